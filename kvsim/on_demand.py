@@ -18,8 +18,8 @@ def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
     Args:
         package: its `__name__`.
-        homes: the module that each of its public names lives in. No name is that of a module in the package, which
-            would take its place once it is imported.
+        homes: the module that each of its public names lives in. No public name may be the name of a module in the
+            package, because the module would take its place once the module is imported.
     """
 
     def find(name: str) -> Any:

@@ -35,7 +35,8 @@ class Setting:
     shown: str | None = None
     """Text for the default in the help; None to show the value itself."""
     choices: Mapping[str, Any] | None = None
-    """Words that the flag accepts, and their values. None accepts the members of an enumeration, or any other value."""
+    """Words that the flag accepts, and their values. With None, all members of an enumeration are accepted, or all
+    values of another type."""
     requires: str = ""
     """Name of a setting without which this one has no effect."""
     since: str = ""

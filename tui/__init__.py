@@ -207,7 +207,7 @@ def screenshot(
 def _opened(
     shown: Recording | Sequence[Recording] | Lesson | FleetServers, at_s: float | None, *, live: bool = False
 ) -> Session | ComparedRuns | FleetServers | Guided:
-    """Open `shown` at `at_s`, or at a moment worth seeing: `live` chooses it for playback, otherwise for a still."""
+    """Open `shown` at `at_s`, or else at a moment worth seeing. With `live` the moment suits playback, else a still."""
     from kvsim.recording import Recording  # noqa: PLC0415
 
     from .facts.telling import begin_story  # noqa: PLC0415

@@ -38,12 +38,12 @@ def speculative_config_of(scheduler: Any) -> dict[str, Any]:
 
 
 def num_draft_modules(scheduler: Any) -> int:
-    """Return the number of modules that draft one after the other; several only with multi-token prediction."""
+    """Return the number of modules that draft one after the other; it is above 1 only with multi-token prediction."""
     return max(int(getattr(scheduler, "num_prefill_lookahead", 1)), 1)
 
 
 def draft_settings(scheduler: Any) -> dict[str, int]:
-    """Return the numbers that the engine derived: of drafting modules, and of tokens ahead that a hash covers."""
+    """Return the number of drafting modules, and how many tokens after its block a hash covers, if any."""
     ahead = int(getattr(scheduler, "num_hash_lookahead_tokens", 0))
     return {"num_draft_modules": num_draft_modules(scheduler)} | ({"num_hash_lookahead_tokens": ahead} if ahead else {})
 
@@ -52,7 +52,7 @@ def check_drafts(scheduler: Any, layout: KVCacheLayout, release: str) -> None:
     """Check that kvsim follows the drafts of an engine.
 
     Raises:
-        RecordingError: it does not.
+        RecordingError: kvsim does not follow them.
     """
     if getattr(scheduler, "connector", None) is not None and not rules_of(release).caches_processed:
         raise RecordingError(

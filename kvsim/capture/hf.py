@@ -277,8 +277,10 @@ class _RecordedBatch:
 
 
 def _memory_held(*, cuda: bool) -> dict[str, Any]:
-    """Return the allocated and reserved bytes of PyTorch's allocator, and the segments of private pools of captured
-    graphs."""
+    """Return the allocated and reserved bytes of PyTorch's allocator, and the bytes of each segment in a private pool.
+
+    Captured graphs have private pools.
+    """
     if not cuda:
         return {"allocated_bytes": 0, "reserved_bytes": 0, "private_segment_bytes": []}
     segments = torch.cuda.memory_snapshot()
@@ -319,7 +321,7 @@ def find_device(name: str | None) -> str:
     """Return the device of that name: `cpu`, `cuda` or `cuda:N`. The default is `cuda` if there is one, else `cpu`.
 
     Raises:
-        UsageError: this machine has none of that name.
+        UsageError: this machine has no such device.
     """
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"

@@ -41,7 +41,7 @@ class ImageWatch:
     def __init__(self, scheduler: Any, report: Callable[..., None], changed: Callable[..., None]) -> None:
         """Watch the encoder cache of `scheduler`.
 
-        `changed` is called after every call that may have changed it, with the arguments of the method of this name.
+        `changed` is called after every call that may change the cache, with the arguments of `ImageWatch.changed`.
         """
         self._scheduler, self._report = scheduler, report
         self._cache = scheduler.encoder_cache_manager
@@ -69,7 +69,7 @@ class ImageWatch:
         """Begin a recording, with the rows of its requests by name.
 
         Raises:
-            RecordingError: the encoder cache has images of requests that came before.
+            RecordingError: the encoder cache has images of requests that came before the recording.
         """
         if self._cache.cached:
             raise RecordingError(
@@ -136,7 +136,7 @@ class ImageWatch:
         """Check that nothing but the scheduler has changed the encoder cache.
 
         Raises:
-            RecordingError: something has.
+            RecordingError: the cache was emptied.
         """
         if len(self._cached) != len(self._cache.cached):
             raise RecordingError("the encoder cache was emptied (reset_encoder_cache), which a recording cannot hold.")
@@ -146,7 +146,10 @@ class ImageWatch:
 
 
 def _runs(mask: Any) -> list[int]:
-    """Return the runs of true entries of a mask, each as first entry and number; empty if all are true."""
+    """Return the first index and the length of each run of true entries in a mask, as a flat list.
+
+    The list is empty if all entries are true, or if there is no mask.
+    """
     if mask is None:
         return []
     edges = np.flatnonzero(np.diff(np.asarray(mask, np.int8), prepend=0, append=0))

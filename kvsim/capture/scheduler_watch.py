@@ -116,7 +116,7 @@ class SchedulerRecorder:
         self._held: list[dict[str, int]] = [{} for _ in managers]
         """Number of reported entries in the block table of each request, by group."""
         self._places: list[dict[str, dict[int, int]]] = [{} for _ in managers]
-        """Position in the block table of each block id, by group (only those with windows) and request."""
+        """Position of each block id in a request's block table, by group and request; only for groups with windows."""
         self._rows: dict[str, int] = {}
         """Rows of the recording, by request id, of requests that have not ended."""
         self._all_rows: dict[str, int] = {}
@@ -382,7 +382,7 @@ class SchedulerRecorder:
         self._report("let_go", row, places, [block.block_id for block in blocks], kept, group)
 
     def _adapter_of(self, request: Any) -> int:
-        """Return the number of a request's adapter, in the order in which they appear; 0 for none."""
+        """Return the number of a request's adapter, 0 without one. Adapters are numbered in order of appearance."""
         adapter = getattr(request, "lora_request", None)
         return 0 if adapter is None else self._adapters.setdefault(adapter.lora_name, len(self._adapters) + 1)
 

@@ -26,7 +26,7 @@ def check_transfers(scheduler: Any, layout: KVCacheLayout, release: str) -> None
     """Check that kvsim follows the transfers of an engine.
 
     Raises:
-        RecordingError: it does not.
+        RecordingError: kvsim does not follow them.
     """
     extra = scheduler.vllm_config.kv_transfer_config.kv_connector_extra_config or {}
     if extra.get("bidirectional_kv_xfer"):
@@ -111,7 +111,7 @@ class TransferWatch:
         self._report("transfer", is_send, row, first, num_blocks, num_tokens, self._now())
 
     def updating(self, answer: Any) -> None:
-        """Report the transfers that the output about to be processed ends."""
+        """Report the transfers whose end is stated in `answer`, the output that is about to be processed."""
         report = getattr(answer, "kv_connector_output", None)
         if report is None:
             return

@@ -4,8 +4,8 @@ The engine's process writes its log to this process's standard input and knows o
 done here, with separate descriptors, memory and processor time, at a lower priority. A viewer only reads: one that
 sends data, reads too slowly or leaves is disconnected.
 
-Standard input is the log, with an empty line wherever the engine's state is complete. Viewers may join there, and get
-these lines, too: elsewhere a change may be incomplete.
+Standard input is the log, with an empty line wherever the engine's state is complete. Viewers may join only at these
+lines, because elsewhere a change may be incomplete. The empty lines are sent to viewers, too.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class RecordingSyncScheduler(_RecordingHooks, Scheduler):  # type: ignore[misc]
 
 
 def sink_from_environment(check: Callable[[], None]) -> LogSink | None:
-    """Return a sink for the destinations in the environment; None without one, or if `check` raises a KvsimError."""
+    """Return a sink for the destinations in the environment; None without any, or if `check` raises a KvsimError."""
     sinks: list[LogSink] = []
     folder, address = os.environ.get("KVSIM_RECORD"), os.environ.get("KVSIM_PUBLISH")
     if not folder and not address:
@@ -195,7 +195,7 @@ def describe(scheduler: Any) -> dict[str, Any]:
 
 
 def _draft_layers(layout: KVCacheLayout, block_size: int, shape: dict[str, Any]) -> dict[str, int]:
-    """Return the number of draft layers whose KV is in the model's blocks, and their bytes per token; empty if none."""
+    """Return the number of draft layers with KV in the model's blocks, and their bytes per token; empty without any."""
     draft_bytes = layout.bytes_per_block // block_size - shape["kv_bytes_per_token"]
     num_layers = sum(group.num_layers for group in layout.groups) - shape["num_layers"]
     return {"num_draft_layers": num_layers, "draft_bytes_per_token": draft_bytes} if num_layers > 0 else {}

@@ -88,7 +88,10 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_code(text: str, *, least: int = 1) -> str:
-    """Format `text` as Markdown code between backticks: at least `least`, and more than `text` has in a row."""
+    """Format `text` as Markdown code between backticks, which are more than `text` has in a row, and `least` or more.
+
+    If `least` is above 1, the code is a block of lines.
+    """
     longest = max(map(len, re.findall("`+", text)), default=0)
     ticks = "`" * max(longest + 1, least)
     return f"{ticks}\n{text}\n{ticks}" if least > 1 else f"{ticks}{text}{ticks}"

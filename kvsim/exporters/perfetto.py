@@ -188,7 +188,7 @@ def _numbers_of_fields(kind: Any) -> dict[str, int]:
 
 
 def _parts(count: int) -> list[slice]:
-    """Split `count` rows into slices."""
+    """Divide `count` rows into ranges that are encoded together."""
     return [slice(begin, begin + _ROWS_AT_ONCE) for begin in range(0, count, _ROWS_AT_ONCE)]
 
 

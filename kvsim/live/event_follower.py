@@ -35,7 +35,7 @@ _WEIGHED_BYTES = 1 << 18
 """Number of received bytes between two checks of the memory use; each byte adds less than one value."""
 _TOO_MUCH = "it holds more than can be shown of a server"
 MAX_UNITS = 1 << 22
-"""Maximum units of a pool that is shown live."""
+"""Maximum number of units of a pool that is shown live."""
 
 
 class EventFollower:

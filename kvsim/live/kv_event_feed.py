@@ -195,7 +195,7 @@ def endpoint(address: str) -> str:
     """Return the ZeroMQ address of `HOST:PORT`, `PORT` or `tcp://HOST:PORT`.
 
     Raises:
-        UsageError: it is none.
+        UsageError: `address` has none of these forms.
     """
     if "://" in address and not address.startswith("tcp://"):
         raise UsageError(f"{address!r} is no address of KV events; it should be tcp://HOST:PORT, HOST:PORT or PORT.")

@@ -59,8 +59,9 @@ class StoredBlock:
 class ServerCache:
     """Blocks in a server's prefix cache, updated with its KV events.
 
-    Each hash counts once, even if several blocks have it or it is reported several times: a request can ask for events
-    of blocks that it reuses (`kv_cache_report_mode`), which look the same. The first removal ends it.
+    Each hash counts once, even if several blocks have it or several events report it. For example, a request can ask
+    for events of blocks that it reuses (`kv_cache_report_mode`), and these look like events of new blocks. The first
+    event that removes a hash removes it for all its blocks.
     """
 
     def __init__(self) -> None:

@@ -126,7 +126,7 @@ class Mirror:
         return event
 
     def _apply_to_memory(self, event: list[Any]) -> None:
-        """Apply an event of block tables or of the prefix cache; others change nothing here."""
+        """Apply an event of block tables or of the prefix cache; ignore other events."""
         match event:
             case ["append" | "share", row, position, blocks, *group]:
                 request = self._requests[row]
@@ -213,7 +213,7 @@ class Mirror:
         self._cached.difference_update(blocks)
 
     def _give_back(self, block: int, is_kept: bool) -> None:
-        """Release a block of a table; it keeps a prefix if `is_kept`."""
+        """Release a block of a table. A block without a holder then keeps its prefix if `is_kept`."""
         holders = self._holders.pop(block) - 1
         if holders:
             self._holders[block] = holders
@@ -221,7 +221,7 @@ class Mirror:
             self._cached.add(block)
 
     def _give(self, given: list[list[int]]) -> None:
-        """Add the outputs of a step to the known tokens of its requests; those that have ended are left out."""
+        """Add the outputs of a step to the known tokens of its requests; skip requests that have ended."""
         for row, tokens in given:
             request = self._requests.get(row)
             if request is not None and request.known is not None:
@@ -240,9 +240,10 @@ class Mirror:
 
 
 def _runs(row: int, table: dict[int, int], held: set[int], group: list[int]) -> list[list[Any]]:
-    """Return the events that give a request its table: one for each run of positions whose blocks are shared, or not.
+    """Return the events that give a request its table.
 
-    `held` are the blocks that other requests have.
+    There is one event for each range of positions whose blocks are all shared, or all not shared. `held` are the blocks
+    that other requests have.
     """
     events: list[list[Any]] = []
     end, last = -1, ""

@@ -166,7 +166,7 @@ class BranchingCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """Savings over the life of one request: sums over its steps, so that requests can be added."""
+    """Savings over the life of one request. Fields are sums over its steps, so that objects can be added."""
 
     held_block_steps: int
     unshared_block_steps: int

@@ -1,4 +1,4 @@
-"""Pack sequences for training into rows of equal length: [A, end, B, end, padding]; or pad batches to their longest.
+"""Pack sequences for training into rows of equal length, such as [A, end, B, end, padding], or pad batches.
 
 Training knows every length in advance and keeps no cache, so memory can be almost full without paging: rows are filled
 like boxes, the longest sequence first.

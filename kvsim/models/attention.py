@@ -121,12 +121,12 @@ def gpt_oss(config: Config) -> Caches:
 
 
 def gemma_3n(config: Config) -> Caches:
-    """List the layers of Gemma 3n: its last layers have no cache and read those of earlier layers."""
+    """List the layers of Gemma 3n: its last layers have no cache, and read the caches of earlier layers."""
     return _without_shared(config, full_every_nth(5, config))
 
 
 def _without_shared(config: Config, layers: Caches) -> Caches:
-    """Return `layers` with no caches in the last `num_kv_shared_layers` layers, which read those of earlier layers."""
+    """Return `layers` without caches in the last `num_kv_shared_layers`, which read the caches of earlier layers."""
     num_shared = config.count("num_kv_shared_layers", default=0, least=0, most=len(layers) - 1)
     return layers[: len(layers) - num_shared] + [()] * num_shared
 

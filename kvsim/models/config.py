@@ -45,7 +45,8 @@ class Config:
     def count(self, *names: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
         """Return the whole number that fields of `names` state, or `default` if none does.
 
-        All stated fields must have the same value, because `names` are alternative names of one quantity.
+        It must be from `least` to `most`. All stated fields must have the same value, because `names` are alternative
+        names of one quantity.
         """
         right = f"a whole number of at least {least}" + (f" and at most {most:,}" if most < LARGEST else "")
         stated = [name for name in names if self.states(name)]
@@ -71,7 +72,10 @@ class Config:
         return value
 
     def indices(self, name: str, below: int, *, first: int = 0) -> frozenset[int]:
-        """Return the layer indices, from 0, in a list whose numbers begin at `first`; empty if there is no list."""
+        """Return the indices of the layers, from 0, that a list names; empty if there is no list.
+
+        The list numbers layers from `first` on. The model has `below` layers.
+        """
         value = self.fields.get(name)
         if value is None:
             return frozenset()

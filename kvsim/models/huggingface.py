@@ -186,7 +186,8 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: in
 def _kinds_of(layers: attention.Caches) -> tuple[tuple[Layer, ...], tuple[tuple[int, ...], ...]]:
     """Return the different caches of a model, and for each layer the indices of its caches.
 
-    Both are empty if every layer has one cache of full attention, with keys as large as values: `Model` needs no list.
+    Both are empty if every layer has one cache of full attention, with keys as large as values, because `Model` then
+    needs no list.
     """
     kinds: list[Layer] = list(dict.fromkeys(layer for caches in layers for layer in caches))
     if len(kinds) == 1 and all(len(caches) == 1 for caches in layers):

@@ -149,7 +149,7 @@ def _sibling(name: str, model: Model) -> Model:
 
 
 def _matches(name: str) -> list[str]:
-    """Return the names of the listed models that match `name`, by the first rule of several that matches any."""
+    """Return the names of the listed models that match `name`. The first rule that matches any model decides."""
     owner, _, title = name.strip().casefold().rpartition("/")
     if of_sibling := [full for full, names in _siblings().items() if name.strip().casefold() in names]:
         return of_sibling
@@ -218,7 +218,8 @@ def _names_a_path(name: str) -> bool:
 def _config_of(name: str) -> Path | None:
     """Return the configuration file at path `name`, or in that folder; None if there is none.
 
-    In a model folder of Hugging Face's cache, it is that of the only snapshot or of the one that `refs/main` names.
+    A model folder in the cache of Hugging Face has snapshots. Its file is that of the only snapshot, or of the snapshot
+    that `refs/main` names.
     """
     try:
         path = Path(name).expanduser()

@@ -168,7 +168,7 @@ class Model:
             )
 
     def _check_contexts(self) -> None:
-        """Check that GPUs can split contexts: each KV head must be replicated on at least as many GPUs.
+        """Check that each KV head is on at least `decode_context_parallel_size` GPUs, which then can split contexts.
 
         Raises:
             UsageError: the sizes do not fit, or a layer does not cache every token.
@@ -257,7 +257,7 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Cache bytes of a token on one GPU, in all layers together; windows do not hold old tokens."""
+        """Cache bytes of a token on one GPU, in all layers together, as if windows kept every token."""
         if not self.layer_caches:
             return self.num_layers * self.layer_bytes_per_token(self.layers[0][0])
         times = Counter(index for caches in self.layer_caches for index in caches)
@@ -321,7 +321,7 @@ class Model:
 
     @property
     def expert_share_on_gpu(self) -> float:
-        """Share of the routed experts on one GPU; on the fullest one if their number does not divide evenly."""
+        """Share of the routed experts on the GPU with the most experts; if these divide evenly, on every GPU."""
         if not self.enable_expert_parallel:
             return 1 / self.num_expert_gpus
         return math.ceil(self.num_experts / self.num_expert_gpus) / self.num_experts

@@ -66,7 +66,7 @@ def _on_these_gpus(answer: Answer) -> list[Place]:
 
 
 def frontier(places: Sequence[Place]) -> list[Place]:
-    """Return the Pareto-optimal `places`, from the shortest time on."""
+    """Return the Pareto-optimal `places`, the shortest time first."""
     best: list[Place] = []
     for time_ms, tokens_per_s in sorted(places, key=lambda place: (place[0], -place[1])):
         if not best or tokens_per_s > best[-1][1]:

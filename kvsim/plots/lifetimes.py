@@ -63,7 +63,7 @@ class Lifetimes:
         return held_s[np.minimum(np.searchsorted(share, _QUANTILES - 1e-12), len(held_s) - 1)]
 
     def used_by_at_least(self) -> FloatArray:
-        """Return the percent of units whose content was used by at least 1, 2, ... 32 requests: float64[32]."""
+        """Return the percent of used units whose content was used by at least 1, 2, ... 32 requests: float64[32]."""
         at_least = np.cumsum(self.units_by_uses[:0:-1])[::-1].astype(np.float64)
         return 100 * at_least / max(float(at_least[0]), 1.0)
 
@@ -92,7 +92,7 @@ def lifetimes_of(replay: Replay) -> Lifetimes:
 def _pieces(tables: Holdings, end_seq: int) -> tuple[IntArray, IntArray, IntArray]:
     """Divide the runs that were freed until `end_seq` into pieces whose units were held for about the same time.
 
-    Runs that were allocated and freed together are one piece. A run that grew step by step has several.
+    Runs that were allocated and freed together are one piece. A run that grew step by step has several pieces.
 
     Returns:
         The run of each piece, the number of steps after the first in which the piece was allocated, and its units.

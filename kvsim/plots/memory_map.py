@@ -42,8 +42,8 @@ _GOLDEN = (5**0.5 - 1) / 2
 def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
     """Draw every address of the pool over time, with the colour of the state that most slots of a unit are in.
 
-    Tokens have the hue of the request that holds the unit, as in the interface. Static batches, and pools in which more
-    requests than there are hues are scattered, are drawn by state only.
+    Tokens have the hue of the request that holds the unit, as in the interface. Two kinds of pools are drawn by state
+    only: static batches, and pools that have scattered units of more requests than there are hues.
 
     Each row of pixels follows one unit; if the pool has more units than the picture has rows, one of each group of
     neighbours is sampled. A column shows the frame at its beginning."""

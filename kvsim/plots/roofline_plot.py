@@ -122,7 +122,7 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
 
 
 def _in_parts(repeats: IntArray) -> Iterator[slice]:
-    """Split the rows of a schedule into slices of at most `ROWS_AT_ONCE` repeats, or of one row."""
+    """Divide the rows of a schedule into slices with at most `ROWS_AT_ONCE` repeats; a row with more is one slice."""
     ends = np.cumsum(repeats, dtype=np.int64)
     begin = 0
     while begin < len(repeats):

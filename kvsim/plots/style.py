@@ -110,7 +110,7 @@ _LEAST_PANELS = 0.1
 class _Medium:
     width_in: float
     stretch: float
-    """Height relative to a web figure of equal width: more in a column, whose letters are large, less on a slide."""
+    """Height relative to a web figure of equal width. It is above 1 in a column, whose letters are relatively large."""
     font_pt: float
     line_pt: float
     dpi: int
@@ -274,7 +274,7 @@ class Picture(Figure):
         self._keep(top_pt=(1.35 * num_rows + 0.6) * self._font_pt)
 
     def fix_layout(self) -> None:
-        """Compute the layout once and round it: the solver's last digits vary from run to run, and files must not."""
+        """Compute the layout once and round it, because the solver's last digits vary and files must be equal."""
         for axis, locator, marks in self._minor_ticks:
             marks.remove()
             axis.set_minor_locator(locator)
@@ -340,8 +340,8 @@ class Picture(Figure):
     ) -> None:
         """Write the figure to `file` as `kind`: png, svg or pdf; with `svg_text`, text in SVG stays text.
 
-        PNG files are written through Pillow without an alpha channel, which takes half as long as matplotlib's way; a
-        `transparent` one has it.
+        PNG files are written through Pillow, which takes half as long as matplotlib's way. They have an alpha channel
+        only if `transparent`.
         """
         if transparent:
             for patch in (self.patch, *(axes.patch for axes in self.axes)):

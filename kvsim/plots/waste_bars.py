@@ -54,7 +54,7 @@ def waste_bars(
     of: Denominator = "pool",
     names: tuple[str, ...] = (),
 ) -> Picture:
-    """Draw the time-weighted mean shares of the eight states in percent of `of`, one bar per recording."""
+    """Draw the mean share of each state in the pool or in the allocated slots, as a bar for each recording."""
     names = names or distinct_names(recordings)
     if not recordings or len(names) != len(recordings):
         raise UsageError(f"{len(recordings)} recordings and {len(names)} names were given; a bar needs one of each.")

@@ -28,7 +28,7 @@ def draft_slots(session: Session) -> DraftSlots | None:
 
 
 def _taken_back(session: Session, request: int, step: int) -> tuple[int, int]:
-    """Return the first slot that `step` computes again although an earlier step has computed it, and their number."""
+    """Return the first slot that `step` computes again after an earlier step, and the number of such slots."""
     schedule = session.recording.schedule
     rows = np.flatnonzero((schedule.request == request) & (schedule.step <= step))
     if len(rows) < 2 or schedule.step[rows[-1]] != step:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def last_step(session: Session, room: int) -> list[tuple[UnitChange | None, str]]:
-    """Return parts of a line about the step before the current frame, each with the paint of the change, if it has one.
+    """Return parts of a line about the step before the current frame, each with the paint of its change or None.
 
     The first part has at most `room` characters if possible.
     """

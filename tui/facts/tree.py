@@ -51,7 +51,7 @@ def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
 
 
 def in_tree_units(session: Session, request: int) -> int:
-    """Return how many leading units of a running request are in the tree: the full units of its computed prompt."""
+    """Return how many leading units of a running request are in the tree: the full units of prompt computed so far."""
     replay, prompt = session.replay, int(session.recording.requests.prompt_tokens[request])
     computed = int(replay.computed(np.array([request]))[0])
     return min(computed, prompt) // replay.unit_tokens

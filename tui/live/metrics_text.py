@@ -46,7 +46,7 @@ def cache_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
 
 
 def event_lines(look: CacheLook, ended: str | None, num_blocks: int | None, width: int, height: int) -> list[Text]:
-    """Return at most `height` lines about the prefix cache: why events `ended`, known facts, and unknown facts."""
+    """Return at most `height` lines about the prefix cache: the reason `ended`, known facts, and unknown facts."""
     facts = [Text(_first_upper(fact)[:width], "text") for fact in cache_facts(look, num_blocks)]
     limits = [Text(f"Not known: {limit}"[:width], "weak") for limit in cache_limits(look)]
     ends = [] if ended is None else [Text(ended[:width], "strong")]
@@ -98,7 +98,7 @@ def time_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
 
 
 def chart_lines(looks: Sequence[ServerMetrics], width: int, height: int, *, plain: bool) -> list[Text]:
-    """Return charts of usage, running and waiting requests over time, in `height` lines together."""
+    """Return charts of usage, running and waiting requests over time, in `height` lines altogether."""
     if height < 3:
         return []
     series = (
@@ -120,7 +120,10 @@ def chart_lines(looks: Sequence[ServerMetrics], width: int, height: int, *, plai
 
 
 def _sampled(values: list[float], width: int) -> list[float]:
-    """Return at most `width` values: each is the maximum of as many consecutive `values`."""
+    """Return at most `width` values: `values` themselves, or the maximum of every n consecutive `values`.
+
+    The first `values` are left out if the number of `values` is not a multiple of n.
+    """
     width = max(width, 1)
     if len(values) <= width:
         return values

@@ -42,14 +42,17 @@ class Past:
         return self._latest
 
     def _before(self, excerpt: Excerpt) -> Before:
-        """Return the charts and totals of the time before `excerpt`; without charts if `_latest` does not reach it."""
+        """Return the charts and totals of the time before `excerpt`.
+
+        If `_latest` does not reach up to `excerpt`, there are no charts, and all totals are 0.
+        """
         unknown = Before(first_step=excerpt.first_step, num_summary_frames=excerpt.num_before)
         if (latest := self._latest) is None:
             return unknown
         old = latest.before
-        end = old.num_summary_frames + excerpt.first_step - old.first_step  # frame of `latest` at which it begins
+        end = old.num_summary_frames + excerpt.first_step - old.first_step  # frame of `latest` where `excerpt` begins
         if not old.num_summary_frames <= end <= latest.player.last_frame:
-            return unknown  # it begins before the latest session, or leaves a gap after it
+            return unknown  # `excerpt` begins before `latest`, or leaves a gap after it
         if end == old.num_summary_frames:
             return old
         charts = latest.charts.rows(0, latest.num_frames_before + end)

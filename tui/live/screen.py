@@ -144,7 +144,7 @@ class Live(Watch):
         self.notify(f"{self._ended[0].upper()}{self._ended[1:]} What was seen stays here.", timeout=10, markup=False)
 
     def _replace_session(self, session: Session) -> None:
-        """Show `session` instead of the current one, at the time shown now, or at its end if the screen was there."""
+        """Show `session` instead of the current one, at the time shown now, or at the last step if that was shown."""
         old, player = self.session, self.session.player
         follows = self._is_at_present()
         session.player.take_over(player)

@@ -95,7 +95,7 @@ class IdleSpans:
         return cls(begin_s=steps.end_s[before], end_s=steps.start_s[before + 1], slots=slots)
 
     def released_s(self, times_s: FloatArray) -> FloatArray:
-        """Return the times at which memory was released that is first seen free at `times_s`, the begin of frames."""
+        """Return the times at which memory was released; the frames that show it free first begin at `times_s`."""
         if not len(self.end_s):
             return times_s
         span = np.searchsorted(self.end_s, times_s).clip(max=len(self.end_s) - 1)

@@ -173,7 +173,7 @@ class FleetServers:
 
     @cached_property
     def _busiest_s(self) -> float:
-        """The time at which most requests wait; if hardly any request ever waits, the time of the fullest pools."""
+        """Time at which most requests wait; if hardly any request ever waits, the time when the pools are fullest."""
         times_s = np.linspace(self.player.begin_s, self.player.duration_s, _SAMPLES + 1)
         waiting = self.waiting_at(times_s)
         if waiting.max() >= len(self.servers):
@@ -190,11 +190,14 @@ class FleetServers:
         return [server.at(time_s) for server in self.servers]
 
     def hottest(self, now: Sequence[ServerNow]) -> list[int]:
-        """Return the numbers of the servers, the longest queue first; among equal queues, the fullest pool first."""
+        """Return the numbers of the servers, the longest queue first, and among equal queues the fullest pool first."""
         return sorted(range(len(now)), key=lambda number: (-now[number].waiting, -now[number].held, number))
 
     def hits(self, now: Sequence[ServerNow]) -> tuple[int, int]:
-        """Return two numbers, without decode servers: prompt tokens that were prefix hits, and all prompt tokens."""
+        """Return the number of prompt tokens that were prefix hits, and of all prompt tokens.
+
+        Decode servers do not count.
+        """
         states = [state for state, server in zip(now, self.servers, strict=True) if server.kind != "decode"]
         return sum(state.hit_tokens for state in states), sum(state.prompt_tokens for state in states)
 

@@ -131,7 +131,10 @@ class Player:
         return True
 
     def take_over(self, other: Player) -> None:
-        """Continue at the time of `other`, a player of another part of the same run, with an equal change of speed."""
+        """Continue at the time of `other`, a player of another part of the same run.
+
+        The speed is as many steps of the scale above or below the initial speed as the speed of `other`.
+        """
         self.playing = other.playing
         self.go_to_time(other.clock_s)
         self._index = self._default_index + other._index - other._default_index

@@ -38,7 +38,7 @@ class EventKind(IntEnum):
 NOTABLE = (EventKind.PREEMPTED, EventKind.REFUSED, EventKind.ABORTED)
 """Kinds of events that indicate a shortage."""
 ENDS = (EventKind.FINISHED, EventKind.ABORTED)
-"""Kinds of events with which a request ends: at the end of a step, not at the begin of the next one."""
+"""Kinds of events with which a request ends. They happen at the end of a step; the next frame shows them first."""
 
 
 WORDS: Final = {

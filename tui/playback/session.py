@@ -66,7 +66,7 @@ class RowsNow:
 
     @property
     def in_short(self) -> str:
-        """Return the text without the word for what is counted."""
+        """Return the same text without the word "sequences"."""
         return f"{self.num_placed:,} in {self._rows_and_padding}"
 
     @property
@@ -295,12 +295,12 @@ class Session:
         self.replay.seek(self.player.frame)
 
     def counts(self, column: str) -> IntArray:
-        """Return a column of the steps, one value per frame: 0 for the frame after the last step."""
+        """Return the column `column` of the steps, one value per frame; the frame after the last step has 0."""
         steps: IntArray = getattr(self.recording.steps, column)
         return np.append(steps, np.zeros(1, steps.dtype))
 
     def residencies(self, request: int) -> list[tuple[int, int]]:
-        """Return the spans of frames in which `request` holds memory: the first frame, and the first frame after it."""
+        """Return the spans of frames in which `request` holds memory, each as [first frame, first frame after it)."""
         held = self.replay.ledger.tables.residencies
         rows = held.request == request
         births, deaths = held.birth_seq[rows], held.death_seq[rows]

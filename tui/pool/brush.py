@@ -74,7 +74,7 @@ def reverse(keys: KeyArray) -> KeyArray:
 
 
 def text_keys(text: str, under: KeyArray, *, alike: bool = True) -> KeyArray:
-    """Return the keys of `text` written over the characters `under`, as far as there are any.
+    """Return the keys of `text` written over the characters `under`; a text longer than `under` is cut.
 
     If `alike`, all letters have one background, the most frequent paint; otherwise each letter has the paint that it
     covers. Characters under the cursor, and earlier text, stay.

@@ -71,9 +71,10 @@ def best_level(tilings: list[Tiling], height: int) -> int:
 
 
 def _levels_of_lines(num_units: int, width: int, height: int, stride: int, *, half_blocks: bool) -> list[Tiling]:
-    """Return levels of a pool of lines, one below the other: first all lines in the picture, then twice as large, ...
+    """Return the levels of a pool of lines, which are drawn one below the other.
 
-    Pictures of finer levels are larger than the view, and are scrolled.
+    The first level shows all lines in the picture. Each further level has up to twice as many rows and columns of
+    cells; its picture may be larger than the view, and is then scrolled.
     """
     num_lines = -(-num_units // stride)
     columns, rows = min(width, stride), min(height, num_lines)
@@ -106,7 +107,7 @@ def _lines(num_units: int, stride: int, columns: int, rows: int, width: int, hei
 
 
 def _equally_high(rows: int, height: int) -> int:
-    """Return the largest multiple of `rows` up to `height`: all rows are equally high.
+    """Return the largest multiple of `rows` up to `height`, but at least `rows`, so that all rows are equally high.
 
     A higher row would look as if it held more memory.
     """

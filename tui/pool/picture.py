@@ -57,7 +57,7 @@ class DrawnUnits:
         return units
 
     def _is_far(self, before: int) -> bool:
-        """Tell whether recomputing all units takes less time than recomputing those changed since frame `before`."""
+        """Tell whether the changes since frame `before` are too numerous: recomputing all units takes less time."""
         replay = self._replay
         num_ops = abs(replay.num_ops(replay.frame) - replay.num_ops(before))
         return num_ops > replay.num_units // _UNITS_PER_TOUCH

@@ -101,7 +101,7 @@ class Tiling:
 
     @property
     def even(self) -> bool:
-        """Whether cells look equally wide: they are, or they are so wide that one character makes no difference."""
+        """Whether cells look equally wide: their widths are equal, or are too large to show one character more."""
         return self.wide > _NARROW or self.width % self.columns == 0
 
     @property
