@@ -152,7 +152,7 @@ class Guided:
                 drawn = [("Steps until the pool runs out, and the time until the last answer", lines)]
             case Drawing.IMAGE:
                 lines = drawings.image(*image_tokens(), session.replay.unit_tokens, width, symbols)
-                drawn = [("One image in two caches", lines)]
+                drawn = [("One image: its blocks, and the whole encoder cache", lines)]
             case Drawing.TREE:
                 session = next(session for session in self.sessions if has_tree(session))
                 drawn = [("The radix tree, run by run", drawings.tree(session, width, symbols, height))]
