@@ -58,7 +58,7 @@ class FleetTotals:
     mean_duplicate_bytes: float
     """Mean bytes of cached prefixes beyond one copy: a prefix on three servers counts twice."""
     most_duplicate_bytes: int
-    """Largest number of such bytes at a time."""
+    """Largest number of these bytes at any time."""
     num_prefill: int = 0
     """Number of servers that only compute prompts; 0 if every server decodes. If any do, only they count hits."""
     fetched_bytes: int = 0
@@ -68,7 +68,7 @@ class FleetTotals:
     idle_steps: tuple[int, ...] = ()
     """Number of steps that each data-parallel rank took without a batch, for the others; empty without such ranks."""
     store: Mapping[str, int] | None = None
-    """Blocks that a shared prefix store loaded, wrote, evicted, held at most and can hold; None without a store."""
+    """Numbers of blocks that a shared store loaded, wrote, evicted, held at most and can hold; None without a store."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the totals for JSON; NaN becomes None."""

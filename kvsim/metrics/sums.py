@@ -72,7 +72,7 @@ class Sums:
     """Sums over the steps of a run."""
 
     def __init__(self, capacity: int, limits: Limits | None) -> None:
-        """Start without steps; the pool has `capacity` slots, and the engine `limits`, if known."""
+        """Start without steps, for a pool of `capacity` slots; `limits` is None if the engine's limits are unknown."""
         self.num_steps = 0
         self._capacity, self._limits = capacity, limits
         self._begin_s = self._last_s = 0.0

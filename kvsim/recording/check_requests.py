@@ -80,7 +80,7 @@ def _check_status(requests: Requests, file: Path) -> None:
     status, has_output = requests.status, requests.output_tokens > 0
     began, answered, ended = (~np.isnan(getattr(requests, name)) for name in _TIMES[1:])
     require(answered == has_output, file, "first_token_s should be there if output_tokens are, and only then")
-    # A rule for one status: every request has another status, or does what the rule says.
+    # Each rule is for one status: a request has another status, or it keeps the rule.
     not_finished, not_refused = status != RequestStatus.FINISHED, status != RequestStatus.REFUSED
     require(not_finished | (answered & ended), file, "a finished request should have an output and finished_s")
     require(not_finished | began, file, "a finished request should have first_scheduled_s")

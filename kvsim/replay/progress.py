@@ -38,10 +38,10 @@ class Progress:
         """Largest number of computed tokens that each request ever had: the slots that it needs."""
         np.maximum.at(self.final, request, self._before + self._tokens * self._repeats)
         self.first_tokens = np.zeros(num_requests, np.int64)
-        """Tokens computed in each request's first step."""
+        """Number of tokens that each request computed in its first step."""
         no_requests = np.zeros(0, np.int64)
         self.waiting = (no_requests, no_requests, no_requests)
-        """Requests that allocated memory in a step without computing, those steps, and the tokens of their hits."""
+        """Requests that allocated memory in a step without computing, these steps, and the numbers of hit tokens."""
         scheduled = self._first_row[1:] > self._first_row[:-1]
         self.first_tokens[scheduled] = self._tokens[self._first_row[:-1][scheduled]]
 

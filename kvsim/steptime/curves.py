@@ -77,11 +77,11 @@ class AttentionCost(NamedTuple):
     byte_s: float
     """Cost per cached byte that is read, in steps of many sequences."""
     lone_share: float
-    """Increase of the reading time for few sequences, as a share of it."""
+    """Increase of the reading time for few sequences, relative to that for many."""
     flop_s: float
     """Cost per floating-point operation between a prompt's queries and keys."""
     mixed_share: float
-    """Increase of the reading time if a prompt is in the same launch, as a share of it."""
+    """Increase of the reading time if a prompt is in the same launch, relative to that without a prompt."""
 
 
 _LONE_SHARES = np.linspace(0.0, 0.5, 11)

@@ -43,9 +43,9 @@ FP8_READ_SHARE = 1.53
 """Ratio of the reading time of an fp8 cache's byte to one of bf16. All figures of fp8 caches are of FlashAttention 3,
 called as in vLLM's engine, for three kinds of heads of 128 elements on an H200."""
 FP8_SEQUENCE_SHARE = 1.7
-"""Ratio of the time per sequence, without its reads: 1.7 to 2.0."""
+"""Ratio of the time per sequence, without its reads, with an fp8 cache to that with bf16: 1.7 to 2.0."""
 FP8_PAIR_SHARE = 1.07
-"""Ratio of the time per query of a prompt and key: 1.04 to 1.10."""
+"""Ratio of the time per query of a prompt and key with an fp8 cache to that with bf16: 1.04 to 1.10."""
 FP8_MIXED_SHARE = 0.28
 """Additional share of reading time in a step with a prompt, beyond that of bf16: 0.22 to 0.33."""
 FP8_QUERY_S = 3e-6
