@@ -70,7 +70,7 @@ class EventColumns:
         } | self.images_at(moment, names)
 
     def images_at(self, moment: int, names: Sequence[str]) -> dict[str, Any]:
-        """Describe what happened to the encoder cache at `moment`; empty if nothing did."""
+        """Describe the events of the encoder cache at `moment`; empty if there are none."""
         verbs = {kind: kind.name.lower().replace("_", " ") for kind in ImageEventKind}
         words = [
             f"{verbs[ImageEventKind(kind)]} image {image}" + (f" by {names[request]}" if request >= 0 else "")

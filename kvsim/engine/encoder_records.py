@@ -26,15 +26,15 @@ class EncoderState:
     budget: int = 0
     """Number of outputs that the step being scheduled may still encode."""
     num_calls: int = 0
-    """Plans made so far."""
+    """Number of plans made so far."""
     num_planned: int = 0
-    """Inputs in the plan that was made last."""
+    """Number of inputs in the plan that was made last."""
     planned_tokens: int = 0
     """Number of outputs in the plan that was made last."""
     num_evicted: int = 0
-    """Images that the step being scheduled has evicted."""
+    """Number of images that the step being scheduled has evicted."""
     num_encoded: int = 0
-    """Images computed so far."""
+    """Number of images computed so far."""
     encoded_tokens: int = 0
     """Number of outputs encoded so far."""
     num_held: int = 0
@@ -103,7 +103,7 @@ class EncoderCache(NamedTuple):
     first_inputs: Numbers
     """Index of the first input of each sequence, and finally the index after all inputs."""
     runs: Numbers
-    """Runs of tokens that take an encoder output: first token, number of tokens, alternating."""
+    """Runs of tokens that take an encoder output: the first token and the number of tokens, alternating."""
     images: Records[EncodedImage]
     """Distinct images, from record 1 on. Record 0 is the head of the list of evictable images."""
     planned: Numbers

@@ -29,9 +29,9 @@ class HostSettings:
     num_slots: int = 0
     """Capacity in host blocks."""
     blocks_per_slot: int = 0
-    """GPU blocks in a host block."""
+    """Number of GPU blocks in a host block."""
     slot_tokens: int = 0
-    """Tokens of a host block."""
+    """Number of tokens in a host block."""
     adaptive: bool = False
     """Blocks are evicted by ARC, instead of LRU."""
     prompt_only: bool = False

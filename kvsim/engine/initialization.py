@@ -79,7 +79,7 @@ class EnginePlan:
     refused: npt.NDArray[np.bool_]
     """Requests that are refused when they arrive: bool[n]."""
     unit_bytes: int = 0
-    """Bytes of one unit on each GPU."""
+    """Number of bytes of one unit on each GPU."""
     num_gpus: int = 1
     num_layers: int = 1
     initial_free: list[int] | None = None
@@ -106,11 +106,11 @@ class EnginePlan:
     window_tokens: int = 0
     """Length of the attention window in tokens, where SGLang has a separate pool for windows; 0 for none."""
     num_window_units: int = 0
-    """Units of the window pool."""
+    """Number of units in the window pool."""
     hicache: tuple[str, int] | None = None
-    """SGLang's write policy for a host tier, and the units of the tier; None for no host tier."""
+    """SGLang's write policy for a host tier, and the number of units in the tier; None for no host tier."""
     num_moments: int = 1
-    """Events that can be ordered in one call."""
+    """Largest number of events that can be ordered in one call."""
     drafts: Drafts | None = None
     """Speculative decoding as vLLM schedules it; None without."""
     encoding: Encoding | None = None
@@ -615,8 +615,9 @@ def _most_holes(policy: Policy, batch: int, num_units: int) -> int:
 
 
 def _cut_holes(engine: Engine, policy: Contiguous, num_units: int) -> int:
-    """Write the holes of an empty memory: one, or for buddies the largest powers of two that fill it; return their
-    number.
+    """Write the holes of an empty memory; return their number.
+
+    There is one hole or, for buddies, the largest powers of two that fill the memory.
     """
     pieces, start = [(0, num_units)], 0
     if policy.cache.fit == "buddy":

@@ -113,9 +113,9 @@ def skip(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def end_pass(engine: Engine) -> None:
-    """End a pass: put the sequences that it skipped before those skipped earlier that it did not visit.
+    """End a pass: put the sequences that the pass skipped before the skipped sequences that it did not visit.
 
-    With `skipped_keep_places`, most return to the queue instead.
+    With `skipped_keep_places`, most sequences that it skipped return to the queue instead.
     """
     state, half = engine.state, len(engine.skipped) // 2
     if engine.settings.skipped_keep_places:

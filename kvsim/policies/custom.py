@@ -322,12 +322,12 @@ class CustomPolicy(Protocol):
 
     @property
     def max_model_len(self) -> int:
-        """Longest sequence in tokens, prompt and answer together."""
+        """Length of the longest sequence in tokens, prompt and answer together."""
         return self.scheduler.max_model_len
 
     @property
     def unit_tokens(self) -> int:
-        """Slots per unit of the pool."""
+        """Number of slots in a unit of the pool."""
         return self.cache.block_size
 
 

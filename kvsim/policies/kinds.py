@@ -32,12 +32,12 @@ class Paged:
 
     @property
     def max_model_len(self) -> int:
-        """Longest sequence in tokens, prompt and answer together."""
+        """Length of the longest sequence in tokens, prompt and answer together."""
         return self.scheduler.max_model_len
 
     @property
     def unit_tokens(self) -> int:
-        """Slots per unit of the pool."""
+        """Number of slots in a unit of the pool."""
         return self.cache.block_size
 
 
@@ -51,12 +51,12 @@ class Contiguous:
 
     @property
     def max_model_len(self) -> int:
-        """Longest sequence in tokens, prompt and answer together."""
+        """Length of the longest sequence in tokens, prompt and answer together."""
         return self.scheduler.max_model_len
 
     @property
     def unit_tokens(self) -> int:
-        """Slots per unit of the pool."""
+        """Number of slots in a unit of the pool."""
         return 1
 
 
@@ -69,12 +69,12 @@ class Static:
 
     @property
     def max_model_len(self) -> int:
-        """Longest sequence in tokens, prompt and answer together."""
+        """Length of the longest sequence in tokens, prompt and answer together."""
         return self.scheduler.max_model_len
 
     @property
     def unit_tokens(self) -> int:
-        """Slots per unit of the pool."""
+        """Number of slots in a unit of the pool."""
         return 1
 
 

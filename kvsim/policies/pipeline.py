@@ -75,7 +75,7 @@ class Pipeline:
         return -(-self.most_in_flight(async_scheduling=True) // interval) - 1
 
     def feedback(self, *, async_scheduling: bool) -> int:
-        """Return how many steps before a step the one is whose tokens the first stage awaits; 0 if it awaits none."""
+        """Return the distance of a step from the one whose tokens the first stage awaits; 0 if it awaits none."""
         if self.pipeline_parallel_size == 1 or not async_scheduling:
             return 0
         return self.decode_interval(async_scheduling=True)

@@ -140,7 +140,7 @@ class ReleaseRules:
     the blocks of recurrent layers were as large as all others.
     """
     caches_to_boundaries: bool = False
-    """Blocks are cached up to a common boundary of all groups; before, those of each group as soon as they are full."""
+    """Blocks are cached up to a common boundary of all groups; before, each block was cached as soon as it was full."""
     left_out: LeftOut = LeftOut.NONE
     retains_windows: bool = False
     """Windows can be kept for prefix hits at only some boundaries (the retention interval)."""
@@ -160,7 +160,7 @@ class ReleaseRules:
     caches_every_state: bool = True
     """Models that keep the recurrent state of every block can cache prefixes."""
     cuts_every_full_kind: bool = False
-    """Prefix hits of every kind of full attention are cut to what all groups have; before, only those of the first."""
+    """Prefix hits of all kinds of full attention are cut to the common hit; before, only hits of the first kind."""
     profiles_free_memory: bool = False
     """The memory used at startup is one difference of free memory; before, a sum of measured parts."""
     logs_longest: bool = False

@@ -504,12 +504,12 @@ class EngineDefaults(Enum):
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences in one batch."""
+        """Largest number of sequences in one batch."""
         return self.value[0]
 
     @property
     def max_num_batched_tokens(self) -> int:
-        """Tokens in one step."""
+        """Largest number of tokens in one step."""
         return self.value[1]
 
     def limits(

@@ -94,7 +94,7 @@ class SGLangSettings:
 
     @property
     def first_ratio(self) -> float:
-        """Initial `new_token_ratio`: share of its remaining output limit that a running request is expected to need."""
+        """Initial `new_token_ratio`, the share of its remaining output limit that a request is expected to need."""
         return min(self.init_new_token_ratio * self.schedule_conservativeness, 1.0)
 
     @property
@@ -105,7 +105,7 @@ class SGLangSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RadixSettings:
-    """The radix cache."""
+    """Settings of the radix cache."""
 
     page_size: int = setting(
         1, "Slots that are allocated together.", "--page-size", shown="by the GPU", at_least=1, at_most=1024
@@ -135,12 +135,12 @@ class Radix:
 
     @property
     def max_model_len(self) -> int:
-        """Longest sequence in tokens, prompt and answer together."""
+        """Length of the longest sequence in tokens, prompt and answer together."""
         return self.scheduler.context_length
 
     @property
     def unit_tokens(self) -> int:
-        """Slots per unit of the pool."""
+        """Number of slots in a unit of the pool."""
         return self.cache.page_size
 
     def longest_tokens(self, num_slots: int) -> int:
@@ -194,4 +194,4 @@ class Radix:
 
 
 _KEPT_FOR_ANSWER = 5
-"""Tokens of the longest sequence that a prompt may not use."""
+"""Number of tokens of the longest sequence that a prompt may not use."""

@@ -300,8 +300,9 @@ def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 
 @part
 def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Return `num_tokens`, shortened to end at the first boundary: that of a begun block, of the prompt, or the
-    junction.
+    """Return `num_tokens`, shortened so that the step ends at the first boundary.
+
+    Boundaries are the end of a block that was begun, the last boundary of the prompt, and the junction.
     """
     settings, block_size = engine.settings, engine.settings.boundary_tokens
     prompt_end = max(sequence.prompt_tokens, sequence.num_tokens - 1)

@@ -239,7 +239,7 @@ def _admit(engine: Engine, sequence: Sequence, num_tokens: int, is_cut: bool) ->
 
 @part
 def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
-    """Admit a waiting request that ignores stop tokens, without a prefix cache, if memory lasts to the end of all.
+    """Admit a waiting request that ignores stop tokens, without a prefix cache, if memory lasts until all requests end.
 
     Lengths are known, so the estimate walks through the ends of requests in order: before each end, all that are left
     must have room for their tokens up to then; after it, the slots of the request that ended are free.

@@ -76,7 +76,10 @@ def schedule(engine: Engine) -> None:
 
 @part
 def awaits_output(engine: Engine) -> bool:
-    """Tell whether a result is due before the next pass: that of the last pass, or with overlap of the one before."""
+    """Tell whether the oldest result is processed before the next pass.
+
+    It is if no further batch may be in flight, or if the last pass launched no batch.
+    """
     state = engine.state
     is_full = state.num_in_flight >= engine.settings.most_in_flight
     return is_full or (state.num_in_flight > 0 and state.num_in_batch == 0)

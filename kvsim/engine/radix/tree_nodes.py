@@ -80,9 +80,9 @@ def get_device_pages(engine: Engine, node: int) -> None:
 
 @part
 def new_entries(engine: Engine, num_pages: int) -> int:
-    """Return the index of `num_pages` unused entries of `node_pages`, after copying those in use if the half is full.
+    """Return the index of the first of `num_pages` unused entries of `node_pages`; if the half is full, copy it before.
 
-    The pages of all nodes on the device fit into a half beside the new ones, since no page is in two places.
+    The pages of all nodes on the device are copied to the other half, which has room for these and for the new pages.
     """
     radix, nodes, pages = engine.radix.state, engine.radix.nodes, engine.radix.node_pages
     if radix.entries_end + num_pages > radix.entries_limit:

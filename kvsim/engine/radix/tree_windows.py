@@ -100,7 +100,7 @@ def unlock(engine: Engine, node: int, edge: int) -> None:
 
 @part
 def next_unlocked(engine: Engine, node: int) -> int:
-    """Return the next younger node with unlocked windows, or `ROOT`; for `ROOT`, return the oldest of all nodes."""
+    """Return the next younger node with unlocked windows, or `ROOT` for none; the oldest node follows `ROOT`."""
     nodes = engine.radix.nodes
     node = nodes[node].younger
     while node != ROOT and nodes[node].window_locks > 0:

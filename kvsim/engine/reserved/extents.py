@@ -16,7 +16,7 @@ NO_HOLE = -1
 
 @part
 def rounded(engine: Engine, num_slots: int) -> int:
-    """Return the number of slots that are allocated for a request of `num_slots`; a power of two for buddies."""
+    """Return the number of slots that are allocated for a request of `num_slots`. For buddies it is a power of two."""
     if engine.settings.fit != BUDDY:
         return num_slots
     length = 1
@@ -90,7 +90,7 @@ def free(engine: Engine, address: int, length: int) -> None:
 
 @part
 def add_holes(engine: Engine, start: int, end: int) -> None:
-    """Add holes that fill [start, end), where no neighbour can be merged: one, or several powers of two for buddies."""
+    """Add holes that fill [start, end), where no neighbour can be merged. Buddies need several, of powers of two."""
     if engine.settings.fit != BUDDY:
         if start < end:
             _insert(engine, _first_from(engine, start), start, end - start)

@@ -77,7 +77,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def unusable_slots(engine: Engine, head: Sequence) -> int:
-    """Return the number of free slots if they would suffice for `head` but no hole does: external fragmentation."""
+    """Return the number of free slots if they would suffice for `head`, but no hole does; otherwise 0."""
     wanted, num_free = reservation(engine, head), engine.state.num_free
     if num_free < wanted or extents.find_hole(engine, extents.rounded(engine, wanted)) != NO_HOLE:
         return 0
