@@ -115,7 +115,7 @@ def simulate(
     Raises:
         UnknownNameError: a name is unknown.
         UsageError: a setting or option is invalid.
-        WorkloadError: a request is longer than the longest allowed sequence.
+        WorkloadError: a prompt leaves no room for an answer in the longest allowed sequence.
         BudgetError: a request needs more than the whole pool.
         StalledError: the head of the queue can never be scheduled.
     """

@@ -133,7 +133,7 @@ def _check_one_size(flags: Mapping[str, Any]) -> None:
 def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len: int | None = None) -> Budget:
     """Return the memory budget that the flags describe; the pool has a stated size, or the rest of the GPU's memory.
 
-    `max_model_len` is the longest sequence to plan for; None for that of the model.
+    `max_model_len` is the longest sequence to plan for; None for the longest of the model.
 
     Raises:
         UsageError: two flags contradict each other, or a flag is invalid.

@@ -160,7 +160,7 @@ def _shown(
 def _checked_policy(context: click.Context, policy: str | None, *, others: bool) -> str | None:
     """Check the flags of `policy` and return it; return the paged policy if the flags describe a run without one.
 
-    `others` tells that something else than a simulation is shown.
+    `others` tells whether something other than a simulation is shown.
     """
     if policy is None and not others and _describes_a_run(context):
         policy = Paged.name

@@ -277,7 +277,7 @@ def cut_at(workload: Workload, max_model_len: int, *, stated: bool) -> Workload:
     """Return generated requests cut at the longest sequence; `stated` tells that the user gave this limit.
 
     Raises:
-        UsageError: the limit is the model's, and it would cut many requests.
+        UsageError: the user did not give the limit, and it would cut many requests.
     """
     cut = workload.cut(max_model_len)
     if workload.turns is None:

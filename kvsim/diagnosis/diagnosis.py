@@ -140,7 +140,7 @@ def _cascade(server: Server) -> str:
 
 
 def _demand_words(diagnosis: Diagnosis) -> str:
-    """Describe the number of blocks that the requests needed on average, and the number in the pool."""
+    """Describe the mean number of requests, the blocks that they take at full length, and the blocks of the pool."""
     summary, requests, pool = diagnosis.summary, diagnosis.recording.requests, diagnosis.recording.meta.pool
     full = requests.prompt_tokens + requests.output_tokens
     present = summary.mean_batch + summary.mean_waiting

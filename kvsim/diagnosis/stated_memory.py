@@ -36,7 +36,7 @@ _RECORDED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_mem
 
 
 def is_page(text: str) -> bool:
-    """Tell whether a text is a page of vLLM's or SGLang's metrics."""
+    """Tell whether one of the first 1,000 lines of a text begins like a line of a page of metrics."""
     return any(line.startswith(("vllm:", "sglang:", "# HELP ", "# TYPE ")) for line in text.splitlines()[:1000])
 
 

@@ -153,8 +153,8 @@ def validate(
 ) -> Validation:
     """Simulate the requests of `recording` with `times` and compare.
 
-    A profile of another GPU is transferred to the recording's, and `Validation.times_from` says so. The rules of vLLM
-    are those of the recorded release, or of `vllm`.
+    A profile of another GPU is transferred to the GPU of the recording, and `Validation.times_from` says so. The rules
+    are those of the release `vllm` if it is given, else those of the recorded release.
     """
     if recording.meta.source == "simulation":
         raise UsageError(f"{recording.name} is a simulation; validate against a recording of a real engine.")
@@ -235,7 +235,7 @@ def policy_of(recording: Recording) -> tuple[Policy, int]:
         return Static(scheduler=static), rows * longest * pool.bytes_per_unit
     assert pool.num_units is not None
     scheduler = settings_of(ContinuousSettings, recording)
-    # With several KV-cache groups, the pool has the common block size and the settings have the engine's.
+    # With several KV-cache groups, the pool has the common block size, and the settings that of the engine.
     block_size = int(settings.get("block_size", pool.unit_tokens)) if pool.groups else pool.unit_tokens
     cache = settings_of(PagedSettings, recording, block_size=block_size, **_host_memory(recording.meta))
     unit_bytes = pool.bytes_per_unit

@@ -54,7 +54,7 @@ class Load:
     repeats: bool = True
     """Whether an open loop repeats its requests until the server has settled; False to run exactly these requests."""
     asked_rate_per_s: float | None = None
-    """Requested rate of an open loop in requests per second; None for that of the workload."""
+    """Requested rate of an open loop in requests per second; None for the rate of the workload."""
 
     def of_users(self, users: int) -> Load:
         """Return this load with another number of users. Requests per user stay the same; they repeat if necessary."""

@@ -70,7 +70,7 @@ def within(workload: Workload, limits: LengthLimits) -> Workload:
 def first(workload: Workload, num_requests: int) -> Workload:
     """Return the first `num_requests` requests of `workload`, or all if there are fewer.
 
-    If requests are left out, the description states the number of the others.
+    If requests are left out, the description states the number of requests that are kept.
 
     Raises:
         UsageError: `num_requests` is below 1.

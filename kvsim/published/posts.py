@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _GRANITE = "ibm-granite/granite-4.0-350m"
 _ONE_BY_ONE = 20
-"""Number of questions, of 500, that the recording has; the rate is the same for the others."""
+"""Number of the 500 questions that the recording has; the other questions have the same rate."""
 _THREE_WAYS = ("hf-h200-granite-350m-one-by-one", "hf-h200-granite-350m-batch500", "vllm-h200-granite-350m-gsm8k")
 """Recordings of the three ways of serving on an H200; their host is used for step times."""
 _H200_KV_BYTES = 40 * GIB

@@ -48,7 +48,7 @@ class Fleet(NamedTuple):
     """Mean number, over the sampled arrivals, of cached blocks beyond the first with the same prefix."""
     most_duplicate_blocks: int = 0
     num_prefill: int = 0
-    """Number of servers, first in the list, that compute prompts for the others; 0 if each server decodes too."""
+    """Number of prefill servers, which are first in the list; 0 if each server computes prompts and decodes."""
     clients: Sequence[Requests] = ()
     """Requests of the decode servers as the clients see them; empty if each server computes prompts and decodes."""
     fetched_blocks: int = 0
@@ -248,9 +248,10 @@ def _finish_prefill_decode(run: PrefillDecodeRun) -> Fleet:
 
 
 def _are_apart(setup: Setup, servers: Replicas) -> bool:
-    """Tell whether the server and the arrival of each request are known beforehand, so that servers are independent.
+    """Tell whether servers can be simulated one by one, because none affects another.
 
-    Servers of a custom policy are not independent, because its object may keep a state that they share.
+    This needs round-robin routing, an open loop, and a request for each server, and neither ranks nor a store. Servers
+    of a custom policy may affect each other, because they share its object.
     """
     return (
         servers.route == "round-robin"
@@ -277,7 +278,7 @@ class Apart:
     def of(
         cls, setup: Setup, num_servers: int, *, path: Path | None = None, builders: Sequence[RecordingBuilder] = ()
     ) -> Apart:
-        """Return the servers of `setup`, recorded to folders in `path` or to `builders`, if any."""
+        """Return the servers of `setup`, recorded to folders in `path` or to `builders` if these are given."""
         arrival_s = setup.workload.arrival_s
         rows = sampled_arrivals(len(arrival_s), num_servers) if setup.demand.keys.values.size else range(0)
         sample_s = tuple(float(arrival_s[row]) for row in rows)

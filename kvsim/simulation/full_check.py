@@ -162,7 +162,7 @@ def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: in
 
 
 def _check_blocks(driver: Driver) -> None:
-    """Check that every block is once in the free queue or in as many tables as it has references; check the order."""
+    """Check that every block is in as many tables as it has references, or in the free queue; check that queue."""
     engine = driver.engine
     state, refs, keys = engine.state, column(engine.blocks, "refs"), column(engine.blocks, "key")
     queue = np.array(driver.free_queue(), np.int64)

@@ -121,7 +121,7 @@ class StoredPrompt(NamedTuple):
     first_block: int
     """First block of the prompt that was not stored when the write began."""
     num_blocks: int
-    """Number of blocks from there on."""
+    """Number of blocks of the prompt from `first_block` on."""
 
 
 class SharedStore:

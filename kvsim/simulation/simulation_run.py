@@ -74,7 +74,7 @@ def simulate(workload: Workload, policy: AnyPolicy, machine: Machine, **options:
 
     Raises:
         UsageError: an option is out of range or contradicts another, or the run cannot be compiled.
-        WorkloadError: a request is longer than the longest sequence that is allowed.
+        WorkloadError: a prompt leaves no room for an answer in the longest sequence that is allowed.
         BudgetError: a request needs more than the whole pool.
         StalledError: the head of the queue can never be scheduled.
         IntegrityError: `check` found a defect.
@@ -244,7 +244,7 @@ class SimulationRun:
         Args:
             source: the source of its requests.
             builder: the builder of its recording; None to record nothing.
-            setup: the setup of the server; None for that of the run.
+            setup: the setup of the server; None for the setup of the run.
             connector: the settings of its KV connector, if it has one.
             exchange: the exchange of KV with other servers or a store, if there is one.
             lockstep: the ranks that its steps wait for, if there are any.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class WaitingRanks:
-    """The ranks of one server. `meet` is called by each rank once per step."""
+    """The ranks of one server. Each rank calls `meet` or `rest` once per step."""
 
     def __init__(self, environment: simpy.Environment, times: RankTimes, agreed_every: int) -> None:
         """Prepare for ranks with these step times; every `agreed_every` steps they check whether requests are left."""

@@ -277,7 +277,7 @@ class Workload:
     def with_images(self, share: ImageShare, seed: int) -> Workload:
         """Return the requests with generated images between the shared prefix and the rest of each prompt.
 
-        Each turn of a session gets images behind its history, and has those of its history, too.
+        Each turn of a session gets images after its history, and has the images of its history, too.
 
         Raises:
             UsageError: the requests have images, or token ids or hashes that do not cover generated images.
@@ -311,10 +311,10 @@ class Workload:
         """Return the requests, shortened so that a server with this `max_model_len` can serve all.
 
         Prompts are cut to `max_model_len - 1` tokens, and answers to the rest. A session is not cut: it ends before its
-        first turn with a prompt that is too long.
+        first turn with a prompt that is too long. Nothing is cut if all prompts are too long.
 
         Raises:
-            UsageError: `max_model_len` is below 2, so that no request fits.
+            UsageError: `max_model_len` is below 2, so that no request fits, or a prompt with images would be cut.
         """
         if max_model_len < 2:
             raise UsageError(f"max_model_len is {max_model_len}; a prompt and its answer need at least 2 tokens.")

@@ -53,7 +53,7 @@ class Turns:
     history_tokens: Int32Array
     """Number of leading tokens of the prompt that repeat that turn, its prompt and then its answer: int32[n].
 
-    The constructor also takes -1, for as many as the prompt has room for.
+    The constructor also takes -1, for as many of these tokens as fit into the prompt.
     """
 
     also_after: Ragged[np.int64]
