@@ -41,7 +41,7 @@ def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
     """Write `recording` atomically as the trace file `path`.
 
     - `engine`: a slice per step, from its schedule, or the previous output if that is later, to its output (slices must
-      not overlap, and steps of an asynchronous scheduler do); preemptions are instants.
+      not overlap, but steps of an asynchronous scheduler overlap); preemptions are instants.
     - `requests`: a slice each for waiting, prompt and answer.
     - `KV pool`: a counter in bytes per state, and counters of running sequences and waiting requests.
     - `host memory`, with offloading: the bytes stored there, being copied there, and being copied back.

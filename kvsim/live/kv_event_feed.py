@@ -44,7 +44,7 @@ class CacheLook:
     ages_s: tuple[float, ...]
     """Seconds for which the last removed blocks had been cached."""
     shared: tuple[tuple[int, int], ...]
-    """Prefixes that most blocks continue: number of tokens, and number of blocks that directly follow."""
+    """Prefixes that most blocks continue: for each, its tokens and the number of blocks directly after it."""
     num_batches: int
     lost: int
     """Number of batches that were missed and not replayed."""
@@ -146,7 +146,7 @@ class KvEventFeed:
             self._socket.close(linger=0)
 
     def _hear(self, number: int, payload: bytes) -> None:
-        """Process a published batch, after those before it that can be replayed."""
+        """Process a published batch, after the missed batches before it that can be replayed."""
         # A batch number 0 that is not new means that the server has restarted.
         if number < self._next and number == 0:
             with self._lock:
@@ -169,7 +169,7 @@ class KvEventFeed:
             self._next, self._heard_s = number + 1, self._clock()
 
     def _ask_again(self, first: int) -> None:
-        """Request the batches from number `first` on, and process those that the server still has."""
+        """Request the batches from number `first` on, and process the batches that the server still has."""
         socket = self._context.socket(self._zmq.DEALER)
         socket.setsockopt(self._zmq.MAXMSGSIZE, MAX_BYTES)
         try:
@@ -222,7 +222,7 @@ def _parts(frames: list[bytes]) -> tuple[int, bytes]:
 
 
 def _shared(blocks: dict[Any, Any], most: int = 3) -> tuple[tuple[int, int], ...]:
-    """Return the prefixes that most blocks continue: number of tokens, and number of blocks that directly follow."""
+    """Return the prefixes that most blocks continue: for each, its tokens and the number of blocks right after it."""
     followers: dict[Any, int] = {}
     for block in blocks.values():
         if block.parent in blocks:

@@ -76,7 +76,10 @@ def ports_of(address: str) -> list[str]:
 
 
 def added_up(looks: Sequence[CacheLook]) -> CacheLook:
-    """Combine the states of several ranks: sums, all ages of removed blocks, the longest time without a batch."""
+    """Combine the states of several ranks: add up the counts, and list the ages of removed blocks of all ranks.
+
+    The time since the last batch is the longest of any rank.
+    """
     if len(looks) == 1:
         return looks[0]
 

@@ -217,7 +217,7 @@ def _deferred(by_reason: list[Sample], waiting: int) -> int:
 def _prefix_tokens(found: dict[str, list[Sample]], total: Callable[[str], int]) -> tuple[int, int]:
     """Return the numbers of prompt tokens looked up and found in the prefix cache.
 
-    Each token counts once if the metrics have `_BY_SOURCE`; otherwise once per attempt to admit its request.
+    Each token counts once if the metrics have `_BY_SOURCE`; otherwise, it counts once per attempt to admit its request.
     """
     counts = [(total("vllm:prefix_cache_queries_total"), total("vllm:prefix_cache_hits_total"))]
     once = [sample.value for sample in found.get(_BY_SOURCE, []) if sample.labels.get("source") == "local_cache_hit"]

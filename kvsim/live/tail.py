@@ -138,12 +138,12 @@ def _encoder(cut: Cut, since: Since) -> EncoderEvents | None:
 
 
 def _seqs(cut: Cut) -> int:
-    """Return the offset of sequence numbers in the tail from those in the whole recording."""
+    """Return the number to add to sequence numbers of the whole recording, to get those of the tail."""
     return cut.next_seq - cut.mark.seq - 1
 
 
 def _moved(cut: Cut) -> int:
-    """Return the offset of step numbers in the tail from those in the whole recording."""
+    """Return the number to add to step numbers of the whole recording, to get those of the tail."""
     return len(cut.before.steps) - cut.mark.num_steps
 
 

@@ -6,9 +6,10 @@
 
 The model follows PyTorch 2.11 with default settings. A request is rounded up to 512 bytes and served from the smallest
 sufficient cached block of its pool and stream, at the lowest address among equals. Requests up to 1 MiB share one pool
-with segments of 2 MiB. Below 10 MiB a segment has 20 MiB; above, the request rounded up to 2 MiB. A block is split only
-if the rest is large enough, so `allocated` may exceed `requested`. Blocks never merge across segments. If the driver
-has no memory left, all unused segments are returned to it before a second attempt.
+with segments of 2 MiB. Larger requests below 10 MiB have segments of 20 MiB. From 10 MiB on, a segment has the size of
+the request, rounded up to 2 MiB. A block is split only if the rest is large enough, so `allocated` may exceed
+`requested`. Blocks never merge across segments. If the driver has no memory left, all unused segments are returned to
+it before a second attempt.
 
 Sources: the guide of the allocator's author (zdevito.github.io/2022/08/04/cuda-caching-allocator.html), the
 documentation of torch.cuda.memory_stats, and allocation histories recorded on an H200, which this model reproduces

@@ -74,7 +74,7 @@ def padded(lengths: Sequence[int], batch_size: int) -> Packing:
 
 
 class _FreeTokens:
-    """Number of free tokens in each row, as a tree of maxima that finds the first row with enough in log time."""
+    """Number of free tokens in each row. A tree of maxima finds the first row with enough in logarithmic time."""
 
     def __init__(self, num_rows: int, row_tokens: int) -> None:
         self._leaves = 1 << (num_rows - 1).bit_length()

@@ -41,7 +41,7 @@ class SlotState(IntEnum):
     CACHED = 5
     """Free, with a cached prefix that can be hit."""
     EXTERNAL = 6
-    """Free in pieces too small for the head of the queue although their sum suffices; rounding of the allocator."""
+    """Free in pieces too small for the head of the queue although their sum suffices, or allocated by rounding."""
     FREE = 7
     """Free and usable."""
 

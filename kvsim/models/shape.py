@@ -82,8 +82,8 @@ class Model:
     pipeline_parallel_size: int = 1
     """Number of pipeline stages; each is one tensor-parallel group and has a range of layers."""
     data_parallel_size: int = 1
-    """Number of data-parallel ranks. Each has its scheduler, its cache and all weights except those of routed experts,
-    which the ranks split."""
+    """Number of data-parallel ranks. Each has its scheduler, its cache and all weights except those of routed experts;
+    the ranks split the routed experts."""
     enable_expert_parallel: bool = False
     """True if experts are split as wholes over the GPUs of all ranks; otherwise each GPU has a part of every expert."""
     decode_context_parallel_size: int = 1

@@ -75,7 +75,7 @@ def stored_bytes(
     num_other_parameters: int,
     dtype_bytes: int,
 ) -> int:
-    """Return the bytes of all weights: those of linear layers and experts quantized, all others in the model's type."""
+    """Return the bytes of all weights; only weights of linear layers and experts are quantized."""
     linear_bits = quantization.linear_bits if quantization else 0
     expert_bits = quantization.expert_bits if quantization else 0
     bits = (

@@ -106,7 +106,7 @@ class Plan:
 
 
 def plans(recordings: Sequence[Recording]) -> list[Plan]:
-    """Choose the figures that suit `recordings`: comparisons, figures of each, and those of a sweep or a pair."""
+    """Choose the figures that suit `recordings`: comparisons, figures of each recording, and of a sweep or a pair."""
     everyone = tuple(range(len(recordings)))
     compared = [everyone] if len(recordings) <= len(LINES) else [(row,) for row in everyone]
     chosen = [(kind, rows) for kind in OF_SEVERAL for rows in ([everyone] if kind == "waste-bars" else compared)]

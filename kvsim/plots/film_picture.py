@@ -42,7 +42,7 @@ _GREYS = np.linspace(0x1F, 0xFF, 24).round().astype(np.uint8)[:, None].repeat(3,
 
 
 def write_gif(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, max_bytes: int) -> Path:
-    """Write `film` as a looping GIF, with every second frame left out until it is at most `max_bytes` large.
+    """Write `film` as a looping GIF of at most `max_bytes`; leave out every second frame until it is small enough.
 
     Raises:
         UsageError: two frames are larger than that, or the file cannot be written.

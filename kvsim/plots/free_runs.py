@@ -62,7 +62,7 @@ class FreeMemory:
 def free_runs(
     *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
 ) -> Picture:
-    """Draw a histogram of the free memory by the length of its free run, mean over time.
+    """Draw a histogram of the free memory by the length of the free run that it is in, mean over time.
 
     Paged policies can use runs of any length. Contiguous policies need runs at least as long as a reservation; a
     vertical line marks the median reservation."""

@@ -45,7 +45,7 @@ class Lifetimes:
     held_s: FloatArray
     """Seconds for which a request held each run of units; runs that were never freed are left out."""
     num_units: IntArray
-    """Number of units in each of those runs."""
+    """Number of units in each run of units that `held_s` has."""
     units_by_uses: npt.NDArray[np.int64]
     """Number of units whose content was used by 0, 1, 2, ..., and by 32 or more requests: int64[33]."""
 

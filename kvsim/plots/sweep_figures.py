@@ -29,7 +29,7 @@ _HOST_PANELS = (
 def draw_sweep(
     table: str | os.PathLike[str], axes: Sequence[str], *, purpose: Purpose = "web", size: Size | None = None
 ) -> Picture:
-    """Draw output tokens per second over the first setting in `axes`, with a line for each value of the others.
+    """Draw output tokens per second over the first setting in `axes`, with a line for each value of the other settings.
 
     Runs that could not be served are left out.
 

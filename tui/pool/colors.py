@@ -30,7 +30,7 @@ def default_color(replay: Replay) -> ColorBy:
 
 
 def next_color(color_by: ColorBy, replays: Iterable[Replay]) -> ColorBy:
-    """Return the meaning of colour after `color_by`; skip those that would give all units of `replays` one colour."""
+    """Return the next meaning of colour; skip meanings that would give all units of `replays` one colour."""
     metas = [replay.recording.meta for replay in replays]
     skipped = set()
     if not any(meta.pool.groups for meta in metas):

@@ -177,7 +177,7 @@ class PlaybackScreen(Transport):
         self.app.push_screen(FindScreen(next(iter(self.sessions()))), self.show_found)
 
     def action_diagnose(self) -> None:
-        """Simulate changes of the server for some seconds, then show those that would help."""
+        """Simulate changes of the server for some seconds, then show the changes that would help."""
         from ..dialogs.remedies import RemediesScreen, diagnosed  # noqa: PLC0415 - nothing that the first picture needs
 
         session = next(iter(self.sessions()))
