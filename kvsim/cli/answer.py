@@ -86,7 +86,7 @@ def _where(num_stages: int, per_stage: int) -> str:
 def setting_rows(meta: Meta, requests: str, servers: str = "") -> list[Row]:
     """Return the rows about the simulated setup: requests, server, memory, limits, and the source of the times.
 
-    `servers` describes several servers, such as by their number; empty for one server.
+    `servers` is a text with the number of servers; empty for one server.
     """
     model, pool, policy = meta.model, meta.pool, meta.policy
     num_stages, per_stage = int(model.get("pipeline_parallel_size", 1)), int(model.get("tensor_parallel_size", 1))

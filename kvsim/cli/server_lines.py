@@ -102,7 +102,7 @@ class ServedCommand(SectionedCommand):
         return super().parse_args(ctx, given)
 
     def kvsim_arguments(self, ctx: click.Context, args: list[str]) -> list[str]:  # noqa: ARG002  for subclasses
-        """Return `args`, which are not of a server's line, as click should parse them; subclasses change them."""
+        """Return `args`, the arguments beside a server's line. Subclasses change them before click parses them."""
         return args
 
 

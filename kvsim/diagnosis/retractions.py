@@ -77,7 +77,10 @@ class Retraction:
     ratio: float
     """The same ratio after the retraction."""
     back_s: float
-    """Time in seconds at which the ratio is as low as before or as at the end, or of the next retraction if earlier."""
+    """Time in seconds at which the ratio is as low as before the retraction, or as at the end of the run.
+
+    It is the time of the next retraction if that comes earlier.
+    """
     num_steps: int
     """Number of steps from the retraction to `back_s`."""
     before: Span

@@ -235,7 +235,7 @@ def policy_of(recording: Recording) -> tuple[Policy, int]:
         return Static(scheduler=static), rows * longest * pool.bytes_per_unit
     assert pool.num_units is not None
     scheduler = settings_of(ContinuousSettings, recording)
-    # With several KV-cache groups, the pool has the common block size, and the settings that of the engine.
+    # With several KV-cache groups, the pool has the common block size. The settings have the engine's block size.
     block_size = int(settings.get("block_size", pool.unit_tokens)) if pool.groups else pool.unit_tokens
     cache = settings_of(PagedSettings, recording, block_size=block_size, **_host_memory(recording.meta))
     unit_bytes = pool.bytes_per_unit

@@ -40,7 +40,7 @@ def find(name: str) -> Profile:
 
 
 def is_shipped(name: str) -> bool:
-    """Tell whether `name` is that of a profile that comes with kvsim, and no file, which would take precedence."""
+    """Tell whether a profile that comes with kvsim has this name, and no file has it; a file would take precedence."""
     return not Path(name).is_file() and (_FOLDER / f"{name}.toml").is_file()
 
 

@@ -162,7 +162,10 @@ def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: in
 
 
 def _check_blocks(driver: Driver) -> None:
-    """Check that every block is in as many tables as it has references, or in the free queue; check that queue."""
+    """Check that every block is in as many tables as it has references, or else in the free queue.
+
+    Also check the number and the order of the free blocks that hold a prefix.
+    """
     engine = driver.engine
     state, refs, keys = engine.state, column(engine.blocks, "refs"), column(engine.blocks, "key")
     queue = np.array(driver.free_queue(), np.int64)

@@ -227,7 +227,10 @@ class Pair:
         """Ignore the request, because the pair has sent it itself."""
 
     def tell(self, server: ServerProcess) -> None:
-        """Let prefill servers free the blocks that a decode server has loaded, once the load ends, or does not need."""
+        """Let prefill servers free blocks that a decode server has read or does not need.
+
+        Blocks are read when their load ends.
+        """
         loads, freed = server.driver.news()
         for number, done_s in loads:
             self._environment.process(self._read(number, done_s))
