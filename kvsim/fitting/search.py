@@ -54,10 +54,10 @@ _WORTH_COMPILING = 2_000_000
 Each of several servers has smaller batches, so more steps, and a load is repeated more often until all rates settle.
 """
 
-_MOST_OF_FLEETS = 4_000_000
+_MOST_OF_FLEETS = 3_000_000
 """Servers times requests over all runs of a fit: about a minute on two cores, as every arrival concerns each server."""
-_RUNS_TO_LARGEST = 12
-"""Number of runs in which the largest load is found."""
+_RUNS_TO_LARGEST = 40
+"""Number of runs that the search for the largest load takes as long as; many of its loads are larger."""
 
 MOST_TOKENS_OF_SPLITS = 500_000
 """Output tokens above which equal servers are not compared with splits, whose simulation takes some ten times as long.
