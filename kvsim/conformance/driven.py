@@ -32,7 +32,7 @@ class EngineFailedError(KvsimError):
 
 
 class DrivenVllm:
-    """A process that serves workloads with vLLM's own engine; it starts in seconds, and serves one in milliseconds.
+    """A process that serves workloads with vLLM's own engine, each in milliseconds; it starts in seconds.
 
     `release` is the version of vLLM in the process.
     """

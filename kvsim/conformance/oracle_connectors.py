@@ -67,9 +67,9 @@ class TransferEngine:
 def loads_of_step(
     driver: Driver, admitted: list[int], loading: list[int], name: Callable[[int], str]
 ) -> dict[str, Any]:
-    """Return the record field for the step scheduled last: how many tokens each sequence loads from the connector.
+    """Return the record field with the number of tokens that each sequence gets through the connector.
 
-    The field lists the sequences that got blocks in that step: those `admitted` and those that are `loading`.
+    The field lists the sequences that got blocks in the step scheduled last, which are `admitted` or `loading`.
     """
     transfers = driver.engine.connector.transfers
     return {"external": {name(number): int(transfers[number].external_tokens) for number in (*admitted, *loading)}}

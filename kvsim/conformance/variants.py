@@ -51,7 +51,7 @@ class Variant:
 
 
 def variants_of(release: str) -> list[Variant]:
-    """Return the variants to try for a release: every other value of each of its rules, and ignored settings."""
+    """Return the variants to try for a release: all other values of its rules, and the settings that it may ignore."""
     rules = [
         Variant(name=rule.name, value=value, description=words_of(rule.name, value), is_rule=True)
         for rule in fields(ReleaseRules)

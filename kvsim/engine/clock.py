@@ -136,7 +136,7 @@ def next_moment(engine: Engine) -> int:
 
 @part
 def take_arrivals(engine: Engine) -> None:
-    """Queue all requests that have arrived, and advance the host's clock by the time that it takes for each."""
+    """Queue all requests that have arrived, and advance the host's clock by the time that each request takes."""
     settings, state = engine.settings, engine.state
     now_s = state.host_s
     while state.num_arrived < state.num_submitted:

@@ -148,7 +148,10 @@ def _first_unsure(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _add_useful(engine: Engine, sequence: Sequence, before: int, after: int, slots: int, is_held: bool) -> None:
-    """Add the useful slots of a sequence whose room grows from `before` to `after` tokens of `slots` slots each."""
+    """Add the useful slots of a sequence whose room grows from `before` to `after` tokens of `slots` slots each.
+
+    `is_held` means that its unsure tokens had their slots already, so that no new time begins for these.
+    """
     state = engine.state
     full = sequence.full_tokens
     state.useful += (min(after, full) - min(before, full)) * slots

@@ -412,7 +412,7 @@ def check_feature(release: str, feature: str) -> None:
     """Check that a release is in `VERIFIED`, for speculative decoding, KV connectors or the encoder cache.
 
     Raises:
-        UsageError: it is not; the message names the `feature`.
+        UsageError: the release is not in `VERIFIED`; the message names the `feature`.
     """
     if number_of(release)[:2] not in VERIFIED:
         known = " and ".join(f"{major}.{minor}" for major, minor in VERIFIED)

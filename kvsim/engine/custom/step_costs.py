@@ -68,7 +68,7 @@ def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
 
 
 def _shared_tokens(engine: Engine, context_tokens: int, more_units: int) -> int:
-    """Return the number of tokens read from units that sequences share, once `more_units` are held."""
+    """Return the number of tokens read from units that sequences share, if `more_units` further units are allocated."""
     settings, state = engine.settings, engine.state
     if engine.memory in (PAGED, CUSTOM) and settings.num_groups == 1:
         held_tokens = (settings.num_units - state.num_free + more_units) * settings.unit_tokens

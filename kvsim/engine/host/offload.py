@@ -231,7 +231,10 @@ def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> i
 
 @part
 def _write(engine: Engine, sequence: Sequence, index: int, job: int, last: int) -> int:
-    """Add host block `index` of a sequence to a store, linked after its block `last` if any; return the block."""
+    """Add host block `index` of a sequence to a store; return the block.
+
+    It is linked after `last`, the block that was added to the store before, unless that is `NO_HOST_BLOCK`.
+    """
     host, size = engine.host, engine.host.settings.blocks_per_slot
     block = host_pool.store(engine, key_of(engine, sequence, index))
     entry, source = table_of(engine, sequence, 0).begin + index * size, host_pool.slot_of(block) * size

@@ -267,7 +267,7 @@ def next_chance_s(engine: Engine) -> float:
 
 @part
 def _ulp(value: float) -> float:
-    """Return a distance whose addition gives the next larger float; a small constant for 0."""
+    """Return a number that, added to `value`, gives the next larger float; for 0, return a small constant."""
     if value == 0.0:
         return _HALF_ULP_OF_ONE
     # The product is between 0.5 and 1.5 times the distance to the next float, so the sum is rounded to that float.
