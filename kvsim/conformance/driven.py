@@ -32,7 +32,7 @@ class EngineFailedError(KvsimError):
 
 
 class DrivenVllm:
-    """A process that serves workloads with vLLM's own engine, each in milliseconds; it starts in seconds.
+    """A process that serves workloads with vLLM's engine. It starts in seconds, and serves a workload in milliseconds.
 
     `release` is the version of vLLM in the process.
     """

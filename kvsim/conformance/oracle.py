@@ -341,7 +341,7 @@ class OracleRun:
         }
 
     def _drafts_of_step(self) -> dict[str, Any]:
-        """Return the number of drafts that each request of the step verifies, and of those proposed after the step."""
+        """Return the number of drafts that each request of the step verifies, and the number proposed after it."""
         engine = self._driver.engine
         first = in_flight.earlier(engine, self._state.next_launched) * engine.settings.max_num_seqs
         verified = {

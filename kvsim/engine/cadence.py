@@ -1,6 +1,7 @@
 """The prefill interval of the scheduler: after a step that computes a prompt, a number of steps only decode.
 
-Prompts are not held back when no sequence decodes, nor if the last step that might admit sequences left some waiting.
+Prompts are not held back when no sequence decodes, nor if the last step that might compute prompts left sequences
+waiting that were never passed over.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _unmark(engine: Engine) -> None:
 
 @part
 def _cut(engine: Engine, sequence: Sequence, computed: int, forgets: bool) -> bool:
-    """Reduce the `computed` tokens of a sequence to those before its first bad block; return whether it has marks.
+    """Cut the `computed` tokens of a sequence to those before its first bad block; return whether it has marked blocks.
 
     A block marked as seen cuts nothing, because another sequence computes it again. With `forgets`, the blocks from the
     first bad block on are removed from the prefix cache.

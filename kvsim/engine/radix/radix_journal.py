@@ -33,7 +33,7 @@ def share(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
 
 @part
 def replace(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
-    """Record that a request frees the duplicates at [begin, end) of its row; a call of `share` records the new pages."""
+    """Record that a request frees the duplicates at [begin, end) of its row; `share` then records the new pages."""
     _write_row(engine, _RELEASE, sequence, begin, end)
 
 

@@ -78,7 +78,7 @@ def schedule(engine: Engine) -> None:
 def awaits_output(engine: Engine) -> bool:
     """Tell whether the oldest result is processed before the next pass.
 
-    It is if no further batch may be in flight, or if the last pass launched no batch.
+    This is so if no further batch may be in flight, or if the last pass launched no batch.
     """
     state = engine.state
     is_full = state.num_in_flight >= engine.settings.most_in_flight
