@@ -91,7 +91,7 @@ def test_a_disk_that_stands_still_is_not_waited_for() -> None:
     assert not pump.open
     assert len(reasons) == 1
     goes_on.set()
-    assert pump.close()
+    assert pump.close(5.0)
 
 
 def test_a_fanout_hands_everything_to_everyone(tmp_path: Path) -> None:
