@@ -23,7 +23,7 @@ one by one (see `_parts_of`), and rows that were drained."""
 def moved(source: Engine, target: Engine) -> Engine:
     """Copy the state of the interpreted `source` into `target`, a compiled engine that has not begun; return it.
 
-    The recorded rows have been drained, except the rows of the schedule that may still change.
+    The caller has drained the recorded rows; only the rows of the schedule that may still change are copied.
     """
     num_rows = source.state.num_schedule_rows
     target.settings.most_schedule_rows = source.settings.most_schedule_rows

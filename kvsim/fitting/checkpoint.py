@@ -62,7 +62,7 @@ def checkpoint_of(model: Model, named: str) -> tuple[str, list[str]] | None:
 
 
 def command_of(program: Sequence[str], model: Model, named: str, settings: Sequence[str]) -> str:
-    """Return the command of `program` that serves `model`, or the missing checkpoint if none is known.
+    """Return the command of `program` that serves `model`, or a sentence on the checkpoint that is missing.
 
     `named` is the user's name for the model; empty for the model's own.
     """

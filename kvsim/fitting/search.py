@@ -255,7 +255,7 @@ def spread_of(label: str) -> dict[str, float]:
 
 
 def _moved(server: SearchedServer, load: Load, outcome: Outcome) -> list[tuple[SearchedServer, Load, float]]:
-    """Return the points with the longest and the shortest step times; none if their error was never measured."""
+    """Return `server` and `load` with step times longer and shorter by their known error; nothing if none is known."""
     if (away := spread_of(outcome.label).get("tpot")) is None:
         return []
     return [(server, load, 1 + away), (server, load, max(1 - away, 0.1))]

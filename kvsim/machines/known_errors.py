@@ -139,7 +139,7 @@ class KnownError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """Errors of predictions for published runs of a class for which kvsim has no recording."""
+    """Errors of predictions for runs that others recorded, of an error class that kvsim has no recording of."""
 
     gpu: str
     model: str

@@ -75,7 +75,10 @@ class _ReleasedBlocks(NamedTuple):
         return cls(tables.death_row[runs], tables.position[runs], prompts, junction, is_hit)
 
     def check(self, recording: Recording, group: KVCacheGroup, least: IntArray, most: IntArray, file: Path) -> None:
-        """Check that exactly the hits, and the full blocks before one of the two boundaries, stay cached."""
+        """Check that the hits and the full blocks before the prompt's end or the junction stay cached, and no others.
+
+        `least` and `most` bound the number of cached tokens, and so which blocks are full.
+        """
         assert recording.memory.cached is not None
         aligned, size = recording.meta.pool.unit_tokens, group.block_size
         run = 1 if group.kind is CacheKind.MAMBA else -(-((group.window or 1) - 1) // size)

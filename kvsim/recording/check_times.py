@@ -201,7 +201,7 @@ def _computed_by(recording: Recording, request: int, step: int) -> int:
 
 
 def _step_of_last_release(recording: Recording) -> npt.NDArray[np.int64]:
-    """Return the step with whose output each request last released memory; -2 if no output comes with this release."""
+    """Return, for each request, the step whose output released its memory for the last time; -2 if no output did."""
     output_seq, end_seq = recording.steps.output_seq, _last_release(recording)
     output = np.minimum(np.searchsorted(output_seq, end_seq), len(output_seq) - 1)
     return np.where(output_seq[output] == end_seq, output, -2)

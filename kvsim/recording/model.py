@@ -124,7 +124,7 @@ INITIAL_IMAGES = "initial_images"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """Provenance of a recording, as `meta.json` states it; `docs/design.md` lists the keys of the mappings."""
+    """Provenance of a recording, from `meta.json`; `docs/reference/recordings.md` lists the keys of each mapping."""
 
     source: str
     engine: Mapping[str, Any]

@@ -200,7 +200,7 @@ class FinalRows:
                 self._builder.append(optional)
 
     def _number(self, engine: Engine) -> None:
-        """Number the requests that were sent in the slice."""
+        """Assign numbers in the recording to the requests that were sent since the last call, in that order."""
         begin = self._num_numbered
         rows = rows_of(engine, begin)
         numbers = np.arange(begin, begin + len(rows), dtype=np.int32)

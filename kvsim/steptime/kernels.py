@@ -179,7 +179,7 @@ class KernelsSeen:
         return numbers
 
     def _decode_kernels(self, rows: int, lengths: IntArray) -> IntArray:
-        """Return the number of the kernel that decodes at each of `lengths`."""
+        """Return which kernel (`_TINY` to `_SHARED`) decodes `rows` rows at each of `lengths` keys."""
         short = _SHORT_KEYS * (2 if rows <= self._lone_rows else 1)
         beyond = _SHARED if 2 * rows <= self._lone_rows else _LONG
         kernels = np.array([_TINY, _SHORT, _LONG, beyond])

@@ -217,7 +217,7 @@ def attention_times(times: Roofline, shape: StepShape) -> tuple[float, float]:
 
 
 def size_s(times: Roofline, entry: Any) -> Any:
-    """Return `Roofline.of_size_s` at one entry or an array of entries, in seconds."""
+    """Return the seconds that `times.of_size_s` has at index `entry`; an array for an array of indices."""
     if isinstance(entry, np.ndarray):
         return np.asarray(times.of_size_s)[entry.astype(np.intp)]
     return times.of_size_s[int(entry)]

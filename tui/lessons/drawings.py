@@ -1,4 +1,4 @@
-"""Drawings of a lesson beside the pool: what a step reads and when it runs, a block table, the ladder, a schedule.
+"""Drawings of a lesson beside the pool: what a step reads and when it runs, a block table, a ladder, a schedule.
 
 A drawing is lines of styled characters, the same on the screen, in text and in figures.
 """

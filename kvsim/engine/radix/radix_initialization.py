@@ -125,7 +125,11 @@ def _pages_of_row(policy: Radix, demand: Demand, num_rows: int) -> int:
 
 
 def _half(num_pages: int) -> int:
-    """Return the size of a half of `node_pages`. A third stays free, so that copies to the other half are rare."""
+    """Return the size of each half of `node_pages`: 1.5 entries per page.
+
+    When a half is full, the pages in use are copied to the other. They fill at most two thirds of it, so that copies
+    are rare.
+    """
     return num_pages + num_pages // 2 + 1
 
 
