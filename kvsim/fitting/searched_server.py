@@ -129,7 +129,7 @@ class SearchedServer(Protocol):
         """Return `num_units` blocks or pages of the pool as text, in the engine's unit."""
 
     def flags(self) -> str:
-        """Return the command that starts one replica, or the missing checkpoint if none is known."""
+        """Return the command that starts one replica, or a sentence on the checkpoint that is missing."""
 
 
 def check_replicas(number: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvsim.fitting.searched_server import fleet_words
 from kvsim.hardware import find_gpu
 from kvsim.models import find_quantization
 
@@ -112,5 +113,5 @@ def gpu_changes(server: SearchedServer) -> Iterator[ServerChange]:
 def replica_changes(server: SearchedServer) -> Iterator[ServerChange]:
     """Yield more servers."""
     for number in range(server.replicas + 1, _MOST_REPLICAS + 1):
-        words = f"{number} servers behind one queue instead of {server.replicas}"
+        words = f"{fleet_words(number)} instead of {server.replicas}"
         yield change(server, Kind.GPUS, words, replicas=number)

@@ -224,7 +224,7 @@ class SGLangServer(SGLangSettings):
         return slots if self.page_size == 1 else f"{slots} in pages of {self.page_size}"
 
     def flags(self) -> str:
-        """Return the command that starts one replica, or the missing checkpoint if none is known."""
+        """Return the command that starts one replica, or a sentence on the checkpoint that is missing."""
         program = [*self._environment(), "python", "-m", "sglang.launch_server", "--model-path"]
         return command_of(program, self.model, self.name, self._arguments())
 

@@ -225,7 +225,7 @@ class Server(ContinuousSettings):
         return checkpoint_of(self.model, self.name) is not None
 
     def flags(self) -> str:
-        """Return the command that starts one replica, or the missing checkpoint if none is known."""
+        """Return the command that starts one replica, or a sentence on the checkpoint that is missing."""
         return command_of(["vllm", "serve"], self.model, self.name, self._settings())
 
     def _settings(self) -> list[str]:

@@ -39,7 +39,7 @@ def has_work(engine: Engine) -> bool:
 
 @part
 def add(engine: Engine, sequence: Sequence) -> None:
-    """Append a request to the queue, be it new or retracted."""
+    """Append a new or a retracted request to the queue."""
     radix, holding = engine.radix.state, engine.radix.holdings[sequence.number]
     radix.num_entered += 1
     holding.entered, holding.entered_at = radix.num_entered, radix.num_prefilled
