@@ -319,12 +319,7 @@ class _Room:
 
     @classmethod
     def of(cls, plan: EnginePlan, layout: KVCacheLayout) -> _Room:
-        """Return the numbers of records that the engine of a plan needs.
-
-        Raises:
-            BudgetError: the tables of all sequences that may run at once are too large.
-            UsageError: an offload and another setting cannot be combined.
-        """
+        """Return the numbers of records that the engine of a plan needs."""
         policy, size, num_units = plan.policy, len(plan.demand.prompt), plan.num_units
         batch = min(most_running(policy), size)
         places, widths = 0, [1]

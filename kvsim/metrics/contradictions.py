@@ -30,9 +30,6 @@ def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
 
     Returns:
         The slots of its pool by state, which were computed for the checks; None for a recording without steps.
-
-    Raises:
-        RecordingError: two figures contradict each other.
     """
     check_events(recording, folder)
     _check_bytes(recording, folder / "meta.json")

@@ -24,11 +24,7 @@ from kvsim.replay import Replay
 
 
 def check_kept_prefixes(replay: Replay, file: Path) -> None:
-    """Check `cached` of every release against the tokens that had been cached for its request.
-
-    Raises:
-        RecordingError: naming the first row that keeps more or fewer units.
-    """
+    """Check `cached` of every release against the tokens that had been cached for its request."""
     recording, memory = replay.recording, replay.recording.memory
     meta, pool = recording.meta, recording.meta.pool
     if memory.cached is None or meta.begins_in_the_middle or not meta.prefix_caching:

@@ -40,9 +40,6 @@ def check_retained(replay: Replay, least: IntArray, most: IntArray, file: Path) 
         least: smallest possible number of cached tokens of the request, for each row of `memory.parquet`.
         most: largest possible number of these tokens.
         file: `memory.parquet`.
-
-    Raises:
-        RecordingError: naming the first row with a wrong value.
     """
     recording, tables = replay.recording, replay.ledger.tables
     stays = tables.residencies

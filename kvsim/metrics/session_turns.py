@@ -104,11 +104,7 @@ def by_turn(requests: Requests, unit_tokens: int) -> list[TurnFigures]:
 
 
 def session_turns(recording: Recording) -> SessionTurns:
-    """Return the turns of `recording`, each with the eviction of the first block that it had to compute again.
-
-    Raises:
-        RecordingError: none of its requests waits for another.
-    """
+    """Return the turns of `recording`, each with the eviction of the first block that it had to compute again."""
     requests = recording.requests
     turns = requests.turns
     if turns is None:

@@ -223,11 +223,7 @@ _OTHER_FILES = {
 
 
 def _architecture(config: Config) -> str:
-    """Return the class of the text model: a key of `RULES`.
-
-    Raises:
-        UsageError: there is no rule for the architecture, or the file is no configuration of a model.
-    """
+    """Return the class of the text model: a key of `RULES`."""
     if config.flag("is_encoder_decoder", default=False):
         raise UsageError(f"{config.where} says is_encoder_decoder = true; kvsim knows models without cross attention.")
     named = config.texts("architectures") or ()

@@ -32,11 +32,7 @@ class ImageRule:
         return self.most_pixels // self.side_pixels**2
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height in pixels after the processor has scaled an image.
-
-        Raises:
-            UsageError: the processor refuses such an image.
-        """
+        """Return width and height in pixels after the processor has scaled an image."""
         if min(width, height) < 1 or max(width, height) > _MOST_STRETCHED * min(width, height):
             raise UsageError(
                 f"an image of {width}x{height} pixels is none that the processor takes: one side may be at most "
@@ -53,11 +49,7 @@ class ImageRule:
         return wide, high
 
     def num_tokens(self, width: int, height: int) -> int:
-        """Return the number of tokens of an image, without markers.
-
-        Raises:
-            UsageError: the processor refuses such an image.
-        """
+        """Return the number of tokens of an image, without markers."""
         wide, high = self.scaled(width, height)
         return wide // self.side_pixels * (high // self.side_pixels)
 
@@ -73,11 +65,7 @@ RULES = {
 
 
 def image_rule(image_class: str) -> ImageRule:
-    """Return the rule for image models of class `image_class`.
-
-    Raises:
-        UsageError: no rule is known for this class.
-    """
+    """Return the rule for image models of class `image_class`."""
     if image_class not in RULES:
         raise UsageError(
             f"the tokens of an image of {image_class} are not known to kvsim; those of Qwen2.5-VL and Qwen3-VL are. "

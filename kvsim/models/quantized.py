@@ -202,9 +202,6 @@ def _kept(scheme: Config, weights: Quantization, *, num_layers: int, has_experts
 
     Only one exclusion of large parts is supported: a mixture of experts may leave out attention in all layers. Then
     nothing that every token passes through is quantized.
-
-    Raises:
-        UsageError: other large parts are excluded.
     """
     names: list[str] = []
     for field in _LEFT_OUT:

@@ -168,11 +168,7 @@ class Model:
             )
 
     def _check_contexts(self) -> None:
-        """Check that each KV head is on at least `decode_context_parallel_size` GPUs, which then can split contexts.
-
-        Raises:
-            UsageError: the sizes do not fit, or a layer does not cache every token.
-        """
+        """Check that each KV head is on at least `decode_context_parallel_size` GPUs, which then can split contexts."""
         size, on_all = self.decode_context_parallel_size, self.tensor_parallel_size
         if self.recurrent_layers or any(
             isinstance(layer, SlidingWindow | ChunkedLocal) for layer in self.attention_layers

@@ -40,11 +40,7 @@ _MAY_BE_ZERO = (
 
 
 def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the arguments for `Model` from the mapping `shape`: its checked fields among `names`, with defaults.
-
-    Raises:
-        RecordingError: a required field is missing, or a field is invalid.
-    """
+    """Return the arguments for `Model` from the mapping `shape`: its checked fields among `names`, with defaults."""
     known: dict[str, Any] = {key: shape[key] for key in names if shape.get(key) is not None}
     known.setdefault("name", "unnamed")
     known.setdefault("tie_word_embeddings", False)

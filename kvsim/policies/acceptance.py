@@ -14,11 +14,7 @@ from kvsim.errors import UsageError, shortened
 
 
 def checked_rates(rates: Sequence[Any], name: str) -> tuple[float, ...]:
-    """Check acceptance rates by position, and return them as floats; `name` is the setting's name for a message.
-
-    Raises:
-        UsageError: a rate is not between 0 and 1, or is above the rate of the position before.
-    """
+    """Check acceptance rates by position, and return them as floats; `name` is the setting's name for a message."""
     for rate in rates:
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
             raise UsageError(f"{name} should be shares between 0 and 1, not {shortened(rate)}.")
@@ -34,9 +30,6 @@ def rates_of(acceptance: str, num_tokens: int) -> tuple[float, ...] | None:
 
     A single number is the probability that a draft is accepted if all drafts before it were accepted. Several numbers
     are the rates by position; drafts after the last position are never accepted.
-
-    Raises:
-        UsageError: a number is not between 0 and 1, or a rate is above the one before.
     """
     try:
         numbers = [float(part) for part in acceptance.split(",")]

@@ -124,11 +124,7 @@ class Connector:
         return self.role is not Role.PRODUCER
 
     def check(self, release: str, num_groups: int) -> None:
-        """Check that kvsim simulates this connector in a release, for a model with `num_groups` KV-cache groups.
-
-        Raises:
-            UsageError: kvsim does not simulate it.
-        """
+        """Check that kvsim simulates this connector in a release, for a model with `num_groups` KV-cache groups."""
         check_feature(release, "KV connectors")
         if num_groups > 1:
             raise UsageError(
@@ -138,11 +134,7 @@ class Connector:
 
 
 def refuse_with_connector(policy: Paged, where: str) -> None:
-    """Refuse settings that kvsim does not simulate with a KV connector; `where` describes the servers in the message.
-
-    Raises:
-        UsageError: `policy` has such a setting.
-    """
+    """Refuse settings that kvsim does not simulate with a KV connector; `where` describes the servers in the message."""
     for name, value in (
         ("--kv-offloading-size", policy.cache.kv_offloading_size),
         ("--swap-gib", policy.cache.swap_gib),

@@ -123,9 +123,6 @@ class Candidates(Sequence[CachedBlock]):
         `name` is `unit`, `key`, `end_tokens`, `cached_s`, `last_used_s`, `num_hits` or `tokens_below`. A rule that uses
         arrays takes microseconds, and a loop over the blocks hundreds. The arrays may be passed to functions compiled
         with numba.
-
-        Raises:
-            UsageError: there is no such column.
         """
 
 
@@ -374,11 +371,7 @@ def evicts(policy: CustomPolicy) -> bool:
 
 
 def ranks_blocks(policy: CustomPolicy) -> bool:
-    """Tell whether `policy` overrides `eviction_rank`.
-
-    Raises:
-        UsageError: the policy overrides `evict` as well.
-    """
+    """Tell whether `policy` overrides `eviction_rank`."""
     ranks = overrides(policy, "eviction_rank")
     if ranks and overrides(policy, "evict"):
         raise UsageError(f"the policy {policy.name!r} has both evict and eviction_rank; keep one of the two.")
@@ -391,22 +384,14 @@ def shares_prefixes(allocator: object) -> bool:
 
 
 def check_hooks(policy: CustomPolicy) -> None:
-    """Refuse a policy, or an allocator, with a method whose name is almost a hook's: it would never be called.
-
-    Raises:
-        UsageError: there is such a method; the message names the hook.
-    """
+    """Refuse a policy, or an allocator, with a method whose name is almost a hook's: it would never be called."""
     _check_names(type(policy), (CustomPolicy,))
     if isinstance(policy.allocator, type):
         check_allocator_names(policy.allocator)
 
 
 def check_allocator_names(kind: type) -> None:
-    """Refuse a class of allocators with a method whose name is almost a hook's.
-
-    Raises:
-        UsageError: there is such a method; the message names the hook.
-    """
+    """Refuse a class of allocators with a method whose name is almost a hook's."""
     _check_names(kind, (SharingAllocator, Allocator))  # Allocator last: it is named for hooks that both have
 
 

@@ -56,11 +56,7 @@ class Drafts:
         proposed: DraftCounts,
         has_connector: bool = False,
     ) -> Self:
-        """Return the demands of `config` in a release of vLLM; with a KV connector, keys cover no tokens ahead.
-
-        Raises:
-            UsageError: speculative decoding of the release is not known.
-        """
+        """Return the demands of `config` in a release of vLLM; with a KV connector, keys cover no tokens ahead."""
         check_feature(release, "speculative decoding")
         if has_connector:
             config = replace(config, has_plain_hashes=True)
@@ -81,11 +77,7 @@ class Drafts:
         )
 
     def check_groups(self, release: str, layout: KVCacheLayout | None) -> None:
-        """Check that kvsim knows which blocks of a hit a release computes again, if layers are of several kinds.
-
-        Raises:
-            UsageError: kvsim does not know it.
-        """
+        """Check that kvsim knows which blocks of a hit a release computes again, if layers are of several kinds."""
         if layout is None or layout.is_uniform or not self.drops_last_hit:
             return
         layers = {(group.kind, group.window, group.block_size) for group in layout.groups}
@@ -110,11 +102,7 @@ class Drafts:
 
 
 def drafts_of(policy: AnyPolicy, rows: range) -> Drafts | None:
-    """Return the speculative decoding of the requests in `rows` of a workload; None if `policy` has none.
-
-    Raises:
-        WorkloadError: the file of accepted drafts cannot be read.
-    """
+    """Return the speculative decoding of the requests in `rows` of a workload; None if `policy` has none."""
     if not isinstance(policy, Paged) or (config := policy.scheduler.drafting) is None:
         return None
     chosen = policy.scheduler

@@ -52,11 +52,7 @@ class Encoding:
     """Images of each request, in order of their places."""
 
     def check(self, release: str, *, num_groups: int) -> None:
-        """Check that kvsim knows how a release serves these images, and that the encoder has room for each.
-
-        Raises:
-            UsageError: kvsim does not know it, the model has several KV-cache groups, or an image does not fit.
-        """
+        """Check that kvsim knows how a release serves these images, and that the encoder has room for each."""
         check_feature(release, "the encoder cache")
         if num_groups > 1:
             raise UsageError("kvsim follows images where every layer keeps every token; this model has several groups.")

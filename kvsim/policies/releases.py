@@ -341,11 +341,7 @@ _NUMBER = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 
 def number_of(release: str) -> tuple[int, int, int]:
-    """Return major, minor and patch of a release, such as (0, 25, 1); a suffix is ignored.
-
-    Raises:
-        UsageError: `release` does not begin with such a number.
-    """
+    """Return major, minor and patch of a release, such as (0, 25, 1); a suffix is ignored."""
     found = _NUMBER.match(release)
     if not found:
         raise UsageError(f"vllm should be a release such as {NEWEST}, not {shortened(release)}.")
@@ -367,11 +363,7 @@ def nearest_words(release: str) -> list[str]:
 
 
 def check_known(release: str, *, has_groups: bool = False, num_stages: int = 1, offloads: bool = False) -> None:
-    """Check that the rules of a release are known for an engine with these features.
-
-    Raises:
-        UsageError: the rules are not known.
-    """
+    """Check that the rules of a release are known for an engine with these features."""
     if not is_known(release):
         raise UsageError(f"the rules of vLLM {release} are not known; those of {OLDEST} to {NEWEST} are.")
     for is_there, what, oldest in (
@@ -386,21 +378,13 @@ def check_known(release: str, *, has_groups: bool = False, num_stages: int = 1, 
 
 
 def check_has(release: str, name: str, since: str) -> None:
-    """Check that a release has the setting `name`, which exists since release `since`.
-
-    Raises:
-        UsageError: the release is older.
-    """
+    """Check that a release has the setting `name`, which exists since release `since`."""
     if number_of(release) < number_of(since):
         raise UsageError(f"vLLM {release} has no {name}: {since} is the first that has it; leave it out.")
 
 
 def changes_between(old: str, new: str) -> tuple[Change, ...]:
-    """Return the changes after release `old`, up to and including release `new`.
-
-    Raises:
-        UsageError: a release is not known, or `new` is older than `old`.
-    """
+    """Return the changes after release `old`, up to and including release `new`."""
     check_known(old)
     check_known(new)
     if number_of(new) < number_of(old):
@@ -409,22 +393,14 @@ def changes_between(old: str, new: str) -> tuple[Change, ...]:
 
 
 def check_feature(release: str, feature: str) -> None:
-    """Check that a release is in `VERIFIED`, for speculative decoding, KV connectors or the encoder cache.
-
-    Raises:
-        UsageError: the release is not in `VERIFIED`; the message names the `feature`.
-    """
+    """Check that a release is in `VERIFIED`, for speculative decoding, KV connectors or the encoder cache."""
     if number_of(release)[:2] not in VERIFIED:
         known = " and ".join(f"{major}.{minor}" for major, minor in VERIFIED)
         raise UsageError(f"kvsim knows {feature} of vLLM {known}, not of {release}.")
 
 
 def check_offload(release: str) -> None:
-    """Check that the rules of the native offload in a release are known.
-
-    Raises:
-        UsageError: the rules are not known.
-    """
+    """Check that the rules of the native offload in a release are known."""
     if number_of(release)[:2] != number_of(OFFLOAD)[:2]:
         raise UsageError(
             f"kvsim knows the native offload of vLLM {OFFLOAD}, not that of {release}; leave --kv-offloading-size out, "
@@ -445,11 +421,7 @@ def rules_of(release: str) -> ReleaseRules:
 
 @cache
 def defaults_of(release: str) -> Defaults:
-    """Return the defaults of a release, or of a name made by `varied`; for an unknown release, those of the nearest.
-
-    Raises:
-        UsageError: `release` does not begin with a release number.
-    """
+    """Return the defaults of a release, or of a name made by `varied`; for an unknown release, those of the nearest."""
     changed = {name: value for change in _until(release) for name, value in change.defaults.items()}
     return replace(Defaults(), **changed | _variations(release, Defaults))
 
@@ -478,11 +450,7 @@ def words_of(name: str, value: Any) -> str:
 
 
 def net_changes(old: str, new: str) -> tuple[Change, ...]:
-    """Return the changes from `old` to `new` that are still in effect in `new`, each with only its effective fields.
-
-    Raises:
-        UsageError: a release is not known, or `new` is older than `old`.
-    """
+    """Return the changes from `old` to `new` that are still in effect in `new`, each with only its effective fields."""
     changes, found = changes_between(old, new), []
     before = {**_by_name(rules_of(old)), **_by_name(defaults_of(old))}
     after = {**_by_name(rules_of(new)), **_by_name(defaults_of(new))}

@@ -272,11 +272,7 @@ class ServersOfRanks:
         self._front_ends: dict[int, DataParallel] = {}
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-        """Return the number of the rank, counted over the ranks of all servers.
-
-        Raises:
-            UsageError: a custom router did not return the number of a server.
-        """
+        """Return the number of the rank, counted over the ranks of all servers."""
         size = self._num_ranks
         together = [
             RanksTogether(number, servers[number * size : (number + 1) * size])

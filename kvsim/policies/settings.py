@@ -236,11 +236,7 @@ class ContinuousSettings:
         return SpeculativeConfig.parse(self.speculative_config) if self.speculative_config else None
 
     def _check_drafts(self, drafting: SpeculativeConfig) -> None:
-        """Check that the release supports this configuration of speculative decoding.
-
-        Raises:
-            UsageError: the release does not support it, or kvsim does not know the release's rules.
-        """
+        """Check that the release supports this configuration of speculative decoding."""
         check_feature(self.vllm, "speculative decoding")
         drafting.check_known_to(self.vllm)
         if not drafting.synthetic_rates:

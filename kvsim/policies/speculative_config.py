@@ -112,11 +112,7 @@ class SpeculativeConfig:
         return self.method in (*READS_STATES, "dflash")
 
     def check_starts(self, release: str, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """Check that drafting leaves a step tokens for requests.
-
-        Raises:
-            UsageError: drafting takes all tokens, so that vLLM does not start.
-        """
+        """Check that drafting leaves a step tokens for requests."""
         taken = 0 if rules_of(release).drafting_takes_tokens else self.step_tokens * max_num_seqs
         if self.method == "dflash":
             taken = max(taken, self.lookahead_tokens)
@@ -131,11 +127,7 @@ class SpeculativeConfig:
         return steps * (1 + self.num_tokens) - 1
 
     def check_known_to(self, release: str) -> None:
-        """Check that a release knows the keys of this configuration.
-
-        Raises:
-            UsageError: the release lacks a key.
-        """
+        """Check that a release knows the keys of this configuration."""
         for name, is_asked in zip(
             _SINCE_33, (self.drops_no_block, self.has_plain_hashes, self.kv_cache_dtype is not None), strict=True
         ):
@@ -196,11 +188,7 @@ class SpeculativeConfig:
 
 
 def canonical(config: Any) -> str:
-    """Return a configuration, given as JSON or as a mapping, as JSON with sorted keys; an empty text stays empty.
-
-    Raises:
-        UsageError: the configuration is neither JSON nor a mapping.
-    """
+    """Return a configuration, given as JSON or as a mapping, as JSON with sorted keys; an empty text stays empty."""
     if config == "":
         return ""
     if isinstance(config, str):
@@ -214,11 +202,7 @@ def canonical(config: Any) -> str:
 
 
 def read_config(text: str) -> dict[str, Any]:
-    """Read the JSON object of `--speculative-config`.
-
-    Raises:
-        UsageError: the text is not a JSON object.
-    """
+    """Read the JSON object of `--speculative-config`."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -229,11 +213,7 @@ def read_config(text: str) -> dict[str, Any]:
 
 
 def _check_keys(document: Mapping[str, Any]) -> None:
-    """Check the names and the types of a configuration.
-
-    Raises:
-        UsageError: vLLM has no such key, or the key has another type.
-    """
+    """Check the names and the types of a configuration."""
     if "tensor_parallel_size" in document:
         raise UsageError("speculative_config takes draft_tensor_parallel_size, not tensor_parallel_size.")
     for name, value in document.items():
@@ -263,11 +243,7 @@ def _method_of(given: Mapping[str, Any]) -> str:
 
 
 def _ranges(entries: Sequence[Any], num_tokens: int) -> tuple[tuple[int, int, int], ...]:
-    """Check the entries of `num_speculative_tokens_per_batch_size`; return each as (from, to, tokens).
-
-    Raises:
-        UsageError: vLLM does not start with these entries.
-    """
+    """Check the entries of `num_speculative_tokens_per_batch_size`; return each as (from, to, tokens)."""
     name, before = "num_speculative_tokens_per_batch_size", 0
     for entry in entries:
         numbers = tuple(entry) if isinstance(entry, list | tuple) else ()
@@ -285,11 +261,7 @@ def _ranges(entries: Sequence[Any], num_tokens: int) -> tuple[tuple[int, int, in
 
 
 def _synthetic_rates(given: Mapping[str, Any], num_tokens: int) -> tuple[float, ...]:
-    """Return the acceptance rates with which vLLM itself draws accepted drafts; empty if the model verifies drafts.
-
-    Raises:
-        UsageError: vLLM does not start with these settings.
-    """
+    """Return the acceptance rates with which vLLM itself draws accepted drafts; empty if the model verifies drafts."""
     rates, length = given.get("synthetic_acceptance_rates"), given.get("synthetic_acceptance_length")
     if given.get("rejection_sample_method") != "synthetic":
         if rates is not None or length is not None:

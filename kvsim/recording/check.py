@@ -31,11 +31,7 @@ from kvsim.recording.tables import Copies, MemoryKind
 
 
 def check(recording: Recording, folder: Path) -> None:
-    """Check that the tables agree with each other and with the pool.
-
-    Raises:
-        RecordingError: naming the file and row of the first disagreement.
-    """
+    """Check that the tables agree with each other and with the pool."""
     check_requests(recording, folder / "requests.parquet")
     check_steps(recording, folder / "steps.parquet")
     check_settings(recording, folder)
@@ -62,9 +58,6 @@ def check_events(recording: Recording, folder: Path) -> None:
     """Check that events are in order, and that they result in the numbers of running and waiting requests in the steps.
 
     Call `check` before.
-
-    Raises:
-        RecordingError: naming the file and row of the first disagreement.
     """
     check_clock(recording, folder)
     if recording.meta.begins_in_the_middle:

@@ -25,9 +25,6 @@ def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
     """Check that an admitted request starts to compute right after its hit: the prefix that it shares or loads.
 
     Also check the numbers of copied blocks in the steps.
-
-    Raises:
-        RecordingError: naming the file and row of the first disagreement.
     """
     schedule, copies, file = recording.schedule, recording.copies, folder / "schedule.parquet"
     step = np.searchsorted(recording.steps.schedule_seq, stays.birth_seq)

@@ -22,9 +22,6 @@ def check_batches(recording: Recording, file: Path) -> None:
 
     Nothing else needs a check: the lengths determine where a shorter answer ends, and how much padding precedes a
     shorter prompt.
-
-    Raises:
-        RecordingError: naming `file` and the first request that disagrees with its batch.
     """
     requests = recording.requests
     batches = _BatchRows.of(recording)

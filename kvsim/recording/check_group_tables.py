@@ -18,11 +18,7 @@ from kvsim.recording.tables import WHOLE_TABLE, MemoryKind
 
 
 def check_tables_of_groups(recording: Recording, folder: Path) -> None:
-    """Check that every table grows at its end, releases only units that it holds, and has room for computed tokens.
-
-    Raises:
-        RecordingError: naming the file and row of the first disagreement.
-    """
+    """Check that every table grows at its end, releases only units that it holds, and has room for computed tokens."""
     memory, file = recording.memory, folder / "memory.parquet"
     _check_rows(recording, file)
     tables, operations = tables_of_groups(memory, len(recording.requests))

@@ -19,9 +19,6 @@ def with_groups(pool: Pool, entries: Any) -> Pool:
     """Return `pool` with the groups in `entries`, the value of `kv_cache_groups` in `meta.json`.
 
     One group of full attention changes nothing: `pool` is returned as it is.
-
-    Raises:
-        RecordingError: a group is impossible, or does not fit the pool.
     """
     if isinstance(entries, list) and len(entries) > _MOST_GROUPS:
         raise RecordingError(f"kv_cache_groups lists {len(entries):,} groups; at most {_MOST_GROUPS:,} are read.")

@@ -14,11 +14,7 @@ from kvsim.recording.tables import EncoderEvents, ImageEventKind, IntArray, Memo
 
 
 def check_moments(recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
-    """Check that images are computed in steps, and released with the first output after which they are not needed.
-
-    Raises:
-        RecordingError: naming the row of the first event that cannot happen at its moment.
-    """
+    """Check that images are computed in steps, and released with the first output after which they are not needed."""
     steps, kind, seq = recording.steps, events.kind, events.seq
     following = np.searchsorted(steps.schedule_seq, seq)
     require(events.step == following, file, "step should be the first that is scheduled at seq or later")

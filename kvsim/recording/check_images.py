@@ -16,11 +16,7 @@ from kvsim.recording.tables import EncoderEvents, ImageEventKind, PromptImages, 
 
 
 def check_images(recording: Recording, folder: Path) -> None:
-    """Check that images lie inside their prompts, and are in the encoder cache when steps compute their tokens.
-
-    Raises:
-        RecordingError: naming the file and row of the first disagreement.
-    """
+    """Check that images lie inside their prompts, and are in the encoder cache when steps compute their tokens."""
     images, events = recording.images, recording.encoder
     if images is None:
         raise RecordingError(f"{folder / 'images.parquet'} is missing; encoder.parquet has events of its images.")
@@ -88,11 +84,7 @@ class _Cache:
         """Tokens of all images in the cache."""
 
     def replay(self) -> None:
-        """Apply all events.
-
-        Raises:
-            RecordingError: an event is impossible in the state after the earlier events.
-        """
+        """Apply all events."""
         events = self._events
         methods = {
             ImageEventKind.COMPUTE: self._compute,

@@ -57,11 +57,7 @@ _FLAGS = {
 
 
 def check_meta(document: Mapping[str, Any], file: Path) -> None:
-    """Check the document of a `meta.json`, or of the first line of a log.
-
-    Raises:
-        RecordingError: naming `file`, the field, and what it should be.
-    """
+    """Check the document of a `meta.json`, or of the first line of a log."""
     for name in ("gpu", "command", "created", "notes", "identity"):
         _require(document.get(name) is None or isinstance(document[name], str), file, name, "a text", document)
     _check_policy(document.get("policy", {}), file, document)

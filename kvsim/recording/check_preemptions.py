@@ -25,11 +25,7 @@ _SHORTAGE = "a step should preempt only where the free units are too few for one
 
 
 def check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
-    """Check `preempted` of every step and the preemptions of every request, and that memory was short.
-
-    Raises:
-        RecordingError: naming the file and row of the first disagreement.
-    """
+    """Check `preempted` of every step and the preemptions of every request, and that memory was short."""
     if recording.meta.exchanges_kv:
         _check_numbers(recording, stays, folder / "requests.parquet")
         return

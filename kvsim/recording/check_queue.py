@@ -55,11 +55,7 @@ class Stays(NamedTuple):
 
 
 def check_queue(recording: Recording, stays: Stays, ends: Ends, file: Path) -> None:
-    """Check `running` and `waiting` of every step.
-
-    Raises:
-        RecordingError: naming the file and row of the first disagreement.
-    """
+    """Check `running` and `waiting` of every step."""
     steps = recording.steps
     moments = steps.schedule_seq
     if recording.meta.pool.num_units is None:  # a batch that runs as a whole

@@ -34,11 +34,7 @@ def replacing_rows(memory: Memory) -> npt.NDArray[np.bool_]:
 
 
 def check_replaced_units(recording: Recording, file: Path) -> None:
-    """Check that a request replaces only units that it holds, each by a unit in the same position.
-
-    Raises:
-        RecordingError: naming `file` and the first row that breaks a rule.
-    """
+    """Check that a request replaces only units that it holds, each by a unit in the same position."""
     memory, pool = recording.memory, recording.meta.pool
     parts = memory.parts
     is_tree = recording.meta.policy_name == Radix.name and recording.meta.prefix_caching
@@ -71,11 +67,7 @@ def _check_held(recording: Recording, parts: npt.NDArray[np.bool_], file: Path) 
 
 
 def require_positions(memory: Memory, tables: Holdings, operations: Operations, file: Path) -> None:
-    """Check that each release of a part of a table states the positions at which the request held these units.
-
-    Raises:
-        RecordingError: naming `file` and the first row with another position.
-    """
+    """Check that each release of a part of a table states the positions at which the request held these units."""
     of_part = memory.parts[operations.row]
     row, run = operations.row[of_part], operations.run[of_part]
     holds = np.ones(len(memory), np.bool_)

@@ -18,11 +18,7 @@ _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
 
 
 def check_requests(recording: Recording | Outline, file: Path) -> None:
-    """Check every rule that needs no other table than the requests.
-
-    Raises:
-        RecordingError: naming `file` and the row of the first request that breaks a rule.
-    """
+    """Check every rule that needs no other table than the requests."""
     requests = recording.requests
     require(requests.request == np.arange(len(requests)), file, "request should count the rows from 0")
     _check_names(requests, file)

@@ -24,11 +24,7 @@ _POOL = -1
 
 
 def check_reservations(recording: Recording, stays: Stays, folder: Path) -> None:
-    """Check the extents that kvsim's contiguous policies reserved, and the steps in which no hole was long enough.
-
-    Raises:
-        RecordingError: naming the file and row of the first disagreement.
-    """
+    """Check the extents that kvsim's contiguous policies reserved, and the steps in which no hole was long enough."""
     memory, meta = recording.memory, recording.meta
     if meta.policy_name != "contiguous" or "rules" in meta.policy or memory.requested is None:
         return

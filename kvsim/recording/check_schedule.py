@@ -18,11 +18,7 @@ _COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiti
 
 
 def check_steps(recording: Recording | Outline, file: Path) -> None:
-    """Check every rule that needs no other table than the steps.
-
-    Raises:
-        RecordingError: naming `file` and the row of the first step that cannot be right.
-    """
+    """Check every rule that needs no other table than the steps."""
     steps, pool = recording.steps, recording.meta.pool
     require_of(
         lambda rows: steps.step[rows] == np.arange(rows.start, rows.stop),
@@ -62,11 +58,7 @@ def check_steps(recording: Recording | Outline, file: Path) -> None:
 
 
 def check_schedule(recording: Recording, file: Path) -> None:
-    """Check each row of the schedule by itself: its request and steps exist, and its counts are in range.
-
-    Raises:
-        RecordingError: naming `file` and the first row that cannot be right.
-    """
+    """Check each row of the schedule by itself: its request and steps exist, and its counts are in range."""
     schedule = recording.schedule
     require(within(schedule.request, len(recording.requests)), file, "request is not a row of requests.parquet")
     require(within(schedule.step, len(recording.steps)), file, "step is not a row of steps.parquet")
@@ -78,11 +70,7 @@ def check_schedule(recording: Recording, file: Path) -> None:
 
 
 def check_agreement(recording: Recording, ends: Ends, folder: Path) -> None:
-    """Check that the schedule agrees with the steps, and the requests with both.
-
-    Raises:
-        RecordingError: naming the file and row of the first disagreement.
-    """
+    """Check that the schedule agrees with the steps, and the requests with both."""
     _check_steps_against_schedule(recording, folder / "steps.parquet")
     _check_rows_of_requests(recording, folder / "schedule.parquet")
     _check_requests_against_schedule(recording, ends, folder / "requests.parquet")

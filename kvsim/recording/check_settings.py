@@ -14,11 +14,7 @@ from kvsim.recording.tables import IntArray
 
 
 def check_settings(recording: Recording, folder: Path) -> None:
-    """Check that units have the size that the policy and the model imply, and that no step exceeds a limit.
-
-    Raises:
-        RecordingError: naming the file and what does not agree.
-    """
+    """Check that units have the size that the policy and the model imply, and that no step exceeds a limit."""
     if not recording.meta.pool.groups:
         _check_unit(recording, folder / "meta.json")
     if recording.meta.policy_name == "static" or recording.meta.begins_in_the_middle:

@@ -34,9 +34,6 @@ def check_swaps(recording: Recording, stays: Stays, admitted: Admissions, file: 
     """Check that an admitted request starts with its hits, or with the tokens that were swapped out if these are more.
 
     Also check the numbers of swapped units in the steps.
-
-    Raises:
-        RecordingError: naming `file`, which has the steps, and the first row that disagrees.
     """
     steps = recording.steps
     if steps.swapped_in_units is None or steps.swapped_out_units is None:

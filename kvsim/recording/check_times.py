@@ -28,9 +28,6 @@ def check_clock(recording: Recording, folder: Path) -> None:
 
     A request gets its `seq` when the engine takes it in, which may be later than `arrival_s`, but not later than the
     next step.
-
-    Raises:
-        RecordingError: naming the file and row of the first time that is out of order.
     """
     requests, steps = recording.requests, recording.steps
     if not len(steps):
@@ -110,9 +107,6 @@ def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
     """Check that the first and the last token of each request came with the outputs of the steps that computed them.
 
     If a recording begins in the middle, requests that were scheduled before are skipped.
-
-    Raises:
-        RecordingError: naming `file` and the row of the first request with another time.
     """
     requests, steps = recording.requests, recording.steps
     answered = (requests.output_tokens > 0) & ~begun_before(recording)

@@ -18,9 +18,6 @@ def check_windows(recording: Recording, folder: Path) -> None:
     Every unit that a table allocates in the first pool comes with one in the second pool. So a step takes at most as
     many units of the second pool as of the first, holds at least these after it, and the second pool never has more
     held units than the first.
-
-    Raises:
-        RecordingError: naming the file and the first row that cannot be right.
     """
     steps, pool, file = recording.steps, recording.meta.pool, folder / "steps.parquet"
     windows, free, cached = pool.windows, steps.free_window_units, steps.cached_window_units

@@ -25,9 +25,6 @@ def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = 
     """Raise an error about the first entry of `holds` that is false, one entry for each row of the file.
 
     If only some rows of the file were checked, `rows` has their numbers.
-
-    Raises:
-        RecordingError: naming `file` and the row, with `rule` as the message.
     """
     if not holds.all():
         row = np.argmin(holds) if rows is None else rows[~holds].min()
@@ -48,9 +45,6 @@ def agree(
         source: the file from which `found` was computed.
         rows: the numbers of the checked rows, if not all rows of the file were checked.
         within: the largest difference that is not an error.
-
-    Raises:
-        RecordingError: naming `file`, the row, and both numbers.
     """
     wrong = stated != found if not within else ~(np.abs(stated - found) <= within)
     if wrong.any():
@@ -66,9 +60,6 @@ def require_of(holds: Callable[[slice], np.ndarray], table: ColumnTable, file: P
 
     This is for rules whose intermediate results would take more memory than the columns. `holds` is called with a slice
     of rows, and returns whether each row keeps the rule.
-
-    Raises:
-        RecordingError: naming `file` and the first row that breaks the rule.
     """
     for rows in in_parts(len(table)):
         kept = holds(rows)
@@ -77,11 +68,7 @@ def require_of(holds: Callable[[slice], np.ndarray], table: ColumnTable, file: P
 
 
 def require_inside(memory: Memory, pool: Pool, chosen: np.ndarray, file: Path) -> None:
-    """Check that the units of the `chosen` rows of `memory` lie inside the pool.
-
-    Raises:
-        RecordingError: naming `file` and the first row with other units.
-    """
+    """Check that the units of the `chosen` rows of `memory` lie inside the pool."""
     assert pool.num_units is not None
     end = pool.first_unit + pool.num_units
 

@@ -37,11 +37,7 @@ class Ledger:
     """The operations of a recording, and the resulting tables."""
 
     def __init__(self, recording: Recording, progress: Progress) -> None:
-        """Index the memory events of `recording`.
-
-        Raises:
-            RecordingError: a unit is allocated or evicted while a request holds it.
-        """
+        """Index the memory events of `recording`."""
         self._recording, self._memory = recording, recording.memory
         self.unit_by_unit = _has_single_units(recording)
         """True if every run has one unit."""

@@ -22,9 +22,6 @@ def with_addresses(recording: Recording) -> Recording:
 
     A batch is the set of requests that were first scheduled in the same step. The pool is as large as
     the largest batch.
-
-    Raises:
-        RecordingError: a batch is larger than any pool.
     """
     if recording.meta.pool.num_units is not None:
         return recording

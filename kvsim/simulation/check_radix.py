@@ -25,9 +25,6 @@ def check_pages(driver: Driver) -> None:
 
     Every page is free, in the tree, or in the row of one request. A node has as many locks as there are requests and
     copies that need it. The pages of windows are a pool of their own, and are checked in the same way.
-
-    Raises:
-        IntegrityError: with the figures that do not agree.
     """
     engine = driver.engine
     radix, unit = engine.radix, engine.settings.unit_tokens

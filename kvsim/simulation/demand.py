@@ -56,11 +56,7 @@ def _prefix_keys(workload: Workload, unit: int, ahead: int) -> Ragged[np.int64]:
 
 
 def _adapters(workload: Workload, policy: Policy) -> npt.NDArray[np.int64]:
-    """Return the adapter of each request.
-
-    Raises:
-        UsageError: requests name adapters, and the server does not serve any.
-    """
+    """Return the adapter of each request."""
     if workload.adapter.any() and isinstance(policy, Paged) and not policy.scheduler.enable_lora:
         raise UsageError("the requests name adapters, which vLLM refuses without --enable-lora; give it, with "
                          "--max-loras and --max-lora-rank.")  # fmt: skip

@@ -97,11 +97,7 @@ class Dispatcher:
 
     @classmethod
     def of(cls, setup: Setup, route: RouteName | str | Router = "shortest", lag_s: float = 0.0) -> Dispatcher:
-        """Return the dispatcher of the requests of `setup`.
-
-        Raises:
-            UsageError: the route or the lag does not apply to this run.
-        """
+        """Return the dispatcher of the requests of `setup`."""
         if isinstance(setup.base, Radix) and route in SEES_PREFIXES:
             raise UsageError(
                 f"the route {route!r} looks prefixes up in blocks, and the radix policy keeps a tree of tokens; take "
@@ -131,11 +127,7 @@ class Dispatcher:
         self._hits[row] = [server.hit_tokens(row) for server in servers]
 
     def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> ServerProcess:
-        """Return the server that gets the request in `row`.
-
-        Raises:
-            UsageError: a custom router failed, or did not return the number of a server.
-        """
+        """Return the server that gets the request in `row`."""
         hits = self._hits.pop(row, [None] * len(servers))
         seen = [ServerView(number, server, hits[number], row, self._num_units) for number, server in enumerate(servers)]
         self.duplicates.sample(servers)

@@ -37,11 +37,7 @@ _OF_BLOCKS = (PAGED, TIERED, *CONNECTOR_KINDS)
 
 
 def check(driver: Driver) -> None:
-    """Check that the memory of the engine is consistent after the step that was scheduled last.
-
-    Raises:
-        IntegrityError: with the figures that do not agree.
-    """
+    """Check that the memory of the engine is consistent after the step that was scheduled last."""
     engine = driver.engine
     memory = engine.memory
     if memory is RECTANGLE:
@@ -229,11 +225,7 @@ def _check_extents(driver: Driver) -> None:
 
 
 def check_totals(driver: Driver, counted: Breakdown) -> None:
-    """Check that the engine's running totals equal the `counted` slots, and add up to the pool.
-
-    Raises:
-        IntegrityError: with the figures that do not agree.
-    """
+    """Check that the engine's running totals equal the `counted` slots, and add up to the pool."""
     engine = driver.engine
     settings, state, unit_slots = engine.settings, engine.state, engine.settings.unit_slots
     capacity = settings.num_units * unit_slots

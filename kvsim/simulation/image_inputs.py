@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 def with_image_tokens(workload: Workload, model: Model) -> Workload:
-    """Return the requests with the tokens that `model` makes of images in pixels, added to their prompts.
-
-    Raises:
-        UsageError: the model takes no images, or its rule is not known.
-    """
+    """Return the requests with the tokens that `model` makes of images in pixels, added to their prompts."""
     if workload.images is None:
         return workload
     if not model.image_class:
@@ -39,11 +35,7 @@ def with_image_tokens(workload: Workload, model: Model) -> Workload:
 
 
 def encoding_of(workload: Workload, policy: AnyPolicy, base: Policy, model: Model) -> Encoding | None:
-    """Return the images and the limits of their encoder; None without images, or without an encoder cache.
-
-    Raises:
-        UsageError: kvsim does not follow images under the policy.
-    """
+    """Return the images and the limits of their encoder; None without images, or without an encoder cache."""
     images = workload.images
     if images is None:
         return None

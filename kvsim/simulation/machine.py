@@ -143,9 +143,6 @@ def _window_pool(policy: Radix, num_units: int, layers: SlotLayers) -> WindowPoo
     """Return SGLang's second pool, for layers with windows; None without such layers.
 
     `num_units` are the units of the first pool.
-
-    Raises:
-        BudgetError: one of the two pools has no room for one unit.
     """
     if not layers.window_tokens:
         return None
@@ -201,11 +198,7 @@ def check_stages(machine: Machine, policy: Policy) -> None:
 
 
 def _tokens_on_each_gpu(model: Model, block_size: int) -> int:
-    """Return the number of tokens of a block on each GPU, if GPUs divide contexts among themselves.
-
-    Raises:
-        UsageError: `block_size`, the tokens on all of these GPUs together, is no multiple of their number.
-    """
+    """Return the number of tokens of a block on each GPU, if GPUs divide contexts among themselves."""
     size = model.decode_context_parallel_size
     if block_size % size:
         raise UsageError(f"block_size is {block_size} tokens, on all {size} GPUs that divide contexts; it must be "

@@ -26,11 +26,7 @@ _LONG = 50_000
 
 
 def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:
-    """Return `engine`, or `interpreted` if the policy decides in Python.
-
-    Raises:
-        UsageError: the policy decides in Python, and `engine` is `compiled`.
-    """
+    """Return `engine`, or `interpreted` if the policy decides in Python."""
     if not runs_in_python(policy):
         return engine
     if engine == "compiled":
@@ -59,9 +55,6 @@ def begins_compiled(
 
     With `auto`, a run needs many requests or output tokens. Fewer output tokens suffice if machine code for `memory`
     exists already; this is not looked up if `memory` is None.
-
-    Raises:
-        UsageError: `engine` is `compiled`, and the run cannot be.
     """
     loads = engine == "compiled" or (engine == "auto" and num_output_tokens >= WORTH_LOADING)
     if loads and coefficients_of(step_time) and memory is not None and has_machine_code(memory):
@@ -71,11 +64,7 @@ def begins_compiled(
 
 
 def may_compile(num_requests: int, step_time: StepTimeModel, engine: EngineName) -> bool:
-    """Tell whether a run with the setting `engine` may be compiled once it turns out to be long; this loads numba.
-
-    Raises:
-        UsageError: `engine` is `compiled`, and the run cannot be.
-    """
+    """Tell whether a run with the setting `engine` may be compiled once it turns out to be long; this loads numba."""
     if engine == "interpreted":
         return False
     obstacle = ""

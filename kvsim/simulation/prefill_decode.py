@@ -83,11 +83,7 @@ class Disaggregation:
 
 
 def check_policy(policy: AnyPolicy) -> None:
-    """Check that kvsim simulates `policy` on prefill and decode servers.
-
-    Raises:
-        UsageError: it does not.
-    """
+    """Check that kvsim simulates `policy` on prefill and decode servers."""
     if not isinstance(policy, Paged):
         raise UsageError("prompts are computed and decoded apart with the paged policy; leave --policy out.")
     refuse_with_connector(policy, "on prefill and decode servers")
@@ -103,11 +99,7 @@ class PrefillDecodeRun(SimulationRun):
         dispatchers: tuple[Dispatcher, Dispatcher],
         builders: Sequence[RecordingBuilder] = (),
     ) -> None:
-        """Build the servers; `setup` is for decode servers, and `builders` begin with those of prefill servers.
-
-        Raises:
-            UsageError: a setting does not go with a KV connector.
-        """
+        """Build the servers; `setup` is for decode servers, and `builders` begin with those of prefill servers."""
         check_ranks(setup, 1)
         if setup.pipeline.pipeline_parallel_size > 1:
             raise UsageError("prefill and decode servers are modelled where one stage holds all layers; leave out "
@@ -136,11 +128,7 @@ class PrefillDecodeRun(SimulationRun):
         source.start(self._environment, self._pair.decodes)
 
     def finish(self) -> list[Measured]:
-        """Run to the end; return the measurements of each prefill server, then of each decode server.
-
-        Raises:
-            IntegrityError: steps are checked, and KV was lost between the servers.
-        """
+        """Run to the end; return the measurements of each prefill server, then of each decode server."""
         self._environment.run()
         measured = []
         for number, replica in enumerate(self._replicas):
@@ -250,11 +238,7 @@ class Pair:
         return sum(int(each.driver.engine.connector.state.num_fetched_blocks) for each in self.decodes)
 
     def check(self) -> None:
-        """Check, after a run, that the KV of every prompt was read, and that no server holds blocks.
-
-        Raises:
-            IntegrityError: a prompt was not read, or a server still holds blocks.
-        """
+        """Check, after a run, that the KV of every prompt was read, and that no server holds blocks."""
         if self._homes:
             raise IntegrityError(f"{len(self._homes)} of {self._num_prefilled} prompts were never read.")
         for kind, servers in (("prefill", self.prefills), ("decode", self.decodes)):

@@ -96,11 +96,7 @@ class StoredPrefixes:
         self.most = max(self.most, len(self._used))
 
     def check(self, chains: Sequence[Sequence[int]] = ()) -> None:
-        """Check the numbers of blocks, and that all blocks before a stored block of the `chains` are stored too.
-
-        Raises:
-            IntegrityError: a block is lost, or the store holds more than it has room for.
-        """
+        """Check the numbers of blocks, and that all blocks before a stored block of the `chains` are stored too."""
         if len(self) > self.capacity or self.num_written != len(self) + self.num_evicted:
             raise IntegrityError(
                 f"the prefix store holds {len(self):,} of {self.capacity:,} blocks; {self.num_written:,} were written "
@@ -128,11 +124,7 @@ class SharedStore:
     """The store of a fleet on the clock of the simulation; servers use it as their `Exchanging`."""
 
     def __init__(self, environment: simpy.Environment, setup: Setup, store: PrefixStore) -> None:
-        """Prepare the store of the servers of `setup`.
-
-        Raises:
-            UsageError: the policy has no connector, or the store has no room for a block.
-        """
+        """Prepare the store of the servers of `setup`."""
         _check(setup)
         block_bytes = setup.pool.bytes_per_unit * setup.machine.model.tensor_parallel_size
         self.content = StoredPrefixes(int(store.gib * (1 << 30)) // block_bytes)

@@ -35,12 +35,7 @@ class QueueMirror:
         """Free blocks that hold a prefix."""
 
     def follow(self, blocks: Records[Block], written: Iterable[int]) -> None:
-        """Update the places of the blocks that were `written` to.
-
-        Raises:
-            IntegrityError: the queue is not one ring of the blocks without references, or a prefix is before a
-                block without one.
-        """
+        """Update the places of the blocks that were `written` to."""
         # First remove every written block, then insert the free ones after their predecessors, which are inserted
         # first where they are written too; then compare the links of all blocks that were touched.
         touched = {HEAD}

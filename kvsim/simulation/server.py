@@ -169,11 +169,7 @@ class ServerProcess:
             self._sent.succeed()
 
     def close(self) -> None:
-        """Check the final state of the engine if steps are checked; no request is left, and none will be sent.
-
-        Raises:
-            IntegrityError: the final state is not consistent.
-        """
+        """Check the final state of the engine if steps are checked; no request is left, and none will be sent."""
         if self.driver.engine.settings.checking:
             self._checks.finish()
 

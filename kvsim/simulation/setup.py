@@ -179,12 +179,7 @@ class Setup:
 
 
 def check_ranks(setup: Setup, num_ranks: int) -> None:
-    """Check that the model of the machine is divided among `num_ranks` data-parallel ranks.
-
-    Raises:
-        UsageError: the number differs; or ranks that share experts have pipeline stages, or step times that leave out
-            their waits for each other.
-    """
+    """Check that the model of the machine is divided among `num_ranks` data-parallel ranks."""
     model, times = setup.machine.model, setup.machine.step_time
     if model.data_parallel_size != num_ranks:
         raise UsageError(

@@ -200,11 +200,7 @@ class SimulationRun:
         return [WaitingRanks(self._environment, times, agreed_every) for _ in range(num_servers)]
 
     def _source(self, num_engines: int, dispatcher: Dispatcher, sample_s: Sequence[float]) -> Source:
-        """Return the source that sends the requests to the servers.
-
-        Raises:
-            UsageError: options of the clients exclude each other.
-        """
+        """Return the source that sends the requests to the servers."""
         # Sessions of turns                      -> Conversations
         # max_concurrency and arrival times      -> ClosedLoop in which no request is sent before it arrives
         # Neither users nor max_concurrency      -> KnownInAdvance for one server, OpenLoop for several
@@ -399,9 +395,6 @@ def _expected_order(setup: Setup, num_replicas: int) -> list[int]:
 
     Requests that are served in order of arrival are expected in that order. Otherwise, for example with turns that
     wait for answers, this runs another simulation with vLLM's eviction and returns its order of admission.
-
-    Raises:
-        UsageError: another setting decides what is evicted, or what is computed where.
     """
     base, policy = setup.base, setup.policy
     assert isinstance(base, Paged)
@@ -424,11 +417,7 @@ def _expected_order(setup: Setup, num_replicas: int) -> list[int]:
 
 
 def _max_concurrency(options: Options) -> int | None:
-    """Return the largest number of requests that may be sent and not ended; None for no limit.
-
-    Raises:
-        UsageError: there are users as well, or fewer than one.
-    """
+    """Return the largest number of requests that may be sent and not ended; None for no limit."""
     most = options.get("max_concurrency")
     if most is not None and options.get("users") is not None:
         raise UsageError(
@@ -440,11 +429,7 @@ def _max_concurrency(options: Options) -> int | None:
 
 
 def _users(options: Options) -> Users | None:
-    """Return the users of a closed loop; None if the requests come in an open loop.
-
-    Raises:
-        UsageError: there are settings of users and no users, or a setting is out of range.
-    """
+    """Return the users of a closed loop; None if the requests come in an open loop."""
     users, think_s = options.get("users"), options.get("think_s", 0.0)
     users_per_s = options.get("users_per_s", math.inf)
     if users is None:

@@ -33,11 +33,7 @@ class Checks:
         self._mirror: PoolMirror | None = None
 
     def step(self) -> None:
-        """Check the step that was scheduled last.
-
-        Raises:
-            IntegrityError: with the figures that do not agree.
-        """
+        """Check the step that was scheduled last."""
         engine = self.driver.engine
         self._num_steps += 1
         is_power_of_2 = self._num_steps & (self._num_steps - 1) == 0
@@ -56,11 +52,7 @@ class Checks:
             raise
 
     def finish(self) -> None:
-        """Check the engine when nothing is left to do.
-
-        Raises:
-            IntegrityError: with the figures that do not agree.
-        """
+        """Check the engine when nothing is left to do."""
         check(self.driver)
 
 
@@ -68,11 +60,7 @@ class PoolMirror:
     """Mirror of a pool of blocks, updated from the changes of each step and compared with the engine's figures."""
 
     def __init__(self, driver: Driver) -> None:
-        """Read the whole pool.
-
-        Raises:
-            IntegrityError: with the figures of the pool that do not agree.
-        """
+        """Read the whole pool."""
         self._blocks = driver.engine.blocks
         self._written = watch(self._blocks)
         self._queue = QueueMirror(len(self._blocks), reuses_first=reuses_first(driver.engine))
@@ -84,11 +72,7 @@ class PoolMirror:
         return driver.engine.blocks is self._blocks
 
     def follow(self, driver: Driver) -> None:
-        """Read the changes since the last call, and compare the mirror with the engine.
-
-        Raises:
-            IntegrityError: with the figures that do not agree now.
-        """
+        """Read the changes since the last call, and compare the mirror with the engine."""
         self._follow(driver, self._written())
 
     def _follow(self, driver: Driver, written: set[int]) -> None:

@@ -68,9 +68,6 @@ def check_loads(servers: Sequence[tuple[Path, Recording]]) -> int:
 
     Args:
         servers: recordings of all servers of a fleet, with their folders.
-
-    Raises:
-        RecordingError: naming the file and row of a load of blocks that were never written, or evicted before.
     """
     stored = [(folder, each) for folder, each in servers if each.meta.engine.get("kv_connector") == STORE]
     if not stored:

@@ -51,11 +51,7 @@ _NOTHING = Held([], 0, 0, 0)
 
 
 def held(driver: Driver, node: int, group: int) -> Held:
-    """Return the table of a sequence that holds memory.
-
-    Raises:
-        IntegrityError: the sequence runs, and its table's count of blocks is wrong.
-    """
+    """Return the table of a sequence that holds memory."""
     engine, sequence = driver.engine, driver.sequence(node)
     blocks = driver.table(node, group)
     counted = int(engine.tables[int(sequence.place) * engine.settings.num_groups + group].num_held)
@@ -105,11 +101,7 @@ class TableMirror:
         return np.array(self._slots, np.int64)
 
     def follow(self, driver: Driver) -> set[int]:
-        """Update the mirror; return the blocks of the entries that have changed.
-
-        Raises:
-            IntegrityError: a sequence holds memory twice, or a table's count of blocks is wrong.
-        """
+        """Update the mirror; return the blocks of the entries that have changed."""
         nodes = driver.holders()
         if len(set(nodes)) != len(nodes):
             raise IntegrityError(f"{len(nodes)} sequences hold memory, and only {len(set(nodes))} of these differ.")

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def slot_bytes(model: Model, max_lora_rank: int) -> int:
-    """Return the bytes of one slot on each GPU.
-
-    Raises:
-        UsageError: the model has experts, latent attention or recurrent layers, whose slots are not known.
-    """
+    """Return the bytes of one slot on each GPU."""
     if model.num_experts or model.kv_lora_rank is not None or model.recurrent_layers:
         raise UsageError(
             f"kvsim knows the slots of adapters for decoders of plain attention without experts, and {model.name} is "

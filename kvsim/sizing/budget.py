@@ -301,9 +301,6 @@ def _fill(
 
     Returns:
         The plan, the terms of the stage with the least memory, and the number of this stage.
-
-    Raises:
-        BudgetError: there is no memory for two blocks, or for a sequence.
     """
     sizes = bytes_per_block(model, settings)
     available = [max(0, sum(term.size_bytes for term in terms)) for terms in terms_of]

@@ -122,9 +122,6 @@ def served_with(model: Model, settings: Mapping[str, Any]) -> Model:
     """Return `model` with the parallelism, cache type and quantization that `settings` states.
 
     Settings that are missing, None or False stay those of `model`.
-
-    Raises:
-        UsageError: a setting is invalid, or the model cannot be served with it.
     """
     from kvsim.models import find_quantization  # noqa: PLC0415  the command line needs the fields without the models
 

@@ -157,11 +157,7 @@ def load_card(path: str | os.PathLike[str]) -> Card:
 
 
 def _card(document: Mapping[str, Any]) -> Card:
-    """Return the card that a TOML document describes.
-
-    Raises:
-        KeyError, TypeError or ValueError: the document is incomplete or invalid; the caller words the message.
-    """
+    """Return the card that a TOML document describes."""
     rates, products = _table(document, "rates"), _table(document, "products")
     filled = {"all_reduce": [], "factors": {}, "fitted_to": {}, **document}
     return Card(

@@ -34,11 +34,7 @@ def frozen(column: NDArray[Scalar]) -> NDArray[Scalar]:
 
 
 def float_column(name: str, values: ArrayLike, num_rows: int | None = None) -> NDArray[np.float64]:
-    """Return a new, read-only float64 column of `num_rows` rows; None accepts any number of rows.
-
-    Raises:
-        UsageError: `values` is not one number per row.
-    """
+    """Return a new, read-only float64 column of `num_rows` rows; None accepts any number of rows."""
     return frozen(_one_dimensional(name, values, "number", "iuf", num_rows).astype(np.float64))
 
 

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_histories(images: Images, turns: Turns, ids: Sequence[str]) -> None:
-    """Check that the history of each turn has the images that the turn before has there.
-
-    Raises:
-        WorkloadError: it has not; the message names the first such request.
-    """
+    """Check that the history of each turn has the images that the turn before has there."""
     for row in np.flatnonzero(turns.after >= 0).tolist():
         after, history = int(turns.after[row]), int(turns.history_tokens[row])
         found, expected = (_before(images[each], history) for each in (row, after))
@@ -41,9 +37,6 @@ def with_histories(new: Images, turns: Turns, whole: Int64Array) -> tuple[Images
 
     Also return the tokens that the images before its new ones add to each prompt: int64[n]. `new` has the places in
     prompts without images; `whole` has the tokens of the prompt and the answer of the turn before, without images.
-
-    Raises:
-        UsageError: a turn repeats a part of the turn before, or comes before it.
     """
     later = turns.after >= 0
     if (turns.history_tokens[later] != whole[later]).any() or (turns.after >= np.arange(len(turns))).any():

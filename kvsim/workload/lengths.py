@@ -114,11 +114,7 @@ class Empirical:
 
 
 def check_tokens(name: str, tokens: int) -> None:
-    """Check that `tokens` is a whole number of tokens that a sequence can have.
-
-    Raises:
-        UsageError: it is not; the message calls it `name`.
-    """
+    """Check that `tokens` is a whole number of tokens that a sequence can have."""
     if not (tokens == tokens // 1 and 1 <= tokens <= MAX_TOKENS):
         raise UsageError(f"{name} is {tokens}; it must be a whole number of tokens from 1 to {MAX_TOKENS:,}.")
 

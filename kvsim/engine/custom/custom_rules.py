@@ -258,11 +258,7 @@ class CustomRules:
             self._cached.free(block, engine.state.host_s)
 
     def ask(self, hook: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Call a hook of the policy, or of its allocator.
-
-        Raises:
-            PolicyError: the hook failed; the message names its error.
-        """
+        """Call a hook of the policy, or of its allocator."""
         try:
             return hook(*arguments)
         except (KvsimError, _NoRoomError, _NoOtherError):

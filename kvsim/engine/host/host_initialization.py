@@ -30,11 +30,7 @@ _LOADS_PER_STEP = 1024
 
 
 def check_offload(policy: Paged, num_groups: int) -> None:
-    """Check that kvsim simulates the offload that `policy` sets, if it sets one.
-
-    Raises:
-        UsageError: kvsim does not simulate it.
-    """
+    """Check that kvsim simulates the offload that `policy` sets, if it sets one."""
     cache = policy.cache
     if not cache.kv_offloading_size:
         return
@@ -61,11 +57,7 @@ def blocks_per_slot(policy: Paged) -> int:
 
 
 def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
-    """Return the number of host blocks in the host memory of `policy`; a GPU block takes `block_bytes` on each GPU.
-
-    Raises:
-        BudgetError: the memory is smaller than one host block.
-    """
+    """Return the number of host blocks in the host memory of `policy`; a GPU block takes `block_bytes` on each GPU."""
     bytes_per_slot = block_bytes * num_gpus * blocks_per_slot(policy)
     slots = int(policy.cache.kv_offloading_size * _GIB) // bytes_per_slot
     if not slots:

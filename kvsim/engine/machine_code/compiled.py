@@ -181,11 +181,7 @@ def _for_all_types(implementation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
-    """Compile `function`, with messages on a terminal about the wait.
-
-    Raises:
-        UsageError: numba is missing, and the machine code on disk is for another layout.
-    """
+    """Compile `function`, with messages on a terminal about the wait."""
     if not has_numba():
         raise UsageError("this run cannot be compiled without numba; take --engine interpreted.")
     from kvsim.engine.machine_code import numba_types, object_code  # noqa: PLC0415  as above

@@ -81,11 +81,7 @@ def read(path: Path) -> ObjectCode | None:
 
 
 def keep(code: ObjectCode, path: Path) -> None:
-    """Write `code` to a file.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write `code` to a file."""
     header = {"name": code.name, "declared": code.declared, "sha256": sha256(code.content).hexdigest()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:

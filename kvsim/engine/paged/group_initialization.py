@@ -70,11 +70,7 @@ def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
 
 
 def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) -> None:
-    """Check that a release of vLLM can serve a model with these groups.
-
-    Raises:
-        UsageError: the release fails at start, or with prefix caching.
-    """
+    """Check that a release of vLLM can serve a model with these groups."""
     is_padded = any(group.content_bytes and group.mamba_mode is None for group in layout.groups)
     if is_padded and not rules_of(release).pads_pages:
         raise UsageError(

@@ -57,9 +57,6 @@ class PrefixKeys:
 
         The last unit may be partial. Where a unit is larger than a block, the keys of its blocks combine the unit's
         hash with the index of the block in the unit.
-
-        Raises:
-            WorkloadError: neither size divides the other, so blocks would straddle units.
         """
         _check_sizes(unit_tokens, self.block_size)
         num_blocks = min(prompt_tokens, len(hashes) * unit_tokens) // self.block_size

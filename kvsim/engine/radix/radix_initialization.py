@@ -65,9 +65,6 @@ def radix(
 
     `windows` is the number of pages in the pool for windows, and the tokens of a window; both are 0 without windows.
     `hicache` is the write policy and the number of pages of the host tier, if there is one.
-
-    Raises:
-        BudgetError: the rows of all requests that may run at once are too large.
     """
     num_requests, (num_windows, window_tokens) = len(demand.prompt), windows
     num_rows = min(policy.scheduler.max_running_requests, num_requests)
