@@ -56,10 +56,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
     return {
         "rule": finding.rule,
         "explained_by": [
-            [
-                {"name": each.name, "value": getattr(each.value, "value", each.value), "says": each.description}
-                for each in variants
-            ]
+            [{"name": each.name, "value": each.shown, "says": each.description} for each in variants]
             for variants in finding.variants
         ],
         "num_workloads": finding.num_workloads,

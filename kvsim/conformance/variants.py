@@ -7,6 +7,7 @@ setting that the engine ignores. A variant that makes the difference disappear e
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from kvsim.policies.releases import ReleaseRules, other_values, varied, words_of
@@ -45,9 +46,13 @@ class Variant:
     is_rule: bool
     """Whether `name` is a rule of a release; otherwise it is a setting of a workload."""
 
+    @property
+    def shown(self) -> Any:
+        """The value as text or number; the name of a member of an enumeration."""
+        return self.value.name.replace("_", " ").lower() if isinstance(self.value, Enum) else self.value
+
     def __str__(self) -> str:
-        value = getattr(self.value, "value", self.value)
-        return f"{self.name} = {value} ({self.description})" if self.is_rule else self.description
+        return f"{self.name} = {self.shown} ({self.description})" if self.is_rule else self.description
 
 
 def variants_of(release: str) -> list[Variant]:

@@ -90,7 +90,7 @@ class Upgrade:
             {
                 "since": each.change.since,
                 "rule": each.change.says,
-                "switches": sorted({**each.change.rules, **each.change.defaults}),
+                "switches": sorted(each.change.values),
             }
             | {name: getattr(each, name) for name in Effect.__slots__ if name != "change"}
             for each in self.effects
@@ -161,7 +161,7 @@ def _effects(
     for number, change in enumerate(changes):
         if progress is not None:
             progress(number, len(changes))
-        own = change.rules | change.defaults
+        own = change.values
         together |= own
         alone, problem = _tried(run_with, varied(old, own))
         joint, _ = _tried(run_with, varied(old, together))

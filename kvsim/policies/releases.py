@@ -1,14 +1,14 @@
 """Decisions of vLLM's scheduler and cache that differ between releases.
 
-The rest of kvsim asks for a rule by its name and never compares release numbers. The defaults of `ReleaseRules` are the
-rules of the oldest known release; `CHANGES` lists what each later release changed.
+The rest of kvsim asks for a rule by its name and never compares release numbers. Each field of `ReleaseRules` and
+`Defaults` declares its value in the oldest known release, and the releases that changed it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -17,314 +17,289 @@ from kvsim.errors import UnknownNameError, UsageError, shortened
 
 
 class ReusedFirst(Enum):
-    """Freed blocks without a cached prefix that go to the head of the free queue; all other blocks go to the tail."""
+    """Freed blocks that go to the head of the free queue; all other freed blocks go to the tail."""
 
-    NONE = "none"
-    WINDOWS = "windows"
-    """Blocks of sliding windows."""
-    WITH_CACHING = "with caching"
-    """All blocks, if prefix caching is on."""
-    ALL = "all"
+    NONE = "Freed blocks are reused last."
+    WINDOWS = "Freed blocks of sliding windows that hold no cached prefix are reused first."
+    WITH_CACHING = "Without prefix caching, freed blocks are reused last."
+    ALL = "Freed blocks that hold no cached prefix are reused first."
 
 
 class Junction(Enum):
-    """Treatment of a prefix that some groups have cached, and other groups (recurrent layers) have not.
+    """Treatment of a prefix that recurrent layers have not cached, but all other groups have.
 
     The request computes this prefix again. The junction is the token at which the prefix ends.
     """
 
-    UNUSED = "unused"
-    FIRST_CHUNK = "first chunk"
-    """The step that admits the request ends at the junction."""
-    KEPT = "kept"
-    """A step ends at the junction, and the recurrent state there is kept for prefix hits."""
+    UNUSED = "Steps do not end at junctions."
+    FIRST_CHUNK = (
+        "The first step of a request ends at its junction: the end of a prefix that only some groups have cached."
+    )
+    KEPT = "A step ends at the junction of its request, and the recurrent state there is kept for prefix hits."
 
 
 class LeftOut(Enum):
-    """Full blocks of sliding windows that are not cached, because no prefix hit can need them."""
+    """Full blocks of sliding windows that are not cached."""
 
-    NONE = "none"
-    SMALLER = "smaller"
-    """Blocks with fewer tokens than the granularity of hits."""
-    ALL = "all"
-    """All blocks that no hit can need."""
+    NONE = "All full blocks of windows are cached."
+    SMALLER = "Blocks of windows that no prefix hit can need are not cached if they are smaller than the unit of hits."
+    ALL = "Blocks of windows that no prefix hit can need are not cached, whatever their size."
 
 
 class AlignedSplit(Enum):
     """End of the chunk of a prompt, if recurrent states are kept only at block boundaries."""
 
-    WHOLE_BLOCKS = "whole blocks"
-    """The end of a block, if blocks are counted from the beginning of the chunk."""
-    BOUNDARIES = "boundaries"
-    """The next block boundary."""
-    WIDE_BLOCKS = "wide blocks"
-    """The end of a block, or a place inside it if the step has too few tokens for a whole block."""
+    WHOLE_BLOCKS = "A chunk is a whole number of blocks."
+    BOUNDARIES = "If recurrent states are kept only at boundaries, a chunk of a prompt ends at the next boundary."
+    WIDE_BLOCKS = "A chunk ends inside a block of recurrent states if the step has too few tokens for the whole block."
 
 
 class SecondKey(Enum):
-    """The prefix whose key a block, if it is larger than a hash block, has in addition to its own key."""
+    """Second key of a block that is larger than a hash block."""
 
-    NONE = "none"
-    END = "end"
-    """The prefix up to the last hash-block boundary of the prompt."""
-    BEFORE_LAST = "before last"
-    """The prefix up to the last hash-block boundary before the last token of the prompt."""
+    NONE = "Blocks have one key."
+    END = "A block larger than a hash block has a second key, for the last hash-block boundary of the prompt."
+    BEFORE_LAST = "The last boundary of a prompt, and that of its second key, is before its last token."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseRules:
-    """Decisions that differ between releases. The defaults are those of the oldest known release.
+def _changes(*changes: tuple[str, Any, str]) -> dict[str, Any]:
+    """Return the metadata of a field: for each change the release, the new value, and the new rule."""
+    return {"changes": changes}
 
-    A text describes the rule if the field is true; what follows "before" is the rule if the field is false.
-    """
 
-    reused_first: ReusedFirst = ReusedFirst.NONE
-    fills_pipeline: bool = False
-    """A further step is scheduled even if the oldest step in flight is computed already, or the last one was empty."""
-    knows_reserve: bool = False
-    """`scheduler_reserve_full_isl` exists; before, only the first chunk of a prompt has to fit."""
-    knows_watermark: bool = False
-    """The setting `watermark` exists."""
-    delivers_kept: bool = False
-    """Late outputs of a preempted request are discarded if its KV must be delivered to another server."""
-    balances_own: bool = False
-    """A front end counts its own unanswered requests on each data-parallel rank, and weighs waiting requests by the
-    usage of the pool.
-    """
-    spares_busy: bool = False
-    """A request is not preempted while a step in flight prevents its blocks from being freed."""
-    reserves_drafts: bool = False
-    """The memory reserved for a prompt that loads its KV includes memory for drafts."""
-    late_outputs_block: bool = False
-    """A preempted request is not admitted again before the outputs of its steps in flight have arrived."""
-    skipped_keep_places: bool = False
-    """A waiting request that is skipped keeps its place; before, skipped requests were a separate queue in front."""
-    keeps_turns: bool = False
-    """No other request is skipped when a running request is preempted that had computed nothing in the step."""
-    preempted_self_stops: bool = True
-    """No further running request is scheduled in a step in which a request preempts itself for lack of memory."""
-    lone_prompt_is_limited: bool = True
-    """`long_prefill_token_threshold` also applies if there is only one request."""
-    refuses_long_threshold: bool = False
-    """vLLM does not start with a `long_prefill_token_threshold` above `max_model_len`."""
-    cuts_before_images: bool = False
-    """A chunk ends right before an image for which there is no room, without regard to drafts; a request that thereby
-    gets no tokens is skipped.
-    """
-    counts_repeated_images: bool = False
-    """An image that appears several times in a prompt is in use until its last appearance is computed."""
-    running_keep_adapters: bool = False
-    """The adapter of a running request is in use even in a step without tokens of this request."""
-    drafts_have_v2_runner: bool = False
-    """Model runner V2 serves every drafting method; before, only methods that read the model's hidden states."""
-    drafting_takes_tokens: bool = False
-    """Drafting takes tokens of a step for each request in the step; before, for `max_num_seqs` requests."""
-    spares_modules: bool = False
-    """No chunk ends so close to the end of a prompt that several drafting modules would read past the end."""
-    keys_cover_drafts: bool = False
-    """The key of a block covers the tokens that draft layers read ahead; before, the last block of a prefix hit was
-    computed again.
-    """
-    pads_alone: bool = False
-    """A request with one token to compute is admitted with drafts even if the step computes no other request."""
-    caches_processed: bool = False
-    """Blocks are cached only up to the tokens that no step in flight can reject any more."""
-    has_v2_runner: bool = False
-    """Model runner V2 is the default for models it supports; resumed requests are reported to it as new."""
-    every_state_has_v2_runner: bool = True
-    """Runner V2 also serves models that keep the recurrent state of every block."""
-    pads_pages: bool = False
-    """A page whose size does not divide the largest page is padded if kernels allow it; before, vLLM did not start."""
-    hashes_aligned_states: bool = False
-    """Prompts are hashed in common parts of all blocks if recurrent states are kept only at boundaries; before, only if
-    the blocks of recurrent layers were as large as all others.
-    """
-    caches_to_boundaries: bool = False
-    """Blocks are cached up to a common boundary of all groups; before, each block was cached as soon as it was full."""
-    left_out: LeftOut = LeftOut.NONE
-    retains_windows: bool = False
-    """Windows can be kept for prefix hits at only some boundaries (the retention interval)."""
-    retains_states: bool = False
-    """Recurrent states can be kept for prefix hits at only some boundaries (the retention interval)."""
-    junction: Junction = Junction.UNUSED
-    windows_wait: bool = False
-    """Blocks of windows, chunks and states are freed only when all steps in flight that read them are processed."""
-    aligned_split: AlignedSplit = AlignedSplit.WHOLE_BLOCKS
-    spares_last_token: bool = False
-    """The last boundary at which the prefill is split is before the last token of the prompt."""
-    frees_over_gaps: bool = False
-    """Freeing recurrent states continues past entries of the block table that are null already."""
-    marks_prompt_end: bool = False
-    """The last state of a prompt counts as written only once its request has cached exactly its prompt."""
-    second_key: SecondKey = SecondKey.NONE
-    caches_every_state: bool = True
-    """Models that keep the recurrent state of every block can cache prefixes."""
-    cuts_every_full_kind: bool = False
-    """Prefix hits of all kinds of full attention are cut to the common hit; before, only hits of the first kind."""
-    profiles_free_memory: bool = False
-    """The memory used at startup is one difference of free memory; before, a sum of measured parts."""
-    logs_longest: bool = False
-    """vLLM's "GPU KV cache size" counts sequences of `max_model_len`; before, the blocks divided among the groups."""
+def _members(members: dict[str, Enum]) -> dict[str, Any]:
+    """Return the metadata of a field of an enumeration, from its value since each release."""
+    return _changes(*((since, member, str(member.value)) for since, member in members.items()))
+
+
+def _since(release: str, rule: str) -> Any:
+    """Declare a rule that a release introduced."""
+    return field(default=False, metadata=_changes((release, True, rule)))
+
+
+def _until(release: str, rule: str) -> Any:
+    """Declare a rule that was in force until a release replaced it by `rule`."""
+    return field(default=True, metadata=_changes((release, False, rule)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
     """Default values of settings that differ between releases."""
 
-    gpu_memory_utilization: float = 0.9
-    async_scheduling: bool = False
-    estimates_graphs: bool = False
-    """Whether the estimated memory of CUDA graphs reduces the pool."""
-    has_huge_cards: bool = False
-    """Whether the token budget of a server on a GPU of 160 GiB or more is 16,384."""
-    keeps_every_state: bool = True
-    """Whether the recurrent state of every block is kept, if the kernels can do so; otherwise, only at boundaries."""
-    retention_tokens: int | None = None
+    async_scheduling: bool = _since("0.14.0", "Steps are scheduled ahead if the engine supports it (async_scheduling).")
+    gpu_memory_utilization: float = field(
+        default=0.9,
+        metadata=_changes(("0.20.0", 0.92, "A server uses 92% of the GPU's memory, not 90% (gpu_memory_utilization).")),
+    )
+    estimates_graphs: bool = _since("0.20.2", "The estimated memory of CUDA graphs reduces the pool.")
+    has_huge_cards: bool = _since(
+        "0.28.0", "On a GPU with 160 GiB or more, a server computes up to 16,384 tokens a step."
+    )
+    keeps_every_state: bool = _until(
+        "0.28.0", "Recurrent states are kept only at boundaries, even if the kernels can keep the state of every block."
+    )
+    retention_tokens: int | None = field(
+        default=None,
+        metadata=_changes(
+            ("0.30.0", 0, "Windows and states are kept for hits only at the last boundary of each prompt.")
+        ),
+    )
     """Distance in tokens between the boundaries at which windows and states are kept for prefix hits.
 
     None keeps all boundaries, 0 only the last boundary of each prompt.
     """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseRules:
+    """Decisions that differ between releases, in order of their first change."""
+
+    knows_reserve: bool = _since(
+        "0.19.0",
+        "A request is admitted only if its whole prompt fits (scheduler_reserve_full_isl); before, its first chunk.",
+    )
+    logs_longest: bool = _since(
+        "0.20.2",
+        'The logged "GPU KV cache size" counts sequences of max_model_len; before, blocks divided among the groups.',
+    )
+    caches_to_boundaries: bool = _since(
+        "0.22.0",
+        "Blocks are cached up to a boundary that all KV-cache groups share; before, each as soon as it was full.",
+    )
+    left_out: LeftOut = field(
+        default=LeftOut.NONE, metadata=_members({"0.22.0": LeftOut.SMALLER, "0.23.0": LeftOut.ALL})
+    )
+    retains_windows: bool = _since(
+        "0.23.0",
+        "Windows can be kept for prefix hits at only some boundaries (VLLM_PREFIX_CACHE_RETENTION_INTERVAL).",
+    )
+    reused_first: ReusedFirst = field(
+        default=ReusedFirst.NONE,
+        metadata=_members(
+            {
+                "0.23.0": ReusedFirst.WINDOWS,
+                "0.24.0": ReusedFirst.ALL,
+                "0.27.0": ReusedFirst.WITH_CACHING,
+                "0.28.0": ReusedFirst.ALL,
+            }
+        ),
+    )
+    fills_pipeline: bool = _since(
+        "0.23.0",
+        "Another step is scheduled even if the oldest step in flight is computed already, or the last one was empty.",
+    )
+    has_v2_runner: bool = _since(
+        "0.23.0", "Model runner V2 serves dense decoders; resumed requests are reported to it as new."
+    )
+    pads_pages: bool = _since(
+        "0.24.0",
+        "A page whose size does not divide the largest page is padded if kernels allow it; before, vLLM did not start.",
+    )
+    knows_watermark: bool = _since("0.24.0", "Admission can leave a share of the pool free (watermark, 0 by default).")
+    retains_states: bool = _since(
+        "0.24.0",
+        "Recurrent states can be kept for prefix hits at only some boundaries (VLLM_PREFIX_CACHE_RETENTION_INTERVAL).",
+    )
+    junction: Junction = field(
+        default=Junction.UNUSED, metadata=_members({"0.24.0": Junction.FIRST_CHUNK, "0.26.0": Junction.KEPT})
+    )
+    windows_wait: bool = _since(
+        "0.26.0",
+        "Blocks of windows, chunks and states are freed only when all steps in flight that read them are processed.",
+    )
+    aligned_split: AlignedSplit = field(
+        default=AlignedSplit.WHOLE_BLOCKS,
+        metadata=_members({"0.26.0": AlignedSplit.BOUNDARIES, "0.27.0": AlignedSplit.WIDE_BLOCKS}),
+    )
+    second_key: SecondKey = field(
+        default=SecondKey.NONE, metadata=_members({"0.26.0": SecondKey.END, "0.32.0": SecondKey.BEFORE_LAST})
+    )
+    late_outputs_block: bool = _since(
+        "0.27.0",
+        "A preempted request is admitted again only after the outputs of its steps in flight have arrived.",
+    )
+    profiles_free_memory: bool = _since(
+        "0.27.0",
+        "The memory used at startup is one difference of free memory; before, a sum of measured parts.",
+    )
+    refuses_long_threshold: bool = _since(
+        "0.27.0", "vLLM does not start with a long_prefill_token_threshold above max_model_len."
+    )
+    balances_own: bool = _since(
+        "0.27.0",
+        "A front end counts its own unanswered requests on each data-parallel rank, and weighs waiting requests by the "
+        "usage of the pool.",
+    )
+    delivers_kept: bool = _since(
+        "0.27.0", "Late outputs of a preempted request are discarded if its KV must be delivered to another server."
+    )
+    keeps_turns: bool = _since(
+        "0.28.0",
+        "The preemption of a running request that is not in the step does not make the step miss the next one.",
+    )
+    hashes_aligned_states: bool = _since(
+        "0.28.0",
+        "If states are kept only at boundaries, prompts are hashed in the greatest common divisor of all block sizes; "
+        "before, only if the blocks of recurrent layers were as large as all others.",
+    )
+    cuts_every_full_kind: bool = _since(
+        "0.29.0",
+        "Prefix hits of all kinds of full attention are cut to the common hit; before, only hits of the first kind.",
+    )
+    frees_over_gaps: bool = _since(
+        "0.30.0", "Freeing recurrent states continues past entries of the block table that are null already."
+    )
+    every_state_has_v2_runner: bool = _until(
+        "0.30.0", "Model runner V1 serves models that keep the recurrent state of every block."
+    )
+    spares_busy: bool = _since(
+        "0.30.0", "A request is not preempted while a step in flight prevents its blocks from being freed."
+    )
+    skipped_keep_places: bool = _since(
+        "0.31.0",
+        "A waiting request that is skipped keeps its place; before, skipped requests were a separate queue in front.",
+    )
+    lone_prompt_is_limited: bool = _until(
+        "0.31.0", "long_prefill_token_threshold does not limit a request that is the only one."
+    )
+    reserves_drafts: bool = _since(
+        "0.31.0", "The memory reserved for a prompt that loads its KV includes memory for drafts."
+    )
+    spares_last_token: bool = _since("0.32.0", SecondKey.BEFORE_LAST.value)
+    marks_prompt_end: bool = field(
+        default=False,
+        metadata=_changes(
+            (
+                "0.32.0",
+                True,
+                "A request can hit the last state of a prompt one step after a request has cached its prompt.",
+            ),
+            ("0.33.0", False, "A request can hit the last state of a prompt at once if an earlier step wrote it."),
+        ),
+    )
+    caches_every_state: bool = _until(
+        "0.33.0", "Models that keep the recurrent state of every block cannot cache prefixes."
+    )
+    cuts_before_images: bool = _since(
+        "0.33.0",
+        "A chunk ends right before an image that has no room; a request that thereby gets no tokens is skipped.",
+    )
+    counts_repeated_images: bool = _since(
+        "0.33.0", "An image that occurs several times in a prompt is in use until its last occurrence is computed."
+    )
+    running_keep_adapters: bool = _since(
+        "0.33.0", "The adapter of a running request is in use even in a step that does not compute the request."
+    )
+    drafts_have_v2_runner: bool = _since(
+        "0.33.0",
+        "Model runner V2 serves every drafting method; before, only methods that read the model's hidden states.",
+    )
+    drafting_takes_tokens: bool = _since(
+        "0.33.0",
+        "Drafting takes tokens of a step for each request in the step; before, for max_num_seqs requests.",
+    )
+    spares_modules: bool = _since(
+        "0.33.0",
+        "No chunk ends so close to the end of a prompt that one of several drafting modules would read past the end.",
+    )
+    keys_cover_drafts: bool = _since(
+        "0.33.0",
+        "The key of a block covers the tokens that draft layers read ahead; before, the last block of a prefix hit was "
+        "computed again.",
+    )
+    pads_alone: bool = _since(
+        "0.33.0",
+        "A request with one token to compute is admitted with drafts even if the step computes no other request.",
+    )
+    caches_processed: bool = _since(
+        "0.33.0", "With drafts, blocks are cached only up to the tokens that no step in flight can reject."
+    )
+    preempted_self_stops: bool = _until(
+        "0.33.0", "By priority, further running requests are scheduled after a request has preempted itself."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A rule or a default that a release changed."""
+    """A change of one or several rules or defaults in a release."""
 
     since: str
     """The release."""
     says: str
-    """Description of the new rule, in a sentence."""
-    rules: dict[str, Any] = field(default_factory=dict)
-    """New values of fields of `ReleaseRules`."""
-    defaults: dict[str, Any] = field(default_factory=dict)
-    """New values of fields of `Defaults`."""
+    """The new rule, in a sentence."""
+    values: dict[str, Any]
+    """New values of fields of `ReleaseRules` and `Defaults`."""
 
 
-# fmt: off
-CHANGES = (
-    Change("0.14.0", "Steps are scheduled ahead where that is possible (async_scheduling).",
-           defaults={"async_scheduling": True}),
-    Change("0.19.0", "A request is admitted only when its whole prompt fits (scheduler_reserve_full_isl).",
-           rules={"knows_reserve": True}),
-    Change("0.20.0", "A server may use 0.92 of the GPU's memory instead of 0.9 (gpu_memory_utilization).",
-           defaults={"gpu_memory_utilization": 0.92}),
-    Change("0.20.2", "The estimated memory of CUDA graphs is taken from the pool.",
-           defaults={"estimates_graphs": True}),
-    Change("0.20.2",
-           '"GPU KV cache size" is what sequences of max_model_len can hold, not blocks divided among the groups.',
-           rules={"logs_longest": True}),
-    Change("0.22.0", "With several groups, blocks are cached up to a boundary that all groups share.",
-           rules={"caches_to_boundaries": True}),
-    Change("0.22.0",
-           "Blocks of windows that no hit can need are left out of the cache if they are smaller than the hit unit.",
-           rules={"left_out": LeftOut.SMALLER}),
-    Change("0.23.0",
-           "Blocks of windows that no hit can need are left out of the cache: a window of one token caches nothing.",
-           rules={"left_out": LeftOut.ALL}),
-    Change("0.23.0", "Windows may be kept for hits at some boundaries alone (VLLM_PREFIX_CACHE_RETENTION_INTERVAL).",
-           rules={"retains_windows": True}),
-    Change("0.23.0",
-           "Freed blocks without a prefix are reused first if a window left them behind, or was of their table.",
-           rules={"reused_first": ReusedFirst.WINDOWS}),
-    Change("0.23.0", "The pipeline is filled whether or not the oldest step is computed, also behind an empty step.",
-           rules={"fills_pipeline": True}),
-    Change("0.23.0", "Model runner V2 serves dense decoders: resumed requests are reported to it as new.",
-           rules={"has_v2_runner": True}),
-    Change("0.24.0", "Freed blocks that hold no prefix are reused first, of whatever layers.",
-           rules={"reused_first": ReusedFirst.ALL}),
-    Change("0.24.0",
-           "A page that does not divide the largest is padded where kernels allow it; before, vLLM does not start.",
-           rules={"pads_pages": True}),
-    Change("0.24.0", "Admission may leave a share of the pool free (watermark, 0 by default).",
-           rules={"knows_watermark": True}),
-    Change("0.24.0",
-           "Recurrent states may be kept for hits at some boundaries alone (VLLM_PREFIX_CACHE_RETENTION_INTERVAL).",
-           rules={"retains_states": True}),
-    Change("0.24.0", "A request's first step ends where some groups hold a prefix and recurrent layers do not.",
-           rules={"junction": Junction.FIRST_CHUNK}),
-    Change("0.26.0",
-           "Steps end where some groups hold a prefix and recurrent layers do not, and the blocks before are kept.",
-           rules={"junction": Junction.KEPT}),
-    Change("0.26.0",
-           "Windows and recurrent layers hold blocks until the steps in flight are processed, and need more room.",
-           rules={"windows_wait": True}),
-    Change("0.26.0", "Where recurrent states are kept at boundaries alone, a step ends at the next boundary.",
-           rules={"aligned_split": AlignedSplit.BOUNDARIES}),
-    Change("0.26.0", "The last boundary of a prompt has a key of its own in blocks larger than a hash block.",
-           rules={"second_key": SecondKey.END}),
-    Change("0.27.0", "A block of states may be larger than a step: the step goes on inside it.",
-           rules={"aligned_split": AlignedSplit.WIDE_BLOCKS}),
-    Change("0.27.0", "Without prefix caching, freed blocks are reused last.",
-           rules={"reused_first": ReusedFirst.WITH_CACHING}),
-    Change("0.27.0",
-           "Outputs that were under way when a request was preempted have to come before it is admitted again.",
-           rules={"late_outputs_block": True}),
-    Change("0.27.0", "What the profiling run takes of the memory is one difference of free memory.",
-           rules={"profiles_free_memory": True}),
-    Change("0.27.0", "A long_prefill_token_threshold above max_model_len is refused.",
-           rules={"refuses_long_threshold": True}),
-    Change("0.27.0", "A front end counts its own unanswered requests on each data-parallel rank.",
-           rules={"balances_own": True}),
-    Change("0.27.0", "Outputs under way of a preempted request are thrown away where another server needs its KV.",
-           rules={"delivers_kept": True}),
-    Change("0.28.0", "Freed blocks that hold no prefix are reused first, with prefix caching and without.",
-           rules={"reused_first": ReusedFirst.ALL}),
-    Change("0.28.0", "No running request misses its turn when one before it is preempted.",
-           rules={"keeps_turns": True}),
-    Change("0.28.0", "A server takes 16,384 tokens a step on a GPU of 160 GiB or more.",
-           defaults={"has_huge_cards": True}),
-    Change("0.28.0", "Recurrent states are kept at boundaries alone, also by models that can keep every block's.",
-           defaults={"keeps_every_state": False}),
-    Change("0.28.0",
-           "Prompts are hashed in the largest part of all blocks if recurrent states are kept at boundaries alone.",
-           rules={"hashes_aligned_states": True}),
-    Change("0.29.0", "Hits of every kind of full attention are cut to what all groups hold.",
-           rules={"cuts_every_full_kind": True}),
-    Change("0.30.0", "Windows and states are kept for hits at the last boundary of each prompt alone.",
-           defaults={"retention_tokens": 0}),
-    Change("0.30.0", "Recurrent states are let go also behind places that are null already.",
-           rules={"frees_over_gaps": True}),
-    Change("0.30.0", "Models that keep the state of every block are served by model runner V1.",
-           rules={"every_state_has_v2_runner": False}),
-    Change("0.30.0", "A request is not preempted while a step in flight keeps its blocks from being free.",
-           rules={"spares_busy": True}),
-    Change("0.31.0", "A waiting request that is passed over keeps its place in the queue.",
-           rules={"skipped_keep_places": True}),
-    Change("0.31.0", "long_prefill_token_threshold does not bind a request that is alone.",
-           rules={"lone_prompt_is_limited": False}),
-    Change("0.31.0", "Room that is reserved for prompts which load from elsewhere includes that of their drafts.",
-           rules={"reserves_drafts": True}),
-    Change("0.32.0", "The last boundary of a prompt is before its last token.",
-           rules={"spares_last_token": True, "second_key": SecondKey.BEFORE_LAST}),
-    Change("0.32.0",
-           "The last state of a prompt counts as written while its request has cached just the prompt: others wait.",
-           rules={"marks_prompt_end": True}),
-    Change("0.33.0", "The last state of a prompt can be hit at once if it was written in an earlier step.",
-           rules={"marks_prompt_end": False}),
-    Change("0.33.0", "Models that keep the state of every block cache no prefix.", rules={"caches_every_state": False}),
-    Change("0.33.0", "A chunk ends right before an image without room; a request that gets no token so is passed over.",
-           rules={"cuts_before_images": True}),
-    Change("0.33.0", "An image that a request repeats is in use until its last place is computed.",
-           rules={"counts_repeated_images": True}),
-    Change("0.33.0", "A running request keeps its adapter in use also in a step that does not compute it.",
-           rules={"running_keep_adapters": True}),
-    Change("0.33.0", "Model runner V2 serves every method of drafting.", rules={"drafts_have_v2_runner": True}),
-    Change("0.33.0", "Drafting takes tokens of a step for each request in it, not for as many as a step may hold.",
-           rules={"drafting_takes_tokens": True}),
-    Change("0.33.0", "Where several modules draft, a chunk ends before what they read ahead, or with the prompt.",
-           rules={"spares_modules": True}),
-    Change("0.33.0",
-           "Keys cover the tokens that drafting layers read ahead; before, the last block of a hit was left out.",
-           rules={"keys_cover_drafts": True}),
-    Change("0.33.0", "A request with one token to compute is admitted with drafts also where no other is computed.",
-           rules={"pads_alone": True}),
-    Change("0.33.0", "With drafts, blocks are cached up to the tokens that no step in flight may take back.",
-           rules={"caches_processed": True}),
-    Change("0.33.0", "By priority, the turns go on when a request is preempted for itself.",
-           rules={"preempted_self_stops": False}),
-)
-# fmt: on
-"""Changes in order of the releases; a later change overrides an earlier one of the same field."""
+def _all_changes() -> tuple[Change, ...]:
+    """Return the changes that the fields declare, in order of the releases; fields with one text change together."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for each in (*fields(Defaults), *fields(ReleaseRules)):
+        for since, value, says in each.metadata["changes"]:
+            found.setdefault((since, says), {})[each.name] = value
+    changes = (Change(since, says, values) for (since, says), values in found.items())
+    return tuple(sorted(changes, key=lambda change: number_of(change.since)))
+
 
 OLDEST, NEWEST = "0.12.0", "0.33.0"
 OLDEST_WITH_GROUPS, OLDEST_WITH_STAGES = "0.18.0", "0.20.0"
@@ -347,6 +322,10 @@ def number_of(release: str) -> tuple[int, int, int]:
         raise UsageError(f"vllm should be a release such as {NEWEST}, not {shortened(release)}.")
     major, minor, patch = found.groups(default="0")
     return int(major), int(minor), int(patch)
+
+
+CHANGES = _all_changes()
+"""Changes in order of the releases; a later change overrides an earlier one of the same field."""
 
 
 def is_known(release: str) -> bool:
@@ -415,15 +394,13 @@ def rules_of(release: str) -> ReleaseRules:
     Raises:
         UsageError: `release` does not begin with a release number.
     """
-    changed = {name: value for change in _until(release) for name, value in change.rules.items()}
-    return replace(ReleaseRules(), **changed | _variations(release, ReleaseRules))
+    return ReleaseRules(**_values_at(release, ReleaseRules))
 
 
 @cache
 def defaults_of(release: str) -> Defaults:
     """Return the defaults of a release, or of a name made by `varied`; for an unknown release, those of the nearest."""
-    changed = {name: value for change in _until(release) for name, value in change.defaults.items()}
-    return replace(Defaults(), **changed | _variations(release, Defaults))
+    return Defaults(**_values_at(release, Defaults))
 
 
 def varied(release: str, values: Mapping[str, Any]) -> str:
@@ -442,8 +419,8 @@ def other_values(name: str, release: str) -> list[Any]:
 
 def words_of(name: str, value: Any) -> str:
     """Return a clause that names the release since which, or before which, a rule has this value."""
-    changes = [change for change in CHANGES if name in change.rules]
-    since = next((change for change in changes if change.rules[name] == value), None)
+    changes = [change for change in CHANGES if name in change.values]
+    since = next((change for change in changes if change.values[name] == value), None)
     if since is None:
         return f"as before vLLM {changes[0].since}, since when: {changes[0].says}"
     return f"as since vLLM {since.since}: {since.says}"
@@ -451,48 +428,39 @@ def words_of(name: str, value: Any) -> str:
 
 def net_changes(old: str, new: str) -> tuple[Change, ...]:
     """Return the changes from `old` to `new` that are still in effect in `new`, each with only its effective fields."""
-    changes, found = changes_between(old, new), []
-    before = {**_by_name(rules_of(old)), **_by_name(defaults_of(old))}
-    after = {**_by_name(rules_of(new)), **_by_name(defaults_of(new))}
-    left = {name for name in after if after[name] != before[name]}
-    for change in changes:
-        kept = {
-            name: value
-            for name, value in (change.rules | change.defaults).items()
-            if name in left and after[name] == value
-        }
-        left -= set(kept)
+    before, after = _by_name(old), _by_name(new)
+    left = {name: value for name, value in after.items() if value != before[name]}
+    found = []
+    for change in changes_between(old, new):
+        kept = {name: value for name, value in change.values.items() if name in left and left[name] == value}
+        left = {name: value for name, value in left.items() if name not in kept}
         if kept:
-            rules = {name: value for name, value in kept.items() if name in change.rules}
-            defaults = {name: value for name, value in kept.items() if name in change.defaults}
-            found.append(replace(change, rules=rules, defaults=defaults))
+            found.append(replace(change, values=kept))
     return tuple(found)
 
 
-def _variations(release: str, kind: type) -> dict[str, Any]:
-    """Return the fields of `kind` that a name made by `varied` replaces."""
-    stated = dict(part.split("=", 1) for part in release.split("+") if "=" in part)
+def _values_at(release: str, kind: type) -> dict[str, Any]:
+    """Return the fields of `kind` that a release has changed, or that a name made by `varied` replaces."""
     names = {each.name for each in fields(kind)}
-    for name in names & stated.keys():
-        if stated[name] not in _values(name):
-            raise UnknownNameError(f"value of {name}", stated[name], _values(name))
-    return {name: _values(name)[text] for name, text in stated.items() if name in names}
+    changes = (change for change in CHANGES if number_of(change.since) <= number_of(release))
+    changed = {name: value for change in changes for name, value in change.values.items() if name in names}
+    for name, text in (part.split("=", 1) for part in release.split("+") if "=" in part):
+        if name in names:
+            if text not in _values(name):
+                raise UnknownNameError(f"value of {name}", text, _values(name))
+            changed[name] = _values(name)[text]
+    return changed
 
 
 def _values(name: str) -> dict[str, Any]:
     """Return the possible values of a rule or a default, by their texts in a name made by `varied`."""
-    start = {**_by_name(ReleaseRules()), **_by_name(Defaults())}[name]
+    start = {each.name: each.default for each in (*fields(ReleaseRules), *fields(Defaults))}[name]
     if isinstance(start, bool):
         return {"no": False, "yes": True}
     if isinstance(start, Enum):
         return {each.name: each for each in type(start)}
-    return {str(value): value for value in (start, *(each.defaults[name] for each in CHANGES if name in each.defaults))}
+    return {str(value): value for value in (start, *(each.values[name] for each in CHANGES if name in each.values))}
 
 
-def _by_name(values: ReleaseRules | Defaults) -> dict[str, Any]:
-    return {each.name: getattr(values, each.name) for each in fields(values)}
-
-
-def _until(release: str) -> list[Change]:
-    """Return the changes up to a release."""
-    return [change for change in CHANGES if number_of(change.since) <= number_of(release)]
+def _by_name(release: str) -> dict[str, Any]:
+    return asdict(rules_of(release)) | asdict(defaults_of(release))

@@ -33,15 +33,13 @@ def few() -> kvsim.Workload:
 
 def test_a_release_with_the_net_changes_of_another_has_its_rules() -> None:
     for old, new in (("0.12.0", "0.33.0"), ("0.22.1", "0.33.0"), ("0.25.1", "0.27.1"), ("0.20.0", "0.24.0")):
-        switched = {
-            name: value for each in net_changes(old, new) for name, value in (each.rules | each.defaults).items()
-        }
+        switched = {name: value for each in net_changes(old, new) for name, value in each.values.items()}
         assert rules_of(varied(old, switched)) == rules_of(new)
         assert defaults_of(varied(old, switched)) == defaults_of(new)
 
 
 def test_a_change_that_was_taken_back_is_none() -> None:
-    switched = {name for each in net_changes("0.26.0", "0.33.0") for name in each.rules}
+    switched = {name for each in net_changes("0.26.0", "0.33.0") for name in each.values}
     assert "marks_prompt_end" not in switched  # only 0.32 marks it
     assert "reused_first" not in switched  # only 0.27 differs
 
@@ -58,7 +56,7 @@ def test_the_order_of_freed_blocks_is_named_for_the_first_difference(few: kvsim.
     upgrade = kvsim.compare_releases(few, "0.22.1", "0.33.0", machine)
     assert upgrade.first is not None
     [named] = [each for each in upgrade.effects if each.names_first]
-    assert named.change.rules == {"reused_first": rules_of("0.33.0").reused_first}
+    assert named.change.values == {"reused_first": rules_of("0.33.0").reused_first}
     assert named.first_step == upgrade.first.step == min(upgrade.differs_from.values())
     assert next(iter(upgrade.differs_from)) == "blocks handed out"
     assert [each.matters for each in upgrade.effects].count(True) == 1
@@ -91,7 +89,7 @@ def test_defaults_of_a_release_reach_a_machine_that_is_named(few: kvsim.Workload
     assert upgrade.after["num_blocks"] > 1.02 * upgrade.before["num_blocks"]
     assert upgrade.first is None
     [effect] = upgrade.effects
-    assert effect.change.defaults == {"gpu_memory_utilization": 0.92}
+    assert effect.change.values == {"gpu_memory_utilization": 0.92}
     assert effect.matters
     assert not effect.names_first
 
@@ -134,7 +132,7 @@ def test_the_comparison_is_told_in_words(kvsim: Run) -> None:
     done = kvsim("compare", "--vllm", "0.22.1", "0.33.0", "--num-requests", "60", "--num-blocks", "400")
     assert done.returncode == 0, done.stderr
     assert "The first decision that differs: step" in done.stdout
-    assert "because of: Freed blocks that hold no prefix are reused first, of whatever layers." in done.stdout
+    assert "because of: Freed blocks that hold no cached prefix are reused first." in done.stdout
     same = kvsim("compare", "--vllm", "0.24.0", "0.25.1", "--num-requests", "20")
     assert "Every decision is the same." in same.stdout
 
