@@ -1,7 +1,7 @@
-"""LoRA adapters: the server has a limited number of adapter slots, and passes over a sequence whose adapter has none.
+"""LoRA adapters: the server has a limited number of adapter slots. A sequence whose adapter has none is skipped.
 
-The adapters in use are counted again in every pass over the queue. Releases of vLLM differ in whether all running
-sequences count, or only those in the step.
+Every pass over the queue counts the adapters in use again. Releases of vLLM differ in the running sequences that count:
+all, or only those in the step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The prefill interval of the scheduler: after a step that computes a prompt, a number of steps only decode.
 
-Prompts are not held back when no sequence decodes, nor if the last step that might compute prompts left sequences
-waiting that were never passed over.
+The interval has no effect if no sequence decodes, or if the last step that could compute prompts left sequences waiting
+without skipping them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_prefill(sequence: Sequence, computed: int) -> bool:
 
 @part
 def end_pass(engine: Engine) -> None:
-    """Record whether any waiting sequence was never passed over; a step that computes no prompts records nothing."""
+    """Record whether any waiting sequence was never skipped; a step that computes no prompts records nothing."""
     state = engine.state
     if not state.holds_prefills:
         state.leaves_waiting = state.num_waiting > state.num_passed_over

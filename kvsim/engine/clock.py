@@ -1,11 +1,11 @@
 """The engine loop with simulated time: the host schedules and launches steps, and the GPU computes them.
 
-The kernels of a step start as soon as the GPU is free, even while the host is still launching the rest, and end no
-sooner than the launch. With asynchronous scheduling the host schedules a step while the GPU computes the one before,
-and processes an output only when two steps are in flight or nothing is left to schedule.
+The kernels of a step begin as soon as the GPU is free, even while the host still launches the rest of the step. They
+end no earlier than the launch. With asynchronous scheduling, the host schedules a step while the GPU computes the step
+before. It processes an output only if two steps are in flight or nothing is left to schedule.
 
-A run is advanced in slices. A slice ends where another part of the simulation has to act, or where the recorded rows
-have to be drained.
+A run is advanced in slices. A slice ends when another part of the simulation has to act, or when the recorded rows have
+to be drained.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, CROW
 - `LAUNCHED`: the step waits for the steps of other ranks.
 """
 _SHARE_AFTER_KERNELS = 0.58
-"""Share of a worker's host time that falls after the kernels of a step, in a synchronous pipeline: the worker passes
-its result to the next stage before it prepares the next step. Measured in vLLM 0.25.1 on two hosts with two H200: a
-lone sequence's token takes 6.2 ms, and two sequences keep the last stage busy for 4.4 to 4.5 ms, 2.6 ms of it in
-kernels.
+"""Share of a worker's host time that follows the kernels of a step, in a synchronous pipeline.
+
+The worker passes its result to the next stage before it prepares the next step. Measured in vLLM 0.25.1 on two hosts
+with two H200: a token of a lone sequence takes 6.2 ms. Two sequences keep the last stage busy for 4.4 to 4.5 ms, of
+which kernels take 2.6 ms.
 """
 
 
@@ -103,7 +104,7 @@ def ask_again(engine: Engine, num_users: int) -> None:
 
 @part
 def _after_step(engine: Engine) -> int:
-    """Return the outcome after a step: `SCHEDULED` if the run goes on, else the reason why the caller has to act."""
+    """Return the outcome after a step: `SCHEDULED` if the run goes on, else the reason for which the caller has to act."""
     state = engine.state
     if state.num_in_batch == 0 and state.num_preempted == 0 and engine.scheduler.is_stalled(engine):
         return STALLED
@@ -203,7 +204,7 @@ def schedule(engine: Engine) -> None:
 
 @part
 def _fed_back(engine: Engine) -> int:
-    """Return the index in `launched` of the step whose outputs the first stage needs to begin the newest step."""
+    """Return the index in `launched` of the step whose outputs the first stage needs before it begins the newest step."""
     index = engine.state.next_launched - 1 - engine.settings.feedback
     return index if index >= 0 else index + engine.settings.most_in_flight
 

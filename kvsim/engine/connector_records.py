@@ -19,11 +19,11 @@ class ConnectorSettings:
     is_store: bool = False
     """A store holds prefixes of prompts; otherwise prompts are fetched from another server."""
     spares_busy: bool = False
-    """A sequence whose blocks could not be freed at once is not preempted."""
+    """A sequence is not preempted if its blocks could not be freed at once."""
     recomputes: bool = False
-    """Tokens that fail to load are recomputed; if False, their sequence ends."""
+    """Tokens that fail to load are recomputed; if False, the request ends."""
     backoff_tokens: int = 0
-    """Tokens at the end of a prompt that are not fetched."""
+    """Number of tokens at the end of a prompt that are computed even if they could be loaded."""
     is_timed: bool = False
     """The engine's clock decides when a load has ended; if False, the caller reports it."""
     block_s: float = 0.0
@@ -39,25 +39,25 @@ class ConnectorState:
     num_external: int = 0
     """Number of tokens that the sequence being admitted gets through the connector."""
     num_loading: int = 0
-    """Number of loads that have begun and are not reported."""
+    """Number of loads that have begun and whose end is not reported yet."""
     num_held: int = 0
-    """Number of sequences that have ended and whose blocks wait for a transfer."""
+    """Number of sequences that have ended, but keep their blocks for a transfer."""
     num_loads: int = 0
-    """Number of entries in `loads`, which the caller has not read yet."""
+    """Number of entries of `ConnectorTables.loads` that the caller has not read yet."""
     num_notices: int = 0
     num_sends: int = 0
     num_reports: int = 0
     num_bad: int = 0
-    """Number of blocks that have failed to load and are not reported."""
+    """Number of blocks that have failed to load and are not reported yet."""
     num_errors: int = 0
     num_fetched: int = 0
-    """Number of the `loads` that are on the link."""
+    """Number of entries of `ConnectorTables.loads` that were put on the link."""
     num_fetched_blocks: int = 0
     """Number of blocks that were put on the link in the whole run."""
     num_live: int = 0
-    """Number of transfers whose end is known and not reported yet."""
+    """Number of transfers whose end is known, but not reported yet."""
     is_asleep: bool = False
-    """Nothing happens before `wake_s`, unless another server or a client acts."""
+    """The engine does nothing before `wake_s`, unless another server or a client acts."""
     wake_s: float = 0.0
 
 
@@ -66,29 +66,29 @@ class Transfer:
     """State of one request's transfers through the connector."""
 
     is_kept: bool = False
-    """Blocks stay at the end of the request until they are read."""
+    """The blocks of the request are kept after its end, until another server has read them."""
     fetches: bool = False
-    """The prompt's KV is on another server, and was not requested yet."""
+    """The KV of the prompt is on another server and was not requested yet."""
     stored_tokens: Small = 0
     """Number of leading tokens that the store holds."""
     is_async: bool = False
     """Loads take place between steps."""
     num_unknown: Small = 0
-    """Number of lookups that will still be answered with "ask again"."""
+    """Number of the next lookups in the store that get no answer yet, so that the scheduler asks again."""
     first_bad: int = 0
-    """Index in `bad_places` of the first block that fails to load."""
+    """Index in `ConnectorTables.bad_places` of the first block that fails to load."""
     num_bad: Small = 0
     """Number of blocks that fail to load, until they are reported."""
     rank: Small = 0
-    """Position among the sequences that fail in one step."""
+    """Position of the request among all requests that fail in one step."""
     loads_from: Small = 0
-    """Index of the first table entry that the load under way writes."""
+    """Index of the first table entry that the present load writes."""
     external_tokens: Small = 0
-    """Number of tokens that the last admission or load got through the connector."""
+    """Number of tokens that the connector provided at the last admission or load."""
     done_s: float = 0.0
-    """Time at which the load, or the reading of kept blocks by another server, ends, in seconds."""
+    """Time in seconds at which the load ends, or at which another server has read the kept blocks."""
     has_come: bool = False
-    """The load was reported, and the scheduler has not visited the sequence since."""
+    """The end of the load was reported, and the scheduler has not visited the sequence since."""
     has_failed: bool = False
     """Some of the loaded blocks are bad."""
     is_error: bool = False
@@ -96,35 +96,35 @@ class Transfer:
     is_held: bool = False
     """The sequence has ended, and its blocks wait for a transfer."""
     begun_seq: int = -1
-    """`State.seq` when its last transfer began; -1 for none."""
+    """`State.seq` at the begin of the last transfer; -1 if there was none."""
     ended_seq: int = -1
-    """`State.seq` when the end of that transfer was reported; -1 for none."""
+    """`State.seq` at the report of the end of the last transfer; -1 if it was not reported."""
     begin_s: float = 0.0
-    """Time at which that load begins on the link, or from which on kept blocks wait, in seconds."""
+    """Time in seconds at which the last load begins on the link, or from which blocks are kept."""
     first_entry: Small = 0
-    """Index of the first table entry that the transfer concerns."""
+    """Index of the first table entry of the last transfer."""
     num_blocks: Small = 0
-    """Number of blocks of that transfer."""
+    """Number of blocks of the last transfer."""
     num_tokens: Small = 0
-    """Number of tokens in these blocks: the loaded tokens of a load, the computed tokens of kept blocks."""
+    """Number of tokens that the last load brings, or of computed tokens in the kept blocks."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Report:
-    """The end of a transfer, which the output of a step reports."""
+    """The end of a transfer, reported with the output of a step."""
 
     sequence: Small = 0
     is_load: bool = False
     reported_in: int = 0
-    """Number of the step with whose output it is reported, counted from 1 like calls of the scheduler."""
+    """Number of that step, counted from 1 over all calls of the scheduler."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lane:
-    """One of the equal lanes that the link is divided into."""
+    """One of the lanes, each with an equal share of the link."""
 
     free_s: float = 0.0
-    """Time at which all loads assigned to it have ended, in seconds."""
+    """Time in seconds at which all loads of the lane have ended."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -136,7 +136,7 @@ class BadBlock:
 
 
 class ConnectorTables(NamedTuple):
-    """The connector of an engine that has one."""
+    """The records of a KV connector."""
 
     settings: ConnectorSettings
     state: ConnectorState
@@ -145,18 +145,18 @@ class ConnectorTables(NamedTuple):
     loads: Numbers
     """Sequences whose loads have begun, in order, until the caller reads the list."""
     notices: Numbers
-    """Sequences whose prompts will not be fetched, so that the other server may free them."""
+    """Sequences that do not fetch their prompts, so that the other server can free the blocks of these prompts."""
     sends: Numbers
-    """Sequences that have ended, and whose blocks wait for a reader from the next step on."""
+    """Sequences that have ended, and whose blocks are kept for another server from the next step on."""
     live: Numbers
     """Sequences with a transfer whose end is known and not reported."""
     lanes: Records[Lane]
     reports: Records[Report]
     """Transfers that have ended, in the order in which they are reported."""
     bad_places: Numbers
-    """Table entries of the blocks that fail to load, for all sequences, end to end."""
+    """Table entries of the blocks that fail to load, sequence after sequence."""
     bad_blocks: Records[BadBlock]
     marks: Numbers
-    """Marks of bad blocks, one for each block; used within one update."""
+    """Mark of each block, used during one update to find bad blocks."""
     errors: Numbers
     """Sequences that end with this update because their load failed."""

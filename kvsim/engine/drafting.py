@@ -1,8 +1,8 @@
 """Speculative decoding as vLLM schedules it: a step verifies the drafts of a sequence, and rejected drafts are undone.
 
-No draft model runs here. The number of accepted drafts in each step is an input: a list for each request, read at the
-number of outputs that the request has. Where steps are scheduled ahead, the next step already reserves tokens for
-drafts that have not been generated.
+No draft model runs here. The number of accepted drafts in each step is an input: each request has a list, which is read
+at the number of the request's outputs. With asynchronous scheduling, the next step reserves tokens for drafts that are
+not generated yet.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def return_tokens(engine: Engine, num_tokens: int) -> None:
 def padded_tokens(engine: Engine, computed: int, budget: int) -> int:
     """Return the number of tokens in the first step of a waiting sequence that has one token left to compute.
 
-    vLLM pads that token with drafts, which are always rejected, to the length of the other decodes in the step. The
-    result is 0 if the padded sequence does not fit and has to wait.
+    vLLM pads this token with drafts, which are always rejected, so that the sequence is as long as the other decodes in
+    the step. Return 0 if the padded sequence does not fit; it then waits.
     """
     settings, state = engine.settings, engine.state
     has_running = state.num_listed > state.num_new_seqs  # a sequence that ran before is in the step
@@ -53,7 +53,7 @@ def padded_tokens(engine: Engine, computed: int, budget: int) -> int:
 
 @part
 def unsplit_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Shorten a chunk that leaves fewer known tokens than drafting reads ahead; return its number of tokens."""
+    """Return `num_tokens`, shortened if fewer known tokens would follow the chunk than drafting reads ahead."""
     ahead, rest = engine.settings.prompt_ahead_tokens, sequence.num_tokens - computed - num_tokens
     return max(num_tokens - (ahead - rest), 0) if 0 < rest < ahead else num_tokens
 
@@ -62,7 +62,7 @@ def unsplit_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 def num_cacheable(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
     """Return how many of the first `num_tokens` tokens can be in cached blocks.
 
-    With drafts the key of a block may also cover tokens after the block, so the last blocks have no key yet.
+    With drafts, the key of a block may also cover tokens after the block. The last blocks then have no key yet.
     """
     settings = engine.settings
     if settings.num_drafts == 0:
@@ -72,9 +72,10 @@ def num_cacheable(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def commit(engine: Engine, sequence: Sequence, is_new: bool) -> int:
-    """Return the number of drafts that the scheduled step verifies for a sequence, and count the outputs it awaits.
+    """Return the number of drafts that the scheduled step verifies for a sequence, and count the outputs that it
+    awaits.
 
-    The step computes all known tokens of the sequence. The number is negative if the sequence `is_new` in the step: its
+    The step computes all known tokens of the sequence. The result is negative if the sequence `is_new` in the step: its
     drafts are padding, which is always rejected.
     """
     num_verified = sequence.computed - sequence.num_tokens - sequence.placeholders
@@ -138,7 +139,7 @@ def _take_back(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def num_wrong(engine: Engine, sequence: Sequence, index: int) -> int:
-    """Return how many drafts the step rejects for a sequence, which is at `index` of `emitting`."""
+    """Return how many drafts the step rejects for the sequence at `index` of `emitting`."""
     if engine.settings.num_drafts == 0:
         return 0
     num_verified = engine.emitting_drafts[index]
@@ -149,7 +150,7 @@ def num_wrong(engine: Engine, sequence: Sequence, index: int) -> int:
 
 @part
 def propose(engine: Engine, launched: int) -> None:
-    """Give drafts to the sequences of a processed step, at index `launched`; a chunk of a prompt gets none."""
+    """Propose drafts for the sequences of the processed step at index `launched`, except for chunks of prompts."""
     first = launched * engine.settings.max_num_seqs
     for index in range(first, first + engine.launched[launched].num_computing):
         sequence = engine.sequences[engine.computing[index]]
@@ -159,7 +160,7 @@ def propose(engine: Engine, launched: int) -> None:
 
 @part
 def _num_right(engine: Engine, sequence: Sequence, num_drafts: int) -> int:
-    """Return how many of the next drafts are right by the request's list, or `num_drafts` if it has no list."""
+    """Return how many of the next drafts are accepted by the request's list; `num_drafts` if it has no list."""
     given = engine.given_drafts[sequence.number]
     if given.num_right == 0:
         return num_drafts
@@ -168,7 +169,7 @@ def _num_right(engine: Engine, sequence: Sequence, num_drafts: int) -> int:
 
 @part
 def _num_proposed(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of drafts that are proposed next, by the request's list if it has one."""
+    """Return the number of drafts that are proposed next: by the request's list if it has one."""
     given, most = engine.given_drafts[sequence.number], engine.state.num_drafts
     if given.num_proposed == 0:
         return most

@@ -1,4 +1,4 @@
-"""The Python interface of an engine: run it on its clock, or step it by hand, and inspect its state."""
+"""The Python interface of an engine: run it by its clock or step it by hand, and inspect its state."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ _ADVANCE, _MOMENT, _PLAY = range(3)
 
 
 class Driver:
-    """Runs one engine. If the caller steps it by hand, the caller orders the events, and the clock does not advance."""
+    """Interface of one engine. If the caller steps the engine by hand, the clock does not advance."""
 
     def __init__(
         self, engine: Engine, *, compiled: bool = False, compile_later: Callable[[], Engine | None] = lambda: None
     ) -> None:
         """Run `engine` interpreted, or as machine code if it is `compiled`.
 
-        A run of more than one slice continues in the compiled engine that `compile_later` returns, if any.
+        A run that is longer than a slice continues in the compiled engine that `compile_later` returns, if it returns
+        one.
         """
         self.engine = engine
         """The engine in its present state. Its records keep the rows of a slice until the next slice begins."""
@@ -68,9 +69,9 @@ class Driver:
         self.engine.state.num_submitted = size
 
     def send_first(self, num_users: int, think_s: float) -> None:
-        """Send the first request of each user, who thinks for `think_s` seconds after an answer and asks again.
+        """Send the first request of each user. A user sends the next request `think_s` seconds after an answer.
 
-        The engine sends the other requests. It must not refuse any, because a refused request ends before earlier ones.
+        The engine sends these next requests. It must refuse none, because a refused request ends before earlier ones.
         """
         self.send_all()
         settings, state = self.engine.settings, self.engine.state
@@ -205,15 +206,15 @@ class Driver:
         return queue
 
     def skipped(self) -> list[int]:
-        """Return the skipped sequences, which load or wait to be looked up again."""
+        """Return the skipped sequences, which are loading or must be looked up again."""
         return self._listed("skipped", self.engine.state.num_skipped)
 
     def deferred(self) -> list[int]:
-        """Return the sequences whose blocks will be freed after the steps in flight, in order of freeing."""
+        """Return the sequences whose blocks are freed only after the steps in flight, in order of freeing."""
         return listed(self.engine.external.deferred, 0, self.engine.external.state.num_deferred)
 
     def jobs(self) -> dict[int, Job]:
-        """Return the copies that are not reported yet, by the index of their record, in order of beginning."""
+        """Return the copies whose end is not reported yet, by index of their record, in order of their begin."""
         jobs, record = {}, int(self.engine.host.jobs[NO_JOB].next)
         while record != NO_JOB:
             jobs[record] = self.engine.host.jobs[record]
@@ -241,7 +242,7 @@ class Driver:
         return [int(sources[slot * size + index]) for slot in self.slots(job) for index in range(size)]
 
     def report(self, job: int, call: int) -> None:
-        """Report a copy with the output of step `call`, counted from 1 like the calls of the scheduler."""
+        """Report the end of a copy with the output of step `call`; calls of the scheduler are counted from 1."""
         host_jobs.report(self.engine, job, call)
 
     def report_transfer(self, number: int, call: int, *, is_load: bool) -> None:
@@ -265,7 +266,7 @@ class Driver:
         return loads, freed
 
     def wake_s(self) -> float:
-        """Return the time in seconds at which an engine without work continues by itself; infinity for never."""
+        """Return the time in seconds at which an engine without work continues by itself; infinity if it does not."""
         engine = self.engine
         if engine.memory is static_batch.RECTANGLE:
             return float(static_batch.next_chance_s(engine))
@@ -310,7 +311,7 @@ class Driver:
         return bool(self.engine.state.num_arrived < self.engine.state.num_submitted)
 
     def tell_read(self, number: int, at_s: float) -> None:
-        """Set the time `at_s` at which another server has read the blocks that an ended sequence holds for it."""
+        """Set the time at which another server has read the blocks that an ended sequence keeps."""
         self.engine.connector.transfers[number].done_s = at_s
         transfers.expect_end(self.engine, self.sequence(number))
 
@@ -337,7 +338,7 @@ class Driver:
 
 @part
 def act_on_batch(engine: Engine, action: int, argument: float) -> int:  # noqa: ARG001  static batches only advance
-    """Advance an engine of static batches, the only action that it has."""
+    """Advance an engine of static batches, which has no other action."""
     return static_batch.advance(engine, argument)
 
 

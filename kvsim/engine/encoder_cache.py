@@ -127,7 +127,7 @@ def _make_room(engine: Engine, num_tokens: int) -> bool:
 
 @part
 def _tokens_before(engine: Engine, place: EncoderInput, computed: int, num_tokens: int) -> int:
-    """Return the number of tokens to which a chunk is cut because an image in it has no room."""
+    """Return the number of tokens to which a chunk is cut because one of its images has no room."""
     if engine.settings.cuts_before_images:
         return min(num_tokens, place.offset - computed) if computed < place.offset else 0
     return max(0, place.offset - computed - engine.settings.prompt_ahead_tokens)
@@ -145,7 +145,7 @@ def _has_output(engine: Engine, place: EncoderInput, begin: int, end: int) -> bo
 
 @part
 def encode(engine: Engine, sequence: Sequence) -> None:
-    """Put the planned images into the cache, because the step encodes them for a sequence."""
+    """Put the planned images of a sequence, which the step encodes, into the cache."""
     state = engine.encoder.state
     if engine.settings.encoder_tokens == 0 or state.planned_tokens == 0:
         return
@@ -167,7 +167,7 @@ def encode(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def return_budget(engine: Engine, sequence: Sequence) -> None:
-    """Return to the budget the images of a sequence that the step has preempted; they stay in the cache, as in vLLM."""
+    """Return the images of a preempted sequence to the budget of the step; as in vLLM, they stay in the cache."""
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
         place = engine.encoder.inputs[index]
         if place.encoded_in == engine.state.num_scheduled:
@@ -177,10 +177,10 @@ def return_budget(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle(engine: Engine, launched: int, begin: int, number: int, wrong: int) -> int:
-    """Release the images that sequences of a processed step have computed, from index `begin` to sequence `number`.
+    """Release the images that sequences of a processed step have computed, from index `begin` up to sequence `number`.
 
     `begin` is an index in the step's list of sequences. The `wrong` drafts of sequence `number` do not count as
-    computed. Number 0 is no sequence: all sequences from `begin` on are visited. Return the index at which to continue.
+    computed. With 0 as `number`, all sequences from `begin` on are visited. Return the index at which to continue.
     """
     first, place = launched * engine.settings.max_num_seqs, begin
     while place < engine.launched[launched].num_computing:

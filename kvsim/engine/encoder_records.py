@@ -28,9 +28,9 @@ class EncoderState:
     num_calls: int = 0
     """Number of plans made so far."""
     num_planned: int = 0
-    """Number of inputs in the plan that was made last."""
+    """Number of inputs in the last plan."""
     planned_tokens: int = 0
-    """Number of outputs in the plan that was made last."""
+    """Number of outputs in the last plan."""
     num_evicted: int = 0
     """Number of images that the step being scheduled has evicted."""
     num_encoded: int = 0
@@ -50,37 +50,37 @@ class EncoderInput:
     """One occurrence of an image in a prompt."""
 
     content: Small = 0
-    """Number of the image, from 1 on."""
+    """Number of the image, counted from 1."""
     offset: Small = 0
-    """Number of prompt tokens before it."""
+    """Number of prompt tokens before the occurrence."""
     end: Small = 0
-    """Number of prompt tokens up to its end."""
+    """Number of prompt tokens up to the end of the occurrence."""
     first_run: Small = 0
-    """Index of its first run of tokens that carry an output."""
+    """Index in `EncoderCache.runs` of the first range of tokens that take an encoder output."""
     num_runs: Small = 0
     first_alike: Small = 0
     """The first input of the same sequence with the same image."""
     is_held: bool = False
     """The sequence uses the image for this occurrence."""
     is_user: bool = False
-    """The sequence uses the image for any occurrence; set in the first input with this image only."""
+    """The sequence uses the image for any occurrence; set only in the first input with this image."""
     num_held: Small = 0
-    """Number of occurrences for which the sequence uses the image; set in the first input only."""
+    """Number of occurrences for which the sequence uses the image; set only in the first input."""
     encoded_in: Small = 0
-    """Number of the last step that was scheduled to encode it, from 1."""
+    """Number of the last step that encodes the image, counted from 1."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class EncodedImage(Linked):
-    """One image. Unused images are linked in the order in which their last sequence freed them."""
+    """One image. Unused images are linked in the order in which they became unused."""
 
     num_tokens: Small = 0
     """Number of encoder outputs."""
     is_cached: bool = False
     num_users: Small = 0
-    """Number of sequences that use it."""
+    """Number of sequences that use the image."""
     planned_in: Small = 0
-    """Number of the last plan to encode it; see `EncoderState.num_calls`."""
+    """Number of the last plan that encodes the image; see `EncoderState.num_calls`."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -103,13 +103,13 @@ class EncoderCache(NamedTuple):
     first_inputs: Numbers
     """Index of the first input of each sequence, and finally the index after all inputs."""
     runs: Numbers
-    """Runs of tokens that take an encoder output: the first token and the number of tokens, alternating."""
+    """Contiguous ranges of tokens that take an encoder output: first token and number of tokens, alternating."""
     images: Records[EncodedImage]
     """Distinct images, from record 1 on. Record 0 is the head of the list of evictable images."""
     planned: Numbers
-    """Indices of the inputs in the plan that was made last; negative for an input that repeats a planned image."""
+    """Indices of the inputs in the last plan; negative for an input that repeats a planned image."""
     evicted: Numbers
-    """Images that the step being scheduled has evicted, in order, as far as there is room; an image may occur twice."""
+    """Images that the step being scheduled has evicted, in order. Further ones are left out if there is no room."""
     rows: Records[EncoderRow]
     """Events of the slice, if they are recorded."""
 

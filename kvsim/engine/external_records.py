@@ -1,6 +1,6 @@
-"""The records of an engine whose KV also comes from elsewhere: from host memory, a store, or another server.
+"""The records of an engine that also gets KV from host memory, a store, or another server.
 
-Other engines have an empty tuple in their place, so that their compiled code has no code for it.
+An engine without them has an empty tuple instead, so that its compiled code has no code for them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class ExternalSequence:
     """State of one sequence."""
 
     prefilling_place: Small = 0
-    """Index among the `prefilling` sequences, from 1 on; 0 for none."""
+    """Index of the sequence in `ExternalKV.prefilling`, counted from 1; 0 if it is not there."""
     last_step: int = 0
-    """Number of the last step that computed its tokens."""
+    """Number of the last step that computed tokens of the sequence."""
     free_after: int = 0
-    """Number of the step whose output must be processed before its blocks are free."""
+    """Number of the step after whose output the blocks of the sequence are free."""
     dead_tokens: Small = 0
-    """Number of tokens that it had computed in the blocks whose release is deferred."""
+    """Number of computed tokens in the blocks whose release is deferred."""
 
 
 class ExternalKV(NamedTuple):
@@ -50,9 +50,10 @@ class ExternalKV(NamedTuple):
     state: ExternalState
     sequences: Records[ExternalSequence]
     prefilling: Numbers
-    """Sequences that load or were admitted with a part of their prompt, so blocks for the rest are reserved."""
+    """Sequences with an unfinished prompt for which the pool reserves blocks: they load, or were admitted with a part.
+    """
     deferred: Numbers
-    """Sequences that have no tables any more, but whose blocks are not free yet, in order."""
+    """Sequences without tables whose blocks are not free yet, in order."""
 
 
 def external_kv(size: int, *, compiled: bool) -> ExternalKV:

@@ -1,12 +1,12 @@
 """Fast-forward: the scheduler does not visit sequences that only decode, which makes long runs much faster.
 
-In most steps a running sequence computes one token, in a slot that it already has, and does not end. The effect of such
-a step is known in advance, and so is the first step that needs a decision: the table grows, a block becomes full, or
-the last token is computed. Until then the sequence is left alone ("quiet"): the scheduler counts it but does not touch
-its record, so the cost of a step depends on the decisions in it, not on the running sequences. Then `catch_up` applies
-all skipped steps at once.
+In most steps, a running sequence computes one token, in a slot that it already has, and does not end. The effect of
+such a step is known in advance, and so is the first step that needs a decision: the table grows, a block becomes full,
+or the last token is computed. Until then the sequence is "quiet": the scheduler counts it, but does not touch its
+record. So the cost of a step depends on the number of decisions in it, not on the number of running sequences.
+`catch_up` applies all skipped steps at once.
 
-At the end of a slice of the run all sequences are caught up, so that callers never see a quiet sequence.
+At the end of a slice of the run, all sequences are caught up. Callers never see a quiet sequence.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
 
 @part
 def _begin(engine: Engine, index: int) -> bool:
-    """Begin to leave the sequence at `index` of `running` alone, if it only decodes; return whether it does."""
+    """Make the sequence at `index` of `running` quiet if it only decodes; return whether it does."""
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
     computed, under_way = sequence.computed, 1 if settings.ahead else 0
     is_decode = computed >= sequence.prompt_tokens and sequence.num_tokens + under_way - computed == 1
@@ -54,7 +54,7 @@ def _begin(engine: Engine, index: int) -> bool:
 
 @part
 def catch_up(engine: Engine, index: int, launched: int) -> None:
-    """Update the sequence at `index` of `running` to its state after step number `launched`, if it was left alone."""
+    """Update a quiet sequence, at `index` of `running`, to its state after step number `launched`."""
     if engine.quiet_until[index] == 0:
         return
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
@@ -90,7 +90,7 @@ def catch_up_from(engine: Engine, first: int, launched: int) -> None:
 
 @part
 def spell_out(engine: Engine) -> None:
-    """List all sequences of the step scheduled last in `batch`, in order, and catch up those that were left alone."""
+    """List all sequences of the last scheduled step in `batch`, in order, and catch up the quiet ones."""
     state = engine.state
     if state.num_quiet == 0:
         return

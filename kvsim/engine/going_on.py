@@ -1,6 +1,6 @@
-"""Continue a run in another engine: a compiled copy, or the same with more room for rows of the schedule.
+"""Continue a run in another engine: a compiled copy, or the same engine with more room for rows of the schedule.
 
-A long run begins interpreted, because compiling takes seconds, and `moved` continues it in machine code.
+A long run begins interpreted, because compiling takes seconds. `moved` continues it in machine code.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ _NOT_COPIED_BY_NAME = (
     *("memory", "scheduler", "rules", "external", "host", "connector", "radix", "encoder", "step_times"),
     *("steps", "outputs", "memory_rows"),
 )
-"""Fields of an engine that `moved` does not copy by name: those that both engines share, those whose parts it copies
-one by one (see `_parts_of`), and rows that were drained."""
+"""Fields of an engine that `moved` does not copy by name.
+
+Both engines share some, `_parts_of` lists the parts of others, and drained rows are not copied.
+"""
 
 
 def moved(source: Engine, target: Engine) -> Engine:

@@ -1,8 +1,8 @@
 """Swapping to host memory, as in vLLM V0: the blocks of a preempted sequence are copied to the host and back.
 
-If the host has no room for all blocks of a preempted sequence, its tokens are recomputed instead. When the sequence is
-admitted again, it gets new blocks, and only blocks that the prefix cache no longer holds are copied back. Other
-sequences never hit host copies. vLLM 0.25.1 has no such swap.
+If the host has no room for all blocks of a preempted sequence, its tokens are recomputed. A sequence that is admitted
+again gets new blocks. Only blocks that the prefix cache has lost are copied back. Other sequences never hit host
+copies. vLLM 0.25.1 has no such swap.
 """
 
 from __future__ import annotations

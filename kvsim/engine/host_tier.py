@@ -72,7 +72,7 @@ class HostState:
     recent_target: float = 0.0
     """Number of blocks that ARC aims to keep in `RECENT`."""
     num_sparings: int = 0
-    """Number of times that blocks were marked as not to be evicted."""
+    """Number of times that blocks were protected from eviction."""
     num_jobs: int = 0
     """Number of copies that have begun and are not reported."""
     next_job: int = 0
@@ -94,15 +94,15 @@ class HostBlock(Linked):
 
     key: int = 0
     readers: Small = 0
-    """Number of loads that read it; `WRITING` while it is being written."""
+    """Number of loads that read the block; `WRITING` while a store writes it."""
     in_list: Small = 0
-    """Index of the list that contains it; -1 for none."""
+    """Index of the list that contains the block; -1 for none."""
     next_alike: Small = 0
-    """The next record in its bucket."""
+    """The next record in the same bucket."""
     spared: int = 0
-    """Number of the last time that it was marked as not to be evicted; see `HostState.num_sparings`."""
+    """`HostState.num_sparings` at the time at which the block was last protected from eviction."""
     next_of_job: Small = 0
-    """The next block that the same copy writes."""
+    """The next block that the same store writes."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -123,22 +123,22 @@ class Job(Linked):
     sequence: Small = 0
     is_load: bool = False
     begin: Small = 0
-    """The first host block of the sequence that it covers."""
+    """The first host block of the sequence in the copy."""
     end: Small = 0
     first_written: Small = 0
     """The first block that a store writes; the others are linked by `next_of_job`."""
     num_blocks: Small = 0
     """Number of GPU blocks that are copied."""
     begun_step: Small = 0
-    """The recorded step that decided it."""
+    """The recorded step that decided the copy."""
     awaited_step: Small = 0
-    """The first recorded step that had to wait for it, or -1."""
+    """The first recorded step that had to wait for the copy; -1 for none."""
     decided_in: int = 0
-    """The call of the scheduler that decided it, counted from 1."""
+    """The call of the scheduler that decided the copy, counted from 1."""
     awaited_in: int = 0
-    """The last call of the scheduler whose step had to wait for it."""
+    """The last call of the scheduler whose step had to wait for the copy."""
     reported_in: int = 0
-    """Number of the step with whose output it is reported, counted like calls of the scheduler."""
+    """The call of the scheduler with whose output the end of the copy is reported."""
     next_reported: Small = 0
     is_on_link: bool = False
     done_s: float = 0.0
@@ -164,14 +164,14 @@ class HostSequence:
 
     num_jobs: Small = 0
     stored: Small = 0
-    """Number of leading host blocks that are stored, or need not be."""
+    """Number of leading host blocks that are stored or need no store."""
     num_recorded: Small = 0
-    """Number of entries of its table whose allocation is recorded in `allocated_in`."""
+    """Number of table entries whose allocation is in `HostTier.allocated_in`."""
     preempted_in: int = 0
 
 
 class HostTier(NamedTuple):
-    """The second tier of an engine that has one."""
+    """The records of a second tier."""
 
     settings: HostSettings
     state: HostState
@@ -181,9 +181,9 @@ class HostTier(NamedTuple):
     buckets: Numbers
     """The first record of every bucket of keys."""
     sources: Numbers
-    """GPU blocks that each slot is copied from, slot after slot."""
+    """GPU blocks from which each slot is copied, slot after slot."""
     jobs: Records[Job]
-    """Copies. Pending ones are linked in order of their numbers; record 0 is the head of that list."""
+    """Copies. Those that are not reported are linked in order of their numbers; record 0 is the head of this list."""
     sequences: Records[HostSequence]
     """One record for each sequence."""
     allocated_in: Numbers

@@ -1,7 +1,7 @@
-"""The ring of steps in flight, which were scheduled and whose outputs are not processed yet.
+"""The ring of steps in flight: scheduled steps whose outputs are not processed yet.
 
-A synchronous engine has one step in flight, an engine that schedules ahead has two, and a pipeline has enough to keep
-all its stages busy. A place is an index in the ring, `Engine.launched`.
+A synchronous engine has one step in flight, an engine with asynchronous scheduling two, and a pipeline enough for all
+of its stages. A place is an index in the ring, `Engine.launched`.
 """
 
 from __future__ import annotations

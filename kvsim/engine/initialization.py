@@ -61,7 +61,7 @@ _MOST_BLOCKS = 1 << 22
 _MOST_LISTED = 1 << 24
 """Longest list of numbers in an interpreted engine. Longer ones are arrays, which are slower but take less memory."""
 _MOST_BUCKET_BITS = 16
-"""Bound on the hash buckets of a radix tree, which has far fewer nodes than pages."""
+"""Largest number of bits of a bucket's index for a radix tree, which has far fewer nodes than pages."""
 _GIB, _GIGA = 1 << 30, 1e9
 
 _ONE_STAGE = Pipeline()
@@ -110,7 +110,7 @@ class EnginePlan:
     hicache: tuple[str, int] | None = None
     """SGLang's write policy for a host tier, and the number of units in the tier; None for no host tier."""
     num_moments: int = 1
-    """Largest number of events that can be ordered in one call."""
+    """Largest number of events that one call of `Driver.play` replays."""
     drafts: Drafts | None = None
     """Speculative decoding as vLLM schedules it; None without."""
     encoding: Encoding | None = None
@@ -304,7 +304,7 @@ class _Room:
     """Number of entries in the longest table of each group."""
     num_holes: int
     rows_of_loads: int
-    """Rows of loads in one step, in addition to the rows of running sequences."""
+    """Rows of the memory table that loads write in one step, in addition to the rows of running sequences."""
     memory_rows: int
 
     @property
@@ -627,7 +627,7 @@ def _cut_holes(engine: Engine, policy: Contiguous, num_units: int) -> int:
 
 
 def _leaves_alone(settings: records.Settings) -> bool:
-    """Tell whether fast-forward may leave decoding sequences alone: no setting has to visit them in every step."""
+    """Tell whether fast-forward may skip decoding sequences: no setting requires a visit in every step."""
     visits_sequences = (
         settings.lookahead_tokens
         or settings.num_drafts

@@ -51,8 +51,7 @@ def append_extent(
 def release(engine: Engine, sequence: Sequence, group: int, begin: int, end: int, num_cached: int) -> None:
     """Record that a sequence frees its table in `entries[begin:end]`, whose first `num_cached` blocks keep a prefix.
 
-    In a group that leaves some blocks out of the prefix cache, each block has its own row, and then an empty table is
-    released.
+    In a group that does not cache some blocks, each block has its own row, and then an empty table is released.
     """
     if not engine.settings.records_memory:
         return
@@ -120,7 +119,7 @@ def list_batch(engine: Engine) -> None:
 
 @part
 def goes_on(engine: Engine, sequence: Sequence, computed_before: int, tokens: int) -> bool:
-    """Tell whether this step continues the open row of a sequence, so that one more repetition records it."""
+    """Tell whether one more repetition of a sequence's open row records this step."""
     open_row = sequence.open_row
     if open_row < 0 or engine.settings.num_drafts > 0:
         return False

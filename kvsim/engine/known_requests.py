@@ -50,7 +50,7 @@ class Demand:
         return np.asarray(self.output < self.limit)
 
     def reservations(self, policy: Contiguous) -> Column:
-        """Return the number of slots that each request reserves when it is first admitted: int64[n]."""
+        """Return the number of slots that each request reserves at its first admission: int64[n]."""
         wanted = {
             Reserve.MAX: np.full_like(self.prompt, policy.max_model_len),
             Reserve.LIMIT: self.prompt + self.limit,

@@ -1,5 +1,4 @@
-"""The interface of a kind of memory: a record of functions, through which the scheduler, the clock and the totals use
-it.
+"""The interface of a kind of memory: a record of functions that the scheduler, the clock and the totals call.
 
 The record of each kind is at the end of its module, for example `kv_cache` for blocks, `tiered` for blocks with a
 second tier on the host, `reservations` for contiguous extents, and `static_batch` for the rectangle of a static batch.
@@ -91,7 +90,7 @@ class MemoryManager:
 
     # Called by a scheduler.
     take_over: Callable[[Engine, Sequence], bool] = _is_ready
-    """Attach what a waiting sequence has loaded; return False while it is still loading, so that it is passed over."""
+    """Put what a waiting sequence has loaded into its table; return False while it is loading and must be skipped."""
     find_prefix: Callable[[Engine, Sequence], int] = _none_of
     """Return the number of leading tokens of a waiting sequence that need not be computed, or `SKIP` or `STOP`."""
     admit: Callable[[Engine, Sequence, int, int], bool] = _no_room
@@ -106,7 +105,7 @@ class MemoryManager:
     free: Callable[[Engine, Sequence], None] = _ignore
     """Free all memory of a sequence; if its status is `PREEMPTED`, it will be resumed."""
     frees_at_once: Callable[[Engine, Sequence], bool] = _is_ready
-    """Tell whether a running sequence may be preempted: with some connectors, only if that frees its blocks at once."""
+    """Tell whether a running sequence may be preempted. Some connectors allow this only if it frees blocks at once."""
     expect_return: Callable[[Engine, Sequence], None] = _ignore
     """Prepare for the resumption of a sequence that is being preempted."""
 
@@ -118,36 +117,35 @@ class MemoryManager:
     cached_windows: Callable[[Engine], int] = _none
     """Return the number of units of the window pool that only the radix tree holds."""
     unusable_units: Callable[[Engine, Sequence], int] = _none_of
-    """Return the number of free units that fragmentation keeps from the head of the queue, which would fit their sum.
-    """
+    """Return the number of free units if their sum suffices for the head of the queue, but no contiguous range does."""
     expired_slots: Callable[[Engine], int] = _none
     """Return the number of held slots whose tokens no later step reads."""
     shared_tokens: Callable[[Engine, int], int] = _none_of
-    """Return the number of tokens that a step reads more than once, because its sequences share their slots."""
+    """Return the number of tokens that a step reads several times, because its sequences share their slots."""
 
     # Transfers between GPU and host.
     awaits_transfers: Callable[[Engine], bool] = _never
-    """Tell whether transfers are in progress that keep the engine scheduling although no sequence computes."""
+    """Tell whether the engine must go on scheduling for transfers in progress although no sequence computes."""
     awaits_others: Callable[[Engine], bool] = _never
-    """Tell whether blocks are held until another server has read them, at a time that is not known yet."""
+    """Tell whether blocks are kept for another server that reads them at an unknown time."""
     is_asleep: Callable[[Engine], bool] = _never
-    """Tell whether the engine waits for a known time, unless another server or a client acts earlier."""
+    """Tell whether the engine waits for a known time; another server or a client may act earlier."""
     after_schedule: Callable[[Engine], None] = _do_nothing
     """Begin the transfers of the step that was just scheduled."""
     before_update: Callable[[Engine, int], None] = _ignore
-    """Free the blocks that were held for a step in flight whose output is being processed."""
+    """Free the blocks that were kept for the step in flight whose output is processed now."""
     after_update: Callable[[Engine], None] = _do_nothing
-    """End the transfers that are reported with the output that was processed."""
+    """End the transfers whose end is reported with the processed output."""
     start_transfers: Callable[[Engine], None] = _do_nothing
     """Set the times of the transfers of the step that was just scheduled, by the speed of the link."""
     poll_transfers: Callable[[Engine], None] = _do_nothing
     """Report the transfers that have ended when the kernels of a step are launched."""
     wait_for_transfers: Callable[[Engine, float], None] = _ignore
-    """Advance the clock, to `until_s` at most, while only transfers are in progress."""
+    """Advance the clock, at most to `until_s`, while nothing but transfers is in progress."""
     has_room_for_rows: Callable[[Engine], bool] = _always
     """Tell whether there is room for the rows of the transfers that the next step may report."""
     has_news: Callable[[Engine], bool] = _never
-    """Tell whether a step has begun transfers that other servers must know of."""
+    """Tell whether a step has begun transfers that other servers must be notified of."""
 
     def __repr__(self) -> str:
         return self.name

@@ -26,9 +26,9 @@ NOTHING, ADD, SCHEDULE, LOOK, UPDATE, ABORT, LEAVE = range(7)
 
 @part
 def play(engine: Engine, num_moments: int) -> int:
-    """Replay the first `num_moments` events, each with a new `seq`; return the number of events replayed.
+    """Replay the first `num_moments` events, each with a new `seq`; return the number of replayed events.
 
-    It ends early when there may be no room to record the next event, and after a `LOOK` that did schedule something.
+    The replay ends early if the next event may not have room for its rows, or after a `LOOK` that scheduled a step.
     """
     state = engine.state
     for index in range(num_moments):

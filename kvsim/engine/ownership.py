@@ -26,6 +26,6 @@ class ImageEventKind(IntEnum):
     HOLD = 1
     """A request begins to use the image, which cannot be evicted as long as a request uses it."""
     LET_GO = 2
-    """The request does not use the image any more."""
+    """A request stops using the image."""
     EVICT = 3
     """The image is removed to make room for another."""

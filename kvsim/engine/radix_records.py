@@ -1,8 +1,7 @@
 """Records of SGLang's radix cache: the tree, the slots, the rows of requests, and the state of the scheduler.
 
-An engine without it has an empty tuple in its place, and nothing of these records in its compiled code. A page is a
-number of consecutive slots, one by default. Page 0 is where padding is written. It is never allocated, so 0 means no
-page.
+An engine without it has an empty tuple instead, and its compiled code has nothing of these records. A page is a number
+of consecutive slots, one by default. Page 0 receives padding and is never allocated, so 0 means no page.
 """
 
 from __future__ import annotations
@@ -72,9 +71,9 @@ class RadixArguments:
     """Initial share of their remaining outputs that running requests are expected to need."""
     least_ratio: float = 0.0
     ratio_decay: float = 0.0
-    """Number by which every decode step lowers this share."""
+    """Amount by which every decode step lowers this share."""
     retract_steps: int = 0
-    """Number of slots that a retraction makes available for each remaining request."""
+    """Number of decode steps for which a retraction makes room, for each remaining request."""
     most_new_tokens: int = 0
     """Largest number of tokens of an answer that admission takes into account."""
     window_tokens: int = 0
@@ -88,7 +87,7 @@ class RadixArguments:
     write_policy: int = NO_HOST
     """The write policy of the host tier."""
     copies_are_told: bool = False
-    """The caller reports when copies have ended; if False, each copy has ended in the next pass."""
+    """The caller reports the end of each copy; if False, each copy has ended in the next pass."""
     reports: bool = False
     """Evictions, duplicates and retractions are recorded."""
     most_memory_rows: int = 0
@@ -180,7 +179,7 @@ class RadixState:
     admitted_chunked: int = NOT_CHUNKED
     """The request whose prompt is cut, among those admitted in this pass."""
     num_needs: int = -1
-    """Number of records used in `RadixTables.needs`; -1 before the first candidate of a pass."""
+    """Number of used records in `RadixTables.needs`; -1 before the first candidate of a pass."""
     num_free_host: int = 0
     """Number of free pages in the host tier."""
     num_written: int = 0
@@ -209,27 +208,27 @@ class FreeList:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Node(Bucketed):
-    """A node of the tree: a run of pages, which is found by the key of its first page."""
+    """A node of the tree: a contiguous part of a prefix, which is found by the key of its first page."""
 
     key: int = 0
     parent: Small = 0
     owner: Small = 0
-    """A request with the tokens of the whole path, so that its keys are the keys of the node's pages."""
+    """A request with the tokens of the whole path, which provides the keys of the node's pages."""
     begin: Small = 0
     """Number of pages on the path before the node."""
     num_pages: Small = 0
     first_entry: Small = 0
-    """Index of its first page in `RadixTables.node_pages`."""
+    """Index in `RadixTables.node_pages` of the node's first page."""
     num_children: Small = 0
     locks: Small = 0
     hits: Small = 0
     place: Small = -1
-    """Index of the node in `RadixTables.leaves`; -1 if it cannot be evicted."""
+    """Index in `RadixTables.leaves` of the node; -1 if it cannot be evicted."""
     priority: int = 0
     accessed: int = 0
     created: int = 0
     attached: int = 0
-    """Stamp of the time at which the node was attached to its parent."""
+    """Stamp of the time at which the node got its parent."""
     weight: Small = 0
     """Number of waiting requests whose prefix ends in the subtree; used while the queue is sorted."""
     first_waiting: Small = 0
@@ -244,20 +243,22 @@ class Node(Bucketed):
     num_host_children: Small = 0
     """Number of children that are only on the host; `num_children` does not count these."""
     host_locks: Small = 0
-    """Number of locks on the node's copy on the host, such as one for each load under way that ends at the node."""
+    """Number of locks on the host copy of the node. Each load in progress that ends at the node holds one."""
     loaded_for: Small = ROOT
-    """The node at which the load under way ends that also loads this node; `ROOT` for none."""
+    """The last node of the load in progress that also loads this node; `ROOT` for none."""
     doubled: int = 0
-    """Number in the order in which nodes became double (on the device and on the host); 0 if it has none."""
+    """Position in the order in which nodes became double (on the device and on the host); 0 if the node is not double.
+    """
     has_window: bool = False
-    """Its pages have window slots."""
+    """The pages of the node have window slots."""
     window_locks: Small = 0
     edge: Small = 0
     """A number that identifies the node as the upper end of a locked window; 0 for none."""
     younger: Small = ROOT
-    """The node whose windows were used next after those of this node; for `ROOT`, the least recently used one.
+    """The node whose windows were used next after those of this node; for `ROOT`, the least recently used node.
 
-    `older` is the link in the other direction."""
+    `older` is the opposite link.
+    """
     older: Small = ROOT
 
 
@@ -266,52 +267,52 @@ class Holding:
     """The state of one request in the cache and in the scheduler."""
 
     node: Small = ROOT
-    """The node at which its prefix ends."""
+    """The node at which the prefix of the request ends."""
     host_node: Small = ROOT
-    """The node at which its prefix ends, copies on the host included."""
+    """The node at which the prefix of the request ends if copies on the host count."""
     host_tokens: Small = 0
-    """Number of tokens of its last match that are only on the host."""
+    """Number of tokens of the last match that are only on the host."""
     lock: Small = ROOT
-    """The last node of its locked path."""
+    """The last node of the path that the request locks."""
     edge: Small = 0
-    """The edge (`Node.edge`) up to which the windows of that path are locked; 0 for the whole path."""
+    """The edge (`Node.edge`) up to which the request locks the windows of its path; 0 for the whole path."""
     gone_tokens: Small = 0
-    """Number of leading tokens for which the request has no window slots any more."""
+    """Number of leading tokens whose window slots the request has freed."""
     branch_tokens: Small = 0
-    """Number of tokens of its last match, if missing windows made its hit shorter; otherwise 0."""
+    """Number of tokens of the last match if missing windows shortened the hit; otherwise 0."""
     num_extends: Small = 0
     """Number of prefills of the request since it was admitted."""
     num_decodes: Small = 0
     prefix_tokens: Small = 0
-    """Number of tokens before its next prefill."""
+    """Number of tokens of the request before its next prefill."""
     extend_end: Small = 0
-    """Number of tokens up to the end of its last prefill."""
+    """Number of tokens of the request up to the end of its last prefill."""
     protected_tokens: Small = 0
     """Number of leading tokens whose slots belong to the tree."""
     inserted_tokens: Small = 0
-    """Number of its leading tokens that were inserted into the tree so far."""
+    """Number of leading tokens that were inserted into the tree so far."""
     laid_out_tokens: Small = 0
-    """Number of its tokens when the scheduler last copied their list."""
+    """Number of tokens at the time at which the scheduler last copied the request's token list."""
     matched_tokens: Small = 0
-    """Number of tokens of its last match, by which the queue is sorted."""
+    """Number of tokens of the last match, by which the queue is sorted."""
     limit: Small = 0
     """Largest number of outputs that the request allows."""
     ignores_eos: bool = False
     is_aborted: bool = False
     """The request ends with its next output."""
     middle_chunks: Small = 0
-    """Number of its chunks in flight that yield no output."""
+    """Number of chunks in flight that yield no output."""
     launched_in: int = 0
-    """Number of the last batch that prefilled the request, counted from 1 over all batches."""
+    """Number of the last batch that prefilled the request, counted from 1."""
     entered: int = 0
-    """Number in the order in which requests entered the queue."""
+    """Position in the order in which requests entered the queue."""
     entered_at: int = 0
     """Value of `RadixState.num_prefilled` when the request entered the queue."""
     rank: Small = 0
-    """Place of its name in the order of all names, which breaks ties."""
+    """Position of the request's name in the order of all names, which breaks ties."""
     priority: int = 0
     is_put_back: bool = False
-    """The request waits until the prefix that it shares with a request before it in the queue is computed."""
+    """The request waits until an earlier request in the queue has computed their common prefix."""
     next_waiting: Small = 0
 
 
@@ -326,29 +327,29 @@ class Launch:
 
 @dataclass(slots=True, eq=False, repr=False)
 class CacheEvent:
-    """An event of the cache, or a further row with pages of that event."""
+    """An event of the cache, or further pages of the event before."""
 
     kind: Small = 0
     is_first: bool = False
-    """The row begins an event. Other rows add pages to the event."""
+    """The record begins an event; if False, it adds pages to the event before."""
     subject: Small = 0
     """The retracted request, the number of slots to evict, or the first page."""
     length: Small = 0
     """Number of pages, or of the request's outputs."""
     others: Small = 0
-    """Number of other requests of the batch that continue."""
+    """Number of the other requests in the batch, which continue."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Need:
-    """Number of outputs that a request is expected to have still, and of the tokens whose slots it frees then."""
+    """Expected future of a request: `left` outputs, and `held` tokens whose slots become free at its end."""
 
     left: float = 0.0
     held: int = 0
 
 
 class RadixTables(NamedTuple):
-    """The records of SGLang's cache and scheduler, in an engine that has them."""
+    """The records of SGLang's cache and scheduler."""
 
     settings: RadixArguments
     state: RadixState
@@ -357,14 +358,14 @@ class RadixTables(NamedTuple):
     free_pages: Numbers
     """The rings of both pools, one after the other. Window pages are numbered after the other pages."""
     node_pages: Numbers
-    """Two halves, one of which lists the pages of every node. If it is full, the lists are copied to the other half."""
+    """The pages of all nodes, in one of two halves. A full half is copied to the other one without unused entries."""
     windows: Numbers
     """The window page of each page; `NO_PAGE` for none."""
     nodes: Records[Node]
     leaves: Numbers
-    """A heap of the nodes that can be evicted; the next one to evict is at its top."""
+    """Nodes that can be evicted, as a heap with the next one at its top."""
     rows: Numbers
-    """The request table: the pages of each row, row after row."""
+    """The pages of each row of the request table, row after row."""
     free_rows: Numbers
     """A stack of the free rows."""
     holdings: Records[Holding]
@@ -380,5 +381,5 @@ class RadixTables(NamedTuple):
     launches: Records[Launch]
     """One record for each step that may be in flight."""
     needs: Records[Need]
-    """Future needs of requests if there is no prefix cache, in ascending order of `left`; see `prefill_adder`."""
+    """Future needs of requests, in ascending order of `left`, if there is no prefix cache; see `prefill_adder`."""
     events: Records[CacheEvent]

@@ -31,7 +31,7 @@ class Linked:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Bucketed(Linked):
-    """A record that can be in a `bucket`, too."""
+    """A record that can also be in a `bucket`."""
 
     next_alike: Small = 0
     """Index of the next record in its bucket; 0 for none."""
@@ -49,9 +49,9 @@ class Settings:
     """Number of sequences that may run at once; at most `max_num_seqs`."""
     long_prefill_token_threshold: int = 0
     threshold_is_adaptive: bool = False
-    """The threshold is at least the step's budget, divided by the number of running and waiting sequences."""
+    """The threshold is at least the budget of the step divided by the number of running and waiting sequences."""
     prefill_interval: Feature = 1
-    """Number of steps from one that computes prompts to the next that may compute prompts."""
+    """Smallest number of steps from one that computes prompts to the next."""
     max_adapters: Feature = 0
     """Largest number of adapters in use at once; 0 if adapters are not limited."""
     running_keep_adapters: bool = False
@@ -67,32 +67,29 @@ class Settings:
     counts_repeated_images: FeatureFlag = False
     """An image that occurs several times in a prompt is in use until its last occurrence is computed."""
     ahead: bool = False
-    """Asynchronous scheduling: a step is scheduled before the outputs of earlier steps, which it decodes from, are
-    known.
-    """
+    """Asynchronous scheduling: a step is scheduled before the outputs of earlier steps are known."""
     most_in_flight: int = 1
     """Largest number of steps in flight at once."""
     decode_interval: int = 1
-    """Number of steps from one that decodes a sequence to the next that may decode it."""
+    """Smallest number of steps between two steps that decode one sequence."""
     feedback: int = 0
-    """Number of steps before a step whose outputs the first stage of a pipeline awaits; 0 for no wait."""
+    """The first stage of a pipeline awaits the outputs of the step that is this number of steps earlier; 0 for no wait.
+    """
     by_priority: FeatureFlag = False
     chunked_prefill: bool = False
     reserve_full_prompt: bool = False
     fills_pipeline: bool = False
     """A step is scheduled ahead even after an empty step, and even if the oldest step in flight is already computed."""
     late_outputs_block: bool = False
-    """A preempted sequence awaits no output, and is admitted again only after its outputs in flight have come."""
+    """A preempted sequence awaits no output. It is admitted again only after its outputs in flight have come."""
     drops_late: FeatureFlag = False
     """Outputs in flight of a preempted sequence are discarded, so the sequence does not wait for them."""
     skipped_keep_places: bool = False
-    """A sequence that is passed over stays in the queue unless it holds blocks. If False, it joins the skipped
-    sequences.
-    """
+    """A skipped sequence without blocks stays in the queue. If False, it joins the list of skipped sequences."""
     keeps_turns: bool = False
-    """A preempted sequence that is not in the step does not make the step miss the next running sequence."""
+    """The preemption of a sequence that is not in the step does not make the step miss the next running sequence."""
     preempted_self_stops: bool = False
-    """A sequence that preempts itself for lack of memory ends the scheduling of running sequences in the step."""
+    """If a sequence preempts itself for lack of memory, the step schedules no further running sequence."""
     lone_prompt_is_limited: bool = False
     """`long_prefill_token_threshold` also limits a sequence that is the only one."""
     answers_awaited: bool = False
@@ -100,68 +97,68 @@ class Settings:
     windows_wait: FeatureFlag = False
     """Blocks of windows, chunks and states are freed only when all steps in flight that read them are processed."""
     counts_flight: FeatureFlag = False
-    """Tokens in flight are counted for each sequence, because freeing its blocks or admitting it depends on them."""
+    """Tokens in flight are counted for each sequence, because its blocks are freed or it is admitted depending on them.
+    """
     unit_tokens: int = 0
     num_units: int = 0
     """Number of units (blocks or slots) that can be allocated."""
     offloads: bool = False
     """Computed blocks are copied to a second tier on the host."""
     frees_late: bool = False
-    """Blocks that a step in flight uses are freed only when its output is processed, since a transfer might overwrite
-    them.
+    """Blocks that a step in flight uses are freed only when its output is processed: a transfer might overwrite them.
     """
     prefix_caching: bool = False
     watermark_blocks: int = 0
     num_groups: int = 0
     unit_slots: int = 0
-    """Number of slots of one unit. A slot is a token if one group keeps every token, a byte if blocks differ."""
+    """Number of slots of one unit. A slot is a token, or a byte if groups have blocks of different sizes."""
     token_slots: int = 0
     """Number of slots of one token, summed over all tables."""
     first_hit: int = 0
-    """Index in `Engine.entries` at which the hit blocks of the sequence being admitted begin."""
+    """Index in `Engine.entries` of the first hit block of the sequence being admitted."""
     cache_tokens: int = 0
-    """Lengths of hits are multiples of this: the least common multiple of the groups' block sizes, in tokens."""
+    """Least common multiple of the groups' block sizes in tokens; lengths of hits are multiples of it."""
     commit_tokens: int = 0
-    """Blocks are cached up to multiples of this, in tokens."""
+    """Number of tokens up to a multiple of which blocks are cached."""
     retention_tokens: int = 0
-    """Distance in tokens of the boundaries at which windows and states are kept for hits; `NEVER` keeps all boundaries.
+    """Distance in tokens of the boundaries at which windows and states are kept for hits; `NEVER` for all boundaries.
     """
     expires_from: int = 0
-    """Number of computed tokens of a sequence from which on some tokens can have expired."""
+    """Smallest number of computed tokens of a sequence with which some tokens can have expired."""
     marks_prompt_end: FeatureFlag = False
-    """The last state of a prompt counts as written whenever the cached tokens end with the prompt."""
+    """A step that caches exactly a prompt counts as the step that wrote the last state of the prompt."""
     bounds_first_chunk: bool = False
-    """The first chunk of a sequence ends after the tokens that only some groups have cached."""
+    """The first chunk of a sequence ends at its junction (see `Sequence.junction`)."""
     keeps_junctions: bool = False
-    """Steps end at the junction (see `Sequence.junction`), and the blocks before it are kept for hits."""
+    """A step ends at the junction (see `Sequence.junction`), and the blocks before it are kept for hits."""
     cuts_at_boundaries: bool = False
-    """Steps of a prompt end at boundaries, not after whole blocks."""
+    """Chunks of a prompt end at block boundaries. If False, a chunk is a whole number of blocks."""
     cuts_wide_blocks: bool = False
-    """Steps end after whole blocks, except those too small for a block."""
+    """Chunks end at block boundaries, or inside a block if the step has too few tokens for the whole block."""
     most_chunk_tokens: int = 0
     """Largest number of tokens of one prompt in one step."""
     spares_last_token: bool = False
     """The last boundary of a prompt is before its last token."""
     cuts_every_full_kind: bool = False
-    """Hits of all kinds of full attention are cut to the common hits. If False, only hits of the first kind are cut."""
+    """Hits of all kinds of full attention are cut to the common hit. If False, only hits of the first kind are cut."""
     boundary_tokens: Feature = 0
-    """Multiple of tokens at which steps of a prompt end, because recurrent state is kept there; 0 for no alignment."""
+    """Tokens between the boundaries at which chunks end because recurrent states are kept there; 0 for none."""
     first_leader: int = 0
     """The first group of the kind that is looked up first."""
     has_windows: FeatureFlag = False
     """Some groups do not read every token."""
     most_unsure: int = 0
-    """Largest number of unsure tokens of a sequence (see `totals`). Only its end shows whether they are computed."""
+    """Largest number of unsure tokens of a sequence (see `totals`): tokens that may turn out not to be computed."""
     lookahead_tokens: Feature = 0
-    """Number of slots after its tokens that every running sequence holds for drafts."""
+    """Number of slots that every running sequence holds for drafts, after the slots of its tokens."""
     num_drafts: Feature = 0
     """Number of tokens drafted for every sequence; 0 without."""
     draft_slots: Feature = 0
-    """Number of tokens of a step that drafting itself takes for each sequence."""
+    """Number of tokens of a step's budget that drafting takes for each sequence."""
     ahead_tokens: Feature = 0
-    """Number of tokens after a block that its key also covers."""
+    """Number of tokens after a block that the key of the block also covers."""
     prompt_ahead_tokens: Feature = 0
-    """Number of tokens after a chunk that drafting reads. A chunk leaves that many prompt tokens or more, or none."""
+    """Number of prompt tokens that drafting reads after a chunk. At least that many follow each chunk, or none."""
     drops_last_hit: FeatureFlag = False
     """The last block of every hit is recomputed, because the drafter needs its hidden states."""
     pads_admission: FeatureFlag = False
@@ -190,7 +187,7 @@ class Settings:
     sort_by_length: FeatureFlag = False
     memory_guard: bool = False
     stamp_at_entry: bool = False
-    """A request's arrival is recorded when the engine has let it in, not when it was sent."""
+    """The recorded arrival of a request is the time at which the engine added it, not the time at which it was sent."""
     answers: bool = False
     """The run stops whenever a request has ended, because a client waits for its answer."""
     lockstep: bool = False
@@ -200,10 +197,12 @@ class Settings:
     think_s: float = 0.0
     """Seconds between an answer and the user's next request."""
     leaves_alone: bool = False
-    """Sequences that only decode may be left alone; see `fast_forward`."""
+    """Fast-forward is on: sequences that only decode can be quiet (see `fast_forward`)."""
     notes_every_step: bool = False
-    """Steps that compute and preempt nothing are recorded too, since they may begin or report copies, and in a pipeline
-    they count for `decode_interval`."""
+    """Steps that compute and preempt nothing are recorded too.
+
+    Such a step may begin or report copies, and in a pipeline it counts for `decode_interval`.
+    """
     records_memory: bool = False
     """Changes of ownership are recorded."""
     records_schedule: bool = False
@@ -271,20 +270,22 @@ class State:
     awaiting: bool = False
     """The engine call under way processes the output of the oldest step next."""
     unflushed: bool = False
-    """A sequence has left since the last step was scheduled, so the engine schedules once more to report this."""
+    """A sequence has left since the last step was scheduled. The engine schedules once more to report this."""
     num_in_batch: int = 0
     """Number of sequences in the step being scheduled."""
     num_listed: int = 0
     """Number of sequences of the step being scheduled that are listed in `batch`."""
     num_quiet: int = 0
-    """Number of running sequences that only decode and are left alone."""
+    """Number of quiet sequences (see `fast_forward`)."""
     quiet_tokens: int = 0
-    """Sum over the sequences left alone: computed tokens minus the number of the step before they were left alone.
-    With the number of the present step added for each, this is their number of context tokens."""
+    """Sum over the quiet sequences: computed tokens, minus the number of the step before the sequence became quiet.
+
+    Plus the number of the present step for each, it is the number of their context tokens.
+    """
     num_prefill_tokens: int = 0
     """Number of tokens of prompts in the step being scheduled."""
     context_tokens: int = 0
-    """Number of tokens that the step attends to, which is the sum of its sequences' computed tokens at its end."""
+    """Number of tokens that the step attends to: the sum over its sequences of computed tokens at its end."""
     attention_pairs: int = 0
     """Number of pairs of a prompt token in the step and a token that it attends to."""
     num_tokens_in_batch: int = 0
@@ -308,13 +309,13 @@ class State:
     has_prefill: bool = False
     """The step being scheduled admits a sequence with more than one token to compute."""
     leaves_waiting: bool = False
-    """The last step that was allowed to compute prompts left sequences waiting that it had not passed over."""
+    """The last step that could compute prompts left sequences waiting without skipping them."""
     num_computing_steps: int = 0
-    """Number of steps that computed anything; counted where prompts are held back."""
+    """Number of steps that computed anything; counted only with a prefill interval."""
     last_prefill_step: int = 0
     """Number of the last computing step that computed a prompt."""
     num_passed_over: int = 0
-    """Number of waiting sequences that were passed over at least once."""
+    """Number of waiting sequences that were skipped at least once."""
     num_adapter_passes: int = 0
     """Number of passes over the queue in which adapters were counted."""
     num_adapters: int = 0
@@ -328,7 +329,7 @@ class State:
     num_uncached: int = 0
     """Number of tokens of the sequence being admitted that only some groups have cached."""
     num_admitted: int = 0
-    """Number of sequences that have been admitted at all."""
+    """Number of sequences that were ever admitted."""
     num_free_places: int = 0
     num_free: int = 0
     """Number of free units of the pool."""
@@ -342,27 +343,27 @@ class State:
     num_swapped_in: int = 0
     num_holes: int = 0
     rover: int = 0
-    """End of the extent that was allocated last, at which next fit goes on."""
+    """End of the last allocated extent, where next fit continues."""
     num_copied_slots: int = 0
     """Number of written slots that the step being scheduled copies to another address."""
     batch_is_open: bool = True
     """Sequences may still join the batch; used with request-level batching only."""
     written: int = 0
-    """Slots, over all tables, that hold computed tokens."""
+    """Number of slots, over all tables, with computed tokens."""
     useful: int = 0
-    """Slots, over all tables, that will be written before their sequence ends."""
+    """Number of slots, over all tables, that will be written before their sequence ends."""
     rounding: int = 0
-    """Slots that were allocated beyond those requested."""
+    """Number of slots that were allocated beyond those requested."""
     num_unsure: int = 0
-    """Number of sequences that gave back slots of tokens that may never be computed, since the last step."""
+    """Number of sequences that have freed slots of unsure tokens (see `totals`) since the last step."""
     num_memory_rows: int = 0
     num_schedule_rows: int = 0
     is_crowded: bool = False
     """A step made more changes than there is room to record."""
     subject: int = 0
-    """The sequence, block or sum that the outcome of a slice refers to."""
+    """The sequence, block or sum to which the outcome of a slice refers."""
     other: int = 0
-    """A second number that the outcome refers to."""
+    """A second number to which the outcome refers."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -373,22 +374,22 @@ class Sequence(Bucketed):
     """Index of the record in `Engine.sequences`. Record 0 is the head of the linked queue, not a sequence."""
     prompt_tokens: Small = 0
     end_tokens: Small = 0
-    """Number of tokens in the end, the last output included."""
+    """Number of tokens at the end of the request, the last output included."""
     limit_tokens: Small = 0
-    """Number of tokens of the prompt and the largest allowed output."""
+    """Number of tokens of the prompt plus the largest allowed number of outputs."""
     full_tokens: Small = 0
-    """Largest number of tokens that may be computed in the end."""
+    """Largest number of computed tokens at the end of the request."""
     num_unsure: Small = 0
-    """Number of unsure tokens among the `full_tokens` (see `totals`). Only its end shows whether they are computed."""
+    """Number of unsure tokens (see `totals`) among the `full_tokens`."""
     is_refused: bool = False
     is_skipped: bool = False
     """The sequence is in the list of skipped sequences, not in the queue."""
     was_passed_over: bool = False
-    """The sequence waits, and was passed over at least once since it began to wait."""
+    """The sequence was skipped at least once since it began to wait."""
     is_chunk: bool = False
-    """Its last step computed a chunk, which ended before the last token that is known or in flight."""
+    """The last step of the sequence computed a chunk, which ended before the last token that is known or in flight."""
     adapter: Small = 0
-    """Number of its adapter, from 1 on; 0 for none."""
+    """Number of the adapter, counted from 1; 0 for none."""
     priority: Small = 0
     reservation: Small = 0
     """Number of slots requested at admission, if they do not depend on the computed tokens."""
@@ -396,57 +397,57 @@ class Sequence(Bucketed):
     num_tokens: Small = 0
     """Number of tokens whose values are known."""
     handed_tokens: Small = 0
-    """Tokens whose values were known at the last admission, when the scheduler sent them to the model runner."""
+    """Number of known tokens at the last admission, when the scheduler sent them to the model runner."""
     computed: Small = 0
-    """Number of tokens scheduled so far; may exceed `num_tokens` where steps are scheduled ahead."""
+    """Number of tokens scheduled so far. With asynchronous scheduling, it may exceed `num_tokens`."""
     placeholders: Small = 0
-    """Number of outputs scheduled and not known yet."""
+    """Number of outputs that are scheduled and not known yet."""
     decodes_from: Small = 0
-    """The first step, counted from 1, in which it may decode again."""
+    """The first step, counted from 1, that may decode the sequence again."""
     in_flight: Small = 0
-    """Tokens of steps in flight; counted only with `Settings.counts_flight`."""
+    """Number of tokens in steps in flight; counted only with `Settings.counts_flight`."""
     junction: Small = 0
     """Length in tokens of the longest hit of any group, if it exceeds the common hit of all groups; otherwise 0."""
     drafts: Small = 0
-    """Number of drafts that its next step verifies."""
+    """Number of drafts that the next step verifies."""
     rejected: Small = 0
-    """Number of rejected drafts, whose slots are written and will be written again."""
+    """Number of rejected drafts, whose written slots will be written again."""
     parked_tokens: Small = 0
     """Number of computed tokens whose blocks are on the host."""
     place: Small = 0
     """Index of the sequence's table, or the address at which its extent begins."""
     num_units: Small = 0
-    """Number of blocks, or slots, that it holds."""
+    """Number of blocks or slots that the sequence holds."""
     requested: Small = 0
-    """Number of slots that it requested for its extent; the allocator may have rounded up."""
+    """Number of slots that the sequence requested for its extent; the allocator may have rounded up."""
     moves_to: Small = 0
-    """Address at which its extent begins after the compaction under way."""
+    """Address of the sequence's extent after the present compaction."""
     room_tokens: Small = 0
-    """Number of tokens up to which the sequence can compute without a change of its table."""
+    """Number of tokens up to which the table of the sequence needs no change."""
     cache_at: Small = 0
-    """Number of known tokens from which on another of its blocks can be cached."""
+    """Smallest number of known tokens with which another block of the sequence can be cached."""
     preemptions: Small = 0
     cached_tokens: Small = 0
     num_keys: Small = 0
-    """Number of full blocks of its prompt whose keys are known."""
+    """Number of full prompt blocks with known keys."""
     first_key: int = 0
-    """Index of its first key in `Engine.prompt_keys`."""
+    """Index in `Engine.prompt_keys` of the sequence's first key."""
     quiet_since: Small = 0
-    """The last step before it was left alone, counted from 1; see `fast_forward`."""
+    """Number of the step, counted from 1, before the sequence became quiet; see `fast_forward`."""
     open_row: Small = 0
-    """Index of the schedule row that its next step may extend; -1 for none."""
+    """Index of the schedule row that the next step may extend; -1 for none."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class RequestDrafts:
-    """The lists of drafts of one request in `Engine.draft_counts`, read cyclically at its number of outputs."""
+    """The lists of one request in `Engine.draft_counts`, read cyclically at the number of the request's outputs."""
 
     first_right: int = 0
-    """Index at which the list of accepted drafts in a step begins."""
+    """Index of the list of accepted drafts per step."""
     num_right: Small = 0
     """Length of that list; 0 if all drafts are accepted."""
     first_proposed: int = 0
-    """Index at which the list of proposed drafts in a step begins."""
+    """Index of the list of proposed drafts per step."""
     num_proposed: Small = 0
     """Length of that list; 0 if the largest number is always proposed."""
 
@@ -464,14 +465,14 @@ class Times:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Unsure:
-    """The slots of one unsure token; only its sequence's end shows whether the token is computed (see `totals`)."""
+    """The slots of one unsure token (see `totals`)."""
 
     slots: int = 0
     """Number of slots that the sequence holds for the token."""
     since_s: float = 0.0
     """Sum over these slots of the times at which they were allocated, in seconds."""
     slot_s: float = 0.0
-    """Slot-seconds held for nothing so far; minus infinity once the token was computed."""
+    """Slot-seconds for which the slots were held for nothing so far; minus infinity if the token was computed."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -495,9 +496,9 @@ class Lists:
     preempted: int = 0
     """Sequences preempted by the step being scheduled, in that order."""
     unsure: int = 0
-    """Sequences that have given back slots of tokens that may never be computed, since the last step."""
+    """Sequences that have freed slots of unsure tokens since the last step."""
     free_place: int = 0
-    """Free places, whose tables belong to no sequence."""
+    """Free places: indices of tables that belong to no sequence."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -508,18 +509,18 @@ class Group:
     block_size: int = 0
     """Number of tokens of one block."""
     window: int = 0
-    """Tokens of the window or of the chunk."""
+    """Number of tokens of the window or of the chunk."""
     mode: int = 0
     """The states that a recurrent group keeps: see `LIVE_STATE` and its neighbours in `state`."""
     cap_blocks: int = 0
     """Largest number of blocks that one sequence ever holds; used for windows and chunks."""
     hashes_per_block: int = 0
     token_slots: int = 0
-    """Number of slots of one token in a block; 0 where blocks hold states."""
+    """Number of slots of one token in a block; 0 if blocks hold states."""
     state_slots: int = 0
     """Number of slots of one recurrent state."""
     num_alike: int = 0
-    """Number of groups of the same kind, this one included. Their tables have equal lengths."""
+    """Number of groups of the same kind, including this one. Their tables have equal lengths."""
     alike_slots: int = 0
     """Number of slots of one token, or state, in all groups of the same kind."""
     keeps_some: bool = False
@@ -529,17 +530,17 @@ class Group:
     reuses_left_first: bool = False
     """Blocks without a prefix that are freed because they left the window go to the head of the free queue."""
     frees_over_gaps: bool = False
-    """States are freed even if entries after them were freed before."""
+    """Freeing states continues past entries that are null already."""
     keeps_all: bool = False
     """Every full block is put into the prefix cache."""
     first_entry: int = 0
-    """Index of the first entry of the group's table among the entries of a place."""
+    """Index, among the entries of a place, of the first entry of the group's table."""
     next_alike: int = 0
     """The next group of the same kind, which is looked up together with this one; -1 for none."""
     next_leader: int = 0
     """The first group of the kind that is looked up next; -1 for none."""
     num_shared: int = 0
-    """Number of table entries beyond the first that list the same block."""
+    """Number of table entries that list a block again that another entry lists."""
     num_hits: int = 0
     """Number of hit blocks of the sequence being admitted, null blocks included."""
 
@@ -549,7 +550,7 @@ class Table:
     """The blocks of one sequence in one group."""
 
     begin: int = 0
-    """Index of its first entry among all entries."""
+    """Index in `Engine.entries` of the first entry."""
     num_blocks: Small = 0
     """Number of entries, null ones included."""
     num_held: Small = 0
@@ -557,52 +558,52 @@ class Table:
     num_cached: Small = 0
     """Number of leading blocks that are in the prefix cache or will never be put there."""
     num_removed: Small = 0
-    """Number of leading entries whose blocks were freed; aligned recurrent groups only."""
+    """Number of leading entries whose blocks were freed; only for aligned recurrent groups."""
     last_state: Small = 0
-    """Index of the entry with the last state before the newest; -1 for none; aligned recurrent groups only."""
+    """Index of the entry with the state before the newest; -1 for none; only for aligned recurrent groups."""
     owns_state: bool = False
-    """The sequence has allocated a state, besides those it hit."""
+    """The sequence has allocated a state, in addition to the states that it hit."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Launched:
-    """A step under way."""
+    """A step in flight."""
 
     is_recorded: bool = False
     computes: bool = False
-    """The step computes tokens; set where there is a second tier."""
+    """The step computes tokens; set only with a second tier."""
     done_s: float = 0.0
     turnaround_s: float = 0.0
     num_emitting: int = 0
     num_computing: int = 0
-    """Number of sequences that it computes; set where tokens in flight are counted."""
+    """Number of sequences that the step computes; set only with `Settings.counts_flight`."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Stage:
-    """A pipeline stage: the GPU, or the tensor-parallel GPUs, that compute a run of the model's layers."""
+    """A pipeline stage: the GPUs that compute a contiguous range of the model's layers."""
 
     free_s: float = 0.0
-    """Time at which it has computed all launched steps, in seconds."""
+    """Time in seconds at which the stage has computed all launched steps."""
     throttle: float = 0.0
-    """Share by which the power limit had lowered its clock at `throttled_at_s`."""
+    """Share by which the power limit had lowered the clock of the GPUs at `throttled_at_s`."""
     throttled_at_s: float = 0.0
     """Time at which `throttle` was last updated, in seconds."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Block(Bucketed):
-    """One block. The record is kept to 32 bytes, because those of a large pool fill most of a processor's cache.
+    """One block, in a record of 32 bytes: the records of a large pool fill most of a processor's cache.
 
     Free blocks are linked in the order in which they will be allocated.
     """
 
     refs: Small = 0
-    """Number of tables that hold it."""
+    """Number of tables that list the block."""
     cached_in: Small = 0
-    """Number of the step during whose scheduling it got its key."""
+    """Number of the step whose scheduling cached the block."""
     key: int = 0
-    """The prefix that it holds, or `NO_KEY`."""
+    """Key of the prefix that the block holds, or `NO_KEY`."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -614,13 +615,14 @@ class Readers:
     num_seen: Small = 0
     """Number of holders of the block that this count has visited."""
     least_expired: Small = 0
-    """Number of tokens, or states, that no holder visited by this count still reads."""
+    """Smallest number of expired tokens or states over the holders that this count has visited."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Bucket:
-    """A list, in order of insertion, of blocks whose keys have equal hashes, or of waiting sequences whose prompts have
-    equal lengths; 0 for none.
+    """A list, in order of insertion, of records with one property; 0 for none.
+
+    The records are blocks whose keys have equal hashes, or waiting sequences whose prompts have equal lengths.
     """
 
     first: Small = 0
@@ -637,16 +639,16 @@ class Hole:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Rectangle:
-    """The static batch under way. Its rows are the running sequences, in order."""
+    """The present static batch. Its rows are the running sequences, in order."""
 
     num_rows: int = 0
     """Number of rows; 0 while there is no batch."""
     prompt_width: int = 0
     """Number of columns that the prefill writes: tokens of the longest prompt."""
     most_new_tokens: int = 0
-    """The largest number of tokens that any row may generate."""
+    """Largest number of tokens that any row may generate."""
     longest_answer: int = 0
-    """The largest number of tokens that any row generates."""
+    """Largest number of tokens that any row generates."""
     num_steps: int = 0
     """Number of steps until the last row ends, or until the memory is full."""
     step: int = 0
@@ -657,7 +659,7 @@ class Rectangle:
     """Number of rows that have not ended."""
     live_prompt_tokens: int = 0
     live_new_tokens: int = 0
-    """Number of tokens that the live rows will have generated in the end."""
+    """Number of tokens that the live rows generate in all."""
     next_end: int = 0
     """Number of the first step in which fewer rows are live."""
 
@@ -689,7 +691,7 @@ class Step:
     swapped_out: Small = 0
     swapped_in: Small = 0
     num_admitted: int = 0
-    """Number of sequences that have been admitted at all."""
+    """Number of sequences that were ever admitted."""
     written: int = 0
     padding: int = 0
     useful: int = 0

@@ -1,8 +1,8 @@
 """The scheduler of vLLM V1: every step decides anew which sequences compute how many tokens.
 
-`schedule` first gives tokens to the running sequences, in order of admission, and preempts when memory is short; then
-it admits waiting sequences. `update` processes the outputs of the oldest step in flight. The two are separate so that
-an engine may schedule a step before the outputs of earlier steps are known (asynchronous scheduling).
+`schedule` gives tokens to the running sequences, in order of admission, and preempts if memory is short. Then it admits
+waiting sequences. `update` processes the outputs of the oldest step in flight. With asynchronous scheduling, a step is
+scheduled before the outputs of earlier steps are known.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 def is_stalled(engine: Engine) -> bool:
     """Tell whether the engine would wait for ever.
 
-    This is so where no sequence runs and the head of the queue is not admitted, or where every running sequence waits
-    for room in the encoder cache that running sequences occupy.
+    Either no sequence runs and the head of the queue is not admitted, or every running sequence waits for room in the
+    encoder cache that running sequences occupy.
     """
     state = engine.state
     if engine.settings.encoder_tokens > 0 and state.num_running > 0:
@@ -302,7 +302,7 @@ def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) ->
 def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int, budget: int) -> int:
     """Return the number of tokens that a waiting sequence computes in its first step.
 
-    0 ends the admission of sequences in this step; `SKIP` passes over this sequence alone.
+    With 0, the step admits no further sequence. With `SKIP`, it skips this sequence.
     """
     settings, num_tokens = engine.settings, sequence.num_tokens - computed
     if settings.num_drafts > 0 and num_tokens == 1:
@@ -331,7 +331,7 @@ def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int,
 def _most_prompt_tokens(engine: Engine) -> int:
     """Return the largest number of tokens of one prompt that the step may compute; 0 if only the budget limits it.
 
-    The threshold protects other sequences from a long prompt, so most releases ignore it where there are none.
+    The threshold protects other sequences from a long prompt. Most releases ignore it if there is no other sequence.
     """
     settings, state = engine.settings, engine.state
     if not settings.lone_prompt_is_limited and state.num_running + state.num_waiting <= 1:
@@ -344,14 +344,14 @@ def _most_prompt_tokens(engine: Engine) -> int:
 
 @part
 def has_room(sequence: Sequence, num_tokens: int) -> bool:
-    """Tell whether a running sequence can compute `num_tokens` more with its present blocks and fills none to cache."""
+    """Tell whether a running sequence can compute `num_tokens` more tokens without a new block and without filling one."""
     total = sequence.computed + num_tokens
     return total <= sequence.room_tokens and min(total, sequence.num_tokens) < sequence.cache_at
 
 
 @part
 def preempt(engine: Engine, sequence: Sequence) -> None:
-    """Preempt a sequence that was removed from the running ones: free its memory and queue it to be recomputed."""
+    """Preempt a sequence that is no longer among the running ones: free its memory and queue it to be recomputed."""
     state = engine.state
     sequence.status = PREEMPTED
     engine.memory.expect_return(engine, sequence)
@@ -382,7 +382,7 @@ def remove_running(engine: Engine, chosen: int) -> Sequence:
 
 @part
 def take_out_of_batch(engine: Engine, sequence: Sequence) -> int:
-    """Remove a sequence from the step being scheduled; return the number of its tokens, or -1 if it was not in it."""
+    """Remove a sequence from the step being scheduled; return the number of its tokens, or -1 if it was not there."""
     state = engine.state
     for index in range(state.num_listed):
         if engine.batch[index] == sequence.number:
@@ -414,7 +414,7 @@ def _choose_victim(engine: Engine, needs: Sequence) -> int:  # noqa: ARG001  a p
 
 @part
 def _run(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> None:
-    """Add a sequence that has left the queue to the running ones and to the step, with `num_tokens` to compute."""
+    """Add an admitted sequence to the running ones, and to the step with `num_tokens` to compute."""
     state = engine.state
     assert state.num_running < engine.settings.max_num_seqs
     engine.running[state.num_running] = sequence.number
@@ -502,11 +502,7 @@ def _commit(engine: Engine) -> None:
 def _append_output(engine: Engine, sequence: Sequence, index: int, now_s: float) -> None:
     """Append the token that a step has generated to the known tokens of a sequence.
 
-    Args:
-        engine: The engine.
-        sequence: The sequence.
-        index: Index of the output in `emitting`.
-        now_s: Time at which the output is processed, in seconds.
+    `index` is that of the output in `emitting`; `now_s` is the time at which the output is processed, in seconds.
     """
     settings = engine.settings
     if sequence.num_tokens == sequence.prompt_tokens:

@@ -1,6 +1,6 @@
-"""The interface of a scheduler: a record of functions, of which vLLM's and SGLang's schedulers each provide one.
+"""The interface of a scheduler, as a record of functions: one for vLLM's scheduler, one for SGLang's.
 
-The clock, the driver and the ordered moments call a scheduler only through it.
+The clock, the driver and `moments` call a scheduler only through it.
 """
 
 from __future__ import annotations

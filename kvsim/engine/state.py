@@ -59,9 +59,9 @@ class Rules(Protocol):
 
 
 class Engine(NamedTuple):
-    """A run under way. Request `row` of the workload is record `row + 1` of `sequences` and `times`.
+    """A simulated run. Row `i` of the workload is record `i + 1` of `sequences` and `times`.
 
-    That record number identifies a sequence in lists of numbers.
+    This number identifies a sequence in all lists of numbers.
     """
 
     memory: MemoryManager
@@ -83,32 +83,32 @@ class Engine(NamedTuple):
     running: Numbers
     """The running sequences, in order of admission."""
     quiet_until: Numbers
-    """Number of the last step in which each running sequence is left alone (see `fast_forward`), from 1; 0 for none."""
+    """For each running sequence, the last step in which it is quiet (see `fast_forward`), counted from 1; 0 for none.
+    """
     skipped: Numbers
-    """The skipped sequences, in order; the second half of the list holds those that the pass under way has skipped."""
+    """The skipped sequences, in order. The second half of the list holds those that the present pass has skipped."""
     adapter_passes: Numbers
-    """The last pass over the queue in which each adapter was in use; empty where adapters are not limited."""
+    """For each adapter, the last pass over the queue in which it was in use; empty if adapters are not limited."""
     batch: Numbers
-    """The sequences of the step being scheduled, in order of scheduling, without those that are left alone."""
+    """The sequences of the step being scheduled, in order of scheduling, without quiet ones."""
     batch_tokens: Numbers
-    """Tokens that each sequence of the step computes."""
+    """Number of tokens that the step computes for each sequence of `batch`."""
     emitting: Numbers
-    """Sequences that a step yields an output for: `max_num_seqs` entries for each place of the ring `launched`."""
+    """Sequences for which a step yields an output: `max_num_seqs` entries for each place of the ring `launched`."""
     emitting_drafts: Numbers
-    """Number of drafts that the step verifies for each of the `emitting`; negative for padding, which is always
-    rejected.
+    """Number of drafts that the step verifies for each of `emitting`; negative for padding, which is always rejected.
     """
     drafts_by_batch: Numbers
-    """Number of tokens that are drafted after a step, by its number of sequences; empty where they do not depend on it.
+    """Number of tokens drafted after a step, by number of sequences in it; empty if it does not depend on this number.
     """
     given_drafts: Records[records.RequestDrafts]
     """The given drafts of each sequence; empty without drafts."""
     draft_counts: Numbers
     """The lists of accepted, then of proposed numbers of drafts of all requests, end to end."""
     computing: Numbers
-    """Sequences that a step computes, laid out like `emitting`; empty unless tokens in flight are counted."""
+    """Sequences that a step computes, laid out like `emitting`; empty unless `Settings.counts_flight`."""
     computing_tokens: Numbers
-    """Number of tokens that the step computes of each of the `computing`."""
+    """Number of tokens that the step computes for each of `computing`."""
     lists: Records[records.Lists]
     launched: Records[records.Launched]
     """The steps in flight: a ring of `Settings.most_in_flight` records; see `in_flight`."""
@@ -116,7 +116,7 @@ class Engine(NamedTuple):
     tables: Records[records.Table]
     """The block tables: one for each place and group; see `table_of`."""
     entries: Numbers
-    """The block ids in all tables and, after these, the hit blocks of the sequence being admitted."""
+    """The block ids in all tables, and after them the hit blocks of the sequence being admitted."""
     prompt_keys: Numbers
     """Keys of the full blocks of all prompts, end to end."""
     blocks: Records[records.Block]
@@ -125,7 +125,7 @@ class Engine(NamedTuple):
     buckets: Records[records.Bucket]
     """The prefix cache: a block is in the bucket of its key."""
     external: ExternalKV
-    """Loads, and blocks that are freed late, of an engine with a host tier or a connector; otherwise an empty tuple."""
+    """Loads and late releases of an engine with a host tier or a connector; otherwise an empty tuple."""
     host: HostTier
     """The second tier on the host, or an empty tuple, whose type lets the compiler leave out the code for it."""
     encoder: EncoderCache
@@ -138,10 +138,10 @@ class Engine(NamedTuple):
     """Free ranges of a contiguous memory, in order of address."""
     rectangle: records.Rectangle
     first_uses: Any
-    """Two halves, each with an entry for every step of a static batch: seconds that choosing its kernels takes, and
-    kernels that have to be built."""
+    """Costs of new shapes in each step of a static batch: seconds to choose kernels, then numbers of kernels to build.
+    """
     moments: Records[records.Moment]
-    """The next events to replay, where the caller orders the events; see `moments`."""
+    """The next events to replay, if the caller orders the events; see `moments`."""
     steps: Records[records.Step]
     """The steps of this slice of the run."""
     outputs: Records[records.Output]

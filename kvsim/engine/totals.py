@@ -3,19 +3,19 @@
 The row of every step has these totals. The share of the pool in each slot state (used, reserved, wasted and so on) is
 calculated from them and from the expired slots (`groups.expired_slots`):
 
-    useful      slots that will be written before their sequence ends
-    written     slots with computed tokens
-    rounding    slots that were allocated beyond those requested
-    shared      written slots that another table lists, too
+useful      slots that will be written before their sequence ends
+written     slots with computed tokens
+rounding    slots that were allocated beyond those requested
+shared      written slots that another table lists, too
 
-Where layers of several kinds share the pool, a slot is a byte. A token takes the bytes of its layers, a recurrent state
-its size in bytes. Bytes of a block that a page or a short group does not fill count as requested, but not as useful.
+If layers of several kinds share the pool, a slot is a byte. A token takes the bytes of its layers, a recurrent state
+its size in bytes. Bytes of a block that no page fills count as requested, but not as useful.
 
-**Unsure tokens.** Where steps are scheduled ahead, a stop that only the output reveals is noticed one token late. The
-slot of that last token is usually computed, but not if the sequence is preempted between its last two steps. The last
-step of a sequence may also verify drafts beyond its end. Whether such a token is computed is known only when the
-sequence ends, long after its slots were allocated. So its slots count as useful from their allocation on, and
-`Unsure.slot_s` sums for how long they were held for nothing, which is subtracted when the run is over.
+**Unsure tokens.** With asynchronous scheduling, a stop token is noticed one step late. The slot of the token after it
+is usually computed, but not if the sequence is preempted between its last two steps. The last step of a sequence may
+also verify drafts beyond the end. Only the end of the sequence shows whether such a token is computed, long after its
+slots were allocated. These slots count as useful from their allocation on. `Unsure.slot_s` sums the time for which they
+were held for nothing; it is subtracted when the run is over.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def remove_slots(engine: Engine, sequence: Sequence, slots: int) -> None:
 
 @part
 def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_held: int) -> None:
-    """Add the entries after the first `before` of a table: `num_held` blocks, and null entries."""
+    """Add the entries of a table after the first `before`: `num_held` blocks, and null entries."""
     state, record = engine.state, engine.groups[group]
     table = table_of(engine, sequence, group)
     num_blocks = table.num_blocks
@@ -62,7 +62,7 @@ def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_
 
 @part
 def drop_blocks(engine: Engine, sequence: Sequence, group: int, num_blocks: int) -> None:
-    """Remove `num_blocks` full blocks that are no longer read from a table that continues."""
+    """Remove `num_blocks` full blocks, which no layer reads any more, from a table that continues."""
     state = engine.state
     table = table_of(engine, sequence, group)
     table.num_held -= num_blocks
@@ -120,7 +120,7 @@ def lose_tokens(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def note_computed(engine: Engine, sequence: Sequence) -> None:
-    """Mark the unsure tokens of a sequence that were computed, before some tokens are subtracted."""
+    """Mark the unsure tokens of a sequence that were computed; call this before computed tokens are subtracted."""
     first, sure = _first_unsure(engine, sequence), sequence.full_tokens - sequence.num_unsure
     for index in range(min(sequence.computed + sequence.rejected - sure, sequence.num_unsure)):
         engine.unsure[first + index].slot_s = -math.inf
@@ -128,7 +128,7 @@ def note_computed(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle_unsure_slots(engine: Engine, time_s: float) -> None:
-    """Add up how long unsure slots were held that were freed since the last step."""
+    """Add the slot-seconds of the unsure slots that were freed since the last step."""
     state = engine.state
     for place in range(state.num_unsure):
         sequence = engine.sequences[engine.lists[place].unsure]
@@ -150,7 +150,7 @@ def _first_unsure(engine: Engine, sequence: Sequence) -> int:
 def _add_useful(engine: Engine, sequence: Sequence, before: int, after: int, slots: int, is_held: bool) -> None:
     """Add the useful slots of a sequence whose room grows from `before` to `after` tokens of `slots` slots each.
 
-    `is_held` means that its unsure tokens had their slots already, so that no new time begins for these.
+    If `is_held`, the unsure tokens had slots before, and their time of allocation stays.
     """
     state = engine.state
     full = sequence.full_tokens

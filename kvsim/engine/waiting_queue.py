@@ -1,8 +1,8 @@
-"""The queue of waiting sequences: a linked list in order of arrival, or a heap where priority orders it.
+"""The queue of waiting sequences: a linked list in order of arrival or, with priorities, a heap.
 
 A preempted sequence returns to the front of the list, or to its place in the heap. A sequence that cannot be admitted
-yet, for example because its KV is being loaded, is skipped: it moves to the list of skipped sequences, which the next
-pass visits before the queue. A pass is the admission part of one step: it visits waiting sequences one after the other.
+yet, for example because its KV is loading, is skipped: it moves to the list of skipped sequences. A pass is the
+admission part of one step. It visits the skipped sequences, then the queue.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def end_pass(engine: Engine) -> None:
 
 @part
 def _put_back(engine: Engine) -> None:
-    """Move the sequences that the pass skipped back to the front of the queue, except those with loads or blocks."""
+    """Move the sequences that the pass skipped back to the front of the queue, except those that load or hold blocks."""
     state, half = engine.state, len(engine.skipped) // 2
     for index in range(state.num_skipped_again - 1, -1, -1):
         sequence = engine.sequences[engine.skipped[half + index]]
@@ -186,7 +186,7 @@ def in_order(engine: Engine) -> list[int]:
 
 @part
 def _forget_passes(engine: Engine, sequence: Sequence) -> None:
-    """Subtract a sequence that stops waiting from the number of sequences that were passed over."""
+    """Do not count a sequence that stops waiting among the skipped ones any more."""
     if sequence.was_passed_over:
         sequence.was_passed_over = False
         engine.state.num_passed_over -= 1
@@ -194,7 +194,7 @@ def _forget_passes(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _leave_pass(engine: Engine, sequence: Sequence) -> None:
-    """Remove the sequence that the pass visits from the skipped sequences or from the queue."""
+    """Remove the visited sequence from the skipped sequences or from the queue."""
     if sequence.is_skipped:
         engine.state.num_looked_at += 1
         sequence.is_skipped = False
@@ -222,7 +222,7 @@ def _unlink(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _sift_up(engine: Engine, number: int, index: int) -> None:
-    """Put a sequence into the free entry `index` of the heap, or above, where its parent goes before it."""
+    """Put a sequence into the free entry `index` of the heap, or above all parents that it precedes."""
     heap = engine.lines
     while index > 0 and _goes_before(engine, number, heap[(index - 1) // 2].heap):
         heap[index].heap = heap[(index - 1) // 2].heap
@@ -232,7 +232,7 @@ def _sift_up(engine: Engine, number: int, index: int) -> None:
 
 @part
 def _sift_down(engine: Engine, number: int, index: int) -> int:
-    """Move the free entry `index` of the heap down below all children that go before a sequence; return its index."""
+    """Move the free entry `index` of the heap below all children that precede a sequence; return its index."""
     heap, size = engine.lines, engine.state.num_queued
     while 2 * index + 1 < size:
         child = 2 * index + 1
@@ -247,7 +247,7 @@ def _sift_down(engine: Engine, number: int, index: int) -> int:
 
 @part
 def _goes_before(engine: Engine, number: int, other: int) -> bool:
-    """Tell whether sequence `number` goes before `other` in the heap; the workload's order breaks ties."""
+    """Tell whether sequence `number` precedes `other` in the heap; the order of the workload breaks ties."""
     first, second = engine.sequences[number], engine.sequences[other]
     if is_more_important(engine, first, second):
         return True
