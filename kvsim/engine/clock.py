@@ -104,7 +104,7 @@ def ask_again(engine: Engine, num_users: int) -> None:
 
 @part
 def _after_step(engine: Engine) -> int:
-    """Return the outcome after a step: `SCHEDULED` if the run goes on, else the reason for which the caller has to act."""
+    """Return the outcome after a step: `SCHEDULED` if the run goes on, else the reason to call the caller."""
     state = engine.state
     if state.num_in_batch == 0 and state.num_preempted == 0 and engine.scheduler.is_stalled(engine):
         return STALLED
@@ -204,7 +204,7 @@ def schedule(engine: Engine) -> None:
 
 @part
 def _fed_back(engine: Engine) -> int:
-    """Return the index in `launched` of the step whose outputs the first stage needs before it begins the newest step."""
+    """Return the index in `launched` of the step whose outputs the first stage awaits before the newest step."""
     index = engine.state.next_launched - 1 - engine.settings.feedback
     return index if index >= 0 else index + engine.settings.most_in_flight
 

@@ -150,7 +150,7 @@ def num_wrong(engine: Engine, sequence: Sequence, index: int) -> int:
 
 @part
 def propose(engine: Engine, launched: int) -> None:
-    """Propose drafts for the sequences of the processed step at index `launched`, except for chunks of prompts."""
+    """Give drafts to the sequences of the processed step at index `launched`, except to chunks of prompts."""
     first = launched * engine.settings.max_num_seqs
     for index in range(first, first + engine.launched[launched].num_computing):
         sequence = engine.sequences[engine.computing[index]]

@@ -344,7 +344,7 @@ def _most_prompt_tokens(engine: Engine) -> int:
 
 @part
 def has_room(sequence: Sequence, num_tokens: int) -> bool:
-    """Tell whether a running sequence can compute `num_tokens` more tokens without a new block and without filling one."""
+    """Tell whether a running sequence can compute `num_tokens` more without a new block and without filling one."""
     total = sequence.computed + num_tokens
     return total <= sequence.room_tokens and min(total, sequence.num_tokens) < sequence.cache_at
 

@@ -83,12 +83,11 @@ class Engine(NamedTuple):
     running: Numbers
     """The running sequences, in order of admission."""
     quiet_until: Numbers
-    """For each running sequence, the last step in which it is quiet (see `fast_forward`), counted from 1; 0 for none.
-    """
+    """The last step, counted from 1, in which each running sequence is quiet (see `fast_forward`); 0 for none."""
     skipped: Numbers
     """The skipped sequences, in order. The second half of the list holds those that the present pass has skipped."""
     adapter_passes: Numbers
-    """For each adapter, the last pass over the queue in which it was in use; empty if adapters are not limited."""
+    """The last pass over the queue in which each adapter was in use; empty if adapters are not limited."""
     batch: Numbers
     """The sequences of the step being scheduled, in order of scheduling, without quiet ones."""
     batch_tokens: Numbers

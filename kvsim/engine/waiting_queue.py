@@ -133,7 +133,7 @@ def end_pass(engine: Engine) -> None:
 
 @part
 def _put_back(engine: Engine) -> None:
-    """Move the sequences that the pass skipped back to the front of the queue, except those that load or hold blocks."""
+    """Move the skipped sequences of the pass back to the front of the queue, except those that load or hold blocks."""
     state, half = engine.state, len(engine.skipped) // 2
     for index in range(state.num_skipped_again - 1, -1, -1):
         sequence = engine.sequences[engine.skipped[half + index]]
@@ -186,7 +186,7 @@ def in_order(engine: Engine) -> list[int]:
 
 @part
 def _forget_passes(engine: Engine, sequence: Sequence) -> None:
-    """Do not count a sequence that stops waiting among the skipped ones any more."""
+    """Subtract a sequence that stops waiting from the number of skipped sequences."""
     if sequence.was_passed_over:
         sequence.was_passed_over = False
         engine.state.num_passed_over -= 1

@@ -134,7 +134,7 @@ class Connector:
 
 
 def refuse_with_connector(policy: Paged, where: str) -> None:
-    """Refuse settings that kvsim does not simulate with a KV connector; `where` describes the servers for the message."""
+    """Refuse settings that kvsim does not simulate with a KV connector; `where` names the servers in the message."""
     for name, value in (
         ("--kv-offloading-size", policy.cache.kv_offloading_size),
         ("--swap-gib", policy.cache.swap_gib),

@@ -32,7 +32,7 @@ _CHANGE[MemoryKind.APPEND], _CHANGE[MemoryKind.RELEASE] = 1, -1
 
 
 def check_block_tables(recording: Recording, folder: Path) -> None:
-    """Check that each request's table grows at its end, is released as a whole, and has room for all computed tokens."""
+    """Check that each table grows at its end, is released as a whole, and has room for all computed tokens."""
     memory, schedule, file = recording.memory, recording.schedule, folder / "memory.parquet"
     repeats = schedule.repeats
     last_step = schedule.step + repeats - 1

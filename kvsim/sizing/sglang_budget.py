@@ -95,7 +95,7 @@ def page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
 
 
 def check_chunk(chunked_prefill_size: int, page_size: int) -> None:
-    """Check that SGLang starts with this number of tokens in a chunk of a prompt, and this number of slots in a page."""
+    """Check that SGLang starts with this number of tokens in a chunk of a prompt and of slots in a page."""
     if chunked_prefill_size > 0 and chunked_prefill_size % page_size:
         raise UsageError(
             f"SGLang does not start with --chunked-prefill-size {chunked_prefill_size}, which is no multiple of "
