@@ -38,12 +38,7 @@ PolicyLike: TypeAlias = AnyPolicy | str
 
 
 def recording_of(given: RecordingLike) -> Recording:
-    """Return the recording that is given or named.
-
-    Raises:
-        UnknownNameError: the name is neither a folder nor a recording that comes with kvsim.
-        RecordingError: the recording is damaged.
-    """
+    """Return the recording that is given or named."""
     if isinstance(given, Recording):
         return given
     if not isinstance(given, str | os.PathLike):
@@ -79,12 +74,7 @@ def requests_of(given: WorkloadLike) -> tuple[Workload, Recording | None]:
 
 
 def checked(policy: PolicyLike) -> PolicyLike:
-    """Check `policy` and return it; for the name of a Python file, return the policy in the file.
-
-    Raises:
-        UnknownNameError: no built-in policy has this name.
-        UsageError: the argument is neither policy nor name, or the file has no policy.
-    """
+    """Check `policy` and return it; for the name of a Python file, return the policy in the file."""
     if isinstance(policy, type):
         raise UsageError(f"{policy.__name__} is a class; give one of its objects, such as {policy.__name__}().")
     if isinstance(policy, str) and is_policy_file(policy):

@@ -48,9 +48,6 @@ def points_of(
         vary: names and their values.
         longest: `max_model_len` of policies that are given by name; None for the longest sequence of the machine.
         refuse_misfits: whether requests that can never be served are refused, so that the run goes on.
-
-    Raises:
-        UsageError: a name in `vary` is no setting, or a value is invalid.
     """
     points = []
     for values in product(*vary.values()):

@@ -112,11 +112,7 @@ def _missed(times: Roofline, item: Observed) -> list[float]:
 
 
 def awake_times(card: Card, recording: Recording) -> Roofline:
-    """Return the step times by `card` without factors for the model of `recording`, on a host that never sleeps.
-
-    Raises:
-        UsageError: the recording is a simulation, of another GPU than the card, or not of vLLM.
-    """
+    """Return the step times by `card` without factors for the model of `recording`, on a host that never sleeps."""
     gpu = find_gpu(recording.meta.gpu)
     if recording.meta.source == "simulation" or engine_of(recording) != "vllm":
         raise UsageError(

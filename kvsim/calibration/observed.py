@@ -111,11 +111,7 @@ def observe(recording: Recording) -> Observed:
 
 
 def check_distinct(recordings: Sequence[Recording]) -> None:
-    """Check that no recording is given twice, because it would count double in a fit, and could not be held out.
-
-    Raises:
-        UsageError: two of `recordings` are the same run.
-    """
+    """Check that no recording is given twice, because it would count double in a fit, and could not be held out."""
     for index, item in enumerate(recordings):
         for other in recordings[:index]:
             if np.array_equal(item.steps.start_s, other.steps.start_s) and len(item.steps):

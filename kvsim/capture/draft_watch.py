@@ -49,11 +49,7 @@ def draft_settings(scheduler: Any) -> dict[str, int]:
 
 
 def check_drafts(scheduler: Any, layout: KVCacheLayout, release: str) -> None:
-    """Check that kvsim follows the drafts of an engine.
-
-    Raises:
-        RecordingError: kvsim does not follow them.
-    """
+    """Check that kvsim follows the drafts of an engine."""
     if getattr(scheduler, "connector", None) is not None and not rules_of(release).caches_processed:
         raise RecordingError(
             f"the engine speculates and exchanges KV with other servers, and kvsim follows both together in vLLM 0.33, "

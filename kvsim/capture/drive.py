@@ -63,10 +63,6 @@ class DrivenEngine:
             model: a folder with a configuration, with or without weights, or a model that kvsim lists.
             async_scheduling: schedule one step ahead, as vLLM does by default.
             engine_args: further arguments of vLLM's `LLM`.
-
-        Raises:
-            UsageError: `model` is neither a folder nor a listed model.
-            MissingExtraError: vLLM is not installed.
         """
         os.environ |= {key: os.environ.get(key, value) for key, value in _ENVIRONMENT.items()}
         self._scratch = Path(tempfile.mkdtemp(prefix="kvsim-"))

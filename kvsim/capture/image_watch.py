@@ -66,11 +66,7 @@ class ImageWatch:
         return watched
 
     def start(self, rows: dict[str, int]) -> None:
-        """Begin a recording, with the rows of its requests by name.
-
-        Raises:
-            RecordingError: the encoder cache has images of requests that came before the recording.
-        """
+        """Begin a recording, with the rows of its requests by name."""
         if self._cache.cached:
             raise RecordingError(
                 "the encoder cache already holds images; empty it (reset_encoder_cache), or record from the start."
@@ -80,11 +76,7 @@ class ImageWatch:
             each.clear()
 
     def arrived(self, request: Any, layout: KVCacheLayout, release: str) -> None:
-        """Report the images of a request.
-
-        Raises:
-            RecordingError: kvsim does not follow them.
-        """
+        """Report the images of a request."""
         features = sorted(request.mm_features, key=lambda each: each.mm_position.offset)
         self._check(request.request_id, features, layout, release)
         rows: list[list[Any]] = []
@@ -133,11 +125,7 @@ class ImageWatch:
             self._happened(ImageEventKind.LET_GO, self._rows[name], image)
 
     def scheduled(self) -> None:
-        """Check that nothing but the scheduler has changed the encoder cache.
-
-        Raises:
-            RecordingError: the cache was emptied.
-        """
+        """Check that nothing but the scheduler has changed the encoder cache."""
         if len(self._cached) != len(self._cache.cached):
             raise RecordingError("the encoder cache was emptied (reset_encoder_cache), which a recording cannot hold.")
 

@@ -41,11 +41,7 @@ class OffloadWatch:
         }
 
     def start(self) -> None:
-        """Begin a recording.
-
-        Raises:
-            RecordingError: host memory already holds blocks, and their contents are not known.
-        """
+        """Begin a recording."""
         manager = self._connector.manager
         if self._connector._jobs or manager._num_allocated_blocks > len(manager._free_list):
             raise RecordingError("host memory holds blocks already; record from the engine's start on.")

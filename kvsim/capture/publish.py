@@ -35,12 +35,7 @@ class Publisher:
     """A sink that sends events to viewers."""
 
     def __init__(self, address: str) -> None:
-        """Listen on `address` (`HOST:PORT` or `PORT`; the loopback interface unless a host is named).
-
-        Raises:
-            OSError: the address is taken or not ours.
-            UsageError: it is not an address.
-        """
+        """Listen on `address` (`HOST:PORT` or `PORT`; the loopback interface unless a host is named)."""
         host, port = parse_address(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, port), family=family, backlog=_BACKLOG) as listener:

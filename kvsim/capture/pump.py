@@ -43,7 +43,7 @@ class Pump:
         self._pushed_bytes = self._taken_bytes = 0
         self._ready, self._closing = threading.Event(), threading.Event()
         self.open = True
-        """Whether pushed bytes will be delivered."""
+        """True if pushed bytes will be delivered."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

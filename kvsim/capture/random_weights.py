@@ -40,11 +40,7 @@ def model_folder(model: str, scratch: Path) -> Path:
 
 
 def write_config(model: Model, folder: Path) -> Path:
-    """Write a `config.json` of the shape of `model` into `folder` and return the folder.
-
-    Raises:
-        UsageError: the model is not a plain decoder with grouped-query attention.
-    """
+    """Write a `config.json` of the shape of `model` into `folder` and return the folder."""
     if model.kv_lora_rank is not None or model.state_bytes_per_sequence or model.num_kv_layers != model.num_layers:
         raise UsageError(
             f"{model.name} is not a plain grouped-query decoder, so random weights cannot replace its own; "

@@ -70,11 +70,7 @@ def num_waiting(scheduler: Any) -> int:
 
 
 def check_features(scheduler: Any, layout: KVCacheLayout, *, offloads: bool) -> None:
-    """Refuse an engine with a feature that a recording cannot hold.
-
-    Raises:
-        RecordingError: the engine has such a feature.
-    """
+    """Refuse an engine with a feature that a recording cannot hold."""
     _check_parallelism(scheduler, layout, offloads=offloads)
     _check_blocks(scheduler)
     _refuse(

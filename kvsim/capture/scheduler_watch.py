@@ -86,11 +86,7 @@ class SchedulerRecorder:
         self._watch_memory()
 
     def check(self) -> None:
-        """Check that this engine can be recorded.
-
-        Raises:
-            RecordingError: the engine has a feature that a recording cannot represent.
-        """
+        """Check that this engine can be recorded."""
         self._layout = layout_of(self._scheduler.kv_cache_config, self._manager.block_pool.hash_block_size)
         check_features(self._scheduler, self._layout, offloads=self._offload is not None)
         if self._transfers is not None:
@@ -101,11 +97,7 @@ class SchedulerRecorder:
         self._keeps_some = [keeps_some(self._layout, group, rules, retention_tokens) for group in self._layout.groups]
 
     def start(self, sink: LogSink, meta: dict[str, Any]) -> None:
-        """Begin a recording. Requests that the engine already has are not recorded.
-
-        Raises:
-            RecordingError: this engine cannot be recorded; nothing is written.
-        """
+        """Begin a recording. Requests that the engine already has are not recorded."""
         self.check()
         warn_if_untried(self._release)
         if self._offload is not None:

@@ -41,11 +41,7 @@ class FileSink:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Create `folder` and a log file in it.
-
-        Raises:
-            OSError: the folder cannot be created, or it already holds a log.
-        """
+        """Create `folder` and a log file in it."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / eventlog.FILE_NAME
         self._file = self._path.open("xb", buffering=0)
@@ -86,11 +82,7 @@ class Fanout:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of `data` to an open file or pipe; may block.
-
-    Raises:
-        OSError: writing failed.
-    """
+    """Write all of `data` to an open file or pipe; may block."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

@@ -23,11 +23,7 @@ def has_transfers(scheduler: Any) -> bool:
 
 
 def check_transfers(scheduler: Any, layout: KVCacheLayout, release: str) -> None:
-    """Check that kvsim follows the transfers of an engine.
-
-    Raises:
-        RecordingError: kvsim does not follow them.
-    """
+    """Check that kvsim follows the transfers of an engine."""
     extra = scheduler.vllm_config.kv_transfer_config.kv_connector_extra_config or {}
     if extra.get("bidirectional_kv_xfer"):
         raise RecordingError(

@@ -1,6 +1,6 @@
-"""The command line `kvsim`: one module per command, imported when the command is called, so that kvsim starts fast.
+"""The command line `kvsim`: one module per command, imported only when the command is called.
 
-A command converts flags into values, calls the library and prints the result; it computes nothing itself.
+A command converts flags into values, calls the library and prints the result. It computes nothing itself.
 """
 
 from __future__ import annotations
@@ -143,14 +143,7 @@ def cli() -> None:
 
 
 def _check_arguments(arguments: list[str]) -> None:
-    """Check that no argument is empty and that all are UTF-8, before anything is run or written.
-
-    An empty argument usually is a shell variable that was never set; a name that is not UTF-8 cannot be written to
-    Parquet.
-
-    Raises:
-        UsageError: an argument is empty or not UTF-8.
-    """
+    """Refuse arguments that are empty, such as an unset shell variable, or not UTF-8, before anything is written."""
     for argument in arguments:
         try:
             argument.encode()
@@ -163,10 +156,10 @@ def _check_arguments(arguments: list[str]) -> None:
 
 
 def _check_streams() -> None:
-    """Open the null device in place of each standard stream that the shell has closed.
+    """Open the null device for each standard stream that the shell has closed; exit if standard output is closed.
 
-    Otherwise the next opened file would get the descriptor of a closed stream, and what is printed would be written
-    into the file. Exit if standard output was closed: a result could not be printed.
+    Otherwise the next opened file would get the descriptor of the closed stream, and printed text would go into that
+    file.
     """
     is_mute = sys.stdout is None
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -224,5 +217,5 @@ def main() -> None:
 
 
 def _print_error(text: str) -> None:
-    """Print an error on standard error; control characters in `text`, which may quote a file, are escaped."""
+    """Print an error on standard error, with the control characters in `text` escaped."""
     print(f"kvsim: {message(text)}", file=sys.stderr)  # noqa: T201

@@ -1,4 +1,4 @@
-"""Printed answer of `kvsim run`: a verdict, the simulated setup, and the most important figures."""
+"""Printed answer of `kvsim run`: a verdict, the simulated setup, and the main figures."""
 
 from __future__ import annotations
 
@@ -32,14 +32,10 @@ def print_answer(
     band: Band | None = None,
     notes: Sequence[str] = (),
 ) -> None:
-    """Print the verdict on each of `runs`, its setup and its figures.
+    """Print the verdict on each server, the setup and the figures.
 
-    Args:
-        runs: measured runs, one for each server.
-        summaries: the summary of each run, as the clients see it.
-        requests: description of the requests.
-        band: ranges of the figures of a single run, from the error of the step times.
-        notes: further notes on the figures.
+    `runs` and `summaries` have one element per server. `requests` describes the requests. `band` has the prediction
+    intervals of a single server.
     """
     for run, summary in zip(runs, summaries, strict=True):
         server = f"{summary.policy}: " if len(summaries) > 1 else ""
@@ -56,14 +52,14 @@ def print_answer(
 
 
 def band_notes(band: Band | None) -> list[str]:
-    """Return the note that explains the prediction intervals in brackets, or why there are none."""
+    """Return the note that explains the intervals in brackets, or why there are none."""
     if band is None:
         return ["no brackets: fewer than three recordings tell how far off such times are"]
     return [f"in brackets: with {band.words()}"]
 
 
 def failure_notes(metas: Sequence[Meta]) -> list[str]:
-    """Return a warning if vLLM itself would have crashed on one of the servers of a run."""
+    """Return a warning if vLLM itself would have crashed in one of these runs."""
     num_failures = sum(int(meta.engine.get("vllm_failures", 0)) for meta in metas)
     if not num_failures:
         return []
@@ -77,16 +73,16 @@ def failure_notes(metas: Sequence[Meta]) -> list[str]:
 
 
 def _where(num_stages: int, per_stage: int) -> str:
-    """Return the words for the GPUs over which the bytes of a pool are counted; empty for a single GPU."""
+    """Describe the GPUs to which a pool size refers; empty for a single GPU."""
     if num_stages > 1:
         return f" on {'the' if per_stage == 1 else 'one GPU of each of'} {num_stages} stages together"
     return " on each GPU" if per_stage > 1 else ""
 
 
 def setting_rows(meta: Meta, requests: str, servers: str = "") -> list[Row]:
-    """Return the rows about the simulated setup: requests, server, memory, limits, and the source of the times.
+    """Return the rows about the simulated setup: requests, servers, memory, limits and step times.
 
-    `servers` is a text with the number of servers; empty for one server.
+    `servers` gives the number of servers in words; empty for one server.
     """
     model, pool, policy = meta.model, meta.pool, meta.policy
     num_stages, per_stage = int(model.get("pipeline_parallel_size", 1)), int(model.get("tensor_parallel_size", 1))
@@ -110,7 +106,6 @@ def setting_rows(meta: Meta, requests: str, servers: str = "") -> list[Row]:
 
 
 def _host_rows(policy: Mapping[str, Any]) -> list[Row]:
-    """Return the row about the host memory for blocks and its link; empty without host memory."""
     if not policy.get("kv_offloading_size"):
         return []
     out, back = policy["store_gb_per_s"], policy["load_gb_per_s"]
@@ -118,7 +113,7 @@ def _host_rows(policy: Mapping[str, Any]) -> list[Row]:
 
 
 def times_rows(label: Any) -> list[Row]:
-    """Return the rows about the step times: source, measured error, and the effects that they leave out."""
+    """Return the rows about the step times: source, measured error, and effects that they omit."""
     text = str(label or "unknown")
     kind = class_in(text)
     rows = [
@@ -157,7 +152,7 @@ def _limit_words(policy: Mapping[str, Any]) -> str:
 
 
 def _figures(summary: Summary, band: Band | None) -> list[tuple[str, str]]:
-    """Return a label and a text for each of the most important figures."""
+    """Return the rows of the main figures: label and text."""
     ranges = {} if band is None else band.ranges
     rows = [("output", f"{number(summary.output_tokens_per_s)} tokens/s{_within(ranges, 'output_tokens_per_s')}")]
     rows += [(label, quantiles(getattr(summary, name)) + _within(ranges, name, mean=True)) for label, name in _TIMES]
@@ -183,7 +178,7 @@ def _figures(summary: Summary, band: Band | None) -> list[tuple[str, str]]:
 
 
 def _within(ranges: Mapping[str, tuple[float, float]], name: str, *, mean: bool = False) -> str:
-    """Return the prediction interval of one figure as a suffix."""
+    """Return the prediction interval of a figure as a suffix."""
     if name not in ranges:
         return ""
     low, high = ranges[name]

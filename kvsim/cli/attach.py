@@ -1,7 +1,6 @@
 """`kvsim tui --attach`: watch a live server, and record what was observed.
 
-A web server is polled for its metrics, which are saved as a table (.csv); an event publisher sends every step, which
-are saved as a recording (a folder).
+The metrics of a web server are polled and saved as a table (.csv). The events of a publisher are saved as a recording.
 """
 
 from __future__ import annotations
@@ -46,11 +45,7 @@ kv_events_options = with_options(
 
 @contextmanager
 def kv_event_ranks(address: str | None, replay: str | None) -> Iterator[KvEventRanks | None]:
-    """Follow the KV events that a server publishes at `address`; yield None without an address.
-
-    Raises:
-        UsageError: `address` is malformed, or there is a `replay` address without it.
-    """
+    """Follow the KV events that a server publishes at `address`; yield None without an address."""
     if address is None:
         if replay is not None:
             raise UsageError("--kv-events-replay asks for events that --kv-events has missed; give both.")
@@ -69,13 +64,9 @@ def attach(
     tui: Any, address: str, output: Path | None, *, kv_events: str | None, kv_events_replay: str | None,
     overwrite: bool, ascii_only: bool, calm: bool,
 ) -> None:  # fmt: skip
-    """Watch the server at `address` until the person quits, and write what was observed to `output`.
+    """Watch the server at `address` until the user quits, and write the observations to `output`.
 
-    A web server is polled for its metrics; the KV events that it publishes at `kv_events` are followed too. Any other
-    server is expected to publish the events of `kvsim capture`.
-
-    Raises:
-        UsageError: `address` is malformed, or `output` may not be written.
+    A server without a web page is expected to publish the events of `kvsim capture`.
     """
     from kvsim.live.address import page_of
 
@@ -109,7 +100,7 @@ def _check_output(metrics_url: str | None, output: Path, *, overwrite: bool) -> 
 def _watch_metrics(
     tui: Any, metrics_url: str, output: Path | None, ranks: KvEventRanks | None, *, overwrite: bool, ascii_only: bool
 ) -> bool:
-    """Watch a web server; return whether `output` was written."""
+    """Watch a web server; return True if `output` was written."""
     from kvsim.live.metrics import as_csv
     from kvsim.live.metrics_feed import MetricsFeed
 
@@ -134,7 +125,7 @@ def _watch_metrics(
 def _watch_events(
     tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool, calm: bool
 ) -> bool:
-    """Watch an event publisher; return whether `output` was written. Nothing is written before the first step."""
+    """Watch an event publisher; return True if `output` was written, which needs at least one step."""
     from kvsim.live.event_feed import LiveFeed
     from kvsim.recording import write
 
@@ -159,7 +150,7 @@ def _watch_events(
 
 
 class _Result:
-    """File or folder that is written at most once, although several threads may ask for it."""
+    """File or folder that is written at most once, although several threads may save it."""
 
     def __init__(self, output: Path | None, write: Callable[[Path], bool]) -> None:
         """`write` returns False if there is nothing to write yet."""

@@ -35,7 +35,7 @@ _ENGINE_SETTINGS = (
     "enable_prefix_caching", "async_scheduling", "enforce_eager", "speculative_config", "enable_lora", "max_loras",
     "max_lora_rank",
 )  # fmt: skip
-"""Settings that vLLM is started with if their flags are given."""
+"""Settings that are passed to vLLM if their flags are given."""
 
 
 @command.command("vllm", cls=SectionedCommand)
@@ -71,11 +71,7 @@ def vllm(*, model: str, output: Path, users: int | None, release: str | None, ov
 
 
 def _text_of_flags(flags: dict[str, Any]) -> Workload:
-    """Return the requests of the flags.
-
-    Raises:
-        UsageError: a flag is invalid, or requests have images, which are not sent.
-    """
+    """Return the requests of the flags, which must not have images."""
     workload = workload_of_flags(flags)
     if workload.images is not None:
         raise UsageError(
@@ -87,7 +83,7 @@ def _text_of_flags(flags: dict[str, Any]) -> Workload:
 
 
 def _engine_arguments(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that are given, with the names and types of vLLM's arguments."""
+    """Return the given settings with the names and types of vLLM's arguments."""
     given = {name: flags[name] for name in _ENGINE_SETTINGS if flags[name] is not None}
     if "num_blocks" in given:
         given["num_gpu_blocks_override"] = given.pop("num_blocks")

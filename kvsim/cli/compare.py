@@ -121,27 +121,27 @@ def _compare_policies(
     names: Sequence[str], output: Path | None, flags: dict[str, Any], *, uniform_cache: bool, overwrite: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
+    from kvsim.files.overwriting import replacing_folder
+    from kvsim.recording import write
+
     scenario = build_scenario(**flags)
     policies, notes = _policies(scenario, names, uniform_cache=uniform_cache)
-    recordings = _simulate(scenario, policies)
-    if output is not None:
-        _write(recordings, output, overwrite=overwrite)
-    _print(scenario, policies, recordings, notes, as_json=as_json)
-
-
-def _simulate(scenario: Scenario, policies: Mapping[str, AnyPolicy]) -> dict[str, Recording]:
     recordings = {}
     for name, policy in policies.items():
         with progress(name) as report:
             recordings[name] = scenario.simulate(policy, progress=report)
-    return recordings
+    if output is not None:
+        with replacing_folder(output, "compare", overwrite=overwrite) as folder:
+            for name, recording in recordings.items():
+                write(recording, folder / name)
+    _print(scenario, policies, recordings, notes, as_json=as_json)
 
 
 def _print(
     scenario: Scenario, policies: Mapping[str, AnyPolicy], recordings: Mapping[str, Recording], notes: Sequence[str],
     *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the comparison, with the throughput of each policy with ample memory, which is simulated first."""
+    """Print the comparison, and the throughput of each policy with ample memory, for which all are simulated again."""
     from kvsim.metrics import summarize
 
     summaries = [replace(summarize(recording), policy=name) for name, recording in recordings.items()]
@@ -158,15 +158,6 @@ def _print(
     })  # fmt: skip
 
 
-def _write(recordings: Mapping[str, Recording], output: Path, *, overwrite: bool) -> None:
-    from kvsim.files.overwriting import replacing_folder
-    from kvsim.recording import write
-
-    with replacing_folder(output, "compare", overwrite=overwrite) as folder:
-        for name, recording in recordings.items():
-            write(recording, folder / name)
-
-
 def _print_comparison(
     scenario: Scenario,
     recordings: Sequence[Recording],
@@ -176,7 +167,7 @@ def _print_comparison(
     *,
     clock: str,
 ) -> None:
-    """Print a verdict on each policy and a column for each; `ample` is tokens per second with ample memory."""
+    """Print a verdict on each policy and a table; `ample` is tokens per second with ample memory."""
     from kvsim.cli.answer import failure_notes
     from kvsim.cli.summary_lines import print_summaries
     from kvsim.metrics.run_verdict import verdict_of
@@ -198,7 +189,7 @@ def _print_comparison(
 
 
 def _is_fleet(flags: Mapping[str, Any]) -> bool:
-    """Tell whether the flags ask for prefill and decode servers or for ranks, which have alternatives."""
+    """Tell whether the flags ask for prefill and decode servers or for data-parallel ranks."""
     return bool(flags["prefill"] or flags["decode"] or (flags["data_parallel_size"] or 1) > 1)
 
 
@@ -210,7 +201,6 @@ def _check_one_comparison(
     ladder: bool,
     uniform_cache: bool,
 ) -> None:
-    """Check that the flags ask for one comparison."""
     if ladder and uniform_cache:
         raise UsageError("--ladder and --uniform-cache compare different things; give only one.")
     compared = several.flag if several else "--prefill, --decode or --data-parallel-size" if _is_fleet(flags) else ""
@@ -247,7 +237,8 @@ def _policies(
 ) -> tuple[Mapping[str, AnyPolicy], list[str]]:
     """Return the policies to compare, by name, and notes on the choice.
 
-    If the flags ask for optimal eviction, the paged policy is there twice: with vLLM's eviction and with this one.
+    If the flags ask for optimal eviction, the paged policy is included twice: with vLLM's eviction, and with optimal
+    eviction.
     """
     policies, notes = _named_policies(scenario, names, uniform_cache=uniform_cache)
     paged = policies.get(Paged.name)
@@ -260,7 +251,7 @@ def _policies(
 def _named_policies(
     scenario: Scenario, names: Sequence[str], *, uniform_cache: bool
 ) -> tuple[dict[str, AnyPolicy], list[str]]:
-    """Return the policies that the flags name, or all that can serve the requests, and notes on the choice."""
+    """Return the policies of the flags, or else all that can serve the requests, and notes on the choice."""
     if uniform_cache:
         paged = scenario.policy(Paged.name)
         assert isinstance(paged, Paged)
@@ -283,7 +274,7 @@ def _named_policies(
 
 
 def _most_sequences(scenario: Scenario, grouped: Paged, uniform: Paged) -> str:
-    """Return a note on how many sequences of the mean length decode at once, with KV-cache groups and without."""
+    """Return a note on the number of sequences of mean length that decode at once, with KV-cache groups and without."""
     workload = scenario.workload
     tokens = round(float((workload.prompt_tokens + workload.output_tokens).mean()))
     counts = []
@@ -304,10 +295,7 @@ def _most_sequences(scenario: Scenario, grouped: Paged, uniform: Paged) -> str:
 def with_memory_for_everything(
     scenario: Scenario, policies: Mapping[str, AnyPolicy], report: Callable[[int, int], None]
 ) -> list[float]:
-    """Return the output tokens per second of each policy with ample memory.
-
-    The differences that remain between policies are not caused by memory.
-    """
+    """Return the output tokens per second of each policy with ample memory, where only other differences remain."""
     from kvsim.experiments.rungs import with_ample_memory
     from kvsim.simulation import measure
 

@@ -29,7 +29,7 @@ class Side(NamedTuple):
     name: str
     flags: Mapping[str, Any]
     is_asked: bool = True
-    """Whether the user asked for this side. Any other side is left out if it cannot be simulated."""
+    """True if the user asked for this side. Any other side is left out if it cannot be simulated."""
 
 
 class Sides(NamedTuple):
@@ -50,7 +50,7 @@ class Sides(NamedTuple):
 
     @classmethod
     def of_servers(cls, flags: Mapping[str, Any]) -> Sides:
-        """Return the requested prefill and decode servers, or ranks, and other servers on the same number of GPUs."""
+        """Return the requested servers, and other servers on the same number of GPUs."""
         return cls(list(_apart(flags) if flags["prefill"] or flags["decode"] else _ranks(flags)))
 
 
@@ -74,11 +74,7 @@ def _ranks(flags: Mapping[str, Any]) -> Iterator[Side]:
 
 
 def compare_sides(sides: Sides, policy: str, output: Path | None, *, overwrite: bool, as_json: bool) -> None:
-    """Simulate all sides under `policy`, print a sentence and their figures, and record each in a folder of `output`.
-
-    Raises:
-        UsageError: flags of a side contradict each other.
-    """
+    """Simulate all sides under `policy`, print their figures, and record each in a folder of `output`."""
     for side in sides.runs:
         if side.is_asked:
             fleet_of(dict(side.flags))  # raises before anything is simulated
@@ -96,7 +92,7 @@ def compare_sides(sides: Sides, policy: str, output: Path | None, *, overwrite: 
 
 
 def _run_all(sides: Sides, policy: str, folder: Path | None) -> tuple[dict[str, SideRun], list[str]]:
-    """Simulate each side, and return the runs by name, and notes on them."""
+    """Simulate each side; return the runs by name, and notes."""
     runs: dict[str, SideRun] = {}
     notes: dict[str, list[str]] = {}
     for side in sides.runs:
@@ -118,7 +114,7 @@ def _folder_name(name: str) -> str:
 
 
 def _simulate(side: Side, policy: str, folder: Path | None) -> tuple[SideRun, list[str]]:
-    """Simulate one side, and return it with notes on its figures."""
+    """Simulate one side; return it with notes on its figures."""
     flags = dict(side.flags)
     fleet_flags = fleet_of(flags)
     scenario = build_scenario(**flags)

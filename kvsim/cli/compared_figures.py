@@ -1,4 +1,4 @@
-"""Figures of runs that `kvsim compare` puts side by side: rows of a table, the change of each, and a sentence."""
+"""Figures of runs that `kvsim compare` prints side by side: rows of a table, the change of each, and a sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _share(value: float) -> str:
 
 
 _LEAST_CHANGE = 0.01
-"""Least change of a figure that the sentence names: relative, but absolute for shares."""
+"""Smallest change of a figure that the sentence names: relative, but absolute for shares."""
 _MOST_NAMED = 5
 """Largest number of figures in the sentence."""
 
@@ -95,7 +95,7 @@ class SideRun:
         }
 
     def _num_sequences(self) -> float:
-        """Return how many sequences of the workload's mean length decode at once on all servers."""
+        """Return the number of sequences of mean length that decode at once on all servers."""
         pool, workload = self.fleet.servers[0].meta.pool, self.workload
         if pool.num_units is None:
             return math.nan
@@ -105,7 +105,7 @@ class SideRun:
         return len(self.fleet.servers) * (pool.num_units // units)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all figures for JSON: sums over the servers, and every figure of each."""
+        """Return all figures for JSON: the totals, and every figure of each server."""
         servers = zip(self.fleet.servers, self.summaries, strict=True)
         return {
             **self.totals.as_dict(),
@@ -118,10 +118,10 @@ class _FigureRow(NamedTuple):
     label: str
     form: Callable[[float], str]
     words: str = ""
-    """Name of the figure in the sentence; empty if the sentence leaves it out."""
+    """Name of the figure in the sentence; empty if the sentence omits it."""
     is_good_if_large: bool = True
     is_optional: bool = False
-    """Whether its row is left out where it is 0 on all sides."""
+    """True if the row is omitted when it is 0 in all runs."""
 
 
 _FIGURES = {
@@ -179,7 +179,7 @@ def _cell(figure: _FigureRow, value: float) -> str:
 
 
 def sentence_on(flag: str, runs: Mapping[str, SideRun]) -> str:
-    """Describe in a sentence what the second of two runs changes most, or which of several is best at what."""
+    """Describe the largest changes from the first of two runs to the second, or the best of several runs."""
     sides = list(runs.values())
     moved = [name for name, figure in _FIGURES.items() if figure.words and _moves(name, sides)]
     named = sorted(moved, key=lambda name: -_spread(name, sides))[:_MOST_NAMED]
@@ -208,9 +208,9 @@ def _moves(name: str, runs: Sequence[SideRun]) -> bool:
 
 
 def _spread(name: str, runs: Sequence[SideRun]) -> float:
-    """Return the ratio of the largest to the smallest value of a figure.
+    """Return the largest value of a figure divided by the smallest.
 
-    A small constant is added to both where 0 is common.
+    A small constant is added to both if the figure is often 0.
     """
     values = [run.figures[name] for run in runs]
     raised = 0 if _FIGURES[name].form is seconds else 0.01 if _FIGURES[name].form is _share else 1

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvsim.conformance.conformity import Conformity
 
 _MOST_LINES = 12
-"""Maximum lines of a difference that are printed; the report has all lines."""
+"""Maximum number of printed lines of a difference; the report has all lines."""
 
 
 @click.command("conform")
@@ -60,36 +60,26 @@ def command(
     Requests, tokens and their order, block ids, hits, preemptions, queues and ends are compared at every step. The exit
     code is 1 if anything differs.
     """
-    from kvsim.conformance.conform_report import as_dict
+    from kvsim.conformance.conform_report import as_dict, as_markdown
     from kvsim.conformance.conformity import conform
     from kvsim.conformance.driven import DrivenVllm
+    from kvsim.files.atomic import whole_file
     from kvsim.files.overwriting import may_write
 
-    for file in _files(report):
+    files = [] if report is None else [report.with_name(f"{report.name}.{kind}") for kind in ("json", "md")]
+    for file in files:
         may_write(file, "conform", overwrite=overwrite)
     with progress("starting vLLM") as done, DrivenVllm(python) as engine:
         result = conform(engine, count=count, seed=seed, groups=groups, release=vllm, progress=done)
-    _write(report, result)
+    for file, text in zip(files, (json.dumps(as_dict(result), indent=2) + "\n", as_markdown(result)), strict=False):
+        with whole_file(file, made_by="conform" if file.suffix == ".md" else "") as scratch:
+            scratch.write_text(text, encoding="utf-8")
     if as_json:
         print_json(as_dict(result))
     else:
         _show(result)
     if not result.equal:
         sys.exit(1)
-
-
-def _files(report: Path | None) -> list[Path]:
-    return [] if report is None else [report.with_name(f"{report.name}.{kind}") for kind in ("json", "md")]
-
-
-def _write(report: Path | None, result: Conformity) -> None:
-    from kvsim.conformance.conform_report import as_dict, as_markdown
-    from kvsim.files.atomic import whole_file
-
-    texts = (json.dumps(as_dict(result), indent=2) + "\n", as_markdown(result))
-    for target, text in zip(_files(report), texts, strict=False):
-        with whole_file(target, made_by="conform" if target.suffix == ".md" else "") as file:
-            file.write_text(text, encoding="utf-8")
 
 
 def _show(result: Conformity) -> None:

@@ -1,4 +1,4 @@
-"""`kvsim diagnose`: causes of waiting and preemptions of a server, and remedies."""
+"""`kvsim diagnose`: the causes of waiting and preemptions on a server, and remedies."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def command(
 
 
 def _metrics_url(source: str) -> str | None:
-    """Return the URL of the metrics of a web server; None if `source` is a recording, or publishes events."""
+    """Return the URL of a web server's metrics; None if `source` is a recording or a server that publishes events."""
     from pathlib import Path
 
     from kvsim.live.address import page_of
@@ -100,7 +100,7 @@ def _metrics_url(source: str) -> str | None:
 
 
 def _recording(source: str, seconds: float) -> Recording:
-    """Return the recording in the folder or with the name `source`, or what the server there publishes in `seconds`."""
+    """Return the recording called `source`, or what the server at `source` publishes in `seconds`."""
     from pathlib import Path
 
     from kvsim.errors import RecordingError
@@ -146,7 +146,7 @@ def _glance(url: str, seconds: float, ranks: KvEventRanks | None) -> Glance:
 
 
 def _watch(feed: LiveFeed | MetricsFeed, seconds: float) -> str | None:
-    """Wait for `seconds` or until `feed` ends; return the reason of the end, None if it is still open."""
+    """Wait for `seconds` or until `feed` ends; return why it ended, or None."""
     with progress("watching") as report:
         begin_s = time.monotonic()
         while feed.ended is None and (passed_s := time.monotonic() - begin_s) < seconds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from kvsim.cli.show import echo, print_json, print_table, progress, seconds
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _GAIN = 1.01
-"""Smallest factor on the output for which a change is advised."""
+"""Smallest factor on the throughput for which a change is advised."""
 _MOST = 5
-"""Maximum number of retractions that are described, those with the largest loss of output first."""
+"""Maximum number of described retractions, those with the largest loss of throughput."""
 
 
 def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None:
@@ -59,18 +60,18 @@ def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None
 
 
 def advice(tried: list[Tried]) -> list[str]:
-    """Return messages on the simulated alternatives: lower and higher conservativeness, the better first, and memory.
+    """Return sentences on the simulated alternatives: conservativeness, the better direction first, then memory.
 
     `tried` begins with the present settings and ends with more memory, as `try_remedies` returns them.
     """
-    now, memory = tried[0], tried[-1]
+    now, memory, output = tried[0], tried[-1], attrgetter("tokens_per_s")
     lower, higher = (
-        max((each for each in tried if (each.factor < 1) == is_lower and each.factor != 1), key=_output)
+        max((each for each in tried if (each.factor < 1) == is_lower and each.factor != 1), key=output)
         for is_lower in (True, False)
     )
-    best, other = (lower, higher) if _output(lower) > _output(higher) else (higher, lower)
+    best, other = (lower, higher) if output(lower) > output(higher) else (higher, lower)
     way = "lower" if best is lower else "higher"
-    if _output(best) < _GAIN * _output(now):
+    if output(best) < _GAIN * output(now):
         said = [
             "Keep --schedule-conservativeness: of what was tried, no value brings 1 % more output.",
             f"A lower one ({lower.flags.split()[-1]}) brings {_effect(lower, now)}.",
@@ -84,12 +85,8 @@ def advice(tried: list[Tried]) -> list[str]:
     return [*said, f"{memory.flags} brings {_effect(memory, now)}."]
 
 
-def _output(tried: Tried) -> float:
-    return tried.tokens_per_s
-
-
 def _effect(tried: Tried, now: Tried) -> str:
-    """Return a comparison of output, TTFT and retractions under a change with those under the present settings."""
+    """Compare output, TTFT and retractions under a change with those under the present settings."""
     gain = 100 * (tried.tokens_per_s / now.tokens_per_s - 1)
     return (
         f"{tried.tokens_per_s:,.0f} tokens/s instead of {now.tokens_per_s:,.0f} ({gain:+.1f} %), TTFT p99 "
@@ -99,7 +96,7 @@ def _effect(tried: Tried, now: Tried) -> str:
 
 
 def _missing_tokens(retraction: Retraction) -> float:
-    """Return the number of output tokens that are lost until admission is as optimistic as before the retraction."""
+    """Return the output tokens that are lost until admission is as optimistic as before the retraction."""
     lost_per_s = retraction.before.tokens_per_s - retraction.after.tokens_per_s
     return max(lost_per_s, 0.0) * (retraction.back_s - retraction.at_s)
 
@@ -118,7 +115,7 @@ def _cause(found: list[Retraction]) -> str:
 
 
 def _moment(recording: Recording, retraction: Retraction) -> str:
-    """Return a sentence about a retraction and its consequences."""
+    """Describe a retraction and its consequences."""
     names = [str(recording.requests.id[loss.request]) for loss in retraction.losses]
     who = names[0] if len(names) == 1 else f"{len(names):,} requests ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
     before, after = retraction.before, retraction.after

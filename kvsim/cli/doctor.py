@@ -130,7 +130,7 @@ def command(*, source: str, as_json: bool, **flags: Any) -> None:
 
 
 def _read(source: str) -> tuple[StartupLog, Meta | None]:
-    """Return the memory figures in a file, at an address or in a recording, and the metadata of a recording."""
+    """Return the memory figures in a file, at an address or in a recording, and a recording's metadata."""
     from kvsim.diagnosis.startup_log import read_startup_log
     from kvsim.diagnosis.stated_memory import is_page, read_metrics_page, recorded_memory
     from kvsim.live.address import page_of
@@ -169,7 +169,7 @@ def _text(file: Path) -> str:
 def _computed(log: StartupLog, flags: dict[str, Any], meta: Meta | None) -> tuple[Mapping[str, float], str, str]:
     """Return the figures that kvsim computes, a title that names the server, and a note.
 
-    The note lists the assumptions, or the reason why there are no figures.
+    The note lists the assumptions, or says why there are no figures.
     """
     merged = flags | {name: _value(name, text) for name, text in log.settings.items() if flags.get(name) is None}
     merged["vllm"] = flags["vllm"] or log.release or None
@@ -215,9 +215,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def _sglang_figures(log: StartupLog, model: Model) -> dict[str, float]:
-    """Return the figures of an SGLang server: computed from the free memory that it logs, its mem_fraction_static and
-    the model.
-    """
+    """Compute an SGLang server's figures from the free memory that it logs, its mem_fraction_static and the model."""
     values = log.values
     computed: dict[str, float] = {
         "weights": (model.weight_bytes + model.encoder_bytes) / model.tensor_parallel_size,
@@ -233,7 +231,7 @@ def _sglang_figures(log: StartupLog, model: Model) -> dict[str, float]:
 
 
 def _vllm_terms(budget: Budget, log: StartupLog) -> Mapping[str, float]:
-    """Return the figures of a vLLM server that kvsim computes, by their names in the log."""
+    """Return the figures that kvsim computes for vLLM, by their names in the log."""
     from kvsim.policies.releases import DEFAULT, rules_of
 
     terms = {term.label: term.size_bytes for term in budget.terms}
@@ -274,7 +272,7 @@ def _difference(row: _Row) -> str:
 
 
 def _verdict(rows: list[_Row]) -> str:
-    """Return a sentence that compares the logged cache with the computed one, and names the term that differs most."""
+    """Compare the logged cache with the computed one, and name the term that differs most."""
     parts = [row for row in rows if row.name in ("weights", "activations", "outside_pytorch", "graphs_estimated")]
     differing = [row for row in parts if row.computed is not None]
     total = next((row for row in rows if row.name in ("available", "pool") and row.computed is not None), None)
@@ -290,7 +288,7 @@ def _verdict(rows: list[_Row]) -> str:
 
 
 def _count_verdict(row: _Row) -> str:
-    """Return a sentence that compares the blocks or tokens of the cache, where its bytes are not known."""
+    """Compare the blocks or tokens of the cache, for a source without its bytes."""
     computed = _figure(row.name, row.computed or 0)
     return f"The cache has {_figure(row.name, row.logged)} {row.name}; kvsim computes {computed}, {_difference(row)}."
 

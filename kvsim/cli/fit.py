@@ -110,7 +110,10 @@ def command(
         points, jobs, engine, multiples, prices_of(gpu_hour_price, server.gpu.name),
     )  # fmt: skip
     if figure is not None:
-        _draw(found.answer, figure)
+        from kvsim.plots import save
+        from kvsim.plots.fit_frontier import draw_fit
+
+        save(draw_fit(found.answer), figure, made_by="fit")
     if as_json:
         _print_json(found)
     else:
@@ -122,7 +125,7 @@ class _Findings(NamedTuple):
 
     answer: Answer
     undrafted: Answer | None
-    """Answer for the same server without drafts; None if the server drafts nothing."""
+    """Answer for the same server without drafts; None if the server does not draft."""
     multiples: Sequence[float]
     """Multiples of a range of loads; empty for a single load."""
     growth: Sequence[Grown]
@@ -130,12 +133,7 @@ class _Findings(NamedTuple):
 
 
 def _take_multiples(flags: dict[str, Any], fleet: FleetFlags, gpu_hour_price: str | None) -> Sequence[float]:
-    """Return the multiples of a range such as --load 1x..4x, and put the first in the place of the range; empty for a
-    single load.
-
-    Raises:
-        UsageError: a price is given without a range, a range is given with prefill and decode servers, or is invalid.
-    """
+    """Return the multiples of a range such as --load 1x..4x (empty for a single load); set the flag to the first."""
     from kvsim.fitting.growth import multiples_of
 
     if ".." not in (flags["load"] or ""):
@@ -150,11 +148,7 @@ def _take_multiples(flags: dict[str, Any], fleet: FleetFlags, gpu_hour_price: st
 
 
 def _server_and_requests(flags: dict[str, Any], fleet: FleetFlags) -> tuple[SearchedServer, Workload]:
-    """Return the server of the flags, and the requests; generated ones are cut to the server's longest sequence.
-
-    Raises:
-        UsageError: there are fewer requests than servers, or a flag is invalid.
-    """
+    """Return the server of the flags, and the requests; generated ones are shortened to its longest sequence."""
     from kvsim.cli.fit_server import server_of
     from kvsim.cli.load import requests_of
 
@@ -190,13 +184,6 @@ def _search(
         found = answer(server, load, goal, search, most=points, find_largest=points > 0)
         growth = grown(found, search, multiples, prices) if multiples else []
         return _Findings(found, without_drafts(found, search), multiples, growth)
-
-
-def _draw(found: Answer, figure: Path) -> None:
-    from kvsim.plots import save
-    from kvsim.plots.fit_frontier import draw_fit
-
-    save(draw_fit(found), figure, made_by="fit")
 
 
 def _print_json(found: _Findings) -> None:

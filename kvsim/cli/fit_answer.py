@@ -19,7 +19,7 @@ Band = "Mapping[str, tuple[float, float]]"
 
 
 def print_fit(answer: Answer) -> None:
-    """Print the verdict, the limits, the simulated server, its figures, and the changes that help."""
+    """Print the verdict, the limit, the simulated server, its figures, and the changes that help."""
     echo(answer.verdict)
     echo(f"Limit: {answer.limit}")
     if answer.splits:
@@ -51,7 +51,7 @@ def print_fit(answer: Answer) -> None:
 
 
 def print_without_gain(remedies: Sequence[Remedy], *, fits: bool) -> None:
-    """Print one line with the changes that were tried without effect."""
+    """Print one line with the changes that have no effect."""
     if remedies:
         tried = "; ".join(
             f"{each.change.words} ({_rate(each.outcome.output_tokens_per_s)} tokens/s, TTFT p99 "
@@ -106,7 +106,7 @@ def print_growth(rows: Sequence[Grown], multiples: Sequence[float]) -> None:
 
 
 def change_words(remedy: Remedy, before: Outcome) -> str:
-    """Return the description of a change, with the figures that it makes much worse than `before`."""
+    """Describe a change, with the figures that it makes much worse than `before`."""
     price = price_words(before, remedy.outcome)
     return f"{remedy.change.words}, {price}" if price else remedy.change.words
 
@@ -119,7 +119,7 @@ NO_MARGIN = (
 
 
 def cells(outcome: Outcome, band: Mapping[str, tuple[float, float]]) -> tuple[str, str, str, str]:
-    """Return the figures named in `_NAMES` as text, each with its prediction interval in `band`."""
+    """Return the figures named in `_NAMES` as text, with prediction intervals from `band`."""
 
     def span(name: str, *, time: bool) -> str:
         if name not in band:
@@ -141,7 +141,7 @@ def _rate(per_s: float) -> str:
 
 
 def load_words(answer: Answer) -> str:
-    """Return a description of the load."""
+    """Describe the load."""
     load = answer.load
     if load.users is None:
         return load.workload.description

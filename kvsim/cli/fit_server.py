@@ -36,17 +36,14 @@ _NOT_SEARCHED = {
         "enable_expert_parallel": "leave it out, or take --policy paged",
     },
 }
-"""Flags that kvsim fit does not accept, by policy, each with advice."""
+"""Flags that kvsim fit does not accept, by policy, with advice."""
 
 
 def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta | None = None) -> SearchedServer:
     """Return the server that the flags describe.
 
-    Limits that are not given are the defaults of the engine. A GPU or model that is not given is that of `meta`, the
-    recording of the requests.
-
-    Raises:
-        UsageError: a flag is invalid, or kvsim fit does not search servers with it.
+    Other limits are the engine's defaults. Without --gpu and --model, both are those of `meta`, of the recorded
+    requests.
     """
     _check_searched(flags)
     server_from = _sglang_server if flags["policy"] == Radix.name else _vllm_server
@@ -123,7 +120,7 @@ def _sglang_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) 
 
 
 def _check_searched(flags: dict[str, Any]) -> None:
-    """Check that no flag is given that kvsim fit does not accept with this policy."""
+    """Refuse the flags that kvsim fit does not accept with this policy."""
     if flags["eviction"] == "optimal":
         raise UsageError("--eviction optimal is a bound that no server reaches; leave it out.")
     for name, instead in _NOT_SEARCHED[flags["policy"]].items():

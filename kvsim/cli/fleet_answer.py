@@ -1,4 +1,4 @@
-"""Answer of `kvsim run --replicas`: the fleet first, its servers on request."""
+"""Printed answer of `kvsim run --replicas`: the totals of all servers, then a line for each server."""
 
 from __future__ import annotations
 
@@ -17,14 +17,9 @@ if TYPE_CHECKING:
 def print_fleet(
     meta: Meta, totals: FleetTotals, summaries: Sequence[Summary], requests: str, notes: Sequence[str]
 ) -> None:
-    """Print a sentence, the setup and the figures of all servers together, and one line for each server.
+    """Print a sentence, the setup and the totals of all servers, and one line for each server.
 
-    Args:
-        meta: metadata of the servers, which are equal.
-        totals: sums over the servers.
-        summaries: the summary of each server.
-        requests: description of the requests and of their routing.
-        notes: further notes on the figures.
+    `meta` is that of any server, because all are equal. `requests` describes the requests and their routing.
     """
     echo(_sentence(totals))
     print_table("", ["", ""], setting_rows(meta, requests, _servers(totals)))
@@ -65,7 +60,7 @@ def _sentence(totals: FleetTotals) -> str:
 
 
 def _servers(totals: FleetTotals) -> str:
-    """Return how many servers there are, and of which kind."""
+    """Describe the number and kind of the servers."""
     if totals.num_prefill:
         return f"{totals.num_prefill} prefill and {totals.num_servers - totals.num_prefill} decode servers"
     if totals.num_ranks == 1:
@@ -75,7 +70,7 @@ def _servers(totals: FleetTotals) -> str:
 
 
 def _name(totals: FleetTotals, number: int) -> str:
-    """Return the name of a server: its number, and its kind or its rank if there are several kinds or ranks."""
+    """Return the number of a server, with its kind or rank if there are several."""
     if 1 < totals.num_ranks < totals.num_servers:
         server, rank = divmod(number, totals.num_ranks)
         return f"{server}, rank {rank}"

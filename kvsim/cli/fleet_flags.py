@@ -25,12 +25,12 @@ OF_TRANSFERS = (*(each.name for each in settings_in(KvLink)), "failed_loads", "l
 
 
 class RouteParam(click.ParamType[str]):
-    """Type of a flag: the name of a router, or a Python file with one."""
+    """Flag type: the name of a router, or a Python file with one."""
 
     name = "route"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return `value` if it is a route or a file that ends in .py."""
+        """Return `value` if it is the name of a router or an existing Python file."""
         if value not in ROUTE_NAMES and not (value.endswith(".py") and Path(value).is_file()):
             self.fail(f"{value!r} is none of {', '.join(ROUTE_NAMES)}, and no Python file.", param, ctx)
         return value
@@ -54,7 +54,7 @@ apart_options = with_options(
         help="Policy after a failed transfer: an error for the client, or tokens that are computed.  [fail]",
     ),
 )
-"""Decorator that adds the flags of separate prefill and decode servers, and of the link between them."""
+"""Decorator that adds the flags of separate prefill and decode servers and of their link."""
 
 replicas_options = with_options(
     _fleet("--replicas", type=_SERVERS, default=1, show_default=True, help="Servers behind one router."),
@@ -82,7 +82,7 @@ replicas_options = with_options(
 
 
 class FleetFlags(NamedTuple):
-    """Number and kind of servers that the flags ask for."""
+    """Number and kind of the servers."""
 
     apart: Disaggregation | None
     replicas: int = 1
@@ -92,7 +92,7 @@ class FleetFlags(NamedTuple):
 
     @property
     def num_servers(self) -> int:
-        """Number of servers, prefill and decode servers together."""
+        """Number of servers, prefill and decode servers included."""
         return self.replicas if self.apart is None else self.apart.num_prefill + self.apart.num_decode
 
     @property
@@ -106,11 +106,7 @@ ONE_SERVER = FleetFlags(None)
 
 
 def fleet_of(flags: dict[str, Any]) -> FleetFlags:
-    """Remove the flags of several servers from `flags`, and return the servers that they ask for.
-
-    Raises:
-        UsageError: flags contradict each other, or a flag lacks another that it needs.
-    """
+    """Remove the flags of several servers from `flags`, and return the servers that they describe."""
     replicas, route = flags.pop("replicas", 1), flags.pop("route", None)
     route_lag_s, store = flags.pop("route_lag_s", 0.0), _store_of(flags)
     apart = _apart_of(flags, route or "shortest", others=replicas > 1 or route_lag_s > 0)
@@ -124,7 +120,7 @@ def fleet_of(flags: dict[str, Any]) -> FleetFlags:
 
 
 def _store_of(flags: dict[str, Any]) -> PrefixStore | None:
-    """Remove the flags of a prefix store and of its link from `flags`; return the store, or None without one."""
+    """Remove the flags of a prefix store and its link from `flags`; return the store, or None."""
     gib = flags.pop("prefix_store_gib", None)
     if gib is None:
         return None
@@ -138,18 +134,14 @@ def _store_of(flags: dict[str, Any]) -> PrefixStore | None:
 
 
 def _transfers_in(flags: dict[str, Any]) -> dict[str, Any]:
-    """Set the flags of transfers in `flags` to None, and return those that were given."""
+    """Set the flags of transfers in `flags` to None, and return the given values."""
     taken = {name: flags[name] for name in OF_TRANSFERS if flags[name] is not None}
     flags |= dict.fromkeys(OF_TRANSFERS)
     return taken
 
 
 def servers_of(fleet: FleetFlags, policy: AnyPolicy, machine: Machine) -> Servers | None:
-    """Return the servers of a run; None for one server.
-
-    Raises:
-        UsageError: the policy does not support data-parallel ranks.
-    """
+    """Return the servers of a run; None for a single server."""
     from kvsim.simulation import Replicas
 
     if fleet.apart is not None:
@@ -170,12 +162,9 @@ def routed_words(servers: Servers) -> str:
 
 
 def _apart_of(flags: dict[str, Any], route: str, *, others: bool) -> Disaggregation | None:
-    """Remove the flags of prefill and decode servers from `flags`; return these servers, or None without such flags.
+    """Remove the flags of prefill and decode servers from `flags`; return the servers, or None.
 
-    `others` tells whether flags of equal servers are given too.
-
-    Raises:
-        UsageError: two flags contradict each other, or a flag lacks another that it needs.
+    `others` tells whether flags of equal servers are given, too.
     """
     prefill, decode = flags.pop("prefill"), flags.pop("decode")
     given = {name: value for name in OF_TRANSFERS if (value := flags.pop(name)) is not None}

@@ -20,7 +20,7 @@ _FORMAT_NAMES = (
     "azure", "burstgpt", "conversations", "csv", "mooncake", "ragpulse", "sharegpt", "sharegpt-turns", "vidur",
     "vllm-bench",
 )  # fmt: skip
-"""Names of the formats, repeated here so that the help needs no import of the readers; a test compares them."""
+"""Names of the formats, repeated here so that the help does not import the readers; a test compares them."""
 
 
 _LENGTH = bounded(at_most=(1 << 31) - 1)

@@ -29,24 +29,18 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
     if check:
         _check(recording_name, as_json=as_json)
     elif recording_name is None:
-        _list(as_json=as_json)
+        from kvsim.recording import shipped_names
+
+        names = shipped_names()
+        if as_json:
+            print_json({"shipped": names})
+        else:
+            click.echo("\n".join(names))
     else:
         _describe(recording_name, as_json=as_json)
 
 
-def _list(*, as_json: bool) -> None:
-    """Print the names of the recordings that come with kvsim."""
-    from kvsim.recording import shipped_names
-
-    names = shipped_names()
-    if as_json:
-        print_json({"shipped": names})
-    else:
-        click.echo("\n".join(names))
-
-
 def _describe(name: str, *, as_json: bool) -> None:
-    """Print the origin of a recording, and a summary of the run."""
     from kvsim.cli.summary_lines import figures_document, print_summaries
     from kvsim.cli.turn_tables import print_losses, print_turns
     from kvsim.metrics import summarize
@@ -83,7 +77,7 @@ def _describe(name: str, *, as_json: bool) -> None:
 
 
 def _provenance(recording: Recording) -> list[tuple[str, str]]:
-    """Return the rows about the origin of a recording: source, engine, model, GPU and pool."""
+    """Return the rows about the origin of a recording."""
     meta, pool = recording.meta, recording.meta.pool
     units = "none: the cache grows with the batch"
     if pool.num_units is not None:
@@ -107,9 +101,9 @@ def _provenance(recording: Recording) -> list[tuple[str, str]]:
 
 
 def _check(name: str | None, *, as_json: bool) -> None:
-    """Read the recording, replay every unit through all steps, and compare the figures that it states twice.
+    """Replay every unit through all steps, and compare the figures that the recording states twice.
 
-    In the folder of a fleet, check every server, and what they load from a shared store.
+    In the folder of a fleet, check every server, and its loads from a shared store.
     """
     from kvsim.metrics.contradictions import refuse_contradictions
     from kvsim.recording import find, read, server_folders

@@ -1,4 +1,4 @@
-"""`kvsim compare --ladder`: the same requests served in eight ways, each with one change over the way before."""
+"""`kvsim compare --ladder`: the same requests served in eight ways, each with one more change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvsim.experiments.rungs import Climbed
 
 LADDER_WORKLOAD = "vllm-h200-llama-3-8b-pressure-prefixes"
-"""Recording whose requests are the default: memory pressure and shared prefixes make every rung have an effect."""
+"""Recording whose requests are the default: with memory pressure and shared prefixes, every change has an effect."""
 
 
 def climb_ladder(output: Path | None, flags: dict[str, Any], *, overwrite: bool, as_json: bool) -> None:

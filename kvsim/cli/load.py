@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 _requests = section("Requests")
 _SHOWN_S = 120.0
-"""Seconds of an open loop to simulate if the number of requests is not given."""
+"""Simulated seconds of an open loop if the number of requests is not given."""
 _FEWEST, _MOST = 300, 5_000
 _SESSIONS_OF_USER, _FEWEST_SESSIONS = 3, 100
 _MOST_OF_USERS = 200_000
-"""Maximum requests of a closed loop in one run of a search; more would take longer than some seconds."""
+"""Maximum number of requests of a closed loop in one run of a search."""
 _USERS = {
     "type": click.IntRange(1, 1_000_000),
     "metavar": "N",
@@ -63,22 +63,14 @@ def load_options(command: Command) -> Command:
 
 
 def check_users(flags: Mapping[str, Any]) -> None:
-    """Check that flags of users are given only with --users.
-
-    Raises:
-        UsageError: a flag of users is given without --users.
-    """
+    """Check that flags of users are given only with --users."""
     for flag, name in (("--think-time", "think_s"), ("--spawn-rate", "users_per_s")):
         if flags.get(name) is not None and flags["users"] is None:
             raise UsageError(f"{flag} is for users in a closed loop; give --users as well.")
 
 
 def check_senders(flags: dict[str, Any]) -> None:
-    """Check that the flags do not describe both an open and a closed loop.
-
-    Raises:
-        UsageError: they describe both.
-    """
+    """Check that the flags do not describe both an open and a closed loop."""
     given = [
         name for name in ("rate", "ramp", "rate_profile", "burstiness", "max_concurrency") if flags[name] is not None
     ]
@@ -90,11 +82,7 @@ def check_senders(flags: dict[str, Any]) -> None:
 
 
 def check_load(flags: dict[str, Any]) -> None:
-    """Check that the flags describe one load.
-
-    Raises:
-        UsageError: they describe none, or two.
-    """
+    """Check that the flags describe one load."""
     check_users(flags)
     if flags["users"] is not None and flags["rate"] is not None:
         raise UsageError(
@@ -111,7 +99,7 @@ def check_load(flags: dict[str, Any]) -> None:
 
 
 def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
-    """Return enough requests to show the effect of the load, and the recording that they are from, if any."""
+    """Return enough requests to show the effect of the load, and the recording that they come from, if any."""
     from kvsim.fitting import requests_for
 
     if flags["workload"] is not None or not (is_generated(flags) or flags["users"] or flags["rate"]):

@@ -1,4 +1,4 @@
-"""Values of the flags of a machine, for all commands: a GPU, a model with its parallelism, and a memory budget."""
+"""Evaluation of the machine flags: a GPU, a model with its parallelism, and a memory budget."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIND = "auto"
 
 
 def tokens_or_auto(value: str | int) -> int | str:
-    """Return the value of `--max-model-len`: a number of tokens, or `FIND` for auto or -1."""
+    """Return the value of `--max-model-len`: a number of tokens, or `FIND` for auto and -1."""
     text = str(value)
     if text in ("auto", "-1"):
         return FIND
@@ -33,13 +33,7 @@ def tokens_or_auto(value: str | int) -> int | str:
 
 
 def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu, Model]:
-    """Return the GPU and the model that the flags name, by default those of `meta`, the metadata of a recording.
-
-    The model has the parallelism, cache type and quantization of the flags.
-
-    Raises:
-        UsageError: a name is unknown, or the model cannot be served with these flags.
-    """
+    """Return the GPU and the model of the flags; `meta`, of a recording, has the defaults."""
     from kvsim.hardware import find_gpus
     from kvsim.machines import served_model
     from kvsim.models import find_model, taken_for
@@ -60,11 +54,7 @@ _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
 
 
 def _share_of(number: int, flags: Mapping[str, Any]) -> int:
-    """Return the tensor-parallel size if `number` GPUs are divided by the pipeline and data-parallel sizes.
-
-    Raises:
-        UsageError: `number` cannot be divided by these sizes, or the product of all sizes is another number.
-    """
+    """Return the tensor-parallel size: `number` GPUs divided by the pipeline and data-parallel sizes."""
     sizes = {f"--{name.replace('_', '-')}": flags[name] for name in _SIZES if flags[name] is not None}
     product = prod(sizes.values())
     if flags["tensor_parallel_size"] is not None and product != number:
@@ -78,7 +68,7 @@ def _share_of(number: int, flags: Mapping[str, Any]) -> int:
 
 
 def engine_limits(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> tuple[int, int]:
-    """Return max_num_seqs and max_num_batched_tokens: those of the flags, or vLLM's defaults on the GPU."""
+    """Return max_num_seqs and max_num_batched_tokens of the flags, or vLLM's defaults on the GPU."""
     stated = flags["max_num_seqs"], flags["max_num_batched_tokens"]
     is_chunked = flags.get("enable_chunked_prefill") is not False
     return _defaults(flags, gpu).limits(*stated, max_model_len, chunked=is_chunked)
@@ -104,18 +94,13 @@ def _defaults(flags: Mapping[str, Any], gpu: Gpu) -> EngineDefaults:
 
 
 def caches_prefixes(flags: Mapping[str, Any], model: Model) -> bool:
-    """Tell whether prefixes are cached; without a flag, they are unless the model has recurrent layers, as in vLLM."""
+    """Tell whether prefixes are cached. As in vLLM, the default is no for a model with recurrent layers."""
     stated: bool | None = flags["enable_prefix_caching"]
     return not model.recurrent_layers if stated is None else stated
 
 
 def gib_of_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> float:
-    """Return the GiB of SGLang's slots with --mem-fraction-static.
-
-    Raises:
-        UsageError: another flag states the size, too.
-        BudgetError: no page fits.
-    """
+    """Return the GiB of SGLang's KV slots with --mem-fraction-static."""
     from kvsim.sizing.sglang_budget import plan_slots
 
     _check_one_size(flags)
@@ -131,13 +116,9 @@ def _check_one_size(flags: Mapping[str, Any]) -> None:
 
 
 def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len: int | None = None) -> Budget:
-    """Return the memory budget that the flags describe; the pool has a stated size, or the rest of the GPU's memory.
+    """Return the memory budget of the flags: a pool of the stated size, or of the rest of the GPU's memory.
 
-    `max_model_len` is the longest sequence to plan for; None for the longest of the model.
-
-    Raises:
-        UsageError: two flags contradict each other, or a flag is invalid.
-        BudgetError: the model and its cache do not fit.
+    `max_model_len` is the longest sequence to plan for; None is that of the model.
     """
     from kvsim.policies import ContinuousSettings, Pipeline
     from kvsim.policies.releases import DEFAULT, defaults_of
@@ -179,7 +160,7 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
 
 
 def _additions(flags: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """Return the arguments of `plan_budget` for drafting and for the slots of adapters."""
+    """Return the arguments of `plan_budget` for drafts and adapters."""
     from kvsim.policies.drafter import additions_of
     from kvsim.policies.releases import DEFAULT
     from kvsim.policies.settings import ContinuousSettings

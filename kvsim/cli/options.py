@@ -1,6 +1,6 @@
-"""Flags of commands, made from the declared settings of dataclasses, and the settings made from given flags.
+"""Command-line flags made from the declared settings of dataclasses, and settings made from the given flags.
 
-A setting is declared once, in `kvsim.setting_fields`; all commands take its flag, help and bounds from there.
+Each flag takes its name, help and bounds from the declaration of the setting (`kvsim.setting_fields`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvsim.setting_fields import Declared, Setting, settings_in
 Command = TypeVar("Command", bound=Callable[..., Any])
 Settings = TypeVar("Settings")
 _LIKE = {"defaults": "max_num_seqs", "kv_offloading_gb_per_s": "load_gb_per_s"}
-"""Flags that are no settings, each with a setting that applies to the same policies."""
+"""Flags that are not settings. Each applies to the same policies as the setting beside it."""
 
 
 jobs_option = click.option(
@@ -34,7 +34,7 @@ jobs_option = click.option(
 
 
 def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Return a decorator that adds all `options` to a command, which lists them in this order in its help."""
+    """Return a decorator that adds `options` to a command; its help lists them in this order."""
 
     def add(command: Command) -> Command:
         for option in reversed(options):
@@ -45,7 +45,7 @@ def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], 
 
 
 class PolicyParam(click.Choice[str]):
-    """Type of a flag: the name of a built-in policy, or a Python file with a policy."""
+    """Flag type: the name of a built-in policy, or a Python file with a policy."""
 
     def __init__(self) -> None:
         super().__init__(EVERY_POLICY)
@@ -65,7 +65,7 @@ engine_option = click.option(
     type=click.Choice(["auto", "compiled", "interpreted"]),
     default="auto",
     show_default=True,
-    help="The engine as machine code, or as it stands in Python. auto: by how much there is to simulate.",
+    help="Compiled or interpreted engine; auto: compiled for a large simulation.",
 )
 
 
@@ -78,10 +78,10 @@ class SectionedOption(click.Option):
 
 
 class SectionedCommand(click.Command):
-    """Command whose help lists the flags without a section first, then those of each section."""
+    """Command whose help lists the flags without a section first, then the sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the flags; sections come in the order of their first flags."""
+        """Write the flags, with the sections in the order of their first flags."""
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for flag in self.get_params(ctx):
             record = flag.get_help_record(ctx)
@@ -93,9 +93,9 @@ class SectionedCommand(click.Command):
 
 
 def flag_values(context: click.Context, option: click.Option, spelling: str, words: Sequence[str]) -> list[Any]:
-    """Return the value of each word after a flag.
+    """Return the value of each word after a flag; a switch takes words such as on and off.
 
-    A switch takes words such as on and off. If `spelling` is the flag that switches it off, they are reversed.
+    If `spelling` is the flag that turns the switch off, such as --no-check, on and off are exchanged.
     """
     if not option.is_flag:
         return [option.process_value(context, word) for word in words]
@@ -124,7 +124,7 @@ def bounded(
 def flags_of(
     settings: type, heading: str, types: Mapping[str, Callable[[str], Any]]
 ) -> dict[str, Callable[[Command], Command]]:
-    """Return a decorator that adds a flag, for each setting of a dataclass that has flags; its default is None.
+    """Return, for each setting of a dataclass that has a flag, a decorator that adds the flag with the default None.
 
     `types` has a converter for each flag that accepts texts beyond the setting's type, such as "auto".
     """
@@ -177,14 +177,14 @@ def _beginning(names: list[str], begun: str) -> list[str]:
 
 
 _LISTED = {"model": _listed_models, "gpu": _listed_gpus}
-"""Functions that complete the value of a flag in a shell, by setting."""
+"""Function that completes the value of a flag in a shell, for each setting that has one."""
 
 
 def settings_from(settings: type[Settings], flags: Mapping[str, Any], **known: Any) -> Settings:
-    """Return an instance of `settings` with the values of the flags; `known` values win, others are the defaults.
+    """Return an instance of `settings` with the values of the given flags.
 
-    Raises:
-        UsageError: a setting is invalid, or requires another that is not given.
+    `known` values replace those of flags. Settings without a value keep their defaults. A flag that requires another
+    one which is not given is a `UsageError`.
     """
     kind: Any = settings
     declared = {each.name: each for each in settings_in(kind)}
@@ -199,7 +199,7 @@ def settings_from(settings: type[Settings], flags: Mapping[str, Any], **known: A
 
 
 def is_pair(each: Declared) -> bool:
-    """Tell whether a switch has a flag for each of its values."""
+    """Tell whether a switch has two flags, one for each value."""
     return any("/" in flag for flag in each.setting.flags)
 
 
@@ -209,15 +209,10 @@ def spelling(each: Declared) -> str:
 
 
 def check_policy_flags(context: click.Context, policies: Collection[str], varied: Collection[str] = ()) -> None:
-    """Check that every flag that was given has an effect with one of `policies`.
+    """Check that every given flag has an effect with one of `policies`.
 
-    Args:
-        context: context of the command, which has the flags that were given.
-        policies: policies that will be simulated.
-        varied: flags whose values were given in another way, such as --vary.
-
-    Raises:
-        UsageError: a flag has no effect; the message names it and the policies that it is for.
+    `varied` are flags whose values were given in another way, such as --vary. Otherwise, the `UsageError` names the
+    flag and the policies that use it.
     """
     based_on = {Paged.name if is_policy_file(policy) else policy for policy in policies}
     for option in context.command.params:
@@ -238,11 +233,11 @@ def is_given(context: click.Context, name: str) -> bool:
 
 
 _OF_SGLANG = {"max_model_len": "context_length"}
-"""Names of flags, and those of the corresponding settings of SGLang."""
+"""SGLang's names of settings, by the name of the flag."""
 
 
 def policies_with(name: str) -> set[str]:
-    """Return the policies that a flag is for; empty for a flag that is for all, such as one about the memory."""
+    """Return the policies that use a flag; empty for a flag that does not depend on the policy."""
     if name == "block_size":
         return set()
     if name in OF_PAGED:

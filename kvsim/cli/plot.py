@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 _MOST_PIXELS = 100_000_000
 _DEFAULT_DPI = 300
-"""Highest resolution among the purposes."""
+"""Highest resolution of the purposes."""
 _DEFAULT_SIDE_INCHES = 11.0
-"""Width of the widest purpose, used for the height too."""
+"""Width of the widest purpose, also taken for the height."""
 _KINDS = (
     "waste-bars, occupancy, queue, latency, lifetimes, free-runs (one or several recordings); "
     "ladder (what kvsim compare --ladder -o wrote); waste-over-time, memory-map, roofline (one); "
@@ -122,10 +122,7 @@ def _check_pixels(inches: tuple[float, float] | None, dpi: int | None) -> None:
 
 
 def _picture(kind: str, names: Sequence[str], labels: tuple[str, ...], order: str | None, **style: Any) -> Picture:
-    """Draw the recordings or tables `names`, with `labels` and in `order` if these are given.
-
-    `style` has the purpose and the size.
-    """
+    """Draw the recordings or tables called `names`; `style` has the purpose and the size."""
     from kvsim.plots import FIGURES, OF_A_SWEEP, OF_SEVERAL
 
     runs = _points(names) if kind in OF_A_SWEEP else _read(names)
@@ -138,11 +135,7 @@ def _picture(kind: str, names: Sequence[str], labels: tuple[str, ...], order: st
 def _arranged(
     runs: list[Recording], labels: tuple[str, ...], order: str | None
 ) -> tuple[list[Recording], tuple[str, ...]]:
-    """Return the recordings and their names in the order of a figure.
-
-    Raises:
-        UsageError: there is not one label for each recording, or `order` does not name each recording once.
-    """
+    """Return the recordings and their names in the order in which they are drawn."""
     from kvsim.plots.words import names_for
 
     names = names_for(runs, labels, len(runs))
@@ -162,11 +155,7 @@ def _arranged(
 
 
 def _inches(size: str) -> tuple[float, float]:
-    """Return the width and the height in `size`.
-
-    Raises:
-        UsageError: `size` is not two numbers from 1 to 40.
-    """
+    """Return the width and the height in `size`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)x(\d+(?:\.\d+)?)", size)
     width, height = map(float, match.groups()) if match else (0.0, 0.0)
     if not (1 <= width <= 40 and 1 <= height <= 40):
@@ -194,7 +183,7 @@ def _points(names: Sequence[str]) -> list[Any]:
 def _write_all(
     recordings: list[Recording], folder: Path, file_type: str, finish: Finish, *, overwrite: bool, **style: Any
 ) -> None:
-    """Write every figure that suits the recordings; print the name of each figure that cannot be drawn, and why."""
+    """Write every figure that suits the recordings; print why each other figure cannot be drawn."""
     from kvsim.plots import may_save, plans, save
 
     written = 0

@@ -93,7 +93,7 @@ def command(
 
 
 _WORTH_PROCESSES = 50_000
-"""Fewest requests of a fleet for which several processes save more time than their start takes."""
+"""Smallest number of requests for which a fleet is simulated in several processes."""
 
 
 def _check_load(flags: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ def _check_load(flags: dict[str, Any]) -> None:
 
 
 def _notes(scenario: Scenario, policy: str, runs: Sequence[Measured], flags: Mapping[str, Any]) -> list[str]:
-    """Return notes on the figures: about adjusted settings, failures of vLLM, and drafts."""
+    """Return notes on the figures: adjusted settings, failures of vLLM, and drafts."""
     from kvsim.cli.answer import failure_notes
 
     notes = list(scenario.notes) if policy in ("paged", "contiguous") else []
@@ -131,7 +131,7 @@ def _options(flags: Mapping[str, Any], engine: EngineName) -> Options:
 def simulate_servers(
     setup: tuple[Workload, AnyPolicy, Machine], servers: Servers | None, options: Options, folder: Path | None
 ) -> Fleet:
-    """Simulate one server or several, and record each into `folder` if it is given."""
+    """Simulate one server or several. With `folder`, record each into it."""
     from kvsim.experiments.workers import on_all_cores
     from kvsim.simulation import Fleet, measure, measure_fleet, record, record_fleet
     from kvsim.simulation.fleet import in_turn
@@ -145,7 +145,7 @@ def simulate_servers(
 
 
 def _requests(workload: Workload, flags: Mapping[str, Any]) -> str:
-    """Return a description of the requests, and of how they were sent."""
+    """Describe the requests and how they are sent."""
     users, think_s, users_per_s = flags["users"], flags["think_s"], flags["users_per_s"]
     if flags["max_concurrency"] is not None:
         return f"{workload.description}; at most {flags['max_concurrency']:,} at once"

@@ -1,4 +1,4 @@
-"""Answer of `kvsim run`: the figures of each server as clients see them, and notes on the figures."""
+"""Output of `kvsim run`: the figures of each server as clients see them, and notes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RunAnswer:
         """Sentences below the figures."""
 
     def add_band(self, workload: Workload, policy: AnyPolicy, machine: Machine, options: Options) -> None:
-        """Compute the prediction intervals of a single server, if their simulation is worth the time."""
+        """Compute the prediction intervals of a single server, unless they take too long."""
         [summary] = self._summaries
         if not is_worth_a_band(summary, len(workload)):
             return
@@ -45,7 +45,7 @@ class RunAnswer:
         self.notes.append(note)
 
     def show(self, requests: str, *, show_all: bool, as_json: bool) -> None:
-        """Print the figures; `requests` describes the requests and their routing."""
+        """Print the figures. `requests` describes the requests and their routing."""
         if as_json:
             print_json(self._document())
             return

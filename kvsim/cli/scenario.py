@@ -1,4 +1,4 @@
-"""Setup of a simulation from its flags: requests, machine, memory and policy; for all commands that simulate."""
+"""Setup of a simulation from its flags: requests, machine, memory and policy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Setup of a simulation: everything except the choice of a policy."""
+    """Setup of a simulation without its policy."""
 
     workload: Workload
     gpu: Gpu
@@ -52,7 +52,7 @@ class Scenario:
     def policy(self, name: str) -> AnyPolicy:
         """Return the policy called `name`, or the one in a Python file, with the settings of the flags.
 
-        A policy in a Python file keeps the settings that it defines itself.
+        Settings that the Python file defines have priority over flags.
         """
         from kvsim.kv_groups.specs import check_block_size
         from kvsim.policies import Contiguous, Paged, Radix, Static
@@ -86,7 +86,7 @@ class Scenario:
         return custom
 
     def _radix(self) -> Radix:
-        """Return SGLang's policy; what is not given is SGLang's default on the GPU for the model."""
+        """Return SGLang's policy; settings without a flag have SGLang's defaults for the GPU and the model."""
         from kvsim.policies import Radix, RadixSettings, SGLangSettings
         from kvsim.sizing.sglang_budget import check_chunk, defaults_on
 
@@ -101,8 +101,8 @@ class Scenario:
     def machine(self, policy: AnyPolicy) -> Machine:
         """Return the machine that `policy` runs on.
 
-        If the flag `clock` is `own` or missing, static batches have the step times of Hugging Face and the other
-        policies those of vLLM. If it is `one`, all policies have those of vLLM, so that a comparison is fair.
+        With the flag `clock` at `one`, all policies have the step times of vLLM, so that a comparison is fair.
+        Otherwise static batches have those of Hugging Face.
         """
         from kvsim.policies import Static
         from kvsim.simulation import Machine
@@ -112,12 +112,10 @@ class Scenario:
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.kv_bytes, step_time=times)
 
     def _step_time(self, policy: AnyPolicy, *, captured: bool = True) -> StepTimeModel:
-        """Return the requested profile or machine card, or the best one; see `kvsim.machines`.
+        """Return the step times of the given profile or machine card, or the best ones for the machine
+        (`kvsim.machines`).
 
-        A comparison may have policies of two engines, so a profile of another engine than that of `policy` is ignored.
-
-        Raises:
-            UsageError: the profile or card is of another model or machine.
+        A profile of another engine is ignored, because a comparison may include policies of two engines.
         """
         from kvsim.machines import KERNELS, is_card, step_times
         from kvsim.policies import Radix, Static
@@ -163,7 +161,7 @@ class Scenario:
         )
 
     def times_of(self, rung: Rung) -> StepTimeModel:
-        """Return vLLM's step times for a rung of `compare --ladder`, with CUDA graphs if the rung captures them."""
+        """Return vLLM's step times for a rung of `compare --ladder`, with or without CUDA graphs."""
         from kvsim.policies import Paged
 
         return replace(self, flags=self.flags | {"clock": "one"})._step_time(Paged(), captured=rung.captured)
@@ -195,13 +193,9 @@ class Scenario:
 
 
 def paged_settings(flags: dict[str, Any], gpu: Gpu, model: Model, block_size: int) -> PagedSettings:
-    """Return the settings of the paged cache that the flags ask for.
+    """Return the settings of the paged cache.
 
-    The speed of the link to host memory is that of the flag, else that of the machine card, else the default of
-    `PagedSettings`.
-
-    Raises:
-        UsageError: a setting is invalid, or requires another that is not given.
+    The speed of the link to host memory is that of the flag, of the machine card, or the default, in this order.
     """
     from kvsim.machines import card_named, card_of, host_link
     from kvsim.policies.settings import PagedSettings
@@ -220,17 +214,13 @@ def paged_settings(flags: dict[str, Any], gpu: Gpu, model: Model, block_size: in
 
 
 Requests: TypeAlias = "tuple[Workload, Recording | RecordedRequests | None]"
-"""Requests, and the recording that they are from, if any."""
+"""Requests, and the recording that they come from, if any."""
 
 
 def build_scenario(
     requests_of: Callable[[dict[str, Any]], Requests] = workload_and_source, /, **flags: Any
 ) -> Scenario:
-    """Build the scenario that the flags describe; `requests_of` returns the requests for the flags.
-
-    Raises:
-        UsageError: two flags contradict each other, or a flag is invalid.
-    """
+    """Build the scenario that the flags describe; `requests_of` returns the requests for the flags."""
     from kvsim.hardware import find_gpu
 
     workload, source = requests_of(flags)
@@ -257,15 +247,15 @@ def build_scenario(
 
 
 def _recorded_len(meta: Meta) -> int | None:
-    """Return the max_model_len of a recorded run: of the engine if it was real, of the policy if it was simulated."""
+    """Return the max_model_len of a recorded run: the engine's if it was real, the policy's if it was simulated."""
     length = meta.engine.get("max_model_len", meta.policy.get("max_model_len"))
     return length if isinstance(length, int) else None
 
 
 def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None) -> tuple[int, int, int | None]:
-    """Return the bytes of the cache (see `Machine.kv_bytes`), the block size, and the max_model_len, None by default.
+    """Return the cache size in bytes, the block size, and the max_model_len of the flags (None by default).
 
-    The bytes are those of the flags, else those of the recording, else the rest of the GPU's memory.
+    The size is that of the flags, of the recording, or the rest of the GPU's memory, in this order.
     """
     decisive = ["kv_gib", "num_blocks", "gpu_memory_utilization", "mem_fraction_static", "quantization"]
     decisive += ["tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"]
@@ -294,7 +284,7 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
 
 
 def _block_size(flags: dict[str, Any], model: Model, layout: KVCacheLayout) -> int:
-    """Return the setting `block_size` in tokens. With several groups, their block sizes are derived from it."""
+    """Return the setting `block_size` in tokens. The block sizes of several KV cache groups are derived from it."""
     from kvsim.kv_groups.specs import CacheSettings, smallest_block
 
     if layout.is_uniform:

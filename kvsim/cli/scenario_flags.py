@@ -1,7 +1,4 @@
-"""Flags of a simulation: the settings of the machine and of the policies, and the requests.
-
-All commands that simulate share these flags; `kvsim.cli.scenario` converts them to a setup.
-"""
+"""Flags that all simulating commands share: machine, policies and requests. `kvsim.cli.scenario` evaluates them."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ _SETTINGS = {
     )
     for name, option in flags_of(settings, heading, {"max_model_len": tokens_or_auto}).items()
 }
-"""Decorators that add the flag of each setting, by the name of the setting."""
+"""Decorator that adds the flag of a setting, for each setting."""
 _OF_SIZE = (
     *(name for name in flags_of(MachineSettings, MACHINE, {}) if name != "times"),
     *(
@@ -102,6 +99,6 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
 
 
 machine_options = with_options(settings_options(*_OF_SIZE), *_REFUSED, _DEFAULTS)
-"""Decorator that adds the flags of a machine to a command, which receives their values as keyword arguments."""
+"""Decorator that adds the flags of a machine to a command."""
 scenario_options = with_options(workload_options, *_SETTINGS.values(), *_REFUSED, _DEFAULTS, *_MORE)
-"""Decorator that adds all flags of a simulation to a command, which receives their values as keyword arguments."""
+"""Decorator that adds all flags of a simulation to a command."""

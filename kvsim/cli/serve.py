@@ -1,8 +1,7 @@
-"""`kvsim tui --serve`: the terminal interface in browsers of this machine only.
+"""`kvsim tui --serve`: the terminal interface in browsers of this machine.
 
-The server listens on the loopback interface. It refuses requests of pages from another origin, also if the name of
-their server resolves to this machine (DNS rebinding), more browsers than a person opens, and terminals larger than any
-screen.
+The server listens on the loopback interface only. It refuses requests from pages of another origin, also if the name of
+their server resolves to this machine (DNS rebinding). It limits the number of browsers and the size of a terminal.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ except ImportError as error:
 
 HOST = "127.0.0.1"
 MAX_BROWSERS = 8
-"""Maximum number of interfaces at a time; each is a process."""
+"""Maximum number of interfaces; each is a process."""
 MAX_CONNECTIONS = 64
-"""Maximum number of open sockets; a browser has about six for each page."""
+"""Maximum number of open sockets; a browser opens about six for each page."""
 MAX_COLUMNS, MAX_ROWS = 1_000, 500
 """Largest terminal: a browser over two large screens, with small letters."""
 MAX_MESSAGE_BYTES = 1 << 16
 _STOP_S = 5.0
-"""Seconds for an interface to end after its browser has disconnected."""
+"""Seconds that an interface may take to end after its browser has disconnected."""
 _ASK_S = 10.0
-"""Seconds for a new connection to send its first request."""
+"""Seconds that a new connection may take to send its first request."""
 _IDLE_S = 75.0
-"""Seconds that an idle connection is kept open for further requests."""
+"""Seconds that an idle connection is kept open."""
 _HEADERS = {
     "X-Frame-Options": "DENY",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -51,10 +50,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class LocalServer(Server):
-    """Textual's server, restricted to requests of the pages that it served itself."""
+    """Textual's server, restricted to requests from the pages that it served itself."""
 
     def __init__(self, command: str, port: int) -> None:
-        """`command` is the command line of the interface that is started for each browser."""
+        """`command` starts an interface; it is run for each browser."""
         super().__init__(f"exec {command}", host=HOST, port=port, title="kvsim")
         names = [f"{host}:{port}" for host in (HOST, "localhost")] + ([HOST, "localhost"] if port == 80 else [])
         self._hosts = frozenset(names)
@@ -65,7 +64,7 @@ class LocalServer(Server):
         """Number of running interfaces."""
 
     def serve(self, debug: bool = False) -> None:  # noqa: ARG002  a parameter of Textual's server
-        """Serve until the person presses Ctrl+C."""
+        """Serve until Ctrl+C."""
 
         async def wait() -> None:
             async with self.listening():
@@ -90,7 +89,7 @@ class LocalServer(Server):
             await runner.cleanup()
 
     def _connection(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection; excess connections are closed at once, silent ones later."""
+        """Return the protocol of a new connection; close excess connections at once, silent ones after a time."""
         server = runner.server
         assert server is not None
         if len(server.connections) >= MAX_CONNECTIONS:
@@ -156,7 +155,7 @@ class LocalServer(Server):
         return websocket
 
     async def _process_messages(self, websocket: web.WebSocketResponse, app_service: AppService) -> None:
-        """Forward the browser's messages until it disconnects or sends a message that kvsim's pages do not send."""
+        """Forward the browser's messages until it disconnects or sends an unknown message."""
         async for message in websocket:
             if message.type != WSMsgType.TEXT or not await _forward(message.data, websocket, app_service):
                 await websocket.close(code=1008, message=b"not understood")
@@ -164,7 +163,7 @@ class LocalServer(Server):
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Tell whether a log record is about this server, rather than about a client that sent invalid HTTP."""
+    """Tell whether a log record is about this server, not about a client that sent invalid HTTP."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
@@ -203,7 +202,7 @@ async def _forward(text: str, websocket: web.WebSocketResponse, interface: AppSe
 
 
 def _size(width: object, height: object) -> tuple[int, int] | None:
-    """Return the columns and rows of a terminal; None if they are no numbers or out of bounds."""
+    """Return the columns and rows of a terminal; None if they are not numbers or out of bounds."""
     texts = str(width)[:8], str(height)[:8]
     if not all(text.isascii() and text.isdigit() for text in texts):
         return None

@@ -1,9 +1,9 @@
-"""Translate the command line of a vLLM or SGLang server to flags of a kvsim command, so that users need not do it.
+"""Translation of the command line of a vLLM or SGLang server to the flags of a kvsim command.
 
-The server's line follows the arguments of kvsim (`kvsim run vllm serve …`), or `--from` gives it: a quoted line, a
-shell script, a Docker command, the YAML of Compose or Kubernetes, or a configuration file of vLLM. Flags with the same
-name in kvsim are copied. `server_lines.toml` lists the flags with another name in kvsim, and flags without a
-counterpart that change memory or time.
+The server's line ends the command (`kvsim run vllm serve …`), or `--from` gives it: as a quoted line, a shell script, a
+Dockerfile, the YAML of Compose or Kubernetes, or a configuration file of vLLM. Flags with the same name in kvsim are
+copied. `server_lines.toml` lists flags that have another name in kvsim, and flags without a counterpart that change
+memory or time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MODULES = {
 }
 _PROGRAMS: Mapping[tuple[str, ...], str] = {("vllm", "serve"): "vllm", ("sglang", "serve"): "sglang"}
 _IMAGES = {"vllm-openai": "vllm"}
-"""Docker images that start a server, with the server: the arguments of `docker run` are its flags."""
+"""Docker images that start a server, and the server; arguments of `docker run` are flags of the server."""
 _RELEASE = re.compile(r"v?(\d+\.\d+\.\d+)")
 _SWITCH = re.compile(
     r"--(no-|enable-|disable-|skip-|use-|trust-remote-code|enforce-eager|async-scheduling|language-model-only|headless"
@@ -43,7 +43,7 @@ _NUMBERS = ("--max-model-len", "--max-num-batched-tokens", "--kv-cache-memory-by
 _END = re.compile(r"[;&|]+|\d*>.*")
 """Word that ends a command: a separator of commands, or a redirection of the output."""
 _PROMPT = re.compile(r"^\s*(?:\([\w.-]+\)\s*)?(?:[\w.-]+@[\w.-]+:[^\s#$]*[#$]|[$])\s+", re.MULTILINE)
-"""Prompt of a shell, which people copy together with the command."""
+"""Shell prompt that was copied together with the command."""
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|\S*)\s*;?\s*$", re.MULTILINE)
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\(([A-Za-z_]\w*)\)|\{([A-Za-z_]\w*)(?::-([^}]*))?\})")
 _DOCKERFILE = re.compile(r"^\s*(FROM|ENTRYPOINT|CMD)\s+(.*)$", re.MULTILINE)
@@ -56,7 +56,7 @@ _STATED_IN_CHECKPOINT = frozenset(("auto-round", "compressed-tensors", "gguf", "
 
 @dataclass(slots=True)
 class ServerLine:
-    """Command line of a server: the server, its arguments, and the release if a Docker image states it."""
+    """Server program, its arguments, and its release if a Docker image states it."""
 
     server: str
     words: Sequence[str]
@@ -69,11 +69,11 @@ class Translation:
 
     arguments: list[str] = field(default_factory=list)
     irrelevant: list[str] = field(default_factory=list)
-    """Flags without a meaning for memory or time in this command."""
+    """Flags without an effect on memory or time in this command."""
     unmodelled: dict[str, str] = field(default_factory=dict)
-    """Flags that change memory or time in a way that kvsim does not model, and the reason."""
+    """Flags whose effect on memory or time kvsim does not model, and the reason."""
     dropped: dict[str, str] = field(default_factory=dict)
-    """Flags that vLLM no longer has, and the release that dropped each; empty if unknown."""
+    """Flags that vLLM no longer has, and the release that dropped each (empty if unknown)."""
 
 
 class ServedCommand(SectionedCommand):
@@ -102,12 +102,12 @@ class ServedCommand(SectionedCommand):
         return super().parse_args(ctx, given)
 
     def kvsim_arguments(self, ctx: click.Context, args: list[str]) -> list[str]:  # noqa: ARG002  for subclasses
-        """Return `args`, the arguments beside a server's line. Subclasses change them before click parses them."""
+        """Return the arguments beside a server's line; subclasses change them before click parses them."""
         return args
 
 
 def _split(args: Sequence[str]) -> tuple[list[str], ServerLine | None]:
-    """Return the arguments of kvsim, and the server's line that follows them or that `--from` names."""
+    """Return the arguments of kvsim, and the server's line that follows them or that `--from` gives."""
     given = list(args)
     for index, word in enumerate(given):
         if word == "--from" or word.startswith("--from="):
@@ -122,11 +122,7 @@ def _split(args: Sequence[str]) -> tuple[list[str], ServerLine | None]:
 
 
 def line_of(text: str) -> ServerLine:
-    """Return the server's line in `text`, which is the line itself or a file that holds one.
-
-    Raises:
-        UsageError: the text has no command line of a server, or several.
-    """
+    """Return the server's line in `text`, which is the line itself or the name of a file that contains one."""
     file = Path(text).expanduser()
     is_file = len(text) < 1000 and "\n" not in text and file.is_file()
     where = shortened(text)
@@ -150,13 +146,13 @@ def line_of(text: str) -> ServerLine:
 
 
 def _expanded(text: str) -> str:
-    """Return a script without shell prompts, with each variable that the script sets replaced by its value."""
+    """Remove shell prompts, and replace each variable that the script sets by its value."""
     text = _PROMPT.sub("", text)
     return _with_values(text, {name: value.strip("\"'") for name, value in _ASSIGNMENT.findall(text)})
 
 
 def _with_values(text: str, values: Mapping[str, str]) -> str:
-    """Return `text` with variables replaced by their values; a variable without a value stays."""
+    """Replace variables by their values; a variable without a value remains."""
 
     def value_of(found: re.Match[str]) -> str:
         *names, default = found.groups()
@@ -176,7 +172,7 @@ def _environment(tree: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _lines_in_dockerfile(text: str, where: str) -> Iterator[ServerLine]:
-    """Yield the line of the last ENTRYPOINT and CMD of a Dockerfile, for the image of its last FROM."""
+    """Yield the line of the last ENTRYPOINT and CMD, for the image of the last FROM."""
     parts = dict(_DOCKERFILE.findall(text.replace("\\\n", " ")))
     tree: dict[str, Any] = {"image": parts.get("FROM", "").partition(" ")[0]}
     for word, key in (("ENTRYPOINT", "entrypoint"), ("CMD", "command")):
@@ -210,7 +206,7 @@ def _lines_in_words(words: Sequence[str]) -> Iterator[ServerLine]:
 
 
 def _begin(words: Sequence[str], index: int) -> ServerLine | None:
-    """Return the server's line that begins at the word `index`; None if no line begins there."""
+    """Return the server's line that begins at the word `index`, or None."""
     server, release, begin = _PROGRAMS.get(tuple(words[index : index + 2])), "", index + 2
     if server is None and words[index] == "-m" and index + 1 < len(words):
         server = _MODULES.get(words[index + 1])
@@ -256,7 +252,7 @@ def _flat(settings: Mapping[Any, Any]) -> Iterator[str]:
 
 
 def _lines_in_tree(tree: Any, where: str, seen: set[int]) -> Iterator[ServerLine]:
-    """Yield the servers' lines of all containers in a YAML value; `seen` prevents that an alias is read twice."""
+    """Yield the servers' lines of all containers in a YAML value; `seen` has the ids of values that were read."""
     if id(tree) in seen or not isinstance(tree, dict | list):
         return
     seen.add(id(tree))
@@ -341,7 +337,7 @@ def _flags(
 
 
 def _whole_flag(flag: str, spellings: Collection[str]) -> str:
-    """Return the full flag for an abbreviation, as SGLang does, if exactly one of `spellings` begins with it."""
+    """Return the full name of an abbreviated flag, as SGLang does, if exactly one of `spellings` begins with it."""
     begun = [spelling for spelling in spellings if spelling.startswith(flag)]
     return begun[0] if len(begun) == 1 and flag not in spellings and len(flag) > len("--tp") else flag
 

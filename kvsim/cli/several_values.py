@@ -1,4 +1,4 @@
-"""A flag with several values, such as `--kv-cache-dtype auto fp8`, whose runs `kvsim compare` puts side by side."""
+"""A flag with several values, such as `--kv-cache-dtype auto fp8`, which `kvsim compare` compares."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SeveralValues(NamedTuple):
 
 
 def several_values(context: click.Context) -> SeveralValues | None:
-    """Return the flag with several values; None if each flag has one."""
+    """Return the flag with several values, or None."""
     found: SeveralValues | None = context.meta.get(_KEY)
     return found
 
@@ -39,11 +39,7 @@ class ComparingCommand(ServedCommand):
     """Command in which one flag may have several values; a switch has the values on and off."""
 
     def kvsim_arguments(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
-        """Return `args` with one value for each flag; `several_values` returns all values.
-
-        Raises:
-            UsageError: a flag is there twice, two flags have several values, or a value is there twice.
-        """
+        """Return `args` with one value for each flag; `several_values` returns all values."""
         options = {
             spelling: option
             for option in self.params
@@ -56,7 +52,12 @@ class ComparingCommand(ServedCommand):
             option = options.get(flag)
             most = 0 if option is not None and option.is_flag else 1
             if option is not None and words and not option.multiple:
-                _check_once(flag, str(option.name), words[0], once)
+                name, word = str(option.name), words[0]
+                if name in once:
+                    raise UsageError(
+                        f"{flag} should be given once; compare two values with {flag} {once[name]} {word}."
+                    )
+                once[name] = word
             if option is None or len(words) <= most:
                 kept += written
             elif option.multiple:
@@ -79,16 +80,10 @@ class ComparingCommand(ServedCommand):
         ctx.meta[_KEY] = SeveralValues(flag, str(option.name), tuple(words), values)
 
 
-def _check_once(flag: str, name: str, word: str, once: dict[str, str]) -> None:
-    if name in once:
-        raise UsageError(f"{flag} should be given once; compare two values with {flag} {once[name]} {word}.")
-    once[name] = word
-
-
 def _flags_with_words(args: Sequence[str], options: dict[str, click.Option]) -> list[tuple[str, list[str], list[str]]]:
-    """Return the flags in `args`, each with the words after it, and with the arguments in which both were written.
+    """Return each flag in `args`, the words after it, and the arguments from which both were read.
 
-    A word that is neither a flag nor the value of one of `options` is returned like a flag without words.
+    A word that is neither a flag nor the value of one of `options` is returned as a flag without words.
     """
     found: list[tuple[str, list[str], list[str]]] = []
     index = 0

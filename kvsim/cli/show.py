@@ -1,4 +1,4 @@
-"""Output of all commands: text, tables, JSON and progress bars, with control characters of quoted files escaped."""
+"""Output of all commands: text, tables, JSON and progress bars. Control characters are escaped."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def output_option(text: str, **settings: Any) -> Callable[[Command], Command]:
 
 
 def command_line() -> str:
-    """Return the command line of this process, for the metadata of what it writes."""
+    """Return the command line of this process, for the metadata of written files."""
     return shlex.join(["kvsim", *sys.argv[1:]])
 
 
 def echo(text: object, *, err: bool = False) -> None:
-    """Print `text`, which may quote a file, on standard output or standard error."""
+    """Print `text` on standard output or standard error."""
     click.echo(printable_lines(str(text)), err=err)
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print `document` as JSON; NaN and infinity become null. Equal documents give equal bytes."""
+    """Print `document` as JSON; NaN and infinity become null."""
     click.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
 
 
@@ -61,7 +61,7 @@ def _finite(value: Any) -> Any:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, figures: Sequence[int] = (), note: str = ""
 ) -> None:
-    """Print a table; the columns numbered in `figures` are aligned to the right."""
+    """Print a table. Columns whose numbers are in `figures` are aligned to the right."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -84,13 +84,13 @@ def print_table(
 
 
 def difference_rows(lines: Iterable[VerdictLine]) -> list[tuple[str, str, str]]:
-    """Return the rows of a table of decisions, recorded and simulated; a mark is before those that differ."""
+    """Return the rows of a table of recorded and simulated decisions; different ones are marked."""
     return [(("> " if line.differs else "  ") + line.label, line.recorded, line.simulated) for line in lines]
 
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that shows progress on a terminal: it takes the number of steps done, and of all steps."""
+    """Yield a function of (steps done, all steps) that shows the progress on a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None  # noqa: ARG005
         return

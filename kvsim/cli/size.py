@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 def _list(*, as_json: bool) -> None:
-    """Print the names of all GPUs and models."""
     from kvsim.hardware import GPUS
     from kvsim.models import all_models
 
@@ -113,11 +112,6 @@ def command(
 
 
 def _check_machine(flags: dict[str, Any]) -> tuple[Gpu, Model]:
-    """Return the GPU and the model of the flags.
-
-    Raises:
-        click.UsageError: one of the two is missing.
-    """
     if flags["model"] is None or flags["gpu"] is None:
         missing = "--model" if flags["model"] is None else "--gpu"
         raise click.UsageError(f"{missing} is missing; kvsim size --list names models and GPUs.")
@@ -125,11 +119,7 @@ def _check_machine(flags: dict[str, Any]) -> tuple[Gpu, Model]:
 
 
 def _budget(flags: dict[str, Any], gpu: Gpu, model: Model, policy: str, *, as_json: bool) -> Budget:
-    """Return the division of the GPU's memory; print why the server would not start, and exit, if it is too small.
-
-    Raises:
-        UsageError: a flag is not for this policy, or a length or block size is not for this model.
-    """
+    """Return the division of the GPU's memory; if it is too small, print why the server would not start, and exit."""
     if flags["mem_fraction_static"] is not None:
         raise UsageError("--mem-fraction-static is SGLang's; give --policy radix with it, or --gpu-memory-utilization.")
     if policy != "static" and flags["max_model_len"] != FIND:
@@ -173,11 +163,16 @@ def _print(
         *_otherwise_rows(budget, policy, tokens),
         *image_rows(costs),
         *(sleep_rows(budget, on_one) if sleeps else []),
-        *_caching_rows(budget, policy),
     ]
+    if policy == "paged":
+        is_on, why = caching_words(budget.model, budget.plan)
+        rows.append(("prefix caching", "on" if is_on else "off", "", why))
     others = _otherwise(budget, policy)
     echo(verdict(flags, budget, policy, tokens, num_sequences, image=costs, otherwise=others))
-    print_table(title_of(budget.gpu, budget.model), ["", "", "", "why"], rows, figures=(1,), note=_note(flags, budget))
+    fits = budget.plan.concurrency >= 1
+    remedies = [] if fits else [change_words(changes(flags, budget.gpu, budget.model))]
+    note = "\n".join(remedies + _unmeasured(flags, budget))
+    print_table(title_of(budget.gpu, budget.model), ["", "", "", "why"], rows, figures=(1,), note=note)
 
 
 def _num_gpus(budget: Budget) -> int:
@@ -185,19 +180,19 @@ def _num_gpus(budget: Budget) -> int:
 
 
 def _of_rank(budget: Budget) -> str:
-    """Return the scope of a pool's figures: each data-parallel rank, or all GPUs; empty for one GPU."""
+    """Describe what a pool's figures refer to: each data-parallel rank, or all GPUs; empty for one GPU."""
     return "on each rank" if budget.model.data_parallel_size > 1 else "in all" if _num_gpus(budget) > 1 else ""
 
 
 def _all_ranks(budget: Budget, unit: str, num_sequences: int) -> list[tuple[str, str, str, str]]:
-    """Return the row with the number of sequences on all data-parallel ranks together; empty for one rank."""
+    """Return the row with the sequences on all data-parallel ranks together; empty for one rank."""
     ranks = budget.model.data_parallel_size
     why = f"{ranks} ranks, each with a scheduler and a cache of its own; no sequence uses two"
     return [(f"  {unit}", f"{ranks * num_sequences:,}", "in all", why)] if ranks > 1 else []
 
 
 def _block_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
-    """Return the rows about a block: its bytes, and a row per kind of layer if the cache has several groups."""
+    """Return the rows about a block: its bytes, and with several KV cache groups one row per kind of layer."""
     layout = budget.plan.layout
     why = f"{budget.block_size} tokens in all layers" if len(layout.groups) == 1 else _shared(budget)
     if (number := budget.model.decode_context_parallel_size) > 1:
@@ -214,7 +209,8 @@ def _block_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
         by_spec.setdefault(group.spec, []).append(group)
     for groups in by_spec.values():
         first = groups[0]
-        held = sum(group.blocks_for(budget.plan.settings.max_model_len, _steps(budget)) for group in groups)
+        settings = budget.plan.settings
+        held = sum(group.blocks_for(settings.max_model_len, settings.max_num_batched_tokens) for group in groups)
         window = f" of {first.window:,} tokens" if first.window else ""
         kind = {"mamba": "recurrent state"}.get(first.kind, first.kind.replace("_", " "))
         layers = sum(group.num_layers for group in groups)
@@ -227,17 +223,13 @@ def _block_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
 
 
 def _draft_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
-    """Return the row with the share of a block that the draft layers take; empty without draft layers."""
+    """Return the row with the share of a block that draft layers take; empty without them."""
     layers = budget.plan.settings.draft_layers
     if not layers:
         return []
     draft_bytes = draft_bytes_per_block(budget)
     share = f"{100 * draft_bytes / budget.bytes_per_block:.1f} % of each block: {len(layers)} draft layers"
     return [("draft layers", size(draft_bytes), on_one, share.removesuffix("s" if len(layers) == 1 else ""))]
-
-
-def _steps(budget: Budget) -> int:
-    return budget.plan.settings.max_num_batched_tokens
 
 
 def _shared(budget: Budget) -> str:
@@ -250,7 +242,11 @@ def _in_all(budget: Budget, *, logs_longest: bool) -> list[tuple[str, str, str, 
     plan = budget.plan
     length = plan.settings.max_model_len
     in_all = _of_rank(budget)
-    logged = (plan.num_tokens, "the next line by the length") if logs_longest else _divided(plan)
+    number = len(plan.layout.groups)
+    if logs_longest:
+        logged = plan.num_tokens, "the next line by the length"
+    else:
+        logged = plan.divided_tokens, f"the blocks shared evenly by {number} tables" if number > 1 else "all blocks"
     return [
         ("blocks", f"{budget.num_blocks:,}", in_all, "vLLM's number; block 0 is never handed out"),
         ("GPU KV cache size", f"{logged[0]:,}", in_all, f"tokens, as vLLM logs it: {logged[1]}"),
@@ -263,14 +259,8 @@ def _in_all(budget: Budget, *, logs_longest: bool) -> list[tuple[str, str, str, 
     ]
 
 
-def _divided(plan: CachePlan) -> tuple[int, str]:
-    """Return the number of tokens that older releases log as the cache size, and how it is computed."""
-    number = len(plan.layout.groups)
-    return plan.divided_tokens, f"the blocks shared evenly by {number} tables" if number > 1 else "all blocks"
-
-
 def _otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
-    """Return plans of the same memory with other layouts, each with its condition in words, by their names in JSON."""
+    """Return plans of the same memory with other layouts, with their conditions in words, by their JSON keys."""
     if policy != "paged":
         return {}
     full, divided, number = budget.with_full_layers(), budget.with_divided_latents(), budget.model.tensor_parallel_size
@@ -283,19 +273,13 @@ def _otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
 
 
 def _otherwise_rows(budget: Budget, policy: str, tokens: int) -> list[tuple[str, str, str, str]]:
-    """Return a row for each plan of `_otherwise` with the number of sequences that fit."""
+    """Return the number of sequences under each plan of `_otherwise`."""
     in_all = _of_rank(budget)
     return [
         ("  otherwise", f"{plan.max_sequences(tokens):,}", in_all,
          f"{words}: {plan.layout.held_blocks(tokens):,} of {plan.num_blocks:,} blocks each")
         for plan, words in _otherwise(budget, policy).values()
     ]  # fmt: skip
-
-
-def _note(flags: Mapping[str, Any], budget: Budget) -> str:
-    fits = budget.plan.concurrency >= 1
-    remedies = [] if fits else [change_words(changes(flags, budget.gpu, budget.model))]
-    return "\n".join(remedies + _unmeasured(flags, budget))
 
 
 def _unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
@@ -316,14 +300,6 @@ def _unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
         "difference of free memory instead, which was not measured"
     )
     return sentences
-
-
-def _caching_rows(budget: Budget, policy: str) -> list[tuple[str, str, str, str]]:
-    """Return the row that says whether prefix caching is on, and what a prefix hit needs."""
-    if policy != "paged":
-        return []
-    is_on, why = caching_words(budget.model, budget.plan)
-    return [("prefix caching", "on" if is_on else "off", "", why)]
 
 
 def _document(

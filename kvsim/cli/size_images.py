@@ -16,11 +16,7 @@ _SIDES = re.compile(r"(\d{1,6})[x×](\d{1,6})")
 
 
 def image_of(budget: Budget, image: str | None, image_tokens: int | None) -> dict[str, Any] | None:
-    """Return the cost of one image, as in the JSON output; None if no image is asked for.
-
-    Raises:
-        UsageError: the size is malformed, the model takes no images, or its number of tokens is unknown.
-    """
+    """Return the cost of one image, as in the JSON output; None without --image and --image-tokens."""
     if image is None and image_tokens is None:
         return None
     if not budget.model.image_class:
@@ -52,7 +48,7 @@ def image_of(budget: Budget, image: str | None, image_tokens: int | None) -> dic
 
 
 def image_rows(costs: dict[str, Any] | None) -> list[tuple[str, str, str, str]]:
-    """Return the rows of the table about one image."""
+    """Return the rows about one image."""
     if costs is None:
         return []
     why = "as stated"

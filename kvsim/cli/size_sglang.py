@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.machine_flags import title_of
+from kvsim.cli.machine_flags import memory_of, title_of
 from kvsim.cli.show import echo, print_json, print_table, size
 from kvsim.errors import BudgetError
 from kvsim.kv_groups.sglang_pools import SlotLayers
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 
 
 def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *, as_json: bool) -> None:
-    """Print the memory budgets of SGLang and of vLLM, and why the two differ."""
+    """Print the memory budgets of SGLang and vLLM, and why the two differ."""
     slots = plan_slots(gpu, model, mem_fraction_static=flags["mem_fraction_static"])
-    blocks = _of_vllm({**flags, "mem_fraction_static": None}, gpu, model)
+    blocks: Budget | None = None  # no block of vLLM fits
+    with suppress(BudgetError):
+        blocks = memory_of({**flags, "mem_fraction_static": None}, gpu, model)
     num_sequences = slots.num_slots // tokens
     if as_json:
         print_json(_document(slots, blocks, tokens))
@@ -45,7 +48,7 @@ def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *,
 
 
 def _slot_rows(slots: SlotBudget, on_one: str) -> list[tuple[str, str, str, str]]:
-    """Return the rows about the slots, of both pools if layers with windows have a separate pool."""
+    """Return the rows about the slots, including a separate pool for layers with windows."""
     layers, why = SlotLayers.of(slots.model), "max_total_num_tokens; slot 0 comes on top"
     rows = [("slots", f"{slots.num_slots:,}", "", why)]
     if not layers.window_tokens:
@@ -58,18 +61,8 @@ def _slot_rows(slots: SlotBudget, on_one: str) -> list[tuple[str, str, str, str]
     ]
 
 
-def _of_vllm(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> Budget | None:
-    """Return vLLM's memory budget on the same machine; None if no block fits."""
-    from kvsim.cli.machine_flags import memory_of
-
-    try:
-        return memory_of(flags, gpu, model)
-    except BudgetError:
-        return None
-
-
 def _why(slots: SlotBudget, blocks: Budget) -> str:
-    """Return a sentence on why SGLang's slots are more or fewer than the tokens of vLLM's blocks."""
+    """Explain why SGLang's slots are more or fewer than the tokens of vLLM's blocks."""
     ratio = slots.num_slots / max(blocks.capacity_tokens, 1)
     terms = {term.label: -term.size_bytes for term in blocks.terms}
     measured = sum(terms.get(label, 0) for label in ("activations", "outside PyTorch", "captured graphs"))

@@ -1,4 +1,4 @@
-"""Memory of a sleeping server, for `kvsim size --enable-sleep-mode`: what leaves the GPU at levels 1 and 2."""
+"""Memory of a sleeping server, for `kvsim size --enable-sleep-mode`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from kvsim.sizing.budget import Budget
 
 _WEIGHTS = ("weights", "tower for images", "draft weights", "adapters")
-"""Terms of a budget that are loaded with the model; level 1 moves them to host memory, level 2 drops them."""
+"""Terms of a budget that are loaded with the model. Sleep level 1 moves them to host memory, level 2 drops them."""
 _STAYS = ("outside PyTorch", "captured graphs")
-"""Terms that are not allocated by the allocator of sleep mode, so that they stay on the GPU."""
+"""Terms that the allocator of sleep mode does not manage, so that they remain on the GPU."""
 
 
 def asleep_of(budget: Budget) -> dict[str, dict[str, int | None]]:
-    """Return the bytes that leave a GPU, those in host memory and those that stay, by the level of sleep.
+    """Return the bytes that leave a GPU, go to host memory, and remain, by the level of sleep.
 
-    The bytes that stay are None if the size of the pool was stated, because the other terms are not estimated then.
+    With a pool of a stated size, the remaining bytes are None, because the other terms are not estimated then.
     """
     terms = {term.label: -term.size_bytes for term in budget.terms}
     weights = sum(terms.get(label, 0) for label in _WEIGHTS)
@@ -30,7 +30,7 @@ def asleep_of(budget: Budget) -> dict[str, dict[str, int | None]]:
 
 
 def sleep_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
-    """Return the rows of the table about sleep, one per level."""
+    """Return a row for each level of sleep."""
     rows = []
     for level, found in asleep_of(budget).items():
         host, stays = found["host_bytes"] or 0, found["stays_bytes"]

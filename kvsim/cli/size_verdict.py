@@ -26,8 +26,8 @@ def verdict(
 ) -> str:
     """Return the answer as sentences: costs that the flags ask about, the sequences that fit, and unusual facts.
 
-    `image` is the cost of one image. `otherwise` has plans of the same memory with other layouts, each with its
-    condition in words.
+    `image` is the cost of one image. `otherwise` has plans of the same memory with other layouts, with their
+    conditions.
     """
     plan = budget.plan
     if plan.concurrency < 1:

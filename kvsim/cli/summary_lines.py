@@ -1,4 +1,4 @@
-"""Table of all figures of a summary, with a column for each of several runs; and the same as JSON."""
+"""Table of all figures of a summary, with a column for each run; and the same as JSON."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def print_summaries(
     note: str = "",
     names_evidence: bool = False,
 ) -> None:
-    """Print `summaries` as columns of one table, the shares of the pool first.
+    """Print one table with a column for each summary, followed by the source of the step times and `note`.
 
-    Below the table are the source of the step times and `note`. With `names_evidence`, the recordings from which the
-    error of the times is known are listed.
+    `names_evidence` lists the recordings from which the error of the step times is known.
     """
     rows = [(label, *map(cell, summaries)) for label, cell in _rows(summaries)]
     columns = ["", *(summary.policy for summary in summaries)]
@@ -51,7 +50,7 @@ def print_summaries(
 
 
 def _rows(summaries: Sequence[Summary]) -> Iterator[tuple[str, Callable[[Summary], str]]]:
-    """Yield the label of each row, and the function that fills its cells."""
+    """Yield the label of each row, and the function that returns the text of its cells."""
     for state in SlotState:
         if state is SlotState.EXPIRED and not any(summary.waste.pool_percent[state] > 0 for summary in summaries):
             continue  # no layer has a window
@@ -88,7 +87,10 @@ def _statistic(summary: Summary, times: Callable[[Summary], float]) -> str:
 
 
 def summary_document(recording: Recording | Measured, summary: Summary) -> dict[str, Any]:
-    """Return a summary for JSON, with the source of its times; print a warning if these extrapolate."""
+    """Return a summary for JSON, with its settings and the source of its times.
+
+    Print a warning if the times extrapolate.
+    """
     _warn(recording)
     return figures_document(recording, summary) | {
         "settings": _settings(recording.meta),
@@ -107,7 +109,6 @@ def figures_document(recording: Recording | Measured, summary: Summary) -> dict[
 
 
 def _settings(meta: Meta) -> dict[str, Any]:
-    """Return the setup: the machine, the pool, and every setting of the policy."""
     pool = meta.pool
     return {
         "gpu": meta.gpu,
@@ -123,7 +124,7 @@ def _settings(meta: Meta) -> dict[str, Any]:
 
 
 def _warn(recording: Recording | Measured) -> None:
-    """Print a line to standard error if the step times were used outside of their fitted range."""
+    """Print a warning on standard error if the step times were used outside their fitted range."""
     beyond = recording.meta.extra.get(KEY, ())
     if beyond:
         echo(f"warning: {recording.meta.rules_name}: the times extrapolate: {'; '.join(beyond)}", err=True)

@@ -80,7 +80,11 @@ def command(
     points = [_point(requests_of, policy, flags, axes, values) for values in product(*axes.values())]
     outcome = _run(points, output, num_jobs=jobs or -1, backend=backend, scheduler=scheduler)
     if figure is not None:
-        _draw(output, figure, list(axes))
+        from kvsim.plots import save
+        from kvsim.plots.sweep_figures import HOST_MEMORY, draw_host_memory, draw_sweep
+
+        picture = draw_host_memory(output) if list(axes) == [HOST_MEMORY] else draw_sweep(output, list(axes))
+        save(picture, figure, made_by="sweep")
     facts = {
         "done": outcome.num_done,
         "kept": outcome.num_kept,
@@ -97,7 +101,7 @@ def command(
 
 
 def _check_outputs(output: Path, figure: Path | None, vary: Sequence[str], *, overwrite: bool) -> None:
-    """Check, before anything runs, that the outputs may be written and that a figure has an axis."""
+    """Check that the outputs may be written and that a figure has an axis."""
     from kvsim.files.overwriting import may_replace
 
     if figure is not None and not vary:
@@ -127,14 +131,6 @@ def _run(points: Sequence[Point], output: Path, **options: Any) -> SweepResult:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a cluster's library needs half a second to shut down
         echo(f"kvsim: stopped with {num_done:,} of {len(points):,} points done; this command again goes on.", err=True)
         raise
-
-
-def _draw(table: Path, figure: Path, axes: list[str]) -> None:
-    from kvsim.plots import save
-    from kvsim.plots.sweep_figures import HOST_MEMORY, draw_host_memory, draw_sweep
-
-    picture = draw_host_memory(table) if axes == [HOST_MEMORY] else draw_sweep(table, axes)
-    save(picture, figure, made_by="sweep")
 
 
 def _print_points(outcome: SweepResult, names: Sequence[str], labels: Sequence[str]) -> None:
@@ -190,7 +186,7 @@ def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
 
 
 def _requests_once(command: click.Command, axes: Mapping[str, Any]) -> Callable[[dict[str, Any]], Requests]:
-    """Return a function that builds the requests of a point, once for all points with equal flags of requests."""
+    """Return a function that builds the requests of a point, once for all points with equal request flags."""
     sections = {option.name: getattr(option, "section", "") for option in command.params}
     varying = [name for name in axes if sections[name] == "Requests"]
     known: dict[tuple[Any, ...], Requests] = {}

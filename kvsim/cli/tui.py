@@ -37,7 +37,7 @@ _LIST = "list"
 """Value of --lesson without a number."""
 _PORT = 8000
 _FEW_REQUESTS = 1_000
-"""Largest number of requests that the interpreted engine simulates before a person gets impatient."""
+"""Largest number of requests that the interpreted engine simulates quickly enough for a person who waits."""
 
 
 @click.command("tui", cls=ServedCommand)
@@ -100,13 +100,15 @@ def command(
     _check_companions(output or kv_events or kv_events_replay, attach, port, serve=serve)
     columns_rows = _checked_size(size, screenshot, at_s, overwrite=overwrite)
     if lesson == _LIST:
-        _list_lessons()
+        list_lessons()
+        click.echo("\nkvsim tui --lesson 1 plays one; kvsim explain 1 prints it.")
         return
     if serve:
         _serve(port or _PORT)
         return
-    if screenshot is None:
-        _check_terminal()
+    if screenshot is None and not (sys.stdin.isatty() and sys.stdout.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
+        raise UsageError("kvsim tui needs a terminal; without one, --screenshot FILE.svg writes a picture.")
+
     ascii_only = ascii_only or os.environ.get("TERM") == "dumb"
     tui = import_module("kvsim_tui")
     if attach is not None:
@@ -116,18 +118,11 @@ def command(
         )  # fmt: skip
         return
     shown = _shown(recording_name, policy, flags, compare=compare, lesson=lesson)
-    _open(tui, shown, screenshot, at_s, columns_rows, ascii_only=ascii_only, calm=calm)
-
-
-def _open(
-    tui: Any, shown: _Shown, screenshot: Path | None, at_s: float | None, columns_rows: tuple[int, int], *,
-    ascii_only: bool, calm: bool,
-) -> None:  # fmt: skip
-    """Open the interface, or write a screenshot of it and print its path."""
+    options: dict[str, Any] = {"at_s": at_s, "ascii": ascii_only, "ample": shown.ample}
     if screenshot is None:
-        tui.run(shown.make, at_s=at_s, ascii=ascii_only, calm=calm, runs=shown.runs, ample=shown.ample)
+        tui.run(shown.make, calm=calm, runs=shown.runs, **options)
     else:
-        tui.screenshot(shown.make(None), screenshot, at_s=at_s, size=columns_rows, ascii=ascii_only, ample=shown.ample)
+        tui.screenshot(shown.make(None), screenshot, size=columns_rows, **options)
         click.echo(screenshot)
 
 
@@ -135,9 +130,9 @@ class _Shown(NamedTuple):
     """Content of the interface."""
 
     make: Callable[[Any], Any]
-    """Makes the recording, the recordings or the lesson; its argument reports progress."""
+    """Makes the recording, the recordings or the lesson. Its argument reports progress."""
     runs: Callable[[], Any] | None = None
-    """Simulates the same requests under all policies, when the person asks for a comparison."""
+    """Simulates the same requests under all policies, if the user asks for a comparison."""
     ample: Callable[..., Any] | None = None
     """Returns the tokens per second of each policy with ample memory."""
 
@@ -147,12 +142,15 @@ def _shown(
 ) -> _Shown:
     """Return the content that the flags ask for: a lesson, all policies, a fleet, or one recording."""
     if lesson is not None:
-        return _Shown(partial(_give_lesson, import_module("kvsim_tui.lessons").find_lesson(lesson)))
+        found = import_module("kvsim_tui.lessons").find_lesson(lesson)
+        return _Shown(lambda _report: found)
     all_runs = flags | {"workload": recording_name or flags["workload"]}
     ample = partial(_ample_tokens_per_s, all_runs)
     if compare:
         return _Shown(partial(_all_policies, all_runs), ample=ample)
-    folders = _servers_in(recording_name)
+    from kvsim.recording import server_folders
+
+    folders = [] if recording_name is None else server_folders(recording_name)
     make = partial(_fleet, folders) if folders else partial(_recording, recording_name, policy, flags)
     return _Shown(make, partial(_all_policies, all_runs, _quiet), ample)
 
@@ -160,7 +158,7 @@ def _shown(
 def _checked_policy(context: click.Context, policy: str | None, *, others: bool) -> str | None:
     """Check the flags of `policy` and return it; return the paged policy if the flags describe a run without one.
 
-    `others` tells whether something other than a simulation is shown.
+    `others` tells whether a recording, a comparison, a lesson or a server is shown.
     """
     if policy is None and not others and _describes_a_run(context):
         policy = Paged.name
@@ -169,15 +167,8 @@ def _checked_policy(context: click.Context, policy: str | None, *, others: bool)
     return policy
 
 
-def _servers_in(name: str | None) -> list[Path]:
-    """Return the folders of the servers in a folder that `kvsim run --replicas -o` wrote; empty for other names."""
-    from kvsim.recording import server_folders
-
-    return [] if name is None else server_folders(name)
-
-
 def _fleet(folders: Sequence[Path], report: Any) -> Any:
-    """Read the servers of a fleet, with the progress sent to `report`."""
+    """Read the servers of a fleet."""
     if report is not None:
         report.begin(f"reading {len(folders):,} servers")
     return import_module("kvsim_tui").open_fleet(folders, report)
@@ -210,11 +201,6 @@ def _check_companions(server_flag: Path | str | None, attach: str | None, port: 
         raise UsageError("--port says where to serve, so it needs --serve.")
 
 
-def _check_terminal() -> None:
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
-        raise UsageError("kvsim tui needs a terminal; without one, --screenshot FILE.svg writes a picture.")
-
-
 def _checked_size(size: str, screenshot: Path | None, at_s: float | None, *, overwrite: bool) -> tuple[int, int]:
     """Check --at and the file of --screenshot; return the columns and rows of --size."""
     if at_s is not None and not 0 <= at_s < float("inf"):
@@ -224,27 +210,21 @@ def _checked_size(size: str, screenshot: Path | None, at_s: float | None, *, ove
     return _size(size)
 
 
-def _give_lesson(lesson: Any, report: Any) -> Any:
-    """Return `lesson`; it needs no simulation, so there is no progress to `report`."""
-    del report
-    return lesson
-
-
 class _Quiet:
-    """Progress report that shows nothing, because the interface has the terminal."""
+    """Progress report that shows nothing, because the interface uses the terminal."""
 
     def begin(self, what: str) -> None:
-        """Start the next simulation."""
+        """Accept the name of the next simulation."""
 
     def __call__(self, done: int, total: int) -> None:
-        """Set the progress."""
+        """Accept the numbers of simulated and of all requests."""
 
 
 _quiet = _Quiet()
 
 
 def _recording(name: str | None, policy: str | None, flags: dict[str, Any], report: Any) -> Recording:
-    """Return a recording, or simulate one, with the progress sent to `report`."""
+    """Return a recording, or simulate one."""
     if policy is not None:  # No comparison, so the policy has the step times of its own engine.
         return _simulate(build_scenario(**flags | {"clock": "own"}), policy, report)
     from kvsim.cli.workload import DEFAULT_WORKLOAD
@@ -260,7 +240,6 @@ def _all_policies(flags: dict[str, Any], report: Any) -> list[Recording]:
 
 
 def _compared(scenario: Scenario) -> tuple[str, ...]:
-    """Return the policies that serve the requests."""
     return EVERY_POLICY if scenario.workload.images is None else OF_IMAGES
 
 
@@ -284,11 +263,6 @@ def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:
         return scenario.simulate(settings, progress=report, engine=engine)
     with progress(f"simulating {policy}") as show:
         return scenario.simulate(settings, progress=show, engine=engine)
-
-
-def _list_lessons() -> None:
-    list_lessons()
-    click.echo("\nkvsim tui --lesson 1 plays one; kvsim explain 1 prints it.")
 
 
 def _serve(port: int) -> None:

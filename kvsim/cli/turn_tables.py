@@ -17,18 +17,17 @@ if TYPE_CHECKING:
     from kvsim.simulation import Measured
 
 _MOST_LOSSES = 8
-"""Maximum number of turns that are listed with the eviction of their history."""
+"""Maximum number of listed turns whose history was evicted."""
 
 
 def turn_documents(run: Recording | Measured) -> dict[str, Any]:
     """Return the figures of each turn for JSON; empty if the run has no sessions."""
     found = by_turn(run.requests, run.meta.pool.unit_tokens)
-    rows = [figures._asdict() | {"ttft_s": _known(figures.ttft_s)} for figures in found]
-    return {"turns": rows} if rows else {}
+    return {"turns": [figures._asdict() for figures in found]} if found else {}
 
 
 def print_turns(runs: Sequence[Recording | Measured]) -> None:
-    """Print a row for the first turns, the second turns, and so on, of each server whose run has sessions."""
+    """Print, for each server with sessions, a row for all first turns, a row for all second turns, and so on."""
     heads = ["turn", "requests", "history, tokens", "hits, tokens", "computed again", "TTFT, mean"]
     for number, run in enumerate(runs):
         rows = [
@@ -48,7 +47,7 @@ def print_turns(runs: Sequence[Recording | Measured]) -> None:
 
 
 def print_losses(recording: Recording) -> None:
-    """Print the turns that lost the most tokens of their history, with the evictions that caused it."""
+    """Print the turns that lost most tokens of their history, and the evictions that caused it."""
     if recording.requests.turns is None:
         return
     turns = session_turns(recording)
@@ -69,7 +68,3 @@ def print_losses(recording: Recording) -> None:
     if rows:
         heads = ["request", "session", "turn", "history lost", "evicted at", "for"]
         print_table("the turns that evictions hurt most", heads, rows, figures=range(1, 5))
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -37,7 +37,7 @@ _SHORT = {
     "longest_sequence_bytes": "longest takes",
     "gpu_kv_cache_size_tokens": "logged tokens",
 }
-"""Figures that the table of rules shows if a rule changes them, with short headings."""
+"""Short headings of the figures that the table of rules shows if a rule changes them."""
 
 
 def compare_releases(old: str, new: str, flags: dict[str, Any], *, as_json: bool) -> None:
@@ -70,10 +70,7 @@ def _print(upgrade: Upgrade, load: str) -> None:
         for both in [(upgrade.before[name], upgrade.after[name])]
     ]
     print_table(load, ["", f"vLLM {upgrade.old}", f"vLLM {upgrade.new}", "change"], rows, figures=(1, 2, 3))
-    if upgrade.first is None:
-        echo("Every decision is the same.")
-    else:
-        _print_first(upgrade)
+    _print_first(upgrade)
     effects = [each for each in upgrade.effects if each.matters]
     if effects:
         _print_rules(upgrade, effects)
@@ -81,7 +78,9 @@ def _print(upgrade: Upgrade, load: str) -> None:
 
 def _print_first(upgrade: Upgrade) -> None:
     first = upgrade.first
-    assert first is not None
+    if first is None:
+        echo("Every decision is the same.")
+        return
     named = [each.change.says for each in upgrade.effects if each.names_first]
     lines = [(line.label, line.recorded, line.simulated) for line in first.decisions.lines if line.differs]
     title = f"The first decision that differs: {first.decisions.moment}, at {seconds(first.at_s)}"
@@ -98,11 +97,8 @@ def _print_first(upgrade: Upgrade) -> None:
 
 
 def _print_rules(upgrade: Upgrade, effects: list[Effect]) -> None:
-    shown = [
-        name
-        for name in _SHORT
-        if any(figures and _differ(upgrade.before, figures, name) for each in effects for figures in _both(each))
-    ]
+    changed = [figures for each in effects for figures in (each.alone, each.together) if figures]
+    shown = [name for name in _SHORT if any(_differ(upgrade.before, figures, name) for figures in changed)]
     columns = ["since", "rule", "from step", *(_SHORT[name] for name in shown)]
     figures = range(2, len(columns))
     title = f"One rule of {upgrade.new} at a time over {upgrade.old}"
@@ -115,10 +111,6 @@ def _print_rules(upgrade: Upgrade, effects: list[Effect]) -> None:
         del columns[2]
         rows = [row[:2] + row[3:] for row in (_row(each, each.together, shown) for each in effects)]
         print_table(title, columns, rows, figures=range(2, len(columns)))
-
-
-def _both(effect: Effect) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    return effect.alone, effect.together
 
 
 def _row(effect: Effect, figures: Mapping[str, float], shown: list[str]) -> tuple[str, ...]:

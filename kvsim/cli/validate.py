@@ -67,7 +67,7 @@ def command(
 
 
 def _check_plot(plot: Path | None, recordings: Sequence[str], *, overwrite: bool) -> None:
-    """Check, before anything runs, that a figure is of one recording and that its file may be written."""
+    """Check that a figure is of one recording and that its file may be written."""
     if plot is None:
         return
     from kvsim.errors import UsageError

@@ -1,4 +1,4 @@
-"""Flags that choose the requests: those of a recording or a file, or generated ones; shared by many commands."""
+"""Flags that choose the requests of a simulation: a recording, a file, or generated requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_TOKENS = "200:0.8"
 _DEFAULT_CV = 2.0
 """Coefficient of variation of the gaps between gamma arrivals."""
 _MOST_CUT = 0.1
-"""Largest share of generated requests that may be cut at the model's longest sequence without --max-model-len."""
+"""Largest share of generated requests that is shortened to the model's longest sequence without --max-model-len."""
 REQUESTS, SEED = bounded(at_most=1 << 24), bounded(at_most=(1 << 63) - 1)
 """Bounds of the number of requests, and of a seed."""
 
@@ -119,15 +119,11 @@ _OPTIONS = (
     ),
 )
 workload_options = with_options(*_OPTIONS)
-"""Decorator that adds the flags of a workload to a command, which receives them as keyword arguments."""
+"""Decorator that adds the flags of a workload to a command."""
 
 
 def workload_of_flags(flags: dict[str, Any]) -> Workload:
-    """Return the requests that the flags describe, for a command in which no request waits for an answer.
-
-    Raises:
-        UsageError: the requests are turns of sessions, two flags contradict each other, or a flag is invalid.
-    """
+    """Return the requests that the flags describe, for a command that does not simulate sessions."""
     workload = workload_and_source(flags)[0]
     if workload.turns is not None:
         raise UsageError(
@@ -138,11 +134,7 @@ def workload_of_flags(flags: dict[str, Any]) -> Workload:
 
 
 def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
-    """Return the requests that the flags describe, and the recording that they are from, if any.
-
-    Raises:
-        UsageError: two flags contradict each other, or a flag is invalid.
-    """
+    """Return the requests that the flags describe, and the recording that they come from, if any."""
     factor = multiple("--answers", flags["answers"])
     if not is_generated(flags):
         from kvsim import importers
@@ -170,7 +162,7 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
 
 
 def _adjusted(workload: Workload, flags: Mapping[str, Any], answer_factor: float) -> Workload:
-    """Return the requests with --load, --answers (a factor), --adapters and --images applied."""
+    """Apply --load, --answers (`answer_factor`), --adapters and --images."""
     workload = _with_load(workload, flags)
     if answer_factor != 1:
         workload = workload.scaled_answers(answer_factor)
@@ -178,11 +170,6 @@ def _adjusted(workload: Workload, flags: Mapping[str, Any], answer_factor: float
 
 
 def _with_adapters(workload: Workload, flags: Mapping[str, Any]) -> Workload:
-    """Return the requests with the adapters of `--adapters`.
-
-    Raises:
-        UsageError: the flag is malformed.
-    """
     if flags["adapters"] is None:
         return workload
     number, _, skew = flags["adapters"].partition(":")
@@ -199,11 +186,6 @@ def _with_adapters(workload: Workload, flags: Mapping[str, Any]) -> Workload:
 
 
 def _with_images(workload: Workload, flags: Mapping[str, Any]) -> Workload:
-    """Return the requests with the images of `--images`.
-
-    Raises:
-        UsageError: the flag is malformed.
-    """
     text = flags["images"]
     if text is None:
         return workload
@@ -223,7 +205,7 @@ def _with_images(workload: Workload, flags: Mapping[str, Any]) -> Workload:
 
 
 def is_generated(flags: Mapping[str, Any]) -> bool:
-    """Tell whether the flags describe generated requests, rather than those of a file."""
+    """Tell whether the flags describe generated requests rather than those of a file."""
     names = ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix", "burstiness", "ramp", "rate_profile")
     return has_sessions(flags) or any(flags[name] is not None for name in (*names, "random_range_ratio"))
 
@@ -247,7 +229,7 @@ def multiple(flag: str, text: str | None) -> float:
 
 
 def columns_of(text: str | None) -> dict[str, str]:
-    """Return the names in the file of the columns in `--columns`, by kvsim's names."""
+    """Return the file's column names in `--columns`, by kvsim's column names."""
     pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
     if any(not (ours.strip() and equals and theirs.strip()) for ours, equals, theirs in pairs):
         raise UsageError(
@@ -261,10 +243,7 @@ def columns_of(text: str | None) -> dict[str, str]:
 
 
 def _with_load(workload: Workload, flags: Mapping[str, Any]) -> Workload:
-    """Return `workload` with its arrival rate multiplied by --load.
-
-    The requests of a closed loop are not changed, because `users_of` multiplies the number of users instead.
-    """
+    """Scale the arrival rate by --load; in a closed loop, `users_of` scales the number of users instead."""
     factor = multiple("--load", flags["load"])
     if factor == 1 or flags.get("users") is not None:
         return workload
@@ -274,10 +253,9 @@ def _with_load(workload: Workload, flags: Mapping[str, Any]) -> Workload:
 
 
 def cut_at(workload: Workload, max_model_len: int, *, stated: bool) -> Workload:
-    """Return generated requests cut at the longest sequence; `stated` tells that the user gave this limit.
+    """Shorten generated requests to the longest sequence.
 
-    Raises:
-        UsageError: the user did not give the limit, and it would cut many requests.
+    If the user has not stated this limit (`stated`), it is a `UsageError` that it shortens many requests.
     """
     cut = workload.cut(max_model_len)
     if workload.turns is None:
@@ -295,11 +273,7 @@ def cut_at(workload: Workload, max_model_len: int, *, stated: bool) -> Workload:
 
 
 def first_requests(workload: Workload, num_requests: int, hint: str = "") -> Workload:
-    """Return the first --num-requests requests.
-
-    Raises:
-        UsageError: there are fewer; `hint` is a second remedy in the message.
-    """
+    """Return the first --num-requests requests. `hint` is a second remedy in the error if there are fewer."""
     from kvsim.importers import first
 
     if num_requests > len(workload):
@@ -311,11 +285,7 @@ def first_requests(workload: Workload, num_requests: int, hint: str = "") -> Wor
 
 
 def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
-    """Return the arrival process of --arrivals, --rate, --burstiness, --ramp and --rate-profile.
-
-    Raises:
-        UsageError: two flags contradict each other, or a flag is invalid.
-    """
+    """Return the arrival process of --arrivals, --rate, --burstiness, --ramp and --rate-profile."""
     from kvsim.workload import AllAtOnce, Constant, Gamma, Poisson
 
     name, rate = flags["arrivals"], 30.0 if flags["rate"] is None else flags["rate"]
@@ -338,14 +308,13 @@ def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
 
 
 def _cv(shape: float | None) -> float:
-    """Return the coefficient of variation of gamma-distributed gaps with this shape: shape^-1/2."""
+    """Return the coefficient of variation of gamma-distributed gaps of this shape: shape^-1/2."""
     if shape is not None and not 0 < shape < math.inf:
         raise UsageError(f"--burstiness should be a positive number, 1 for Poisson, not {shape}.")
     return _DEFAULT_CV if shape is None else shape**-0.5
 
 
 def _varying(flags: dict[str, Any], rate: float) -> Arrivals:
-    """Return arrivals with a varying rate."""
     from kvsim.importers import read_profile
     from kvsim.workload import Varying
 
@@ -362,7 +331,7 @@ def _varying(flags: dict[str, Any], rate: float) -> Arrivals:
 
 
 def _part(workload: Workload, flags: dict[str, Any]) -> Workload:
-    """Return the first --num-requests requests of `workload`, with arrivals rescaled to --rate."""
+    """Return the first --num-requests requests, with the arrival rate of --rate."""
     if flags["num_requests"] is not None:
         hint = "" if flags["workload"] else "; --arrivals poisson generates any number"
         workload = first_requests(workload, flags["num_requests"], hint)
@@ -400,11 +369,6 @@ def _generated(flags: dict[str, Any]) -> Workload:
 
 
 def _sessions(flags: dict[str, Any]) -> Workload:
-    """Return generated sessions.
-
-    Raises:
-        UsageError: --num-requests is given instead of --sessions, or a flag is invalid.
-    """
     from kvsim.workload import converse
 
     if flags["num_requests"] is not None:

@@ -1,7 +1,7 @@
-"""Conformance: run the paged policy in lockstep with a real engine and find the first difference.
+"""Comparison of the paged policy with a real engine, decision by decision, up to the first difference.
 
-The real engine is either a recording of vLLM on a GPU (`verify_recording`) or the records of an oracle
-(`verify_answer`): vLLM's or SGLang's own scheduler, driven with a fake model.
+The real engine is either a recording of vLLM on a GPU (`verify_recording`), or vLLM's or SGLang's own scheduler with a
+fake model, whose records are an oracle (`verify_answer`).
 """
 
 from kvsim.conformance.answers import verify_answer

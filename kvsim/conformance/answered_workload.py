@@ -1,4 +1,4 @@
-"""Compare vLLM's decisions for a workload with the decisions of kvsim under the rules of a release.
+"""Comparison of vLLM's decisions for a workload with those of kvsim under the rules of a release.
 
 `kvsim conform` keeps every answered workload, because explaining a difference repeats the comparison with variants.
 """
@@ -48,7 +48,7 @@ class AnswerComparison:
 
     @property
     def equal(self) -> bool:
-        """Tell whether nothing differs."""
+        """True if nothing differs."""
         return self.verdict.equal
 
 
@@ -67,11 +67,7 @@ def compare(
 ) -> AnswerComparison:
     """Compare vLLM's decisions with those of kvsim under the rules of a release.
 
-    Args:
-        answered: the workload with vLLM's decisions.
-        release: the release of vLLM that kvsim simulates.
-        variants: rules and settings to replace.
-        decisions_only: do not compare the settings in the first record.
+    `variants` are rules and settings to replace. `decisions_only` skips the settings in the first record.
     """
     num_read = 0
 
@@ -104,7 +100,7 @@ def compare(
 
 
 def _is_foreseen(answered: AnsweredWorkload, verdict: Verdict) -> bool:
-    """Tell whether vLLM stopped at an output that its asynchronous scheduler does not await, as kvsim predicts."""
+    """Tell whether vLLM failed at an output that its asynchronous scheduler does not await, as kvsim predicts."""
     return UNAWAITED in answered.failure and verdict.num_failures > 0
 
 

@@ -1,6 +1,6 @@
-"""Compare kvsim with the answer file of any oracle: one engine of vLLM or SGLang, a pair, or data-parallel ranks.
+"""Comparison of kvsim with the answer file of any oracle:
 
-The command `kvsim verify --oracle` calls this, so that users need not say which kind of answer they have.
+one engine of vLLM or SGLang, a pair, or data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 def verify_answer(workload_file: Path, answer_file: Path, *, compiled: bool = False) -> Verdict:
-    """Run a workload in lockstep with the decisions of vLLM's or SGLang's scheduler; the first record names which.
+    """Run a workload in lockstep with the decisions of a real scheduler, which the first record of the file names.
 
     Raises:
-        RecordingError: the answer is missing, damaged, or of a release that is not known.
+        RecordingError: the answer is missing, damaged, or of an unknown release.
         WorkloadError: the workload is missing, damaged, or asks for a feature that kvsim does not simulate.
     """
     document, where = read_document(workload_file), str(workload_file)

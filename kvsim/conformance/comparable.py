@@ -1,4 +1,4 @@
-"""Check that a recording can be compared block for block, and read the settings of its engine."""
+"""Checks that a recording can be compared block for block, and the settings of its engine."""
 
 from __future__ import annotations
 
@@ -25,11 +25,7 @@ _DEPEND_ON_THE_GPU = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
 def check_comparable(recording: Recording) -> None:
-    """Check that `recording` is of a paged engine, and has block ids and everything that decides prefix hits.
-
-    Raises:
-        RecordingError: the recording is of another engine, or lacks some of these data.
-    """
+    """Check that `recording` is of a paged engine and has all data that the comparison needs."""
     meta, pool = recording.meta, recording.meta.pool
 
     def refuse(applies: object, problem: str) -> None:
@@ -70,11 +66,7 @@ def check_comparable(recording: Recording) -> None:
 
 
 def check_prompts(recording: Recording, max_model_len: int) -> None:
-    """Check that an engine with `max_model_len` would have accepted every prompt.
-
-    Raises:
-        RecordingError: a prompt would have been refused; the message names the row of the first.
-    """
+    """Check that an engine with `max_model_len` would have accepted every prompt."""
     requests = recording.requests
     too_long = (requests.prompt_tokens >= max_model_len) & (requests.status != RequestStatus.REFUSED)
     if too_long.any():
@@ -113,11 +105,7 @@ def retention_of(recording: Recording, release: str) -> int | None:
 
 
 def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Settings:
-    """Return the settings of the recorded engine; the values in `known` take precedence.
-
-    Raises:
-        RecordingError: a setting without a common default is missing, or a value is invalid.
-    """
+    """Return the settings of the recorded engine; values in `known` take precedence."""
     recorded = _recorded_settings(recording.meta)
     values = ({"vllm": recording.meta.stated_release or UNSTATED} if kind is ContinuousSettings else {}) | known
     file = f"meta.json of recording {recording.name!r}"
@@ -145,7 +133,7 @@ def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Set
 
 
 def _check_hashes(recording: Recording) -> None:
-    """Check that the prompt hashes of requests with a prefix hit are known: they decide that hit."""
+    """Check that the prompt hashes of all requests with a prefix hit are known."""
     memory, requests = recording.memory, recording.requests
     owned = np.flatnonzero(memory.kind != MemoryKind.EVICT)
     request, first = np.unique(memory.request[owned], return_index=True)
@@ -159,11 +147,7 @@ def _check_hashes(recording: Recording) -> None:
 
 
 def host_blocks_of(meta: Meta) -> int:
-    """Return the number of host-memory blocks of the recorded engine's offload; 0 without one.
-
-    Raises:
-        RecordingError: the offload has a setting that kvsim does not simulate.
-    """
+    """Return the number of host-memory blocks of the recorded engine; 0 without offloading."""
     policy = meta.policy
     if int(policy.get("store_threshold") or 0) > 1:
         raise RecordingError(
@@ -179,7 +163,7 @@ def host_blocks_of(meta: Meta) -> int:
 
 
 def _recorded_settings(meta: Meta) -> dict[str, Any]:
-    """Return the engine settings in `meta.json`; null means the default."""
+    """Return the engine settings in `meta.json`, without those that are null."""
     return {name: value for name, value in (*meta.engine.items(), *meta.policy.items()) if value is not None}
 
 

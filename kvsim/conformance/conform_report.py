@@ -24,7 +24,7 @@ def sentence_of(result: Conformity) -> str:
 
 
 def words_of(finding: Finding) -> str:
-    """Return the variants that explain a finding, in a sentence."""
+    """Describe the variants that explain a finding."""
     if not finding.variants:
         return "No known variant explains it."
     explanations = [" and ".join(map(str, variants)) for variants in finding.variants]
@@ -32,13 +32,13 @@ def words_of(finding: Finding) -> str:
 
 
 def place_of(finding: Finding) -> str:
-    """Return how many workloads show a finding, and where its example differs first."""
+    """Describe the number of workloads that show a finding, and where its example differs first."""
     shown = "workload shows" if finding.num_workloads == 1 else "workloads show"
     return f"{finding.num_workloads:,} {shown} it first, such as {finding.example.name} at {finding.difference.moment}"
 
 
 def as_dict(result: Conformity) -> dict[str, Any]:
-    """Return a result as a JSON object. Each finding includes the workload of its example, so it can be run again."""
+    """Return a result as a JSON object. Each finding includes its example workload, so that it can be run again."""
     return {
         "vllm": result.installed,
         "compared_with": result.release,

@@ -1,12 +1,11 @@
-"""Compare an installed vLLM with kvsim's rules of its release, on golden and generated workloads.
-
-This is `kvsim conform`: it shows before a simulation whether kvsim's rules hold for the vLLM that a user runs.
-"""
+"""Comparison of an installed vLLM with kvsim's rules of its release, on golden and generated workloads."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
+from importlib.resources import files
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from kvsim.conformance.driven import VllmMissingError
 from kvsim.conformance.explained import Finding, explain
 from kvsim.conformance.generated import realistic, small, staged
 from kvsim.conformance.generated_groups import grouped, staged_groups
-from kvsim.conformance.golden import golden_workloads
 from kvsim.conformance.verdict import COUNTS
 from kvsim.policies.releases import NEWEST, check_known, is_known, nearest_words, number_of
 
@@ -33,9 +31,9 @@ _KINDS: dict[str, tuple[tuple[Callable[[Random], Document], int], ...]] = {
 }
 """Generators of workloads with one KV-cache group and with several, and their weights."""
 _MOST_EQUAL = 120
-"""Number of equal workloads that are kept, because a variant that explains a difference must leave them equal."""
+"""Maximum number of kept workloads that are equal. A variant that explains a difference must leave them equal."""
 _LONGEST = 150
-"""Number of records of the longest workload that is kept for that."""
+"""Maximum number of records of such a workload."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,18 +53,24 @@ class Conformity:
     differing: list[str] = field(default_factory=list)
     """Names of the workloads that differ."""
     findings: list[Finding] = field(default_factory=list)
-    """Rules that differ, see `explain`."""
+    """Rules that differ."""
 
     @property
     def equal(self) -> bool:
-        """Tell whether nothing differs."""
+        """True if nothing differs."""
         return not self.differing
 
 
-def workloads(*, count: int, seed: int, groups: str) -> Iterator[tuple[str, Document]]:
-    """Yield golden workloads, then `count` generated ones, each with its name.
+def golden_workloads() -> list[tuple[str, Document]]:
+    """Return the golden workloads with their names; each is small and shows one rule in which releases differ."""
+    text = files(__package__).joinpath("golden.json").read_text(encoding="utf-8")
+    return list(json.loads(text).items())
 
-    `generated` makes the same workload again from its name.
+
+def workloads(*, count: int, seed: int, groups: str) -> Iterator[tuple[str, Document]]:
+    """Yield golden workloads, then `count` generated ones, with their names.
+
+    `generated` generates the same workload again from its name.
     """
     for name, document in golden_workloads():
         if groups == "both" or ("groups" in document) == (groups == "several"):
@@ -77,7 +81,7 @@ def workloads(*, count: int, seed: int, groups: str) -> Iterator[tuple[str, Docu
 
 
 def generated(name: str) -> tuple[str, Document]:
-    """Generate the workload of a name such as `several-0-17` (kind of groups, seed, number); return both."""
+    """Return the name and the workload of a name such as `several-0-17`: kind of groups, seed, number."""
     makers, weights = zip(*_KINDS[name.partition("-")[0]], strict=True)
     random = Random(name)
     return name, random.choices(makers, weights)[0](random)

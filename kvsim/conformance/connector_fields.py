@@ -1,4 +1,4 @@
-"""Read the fields of an oracle's workload about the KV connector, and about the KV exchange of each request."""
+"""Fields of an oracle's workload about the KV connector and about the KV exchange of each request."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ _KINDS = ("store", "nixl")
 
 
 def connector_of(document: Any, where: str) -> Connector | None:
-    """Return the KV connector of a workload; None without one.
-
-    Raises:
-        WorkloadError: kvsim does not know the connector or one of its settings.
-    """
+    """Return the KV connector of a workload; None without one."""
     if not document:
         return None
     if not isinstance(document, dict) or document.get("connector") not in _KINDS:
@@ -36,7 +32,7 @@ def connector_of(document: Any, where: str) -> Connector | None:
 
 
 def exchange_of(document: Mapping[str, Any], connector: Connector, rank: int) -> Exchange:
-    """Return the KV exchange of a request. If several requests fail at once, they are handled in order of `rank`."""
+    """Return the KV exchange of a request. Requests that fail at the same time are handled in order of `rank`."""
     bad = tuple(int(place) for place in document.get("bad") or ())
     if not connector.is_store:
         return Exchange(remote=_REMOTES[document.get("remote")], bad=bad, rank=rank)

@@ -1,6 +1,6 @@
-"""Start the process in which vLLM's own engine runs with a fake model, and get its decisions.
+"""Process in which vLLM's own engine runs with a fake model, and its decisions.
 
-vLLM runs in another process because it may be installed in another environment than kvsim; see `vllm_driver.py`.
+vLLM may be installed in another environment than kvsim; see `vllm_driver.py`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ class EngineFailedError(KvsimError):
 
 
 class DrivenVllm:
-    """A process that serves workloads with vLLM's engine. It starts in seconds, and serves a workload in milliseconds.
-
-    `release` is the version of vLLM in the process.
-    """
+    """A process that serves workloads with vLLM's engine. `release` is the version of vLLM in it."""
 
     def __init__(
         self,
@@ -44,11 +41,7 @@ class DrivenVllm:
         log: Path | None = None,
         **environment: str,
     ) -> None:
-        """Start the process with the interpreter `python`; its standard error goes into `log`.
-
-        Raises:
-            VllmMissingError: there is no such interpreter, or it has no vLLM that can be driven.
-        """
+        """Start the process with the interpreter `python`; its standard error goes into `log`."""
         self._python = python
         self._log = tempfile.TemporaryFile() if log is None else log.open("w+b")  # noqa: SIM115
         try:
@@ -66,11 +59,6 @@ class DrivenVllm:
         self.release = str(self._ready().get("vllm"))
 
     def _ready(self) -> Mapping[str, Any]:
-        """Wait for the first line of the output and return it.
-
-        Raises:
-            VllmMissingError: the process ended without such a line.
-        """
         assert self._process.stdout is not None
         try:
             first: Mapping[str, Any] = json.loads(self._process.stdout.readline())
@@ -83,7 +71,6 @@ class DrivenVllm:
         return first
 
     def _last_line(self) -> str:
-        """Return the last line that the process wrote to its standard error."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines() or ["it ended without a word"]
         return lines[-1].strip().rstrip(".")[:_MOST_LETTERS]
@@ -106,7 +93,7 @@ class DrivenVllm:
         self._log.close()
 
     def records(self, workload: Mapping[str, Any], **order: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the decisions of the scheduler for `workload`, as the records of an oracle, numbered from 1.
+        """Yield the decisions of the scheduler for `workload` as numbered records of an oracle.
 
         Raises:
             EngineFailedError: vLLM failed; raised after its last record.

@@ -1,7 +1,4 @@
-"""Events of a range of moments as columns.
-
-With columns, two engines are compared in one pass over arrays, which is much faster than moment by moment.
-"""
+"""Events of a range of moments as columns, in which two engines are compared in one pass over arrays."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ Rows = npt.NDArray[np.int64]
 Change: TypeAlias = tuple[int, int, int, int, int]
 """Change of a block table: kind, request, position in the table, block, KV-cache group.
 
-The release of a whole table has the position `WHOLE_TABLE`; in place of the block it has the number of blocks, or
-`UNKNOWN_LENGTH`.
+The release of a whole table has the position `WHOLE_TABLE`, and the number of blocks (or `UNKNOWN_LENGTH`) in place of
+the block.
 """
 UNKNOWN_LENGTH = 0
 WHOLE_TABLE = -1
@@ -56,7 +53,7 @@ class EventColumns:
         return bool(_at(self.steps, moment))
 
     def step_at(self, moment: int, names: Sequence[str]) -> dict[str, Any]:
-        """Describe the step that was scheduled at `moment`, with its changes of block tables, for a verdict."""
+        """Describe the step that was scheduled at `moment`, with its changes of block tables."""
         ((running, waiting, preempted, free),) = _at(self.steps, moment)
         batch = _at(self.batch, moment)
         return {
@@ -80,10 +77,7 @@ class EventColumns:
 
     def changes_at(self, moment: int) -> list[Change]:
         """Return the changes of block tables at `moment`."""
-        return [
-            (kind, request, position, block, group)
-            for kind, request, position, block, group in _at(self.changes, moment)
-        ]
+        return [tuple(row) for row in _at(self.changes, moment)]  # type: ignore[misc]
 
     def evicted_at(self, moment: int) -> list[int]:
         """Return the blocks that lost a prefix at `moment`, in order."""
@@ -98,7 +92,7 @@ class EventColumns:
 
 
 def between(column: IntArray, begin: int, end: int) -> tuple[int, int]:
-    """Return the first index and the end index of the values in `begin:end` of an ascending column."""
+    """Return the first and the end index of the values in `begin:end` of an ascending column."""
     first, last = np.searchsorted(column, np.array((begin, end), column.dtype))
     return int(first), int(last)
 
@@ -123,8 +117,8 @@ def block_by_block(
 ) -> Rows:  # fmt: skip
     """Return the rows of `EventColumns.changes`, and evictions, with one row per block.
 
-    Each row of the input covers `length` consecutive blocks. The release of a whole table stays one row, which has the
-    number of blocks in place of the block if `with_lengths`.
+    Each row of the input covers `length` consecutive blocks. The release of a whole table remains one row; with
+    `with_lengths`, it has the number of blocks in place of the block.
     """
     released = (kind == MemoryKind.RELEASE) & (address == WHOLE_TABLE)
     row, offset = units_of_runs(np.where(released, 1, length))
@@ -157,10 +151,9 @@ def _at(rows: Rows, moment: int) -> list[list[int]]:
 
 
 def changes_in_words(changes: Sequence[Change], names: Sequence[str]) -> list[str]:
-    """Describe allocations, shared blocks and releases: `r5[12] gets 345` means block 345 at position 12 of the table
-    of r5.
+    """Describe changes: `r5[12] gets 345` means that block 345 is allocated at position 12 of the table of r5.
 
-    Tables after the first of a request with several groups have the group's number: `r5/2[12]`.
+    Tables of further KV-cache groups have the group's number: `r5/2[12]`.
     """
     verbs = {MemoryKind.APPEND: "gets", MemoryKind.SHARE: "shares", MemoryKind.RELEASE: "gives back"}
     words = []

@@ -1,7 +1,7 @@
-"""Explain differences between vLLM and kvsim, so that a report names rules instead of records.
+"""Rules that explain the differences between vLLM and kvsim.
 
-Each first difference is assigned to the rule that decides the field, and variants of the rules are tried to find the
-ones with which the difference disappears.
+A first difference is assigned to the rule that decides the field. Variants of the rules are tried to find those with
+which the difference disappears.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MOST_FINDINGS = 12
 _MOST_IN_PAIRS = 3
-"""Number of the shortest differing workloads on which pairs of variants are tried. There are too many pairs for all."""
+"""Number of differing workloads, the shortest ones, on which pairs of variants are tried."""
 _RULES: tuple[tuple[str, str], ...] = (
     ("kind", "the engine's loop: when a step is scheduled, and when an output is processed"),
     ("preempted", "preemption: the request that gives way, and when one has to"),
@@ -47,7 +47,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("start", "the workloads that are refused at the start"),
     ("end", "the workloads that vLLM itself fails on"),
 )
-"""Fields of a record, and the rule that decides each field. The first entry whose field differs names the rule."""
+"""Fields of a record with the rule that decides each. The first entry whose field differs names the rule."""
 _SETTINGS = "the settings that an engine makes of its flags"
 _NOTHING_LEFT = "num_new_tokens > 0"
 """Assertion of vLLM that fails when an admitted request has no token left to compute after its prefix hit."""
@@ -59,22 +59,22 @@ class Finding:
     """One rule in which vLLM and kvsim differ."""
 
     rule: str
-    """The rule that decides the first field that differs."""
+    """Rule that decides the first field that differs."""
     variants: tuple[tuple[Variant, ...], ...]
     """Alternative explanations, each of one or two variants; empty if none was found."""
     num_workloads: int
     """Number of workloads whose first difference has this cause."""
     example: AnsweredWorkload
-    """The shortest of these workloads."""
+    """Shortest of these workloads."""
     difference: Difference
 
 
 def explain(differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkload], release: str) -> list[Finding]:
     """Find the rules in which vLLM differs from the rules of a release.
 
-    A variant is accepted if it makes some first differences come later and none earlier, and if all `equal` workloads
-    stay equal. The search for the next variant then includes the accepted ones. Differences that no variant explains
-    are grouped by the rule that decides the field.
+    A variant is accepted if it delays some first differences and advances none, and if all `equal` workloads stay
+    equal. The search for the next variant includes the accepted ones. Differences without an explanation are grouped by
+    the rule that decides the field.
     """
     search = _VariantSearch(differing, equal, release)
     findings: list[Finding] = []
@@ -87,7 +87,7 @@ def explain(differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkl
 
 
 class _VariantSearch:
-    """A search for variants, one after the other, with the accepted variants and the workloads that still differ."""
+    """Search for variants one by one, with the accepted variants and the workloads that still differ."""
 
     def __init__(self, differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkload], release: str) -> None:
         self._release, self._equal = release, equal
@@ -106,7 +106,7 @@ class _VariantSearch:
         return compare(answered, self._release, (*self._accepted, *more), decisions_only=True)
 
     def next_variants(self) -> list[tuple[Variant, ...]]:
-        """Return the single variants that explain most; if no single variant helps, the pairs that explain most."""
+        """Return the single variants that explain most; if none helps, the pairs that explain most."""
         taken = {each.name for each in self._accepted}
         singles = [each for each in variants_of(self._release) if each.name not in taken]
         alone = self._best(((each,) for each in singles), list(self.open))
@@ -117,7 +117,7 @@ class _VariantSearch:
         return self._best(promising, list(self.open))
 
     def _helps(self, variants: tuple[Variant, ...]) -> bool:
-        """Tell whether one of the shortest workloads is equal to its end under these variants."""
+        """Tell whether one of the shortest workloads becomes equal under these variants."""
         return any(self._compare(answered, variants).equal for answered in list(self.open)[:_MOST_IN_PAIRS])
 
     def _best(
@@ -135,9 +135,9 @@ class _VariantSearch:
         return []
 
     def _score(self, variants: tuple[Variant, ...], workloads: list[AnsweredWorkload]) -> tuple[int, int] | None:
-        """Count the workloads that become equal, and those that become equal or differ at a later step than before.
+        """Count the workloads that become equal, and those that become equal or differ later.
 
-        Return None if a workload differs at an earlier step, or if no workload improves.
+        Return None if a workload differs earlier, or if no workload improves.
         """
         num_equal = num_later = 0
         for answered in workloads:
@@ -214,7 +214,7 @@ def _is_of_settings(outcome: AnswerComparison) -> bool:
 
 
 def _is_last_token(line: VerdictLine, num_tokens: int, document: Document) -> bool:
-    """Tell whether kvsim's prefix hit, in a line that differs, has the length that the last-token rule allows."""
+    """Tell whether kvsim's prefix hit in this line has the length that the last-token rule allows."""
     if not (line.recorded.isdigit() and line.simulated.isdigit()):
         return False
     block_size = document.get("block_size", 16)

@@ -1,4 +1,4 @@
-"""Run a simulated engine through the moments of a recording, to compare its decisions with the recorded ones."""
+"""A simulated engine that goes through the moments of a recording, so that decisions can be compared."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Follower:
         return at, parts
 
     def _done(self, begin: int, num_moments: int) -> EventColumns:
-        """Return the events of the last `num_moments` moments, the first of which is `begin`."""
+        """Return the events of the last `num_moments` moments, from moment `begin` on."""
         engine, state = self.driver.engine, self.driver.engine.state
         num_steps, since = state.num_steps - state.first_step, int(state.seq) - num_moments + 1 - begin
         of_steps = [
@@ -92,10 +92,7 @@ class Follower:
         return EventColumns(stacked(*of_steps), stacked(*of_batch), *without_evictions(changes), encoder)
 
     def _reported_at(self, moments: IntArray) -> IntArray:
-        """Map the moment of each change to the moment at which a recording reports it.
-
-        A change at a departure (`LEAVE`) is reported with the next step.
-        """
+        """Return the moments at which a recording reports changes; a change at a departure belongs to the next step."""
         kind = self._timeline.kind
         while (early := kind[moments] == LEAVE).any():
             moments = moments + early
@@ -108,7 +105,6 @@ class Follower:
 
 
 def _demand(recorded: Recorded) -> Demand:
-    """Return the requests of the recorded engine."""
     requests, block_size, longest = (
         recorded.recording.requests,
         recorded.cache.block_size,

@@ -1,4 +1,4 @@
-"""Generate random workloads with one group of full attention, to compare kvsim with a real engine on.
+"""Random workloads with one group of full attention, for comparisons of kvsim with a real engine.
 
 Small workloads reach rare combinations of settings; realistic ones have the sizes of real servers.
 """
@@ -14,7 +14,7 @@ Document = dict[str, Any]
 
 
 def small(random: Random) -> Document:
-    """Generate a few requests in a pool that is too small for them, with random settings of the engine."""
+    """Generate a few requests for a pool that is too small for them, with random engine settings."""
     block_size = random.choice([1, 1, 2, 2, 3, 4, 4, 5, 8, 16])
     num_blocks = random.randint(4, 14) if random.random() < 0.5 else random.randint(8, 60)
     capacity = (num_blocks - 1) * block_size
@@ -50,7 +50,7 @@ def small(random: Random) -> Document:
 
 
 def staged(random: Random) -> Document:
-    """Generate a workload as `small` does, with pipeline stages."""
+    """Generate a workload of `small` with pipeline stages."""
     return with_stages(random, small(random))
 
 
@@ -58,8 +58,8 @@ def with_stages(random: Random, document: Document) -> Document:
     """Give `document` a pipeline of two to six stages.
 
     With more than two stages, a synchronous scheduler may resume a sequence while one of its tokens is in flight, and
-    vLLM then outputs that token twice. Stop tokens and prompts that contain an earlier answer are removed in this case:
-    they depend on the position of each output, and the output after a repeated token is not known.
+    vLLM then outputs that token twice. The output after it is unknown, so stop tokens and prompts that contain an
+    earlier answer are removed.
     """
     document["pipeline_parallel_size"] = random.choice([2, 2, 2, 3, 3, 4, 5, 6])
     if not document["async_scheduling"] and document["pipeline_parallel_size"] > 2:
@@ -70,7 +70,7 @@ def with_stages(random: Random, document: Document) -> Document:
 
 
 def realistic(random: Random) -> Document:
-    """Generate requests of realistic lengths, in a pool of a few hundred blocks of 16 or 32 that fills up."""
+    """Generate requests of realistic lengths for a pool of a few hundred blocks that fills up."""
     max_model_len = random.choice([2048, 4096, 8192])
     num_blocks = random.randint(150, 900)
     block_size = random.choice([16, 16, 16, 32])
@@ -133,7 +133,7 @@ def random_request(random: Random, row: int, prompt: int, output: int, *, span: 
 
 
 def _spell_out_prompts(random: Random, requests: list[Document]) -> None:
-    """Replace prompts by token ids from a vocabulary of two tokens, so that many prompts share a prefix by chance.
+    """Replace prompts by token ids from a vocabulary of two tokens, so that many share a prefix by chance.
 
     Some prompts begin with an earlier request's prompt and answer.
     """

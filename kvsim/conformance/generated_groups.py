@@ -1,4 +1,4 @@
-"""Generate random workloads with several KV-cache groups, to compare kvsim with a real engine on.
+"""Random workloads with several KV-cache groups, for comparisons of kvsim with a real engine.
 
 Each family of models (`_FAMILIES`) combines kinds of layers that vLLM serves together: full attention, sliding windows,
 chunked attention, latents and recurrent states.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def staged_groups(random: Random) -> Document:
-    """Generate a workload as `grouped` does, with pipeline stages."""
+    """Generate a workload of `grouped` with pipeline stages."""
     return with_stages(random, grouped(random))
 
 
@@ -45,7 +45,7 @@ def _full(block_size: int, num_layers: int = 1, **more: int) -> Document:
 
 
 def _gemma(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Generate layers like Gemma's in several ratios, with windows before full attention or, sometimes, after it."""
+    """Generate layers like Gemma's in several ratios, with windows before or, sometimes, after full attention."""
     windows, full = random.choice([(5, 1), (10, 2), (11, 2), (1, 1), (2, 3), (1, 4)])
     layers = [_window(random, block_size, windows), _full(block_size, full)]
     return layers if random.random() < 0.7 else layers[::-1], {"disable_hybrid": random.random() < 0.1}
@@ -59,7 +59,7 @@ def _two_windows(random: Random, block_size: int) -> tuple[list[Document], Docum
 def _block_sizes(random: Random, block_size: int) -> tuple[list[Document], Document]:
     """Generate two kinds of layers with different numbers of heads.
 
-    vLLM makes their pages equal: a block of the layers with fewer heads has more tokens.
+    vLLM makes their pages equal, so that a block of the layers with fewer heads has more tokens.
     """
     more, fewer = random.choice([2, 4, 6]), 2
     heads = (fewer, more) if random.random() < 0.6 else (more, fewer)
@@ -68,10 +68,7 @@ def _block_sizes(random: Random, block_size: int) -> tuple[list[Document], Docum
 
 
 def _two_kinds_of_full(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Generate sliding-window layers and two kinds of full attention, with different block sizes.
-
-    So their prefix hits differ in length.
-    """
+    """Generate windows and two kinds of full attention whose prefix hits differ in length."""
     layers = [
         _window(random, block_size, random.choice([1, 2])),
         _full(block_size, random.choice([1, 2])),
@@ -87,7 +84,7 @@ def _padded(random: Random, block_size: int) -> tuple[list[Document], Document]:
 
 
 def _alike(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Generate layers of one kind only: windows, latents, chunks, or full attention with two numbers of heads."""
+    """Generate layers of one kind: windows, latents, chunks, or full attention with two numbers of heads."""
     chunk = {"type": "chunked_local", "window": random.choice([2, 4, 8]) * block_size, "block_size": block_size}
     kinds: list[list[Document]] = [
         [_window(random, block_size)],
@@ -118,7 +115,7 @@ def _recurrent(random: Random, block_size: int) -> tuple[list[Document], Documen
 
 
 def _recurrent_sizes(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Generate recurrent states, and layers with several block sizes, so that block boundaries of groups differ."""
+    """Generate recurrent states and layers with several block sizes, so that block boundaries of groups differ."""
     heads = [2, random.choice([2, 4])]
     random.shuffle(heads)
     layers = [
@@ -138,7 +135,7 @@ _FAMILIES = (
 
 
 def _fit(random: Random, document: Document, longest: int) -> None:
-    """Shorten the requests that have more than `longest` tokens, and adapt what depends on their lengths."""
+    """Shorten requests of more than `longest` tokens, and adapt the fields that depend on lengths."""
     for request in document["requests"]:
         total = request["prompt_len"] + request["output_len"]
         if total > longest:
@@ -151,7 +148,7 @@ def _fit(random: Random, document: Document, longest: int) -> None:
 
 
 def _settings(random: Random, document: Document, block_size: int) -> None:
-    """Adapt the settings, because vLLM refuses some values for layers of these kinds."""
+    """Adapt the settings that vLLM would refuse for layers of these kinds."""
     longest = document["max_model_len"]
     mode = document.get("mamba_cache_mode")
     if mode is not None:

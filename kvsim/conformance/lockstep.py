@@ -1,8 +1,8 @@
-"""Run the paged policy in lockstep with a recording of a real engine.
+"""Comparison of the paged policy with a recording of a real engine, in lockstep.
 
 The recording states the order in which requests arrived, steps were scheduled and outputs were processed. Everything
-else is decided by the simulated engine and compared. The recording has no step for a call that scheduled nothing, but
-such calls are checked too: an engine processes an output before its pipeline is full only if it had nothing more to
+else is decided by the simulated engine and compared. The recording has no step for a call that scheduled nothing. Such
+calls are checked, too: an engine processes an output before its pipeline is full only if it had nothing more to
 schedule.
 
 Moments are simulated in ranges, and the events of both engines in a range are compared as columns. Only the recording
@@ -52,8 +52,8 @@ def verify_recording(
 
     Args:
         recording: a recording of vLLM, or of a simulation of the paged policy.
-        progress: called from time to time with the number of compared steps and the number of all steps.
-        compiled: run the engine as machine code, with the same verdict; None to do so if it is faster.
+        progress: called from time to time with the number of compared steps and of all steps.
+        compiled: run the engine as machine code, with the same verdict; None if that is faster.
 
     Raises:
         RecordingError: the recording is not of a paged engine, or lacks data that the comparison needs.
@@ -65,7 +65,6 @@ def verify_recording(
 
 
 def _is_worth_compiling(recorded: Recorded) -> bool:
-    """Tell whether loading or compiling machine code saves time for this recording."""
     num_steps, memory = len(recorded.recording.steps), memory_of(recorded.policy, recorded.connector)
     if memory is not PAGED or num_steps < _WORTH_LOADING:
         return False
@@ -138,10 +137,7 @@ class _Lockstep:
         return _Range(end=end, ours=ours, theirs=theirs, outside=outside)
 
     def _play_with_outside(self, begin: int, end: int) -> tuple[int, list[EventColumns], Differing | None]:
-        """Simulate the moments in `begin:end` one by one, because copies or transfers are compared at each moment.
-
-        Stop at the first moment at which these differ.
-        """
+        """Simulate the moments in `begin:end` one by one, until copies or transfers differ."""
         parts: list[EventColumns] = []
         for moment in range(begin, end):
             kind, step = int(self._timeline.kind[moment]), int(self._timeline.row[moment])
@@ -158,7 +154,7 @@ class _Lockstep:
     def _abort(self, moment: int, done: list[Change], recorded: list[Change]) -> list[EventColumns]:
         """Abort requests if that explains the changes that only the recording has at `moment`.
 
-        `done` are the simulated changes at that moment, `recorded` the recorded ones.
+        `done` are the simulated changes at that moment.
         """
         rest = recorded[len(done) :]
         if recorded[: len(done)] != done or not all(map(self._is_abort, rest)):
@@ -217,11 +213,7 @@ class _Lockstep:
         return f"a call before {output}" if timeline.kind[moment] == LOOK else output
 
     def _broken_off(self, moment: int) -> Difference:
-        """Describe the recorded `moment`, at which more steps are in flight than the engine can have.
-
-        Raises:
-            RecordingError: an output is not that of the oldest step in flight.
-        """
+        """Describe the recorded `moment`, at which more steps are in flight than the engine can have."""
         timeline = self._timeline
         before = timeline.kind[:moment]
         if timeline.kind[moment] == UPDATE:
@@ -235,7 +227,7 @@ class _Lockstep:
         return difference(self._moment_in_words(moment), recorded, most)
 
     def _left_over(self) -> Difference | None:
-        """Return as a difference the requests that have finished in the recording, but not in the simulation."""
+        """Return the requests that have finished in the recording but not in the simulation, as a difference."""
         requests, ends_s = self._recording.requests, self._recording.steps.end_s
         num_outputs = int((self._timeline.kind == UPDATE).sum())
         # A recording that breaks off has requests that finished with outputs that are not compared.

@@ -1,6 +1,6 @@
-"""Compare the paged policy with an oracle: vLLM's own scheduler with a fake model, which records all its decisions.
+"""Comparison of the paged policy with an oracle: vLLM's own scheduler with a fake model, which records its decisions.
 
-kvsim runs the same workload and writes its decisions in the oracle's format. The records are then compared one by one,
+kvsim runs the same workload and writes its decisions in the oracle's format. The records are compared one by one,
 including the order of the free queue but not timings.
 """
 
@@ -49,15 +49,12 @@ _LIVE = (WAITING, RUNNING, PREEMPTED, LOADING)
 def verify_oracle(
     workload: OracleWorkload, records: Iterable[tuple[int, Mapping[str, Any]]], *, compiled: bool = False
 ) -> Verdict:
-    """Run `workload` in lockstep with the oracle's records.
+    """Run `workload` in lockstep with the oracle's records; return a verdict on the calls before the first difference.
 
     Args:
         workload: the workload that the oracle served.
-        records: the oracle's records, each with its line number.
+        records: the oracle's records with their line numbers.
         compiled: run the engine as machine code; the verdict is the same.
-
-    Returns:
-        a verdict that covers the calls of the scheduler before the first difference.
 
     Raises:
         RecordingError: the first record names a release of vLLM that kvsim does not know.
@@ -84,10 +81,7 @@ def verify_oracle(
 
 
 def difference_of(line: int, recorded: Mapping[str, Any], ours: Mapping[str, Any]) -> Difference | None:
-    """Return the difference between a recorded and a simulated record; None if they are equal.
-
-    `line` is the line of the recorded one in its file.
-    """
+    """Return the difference between a recorded record (of this `line` in its file) and ours; None if they are equal."""
     # Records of different kinds are compared only by kind. Fields that one side lacks are not compared: the order of
     # the free queue is optional in a file, and only the oracle has timings.
     fields = ours.keys() & recorded.keys() if ours["kind"] == recorded["kind"] else {"kind"}
@@ -99,7 +93,7 @@ def difference_of(line: int, recorded: Mapping[str, Any], ours: Mapping[str, Any
 
 
 class OracleRun:
-    """One engine that serves an oracle's workload and produces the records that the oracle would write."""
+    """Engine that serves an oracle's workload and produces the records that the oracle would write."""
 
     def __init__(self, workload: OracleWorkload, *, lease: int | None = None, compiled: bool = False) -> None:
         self._workload = workload
@@ -150,7 +144,7 @@ class OracleRun:
         self._num_steps = self._num_preemptions = self._num_aborts = 0
 
     def equal_so_far(self) -> Verdict:
-        """Return a verdict without a difference, with the counts of everything up to now."""
+        """Return a verdict without a difference, with the counts up to now."""
         return Verdict(
             num_steps=self._num_steps,
             num_allocations=self._num_units[MemoryKind.APPEND],
@@ -163,7 +157,7 @@ class OracleRun:
 
     @property
     def num_failures(self) -> int:
-        """Return the number of outputs that the asynchronous scheduler did not await; each would stop vLLM."""
+        """Number of outputs that the asynchronous scheduler did not await; each would stop vLLM."""
         return int(self._state.num_failures)
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -173,8 +167,10 @@ class OracleRun:
         while self.has_work() or self._due:
             if not self.has_work():
                 call = max(call, self._due[0][1].arrival_step)
-            self._arrive(call)
-            self._abort(call)
+            while self._due and self._due[0][1].arrival_step <= call:
+                self.add(self._due.popleft()[0])
+            while self._aborts and self._aborts[0][0] <= call:
+                self.abort(self._aborts.popleft()[2])
             call += 1
             yield from self.step()
         yield {"kind": "end", "engine_calls": call}
@@ -220,9 +216,8 @@ class OracleRun:
     def _updated(self, before: dict[str, Any], num_ended: int) -> dict[str, Any]:
         """Return the record of the step output that was processed last.
 
-        Args:
-            before: fields of the record that `_outputs_due` read before the output was processed.
-            num_ended: number of requests that had ended before the output was processed.
+        `before` has the fields that `_outputs_due` read, and `num_ended` the number of ended requests, before the
+        output was processed.
         """
         driver, state = self._driver, self._state
         step, batch, _ = self._pending.popleft()
@@ -251,39 +246,26 @@ class OracleRun:
 
     def meta(self) -> dict[str, Any]:
         """Return the first record: the settings of the engine."""
-        settings, cache, num_blocks = self._workload.scheduler, self._workload.cache, self._workload.num_blocks
+        settings, layout = self._workload.scheduler, self._workload.layout
         rules = self._driver.engine.settings
-        return {
+        meta = {
             "kind": "meta",
-            "num_blocks": num_blocks,
-            "block_size": cache.block_size,
+            "num_blocks": self._workload.num_blocks,
+            "block_size": self._workload.cache.block_size,
             "max_num_running_reqs": settings.max_num_seqs,
             "max_num_scheduled_tokens": int(rules.max_num_batched_tokens),
             "max_model_len": settings.max_model_len,
             "watermark_blocks": int(rules.watermark_blocks),
             "reserve_full_isl": bool(rules.reserve_full_prompt),
             "free0": int(self._state.num_free),
-        } | self._groups_meta()
-
-    def _groups_meta(self) -> dict[str, Any]:
-        layout, settings = self._workload.layout, self._driver.engine.settings
-        if layout is None:
-            return {}
-        return {
-            "scheduler_block_size": layout.scheduler_block_size,
-            "hash_block_size": layout.hash_block_size,
-            "mamba_align_split": bool(settings.boundary_tokens),
         }
-
-    def _arrive(self, call: int) -> None:
-        while self._due and self._due[0][1].arrival_step <= call:
-            row, _ = self._due.popleft()
-            self.add(row)
-
-    def _abort(self, call: int) -> None:
-        while self._aborts and self._aborts[0][0] <= call:
-            _, _, row = self._aborts.popleft()
-            self.abort(row)
+        if layout is not None:
+            meta |= {
+                "scheduler_block_size": layout.scheduler_block_size,
+                "hash_block_size": layout.hash_block_size,
+                "mamba_align_split": bool(rules.boundary_tokens),
+            }
+        return meta
 
     def _count_changes(self) -> None:
         changes = list(self._driver.changes())
@@ -323,13 +305,12 @@ class OracleRun:
         )
 
     def _admitted(self, batch: dict[int, int]) -> list[int]:
-        """Return the sequences that a step admitted, which are those of its batch that were waiting before."""
+        """Return the sequences that a step admitted: those of its batch that were waiting before."""
         return list(batch)[len(batch) - self._state.num_new_seqs :]
 
     def _transfers_ended(self, step: int, ended: list[int], outputs: Mapping[str, int]) -> dict[str, Any]:
-        """Return the record fields of the transfers that a step ended, with the parameters for the decode server.
-
-        `outputs` is the number of outputs that each request had before.
+        """Return the record fields of the transfers that a step ended; `outputs` has the earlier outputs of each
+        request.
         """
         assert self.transfers is not None
         received, sent, bad = self.transfers.ended.pop(step)
@@ -341,7 +322,7 @@ class OracleRun:
         }
 
     def _drafts_of_step(self) -> dict[str, Any]:
-        """Return the number of drafts that each request of the step verifies, and the number proposed after it."""
+        """Return the drafts that each request of the step verifies, and the number proposed after it."""
         engine = self._driver.engine
         first = in_flight.earlier(engine, self._state.next_launched) * engine.settings.max_num_seqs
         verified = {
@@ -354,7 +335,7 @@ class OracleRun:
         }
 
     def _outputs_due(self, batch: list[int], emitting: list[int]) -> dict[str, Any]:
-        """Return the fields of an update record that describe the requests before the output is processed."""
+        """Return the fields of an update record about the requests before the output is processed."""
         return {
             "tokens": {self._name(number): 1 for number in emitting if self._is_live(number)},
             "prev_outputs": {
@@ -365,13 +346,13 @@ class OracleRun:
         }
 
     def _outputs_of(self, before: dict[str, Any]) -> dict[str, Any]:
-        """Return the number of outputs that each request got in an update, which is several if drafts were accepted."""
+        """Return the outputs that each request got in an update; they are several if drafts were accepted."""
         numbers = {request.name: row + 1 for row, request in enumerate(self._workload.requests)}
         gained = {name: self._num_outputs(numbers[name]) - before["prev_outputs"][name] for name in before["tokens"]}
         return {"tokens": {name: tokens for name, tokens in gained.items() if tokens}}
 
     def _drafts_record(self, live: dict[str, int], proposed: Collection[str]) -> dict[str, Any]:
-        """Return the number of drafts that each request verifies next, and of its tokens in flight if vLLM counts them.
+        """Return the drafts that each request verifies next, and its tokens in flight if vLLM counts them.
 
         Requests in `proposed` are left out of the drafts, because vLLM gets their drafts after this record.
         """
@@ -386,7 +367,8 @@ class OracleRun:
         driver, num_free = self._driver, int(self._state.num_free)
         live = {self._name(row + 1): row + 1 for row in self._arrived if self._is_live(row + 1)}
         if self._copies is not None:
-            live |= {self._name(row + 1): row + 1 for row in self._arrived if self._still_loads(row + 1)}
+            # An aborted request keeps its blocks until its load has ended.
+            live |= {self._name(row + 1): row + 1 for row in self._arrived if driver.sequence(row + 1).num_units > 0}
         if self.transfers is not None:
             live |= {self._name(row + 1): row + 1 for row in self._arrived if self._is_held(row + 1)}
         keys = column(driver.engine.blocks, "key")
@@ -410,7 +392,7 @@ class OracleRun:
         } | (
             (offload_state(driver, self._name) if self._copies is not None else {})
             | (self._drafts_record(live, proposed) if self._drafts is not None else {})
-            | (self._connector_record() if self.transfers is not None else {})
+            | (connector_state(driver, [row + 1 for row in self._arrived], self._name) if self.transfers else {})
             | (self._images.state() if self._images is not None else {})
         )
 
@@ -420,7 +402,7 @@ class OracleRun:
         return self._by_group([self._driver.blocks(number, group) for group in groups])
 
     def _entries_since(self, number: int) -> list[list[int]]:
-        """Return the entries that the last step appended to the block tables of a sequence, null blocks included."""
+        """Return the entries that the last step appended to a sequence's block tables, null blocks included."""
         lengths = self._lengths.get(number, {})
         groups = range(self._driver.engine.settings.num_groups)
         return [self._driver.blocks(number, group)[lengths.get(group, 0) :] for group in groups]
@@ -428,13 +410,6 @@ class OracleRun:
     def _by_group(self, tables: list[list[int]]) -> list[Any]:
         """Return the only table if the oracle has one group of full attention, else the list of tables."""
         return tables[0] if self._workload.layout is None else tables
-
-    def _still_loads(self, number: int) -> bool:
-        """Tell whether a request was aborted but keeps its blocks because its load has not ended."""
-        return not self._is_live(number) and self._driver.sequence(number).num_units > 0
-
-    def _connector_record(self) -> dict[str, Any]:
-        return connector_state(self._driver, [row + 1 for row in self._arrived], self._name)
 
     def _is_held(self, number: int) -> bool:
         """Tell whether a request has ended and keeps its blocks until another server has read them."""
@@ -458,7 +433,7 @@ class OracleRun:
 
 
 def _demand(workload: OracleWorkload, drafts: Drafts | None) -> Demand:
-    """Return the requests of the oracle's workload. The position of a request in the list is its arrival time."""
+    """Return the requests of the workload. Their positions in the list are their arrival times."""
     requests, longest = workload.requests, workload.scheduler.max_model_len
     prompt = np.array([len(request.prompt) for request in requests], np.int64)
     limit = np.array([request.output_tokens for request in requests], np.int64)
@@ -475,10 +450,7 @@ def _demand(workload: OracleWorkload, drafts: Drafts | None) -> Demand:
 
 
 def _keys(workload: OracleWorkload, ahead: int) -> list[list[int]]:
-    """Return the prefix keys of each request's full blocks, up to the last key that another request has too.
-
-    Later keys are left out, as in a simulation, because no request can hit them.
-    """
+    """Return the prefix keys of each request's full blocks, without the trailing ones that no other request has."""
     keys = PrefixKeys(workload.cache.block_size)
     rows = [
         keys.from_tokens(_tokens(row, request), (request.adapter, request.salt), ahead, request.images)

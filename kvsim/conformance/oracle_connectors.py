@@ -1,4 +1,4 @@
-"""Simulate the KV connector of an oracle, so that transfers end in the same steps, and write its record fields."""
+"""Simulated KV connector of an oracle, whose transfers end in the same steps, and its record fields."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class TransferEngine:
-    """Transfers that end after a stated number of steps. The step that begins a transfer counts as its first.
+    """Transfers that end after a stated number of steps, including the step that begins them.
 
-    With a `lease`, every send ends after that number of steps, unless another server has read the blocks before.
+    With a `lease`, every send ends after that number of steps, or earlier if another server has read the blocks.
     """
 
     def __init__(self, workload: OracleWorkload, lease: int | None = None) -> None:
@@ -34,7 +34,7 @@ class TransferEngine:
         """Loads that ended, sends that ended, and bad blocks, by step."""
 
     def run_step(self, driver: Driver) -> None:
-        """Start the transfers of the step scheduled last, and report to the engine the transfers that end with it."""
+        """Start the transfers of the step scheduled last, and report those that end with it to the engine."""
         connector, requests = driver.engine.connector, self._requests
         state = connector.state
         self._step += 1
@@ -67,19 +67,18 @@ class TransferEngine:
 def loads_of_step(
     driver: Driver, admitted: list[int], loading: list[int], name: Callable[[int], str]
 ) -> dict[str, Any]:
-    """Return the record field with the number of tokens that each sequence gets through the connector.
+    """Return the record field with the tokens that each sequence gets through the connector.
 
-    The field lists the sequences that got blocks in the step scheduled last, which are `admitted` or `loading`.
+    Its sequences are those that got blocks in the step scheduled last: `admitted` or `loading` ones.
     """
     transfers = driver.engine.connector.transfers
     return {"external": {name(number): int(transfers[number].external_tokens) for number in (*admitted, *loading)}}
 
 
 def connector_state(driver: Driver, arrived: list[int], name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the state fields of a record.
+    """Return the state fields of a record:
 
-    These are the requests that are loading, those that have ended and keep their blocks for another server, and the
-    blocks whose release is deferred.
+    loading requests, ended ones that keep their blocks for another server, and blocks whose release is deferred.
     """
     connector = driver.engine.connector
     waiting = [*driver.waiting(), *driver.skipped()]
@@ -96,7 +95,7 @@ def connector_state(driver: Driver, arrived: list[int], name: Callable[[int], st
 def handed_out(
     driver: Driver, ended: list[int], outputs: Mapping[str, int], release: str, name: Callable[[int], str]
 ) -> dict[str, Any]:
-    """Return the transfer parameters that a prefill server passes to the decode server, by request that has ended."""
+    """Return the transfer parameters that a prefill server passes to the decode server, by ended request."""
     parameters = {}
     for number in ended:
         sequence, transfer = driver.sequence(number), driver.engine.connector.transfers[number]

@@ -1,6 +1,6 @@
-"""Read the two files of an oracle run, the workload and the records, and check them before they are compared.
+"""Reader of the two files of an oracle run, the workload and the records, with checks.
 
-Both come from outside kvsim, so every error names the file, and the line if the file has lines.
+Every error names the file, and the line if the file has lines.
 """
 
 from __future__ import annotations
@@ -49,24 +49,20 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 """Required fields of each kind of record. The order of the free queue is optional."""
 _FIRST: Mapping[str, Mapping[str, tuple[str, ...]]] = {"meta": FIELDS, "engine": SGLANG_FIELDS}
-"""Required fields of vLLM's records, whose first is of kind `meta`, and of SGLang's, whose first is `engine`."""
+"""Required fields of vLLM's records, which begin with a `meta` record, and of SGLang's, which begin with `engine`."""
 _ENDS = ("end", "failed")
 
 _RECORDS_BYTES = 1 << 29
-"""Largest size of a file of records, unpacked. A run of half an hour takes some megabytes."""
+"""Largest size of an unpacked file of records. A run of half an hour takes some megabytes."""
 _BY_GROUP = {"groups", "ncached", "crc"}
 """Fields that only an oracle with several groups writes."""
 _LEFT_OUT = ("block_size", "reserve_full_isl", "blocks", "prev_outputs")
-"""Required fields that an oracle with several groups may lack, because it writes a list by group or a checksum."""
+"""Required fields that an oracle with several groups may lack."""
 _UNSUPPORTED_SETTINGS: Mapping[str, Any] = {
     "prefix_match_unit": None,
     "enable_mamba_shared_prefix_checkpoint": False,
 }
-"""Settings of newer releases that kvsim does not simulate, and the value with which they have no effect."""
-_UNSUPPORTED_FEATURES = {
-    "pcp": "prefill context parallelism",
-}
-"""Features of vLLM's scheduler that kvsim does not simulate, by the field of a workload that turns them on."""
+"""Settings of newer releases that kvsim does not simulate, with the values that have no effect."""
 _LONGEST_MODEL = 131_072
 """Largest default of `max_model_len`."""
 OFFLOAD_BLOCK_BYTES = 1 << 20
@@ -83,20 +79,19 @@ class OracleRequest:
 
     name: str
     prompt: tuple[int, ...]
-    """Token ids of the prompt."""
+    """Token ids."""
     output_tokens: int
     """Maximum number of outputs, vLLM's `max_tokens`."""
     stop_at: int | None
     """Number of outputs including a stop token; None if the model gives no stop token."""
     arrival_step: int
-    """Number of the engine call before which the request arrives."""
+    """Engine call before which the request arrives."""
     abort_step: int | None
-    """Number of the engine call before which the request is aborted."""
+    """Engine call before which the request is aborted."""
     priority: int
     accepted_drafts: tuple[int, ...] = ()
     """Number of drafts that are accepted, indexed by the number of outputs so far; empty to accept all."""
     images: tuple[ImageInput, ...] = ()
-    """Images of the prompt, in order of position."""
     proposed_drafts: tuple[int, ...] = ()
     """Number of drafts that are proposed, indexed by the number of outputs so far; empty for the maximum."""
     exchange: Exchange = _NO_EXCHANGE
@@ -128,20 +123,15 @@ class OracleWorkload:
     encoding: Encoding | None = None
     """Images of the prompts and limits of the encoder; None without images."""
     drafting: SpeculativeConfig | None = None
-    """Settings of speculative decoding; None without it."""
     connector: Connector | None = None
-    """Settings of the KV connector; None without one. Requests have their own `exchange`."""
+    """Settings of the KV connector; None without one. The `exchange` of a request says what it does with it."""
     load_steps: int = 1
-    """Duration in steps of a copy from host memory, if blocks are offloaded; includes the step that starts it."""
+    """Steps that a copy from host memory takes, including the step that starts it."""
     store_steps: int = 1
-    """Duration in steps of a copy to host memory, counted in the same way."""
+    """Steps that a copy to host memory takes, counted in the same way."""
 
     def of_release(self, release: str) -> OracleWorkload:
-        """Return the same workload for the simulation of a release of vLLM.
-
-        Raises:
-            RecordingError: kvsim does not know the release, or not these features in it.
-        """
+        """Return the same workload for the simulation of a release of vLLM."""
         try:
             releases.check_known(
                 release,
@@ -183,11 +173,7 @@ class OracleWorkload:
         )
 
     def drafts(self, release: str) -> Drafts | None:
-        """Return the drafts that a release of vLLM makes and verifies; None without speculative decoding.
-
-        Raises:
-            UsageError: kvsim does not know how the release does that.
-        """
+        """Return the drafts that a release of vLLM makes and verifies; None without speculative decoding."""
         if self.drafting is None:
             return None
         drafts = Drafts.of(
@@ -203,11 +189,7 @@ class OracleWorkload:
 
 
 def _hashed(layout: KVCacheLayout | None, rules: releases.ReleaseRules) -> KVCacheLayout | None:
-    """Return the groups with the `hash_block_size` that a release uses.
-
-    Raises:
-        RecordingError: the release does not start, because its `hash_block_size` does not divide all block sizes.
-    """
+    """Return the groups with the `hash_block_size` of a release."""
     if layout is None or not rules.hashes_aligned_states:
         return layout
     hashed = hashed_by_mode(layout)
@@ -230,11 +212,7 @@ def read_workload(file: Path) -> OracleWorkload:
 
 
 def read_document(file: Path) -> Any:
-    """Read the JSON of a workload.
-
-    Raises:
-        WorkloadError: the file is missing or not JSON; the message names the file.
-    """
+    """Read the JSON of a workload."""
     try:
         text = content_of(file, TEXT_BYTES).decode()
     except FileNotFoundError:
@@ -320,11 +298,6 @@ def _scheduler_of(fields: _Fields, where: str, longest: int) -> ContinuousSettin
 
 
 def _drafting(document: Any, where: str) -> SpeculativeConfig | None:
-    """Return the settings of speculative decoding; None without it.
-
-    Raises:
-        WorkloadError: kvsim does not simulate this kind of speculative decoding.
-    """
     if not document:
         return None
     fields = _Fields(document, where)
@@ -346,16 +319,11 @@ def _drafting(document: Any, where: str) -> SpeculativeConfig | None:
 
 
 def _check_simulated(document: Any, where: str) -> None:
-    """Refuse features and settings that kvsim does not simulate.
-
-    Raises:
-        WorkloadError: the workload has such a feature or setting.
-    """
+    """Refuse features and settings that kvsim does not simulate."""
     if not isinstance(document, dict):
         return
-    for name, feature in _UNSUPPORTED_FEATURES.items():
-        if document.get(name) not in (None, 1, {}):
-            raise WorkloadError(f"{where}: kvsim does not follow {feature} ({name}).")
+    if document.get("pcp") not in (None, 1, {}):
+        raise WorkloadError(f"{where}: kvsim does not follow prefill context parallelism (pcp).")
     for name, known in _UNSUPPORTED_SETTINGS.items():
         if document.get(name, known) not in (known, None):
             raise WorkloadError(f"{where}: kvsim does not know {name}; it should be {json.dumps(known)}.")
@@ -393,10 +361,11 @@ def _offload(fields: _Fields, block_size: int) -> dict[str, Any]:
 
 
 def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of an oracle run, each with its line number. The kind of the first names the scheduler.
+    """Yield the records of an oracle run with their line numbers; the kind of the first names the scheduler.
 
     Raises:
-        RecordingError: the file is missing or truncated, or a line is not a record; the message names file and line.
+        RecordingError: the file is missing or truncated, or a line is not a record; the message names file and
+        line.
     """
     line, fields, kind = 0, None, None
     for line, text in _lines_of(file):
@@ -408,11 +377,7 @@ def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_pair_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of a prefill and a decode engine, each with its line number. Each record names its engine.
-
-    Raises:
-        RecordingError: the file is missing or truncated, or a line is not a record; the message names file and line.
-    """
+    """Yield the records of a prefill and a decode engine with their line numbers; each names its engine."""
     line, kind = 0, None
     for line, text in _lines_of(file):
         record = _object_with(("kind",) if line > 1 else ("kind", "vllm"), text, f"{file}, line {line}")
@@ -422,11 +387,7 @@ def read_pair_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_rank_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the choices of data-parallel ranks, each with its line number.
-
-    Raises:
-        RecordingError: the file is missing or damaged, or a line is not a choice; the message names file and line.
-    """
+    """Yield the choices of data-parallel ranks with their line numbers."""
     for line, text in _lines_of(file):
         record = _object_with(("add", "rank", "counts", "start", "inflight"), text, f"{file}, line {line}")
         if not isinstance(record["counts"], list) or not all(isinstance(each, list) for each in record["counts"]):
@@ -435,19 +396,13 @@ def read_rank_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _lines_of(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file of records, which may be compressed, with their numbers.
-
-    Raises:
-        RecordingError: the file is missing, damaged or truncated.
-    """
+    """Yield the lines of a file of records, which may be compressed, with their numbers."""
     line = 0
     try:
         content = content_of(file, _RECORDS_BYTES)
         content = unpacked(content, _RECORDS_BYTES) if file.suffix == ".gz" else content
-        for encoded in content.splitlines(keepends=True):
-            text = encoded.decode()
-            line += 1
-            yield line, text
+        for line, encoded in enumerate(content.splitlines(keepends=True), 1):
+            yield line, encoded.decode()
     except FileNotFoundError:
         raise RecordingError(f"{file} does not exist; give the records that the oracle printed.") from None
     except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:
@@ -467,11 +422,7 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def _object_with(names: tuple[str, ...], text: str, where: str) -> dict[str, Any]:
-    """Return the JSON object in a line.
-
-    Raises:
-        RecordingError: the line is not an object, or it lacks one of the fields `names`.
-    """
+    """Return the JSON object in a line, which must have all of `names`."""
     record = _parsed(text, where)
     missing = [name for name in names if not isinstance(record, dict) or name not in record]
     if missing:
@@ -480,7 +431,7 @@ def _object_with(names: tuple[str, ...], text: str, where: str) -> dict[str, Any
 
 
 def _record(text: str, where: str, fields: Mapping[str, tuple[str, ...]] | None, *, after_end: bool) -> dict[str, Any]:
-    """Return one checked record. `fields` are the required fields by kind; None for the first record, which decides."""
+    """Return one checked record; `fields` are the required fields by kind, None for the first record."""
     record = _parsed(text, where)
     kind = str(record.get("kind")) if isinstance(record, dict) else "none"
     known = _FIRST if fields is None else [name for name in fields if name not in _FIRST]
@@ -562,7 +513,7 @@ def _request(row: int, document: Any, where: str) -> OracleRequest:
 
 
 def _made_up_prompt(row: int, fields: _Fields) -> list[int]:
-    """Return the prompt that the oracle generates: tokens shared by the prefix group, then tokens of this request."""
+    """Return the prompt that the oracle generates: tokens of the prefix group, then tokens of this request."""
     # The driver (`vllm_driver.py`) gives every group and every request its own range of token ids.
     group = 0
     num_shared = 0

@@ -1,6 +1,7 @@
-"""Build the KV-cache groups of an oracle's workload that lists several kinds of layers.
+"""KV-cache groups of an oracle's workload that lists several kinds of layers.
 
-The fake model of the oracle has tiny layers of fixed sizes, which are repeated here so that pages have the same bytes.
+The layers of the oracle's fake model are tiny and of fixed sizes, which are repeated here so that pages have the same
+bytes.
 """
 
 from __future__ import annotations
@@ -27,11 +28,7 @@ _STATE_PAGE = 4096
 def layout_of(
     document: dict[str, Any], where: str, scheduler: ContinuousSettings, cache: PagedSettings
 ) -> KVCacheLayout:
-    """Return the groups that vLLM makes of the layers in `document["groups"]`.
-
-    Raises:
-        WorkloadError: the oracle does not know an entry, or vLLM could not serve such layers together.
-    """
+    """Return the groups that vLLM makes of the layers in `document["groups"]`."""
     try:
         entries: list[dict[str, Any]] = [dict(entry) for entry in document["groups"]]
         _check_ranks(entries, int(document.get("dcp", 1)))
@@ -55,11 +52,7 @@ def layout_of(
 
 
 def _check_ranks(entries: list[dict[str, Any]], num_ranks: int) -> None:
-    """Check the layers for decode context parallelism, and multiply stated block sizes by the number of ranks.
-
-    Raises:
-        UsageError: kvsim does not simulate decode context parallelism with such layers.
-    """
+    """Check the layers for decode context parallelism, and multiply block sizes by the number of ranks."""
     for entry in entries:
         if num_ranks > 1 and entry["type"] not in (_INDEXER, CacheKind.FULL.value, CacheKind.MLA.value):
             raise UsageError(

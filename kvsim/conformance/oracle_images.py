@@ -1,4 +1,4 @@
-"""Read the images of an oracle's workload, and write the record fields about the encoder and its cache."""
+"""Images of an oracle's workload, and the record fields about the encoder and its cache."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def images_of(documents: Any, where: str) -> tuple[ImageInput, ...]:
-    """Return the images of a request.
-
-    Raises:
-        WorkloadError: an entry is not a valid image.
-    """
+    """Return the images of a request."""
     try:
         images = [
             ImageInput(
@@ -36,11 +32,7 @@ def images_of(documents: Any, where: str) -> tuple[ImageInput, ...]:
 
 
 def encoding_of(settings: Mapping[str, Any], inputs: Sequence[Sequence[ImageInput]], where: str) -> Encoding | None:
-    """Return the images of a workload with the encoder's budget and cache size; None without images.
-
-    Raises:
-        WorkloadError: the settings are invalid.
-    """
+    """Return the images of a workload with the encoder's budget and cache size; None without images."""
     if not settings:
         return None
     compute, cache = settings.get("compute"), settings.get("cache")
@@ -80,7 +72,7 @@ class EncoderRecords:
         return {"encoder": encoded, "encoder_freed": [self._hashes[number] for number in evicted]}
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the cache: free slots, the order of eviction, and the requests that use each image."""
+        """Return the free slots of the cache, the order of eviction, and the requests that use each image."""
         cache = self._driver.engine.encoder
         users: dict[str, list[str]] = {
             self._hashes[number]: [] for number in range(1, len(self._hashes)) if cache.images[number].is_cached

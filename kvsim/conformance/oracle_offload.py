@@ -1,7 +1,4 @@
-"""Simulate the copies of an oracle with vLLM's native offload, and write its record fields about them.
-
-In the oracle, each copy takes a fixed number of steps instead of a time.
-"""
+"""Simulated copies of an oracle with vLLM's native offload, each of a fixed number of steps, and its record fields."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ if TYPE_CHECKING:
 class CopyEngine:
     """Copies that take a fixed number of steps.
 
-    A load begins in the step that decides it, a store in the next step. A copy that a step waits for ends with that
-    step.
+    A load begins in the step that decides it, a store in the next step. If a step waits for a copy, the copy ends with
+    it.
     """
 
     def __init__(self, workload: OracleWorkload) -> None:
@@ -42,7 +39,7 @@ class CopyEngine:
 
 
 def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the record fields of the last scheduled step: copies that it starts, and copies that it waits for."""
+    """Return the copies that the last scheduled step starts, and those that it waits for."""
     step, jobs = driver.engine.state.num_scheduled, driver.jobs().values()
     begun: dict[str, dict[str, Any]] = {"load_jobs": {}, "store_jobs": {}}
     for job in jobs:

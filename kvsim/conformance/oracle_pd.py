@@ -1,4 +1,4 @@
-"""Compare a prefill server and a decode server with two engines of vLLM, which exchange KV through a connector.
+"""Comparison of a prefill and a decode server with two engines of vLLM, which exchange KV through a connector.
 
 One call is a step of the prefill engine, then a step of the decode engine. A request goes to the prefill engine first.
 When it ends there, it reaches the decode engine after the number of calls that the router needs. Blocks that the decode
@@ -33,17 +33,7 @@ def is_pair(document: Any) -> bool:
 def verify_pair(
     document: Any, where: str, records: Iterable[tuple[int, Mapping[str, Any]]], *, compiled: bool = False
 ) -> Verdict:
-    """Run a workload for two engines in lockstep with the oracle's records.
-
-    Args:
-        document: the parsed workload; `where` begins every error message.
-        records: the oracle's records, each with its line number.
-        compiled: run both engines as machine code; the verdict is the same.
-
-    Raises:
-        RecordingError: the first record names a release of vLLM that kvsim does not know.
-        WorkloadError: the workload has an invalid value.
-    """
+    """Run a workload for two engines in lockstep with the oracle's numbered records; `where` begins every error."""
     records = iter(records)
     first = next(records, None)
     if first is None:
@@ -107,28 +97,20 @@ class PairRun:
             if self._decode.has_work():
                 for record in self._decode.step():
                     yield {"engine": "D", "call": call} | record
-                    self._report_read()
+                    # The prefill engine may free the blocks that the decode engine has read or does not need.
+                    assert self._prefill.transfers is not None
+                    assert self._decode.transfers is not None
+                    self._prefill.transfers.read.update(self._decode.transfers.fetched)
+                    self._decode.transfers.fetched = []
             call += 1
         yield {"kind": "end", "calls": call}
-
-    def _report_read(self) -> None:
-        """Report to the prefill engine the sequences whose blocks the decode engine has read or does not need."""
-        sender, receiver = self._prefill.transfers, self._decode.transfers
-        assert sender is not None
-        assert receiver is not None
-        sender.read.update(receiver.fetched)
-        receiver.fetched = []
 
     def _row(self, name: str) -> int:
         return next(row for row, request in enumerate(self._requests) if f"p-{request['id']}" == name)
 
 
 def _side(document: Any, side: str, where: str) -> OracleWorkload:
-    """Return the workload of the prefill or the decode engine. Its requests arrive when `PairRun` adds them.
-
-    Raises:
-        WorkloadError: the workload has an invalid value.
-    """
+    """Return the workload of the prefill or the decode engine; `PairRun` adds its requests."""
     settings, requests = document[side], document.get("requests")
     if not isinstance(settings, dict) or not isinstance(requests, list):
         raise WorkloadError(f"{where}: a pair of engines is an object with prefill, decode and a list of requests.")

@@ -1,4 +1,4 @@
-"""Compare the choice of data-parallel ranks with that of vLLM's own front end, request by request."""
+"""Comparison of the choice of data-parallel ranks with that of vLLM's own front end, request by request."""
 
 from __future__ import annotations
 
@@ -25,15 +25,7 @@ def is_choice_of_ranks(document: Any) -> bool:
 
 
 def verify_ranks(document: Any, where: str, records: Iterable[tuple[int, Mapping[str, Any]]]) -> Verdict:
-    """Choose a rank for each request of a workload, and compare the choices with the recorded ones.
-
-    Args:
-        document: the parsed workload; `where` begins every error message.
-        records: the choices of vLLM's front end, each with its line number.
-
-    Raises:
-        WorkloadError: the workload has an invalid value.
-    """
+    """Choose a rank for each request, and compare with vLLM's numbered choices; `where` begins every error."""
     verdict, simulated = Verdict(), None
     for line, recorded in records:
         if simulated is None:

@@ -1,4 +1,4 @@
-"""Compare the radix policy with SGLang's own scheduler, which runs with a fake model and records all its decisions.
+"""Comparison of the radix policy with SGLang's own scheduler, which runs with a fake model and records its decisions.
 
 kvsim runs the same workload and writes the same records, one pass of the scheduler's loop after the other: batches with
 rows and slots, evictions from the radix tree, duplicates, retractions, queues, the new-token ratio and the free lists.
@@ -42,25 +42,19 @@ if TYPE_CHECKING:
 _LIVE = (WAITING, RUNNING, PREEMPTED)
 _MODES = ("", "extend", "decode", "mixed")
 _STUCK = 1000
-"""Number of passes in a row without a batch or an arrival after which the driver gives up on waiting requests."""
+"""Consecutive passes without a batch or an arrival after which the driver gives up on waiting requests."""
 _LISTED_PAGES = 1024
-"""Number of pages of the largest pool whose free list is recorded as a whole."""
+"""Pages of the largest pool whose free list is recorded as a whole."""
 _END_PAGES = 16
-"""Number of pages at the head and at the tail of a free list that are recorded for larger pools."""
+"""Pages at the head and at the tail of a free list that are recorded for larger pools."""
 
 
 def verify_sglang(
     workload: SGLangWorkload, records: Iterable[tuple[int, Mapping[str, Any]]], *, compiled: bool = False
 ) -> Verdict:
-    """Run `workload` in lockstep with the records of SGLang's scheduler.
+    """Run `workload` in lockstep with the numbered records of SGLang's scheduler, the first of which has its settings.
 
-    Args:
-        workload: the workload that the scheduler served.
-        records: the scheduler's records, each with its line number; the first has the engine's settings.
-        compiled: run the engine as machine code; the verdict is the same.
-
-    Returns:
-        a verdict that covers the steps before the first difference.
+    Return a verdict on the steps before the first difference. `compiled` runs the engine as machine code.
     """
     listed = list(expanded(records))
     run = SGLangRun(workload, compiled=compiled)
@@ -85,7 +79,7 @@ def verify_sglang(
 
 
 class SGLangRun:
-    """One simulated engine that serves a workload and writes the records that SGLang's scheduler would write."""
+    """Simulated engine that serves a workload and writes the records that SGLang's scheduler would write."""
 
     def __init__(self, workload: SGLangWorkload, *, compiled: bool = False) -> None:
         self._workload, self._requests = workload, workload.requests
@@ -132,7 +126,7 @@ class SGLangRun:
         self._num_steps = self._num_pages_taken = self._num_retracted = self._num_evicted = self._num_aborted = 0
 
     def equal_so_far(self) -> Verdict:
-        """Return a verdict without a difference, with the counts of everything up to now."""
+        """Return a verdict without a difference, with the counts up to now."""
         return Verdict(
             num_steps=self._num_steps,
             num_allocations=self._num_pages_taken,
@@ -204,7 +198,7 @@ class SGLangRun:
                 return
 
     def _end_copies(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """End the oldest copies under way, as many as a record says; return the record with those that have ended."""
+        """End as many of the oldest copies as a record says; return the record with those that have ended."""
         state, ended = self._radix.state, {}
         for name, under_way in (("written", state.num_written), ("loaded", state.num_loading)):
             ended[name] = min(max(record[name], 0), int(under_way)) if isinstance(record[name], int) else 0
@@ -227,12 +221,9 @@ class SGLangRun:
                 self._engine.sequences[number].end_tokens = min(int(sequence.end_tokens) + missing, most)
 
     def _has_requests(self) -> bool:
-        state = self._engine.state
-        return bool(state.num_running or state.num_waiting or self._radix.state.chunked or self._copies_are_awaited())
-
-    def _copies_are_awaited(self) -> bool:
-        radix = self._radix.state
-        return bool(self._copies and (radix.num_written or radix.num_loading))
+        state, radix = self._engine.state, self._radix.state
+        awaits_copies = self._copies and (radix.num_written or radix.num_loading)
+        return bool(state.num_running or state.num_waiting or radix.chunked or awaits_copies)
 
     def _arrive(self, number: int) -> list[str]:
         come = []
@@ -295,7 +286,7 @@ class SGLangRun:
         return {number for number in retracted if not self._is_live(number)}
 
     def _update(self, batch: list[int], dropped: set[int]) -> dict[str, Any]:
-        """Return the fields of an update record for a batch. The end of `dropped` requests is not recorded."""
+        """Return the fields of an update record for a batch; `dropped` requests do not end in it."""
         ended = [number for number in batch if number not in dropped and not self._is_live(number)]
         return {
             "outputs": {self._name(number): self._num_outputs(number) for number in batch},
@@ -322,7 +313,7 @@ class SGLangRun:
         return self._events() | self._sizes() | lists | free
 
     def _free_list(self, pool: int, num_pages: int, suffix: str) -> dict[str, Any]:
-        """Return the record field with the free pages of a pool; for a large pool, only the first and last of these."""
+        """Return the record field with the free pages of a pool; for a large pool, only its ends."""
         free = self._free_pages(pool)
         if num_pages > _LISTED_PAGES:
             return {"free_ends" + suffix: [_runs(free[:_END_PAGES]), _runs(free[-_END_PAGES:])]}
@@ -434,7 +425,7 @@ class SGLangRun:
 
 
 def _runs(numbers: list[int]) -> str:
-    """Format numbers as text, with runs of consecutive numbers joined, such as `1-3,7`."""
+    """Format numbers as text, with consecutive numbers joined: `1-3,7`."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and parts[-1][1] + 1 == number:

@@ -1,4 +1,4 @@
-"""Prepare a recording for comparison with a simulated engine: its settings, and its events as columns."""
+"""A recording prepared for the comparison with a simulated engine: its settings, and its events as columns."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ class Recorded:
         """True for each block that was allocated in the moments read so far."""
 
     def arrival_ranks(self) -> list[float]:
-        """Rank requests by arrival time; equal times are ranked in the order in which the engine received them."""
+        """Rank requests by arrival time, and those of equal time in the order in which the engine received them."""
         requests = self.recording.requests
         rank = np.empty(len(requests))
         rank[np.lexsort((requests.arrival_seq, requests.arrival_s))] = np.arange(len(requests))
         return list(rank.tolist())
 
     def aborts(self, begin: int, end: int) -> IntArray:
-        """Return the moments in `begin:end` at which a request with status aborted releases a table."""
+        """Return the moments in `begin:end` at which an aborted request releases a table."""
         memory, rows = self.recording.memory, self._rows_of_memory(begin, end)
         aborted = self.recording.requests.status[memory.request[rows]] == RequestStatus.ABORTED
         return np.unique(self.timeline.of_change[rows][(memory.kind[rows] == MemoryKind.RELEASE) & aborted])
@@ -186,7 +186,7 @@ class _ScheduleRows:
 
 
 def _admission_rank(recording: Recording) -> IntArray:
-    """Return, for each row of the schedule, the first row of its request since that was last admitted."""
+    """Return, for each row of the schedule, the first row of its request since the last admission."""
     schedule, steps, memory = recording.schedule, recording.steps, recording.memory
     released = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
     span = int(max(steps.output_seq.max(initial=0), memory.seq.max(initial=0))) + 1

@@ -1,6 +1,6 @@
-"""Compare copies between GPU and host memory with those in a recording of a paged engine with an offload.
+"""Comparison of copies between GPU and host memory with those in a recording.
 
-The scheduler does not decide when a copy is reported, nor in which order the blocks of one copy become idle: both are
+The scheduler decides neither when a copy is reported nor in which order the blocks of one copy become idle: both are
 taken from the recording. Everything else is compared.
 """
 
@@ -70,7 +70,7 @@ class CopiesInLockstep:
 
     @property
     def are_followed(self) -> bool:
-        """Tell whether the engine offloads blocks to host memory."""
+        """True if the engine offloads blocks to host memory."""
         return bool(self._driver.engine.settings.offloads)
 
     def _decided(self) -> dict[str, Any]:
@@ -82,41 +82,30 @@ class CopiesInLockstep:
         begun = sorted(self._begun(job) for job in jobs if job.decided_in == step)
         return {"copies": begun, "waits for copies": sorted(awaited)}
 
-    def _of_recording(self, step: int) -> dict[str, Any]:
-        """Return the recorded copy decisions of `step`."""
-        return {"copies": self._recorded.begun(step), "waits for copies": self._recorded.awaited(step)}
-
     def before(self, kind: int, step: int) -> Differing | None:
-        """Report the copies that end with the output of `step`, before it is processed.
-
-        Return the difference if the simulated engine does not have one of these copies.
+        """Report the copies that end with the output of `step`, before it is processed; return those that the engine
+        lacks.
         """
         if kind != UPDATE:
             return None
-        unknown = self._report(step)
-        return ({"copies reported": unknown}, {"copies reported": []}) if unknown else None
-
-    def after(self, kind: int, step: int) -> Differing | None:
-        """Compare the copies that a step started; complete the copies that an output reported."""
-        if kind == UPDATE:
-            self._settle(step)
-        elif kind == SCHEDULE and (recorded := self._of_recording(step)) != (decided := self._decided()):
-            return recorded, decided
-        return None
-
-    def _report(self, step: int) -> list[int]:
-        """Report the copies that end with the output of `step`; return those that the simulated engine lacks."""
         reported = self._recorded.reported(step)
         records = {int(job.number): record for record, job in self._driver.jobs().items()} if reported else {}
         for number in reported:
             if number in records:
                 self._driver.report(records[number], self._driver.engine.external.state.num_updates + 1)
-        return sorted(reported.keys() - records.keys())
+        unknown = sorted(reported.keys() - records.keys())
+        return ({"copies reported": unknown}, {"copies reported": []}) if unknown else None
 
-    def _settle(self, step: int) -> None:
-        """Mark host blocks as idle in the recorded order, after the output of `step` was processed."""
-        for slots in self._recorded.reported(step).values():
-            self._driver.use_slots(slots)
+    def after(self, kind: int, step: int) -> Differing | None:
+        """Compare the copies that a step started; complete the copies that an output reported."""
+        if kind == UPDATE:
+            for slots in self._recorded.reported(step).values():
+                self._driver.use_slots(slots)
+        elif kind == SCHEDULE:
+            recorded = {"copies": self._recorded.begun(step), "waits for copies": self._recorded.awaited(step)}
+            if recorded != (decided := self._decided()):
+                return recorded, decided
+        return None
 
     def _begun(self, job: Job) -> Begun:
         driver = self._driver

@@ -1,6 +1,6 @@
-"""Read from a recording how many drafts each step of a request proposed and accepted, so that an engine repeats them.
+"""Numbers of drafts that each step of a recorded request proposed and accepted, so that an engine repeats them.
 
-The scheduler decides neither number: both follow from the columns `known`, `outputs` and `proposed` of the schedule.
+Both numbers follow from the columns `known`, `outputs` and `proposed` of the schedule.
 """
 
 from __future__ import annotations
@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def drafts_of(recording: Recording, scheduler: ContinuousSettings) -> Drafts | None:
-    """Return the speculative decoding of a recording; None without it.
-
-    Raises:
-        RecordingError: the numbers of accepted drafts cannot be inferred.
-    """
+    """Return the speculative decoding of a recording; None without it."""
     config, meta = scheduler.drafting, recording.meta
     if config is None:
         return None
@@ -71,10 +67,7 @@ def _inferred_outputs(recording: Recording) -> IntArray:
     """Return the number of tokens that each row of the schedule gave its request, from the known tokens of other rows.
 
     The rows of a request divide its tokens into gaps: before its first row, between two rows, and after its last row.
-    The outputs of a gap have given the tokens by which the known tokens increase.
-
-    Raises:
-        RecordingError: a gap has several outputs, and more tokens than outputs.
+    The outputs in a gap are the tokens by which the known tokens increase.
     """
     schedule, steps, requests = recording.schedule, recording.steps, recording.requests
     assert schedule.known is not None

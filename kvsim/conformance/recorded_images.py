@@ -1,7 +1,6 @@
-"""Images of a recording, for an engine that is compared with it; and the events of both encoder caches as columns.
+"""Images of a recording, for an engine that is compared with it, and the events of both encoder caches as columns.
 
-An event is compared at the first moment, from its own on, at which a step is scheduled or its output is processed: what
-a call did that scheduled nothing, or an abort, is reported then.
+An event of a call that scheduled nothing, or of an abort, is compared at the next scheduled step or processed output.
 """
 
 from __future__ import annotations
@@ -26,11 +25,7 @@ _COLUMNS = ("seq", "kind", "request", "image")
 
 
 def encoding_of(recording: Recording) -> Encoding | None:
-    """Return the images of a recording and the limits of its encoder; None without images.
-
-    Raises:
-        RecordingError: the recording lacks the limits or the events.
-    """
+    """Return the images of a recording and the limits of its encoder; None without images."""
     images, engine = recording.images, recording.meta.engine
     if images is None:
         return None
@@ -89,7 +84,7 @@ class EncoderMoments:
         return self._recorded[slice(*between(self._recorded[:, 0], begin, end))]
 
     def simulated(self, engine: Engine, since: int, end: int) -> Rows:
-        """Return the events of `engine` that are compared before moment `end`, with those of its last moments.
+        """Return the events of `engine` that are compared before moment `end`.
 
         `since` is the engine's `seq` at moment 0 of the recording.
         """

@@ -1,6 +1,6 @@
-"""Compare transfers of KV between servers with those in a recording.
+"""Comparison of transfers of KV between servers with those in a recording.
 
-The scheduler does not decide when a transfer ends, nor which of its blocks fail: both are taken from the recording. The
+The scheduler decides neither when a transfer ends nor which of its blocks fail: both are taken from the recording. The
 beginning of each transfer and its blocks are compared.
 """
 
@@ -29,10 +29,10 @@ _ROLES = {"prefill": Role.PRODUCER, "decode": Role.CONSUMER} | {role.value: role
 
 
 def connector_of(recording: Recording, drafts: Drafts | None, release: str) -> Connector | None:
-    """Return the connector of a recorded server, without a link, since the recording states the ends of transfers.
+    """Return the connector of a recorded server; None if it exchanges no KV.
 
-    Return None if the server exchanges no KV. If several modules draft one after the other, some releases leave the
-    last tokens of a prompt to the decode server.
+    The connector has no link, because the recording states the ends of transfers. With several draft modules, some
+    releases leave the last tokens of a prompt to the decode server.
     """
     transfers, engine = recording.transfers, recording.meta.engine
     if transfers is None:
@@ -65,7 +65,7 @@ class TransfersInLockstep:
     def __init__(self, driver: Driver, recording: Recording, timeline: MomentTimeline) -> None:
         self._driver, self._timeline = driver, timeline
         self.are_followed = recording.transfers is not None
-        """Whether the recording has transfers."""
+        """True if the recording has transfers."""
         self._names: list[str] = recording.requests.id.tolist()
         self._begun: dict[int, list[Any]] = defaultdict(list)
         self._ended: dict[int, list[tuple[int, bool]]] = defaultdict(list)

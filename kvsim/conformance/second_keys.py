@@ -1,7 +1,7 @@
-"""Count the second keys that vLLM gives to some blocks of full attention, so that the number of cached keys is equal.
+"""Second keys that vLLM gives to some blocks of full attention, for the number of cached keys in a record.
 
-A second key is that of the last hash boundary of a prompt that ends inside the block. These keys change no decision of
-the simulation.
+A second key is that of the last hash boundary of a prompt that ends inside the block. It changes no decision of the
+simulation.
 """
 
 from __future__ import annotations

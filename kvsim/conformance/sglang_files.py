@@ -1,7 +1,7 @@
-"""Read the two files of a run of SGLang's own scheduler: the workload, and the scheduler's decisions.
+"""Reader of the two files of a run of SGLang's own scheduler: the workload, and the scheduler's decisions.
 
-Prompts and answers get the same made-up tokens as in the driver of that scheduler, so that the same prefixes are equal.
-Every error names the file, and the request if it is about one.
+Prompts and answers get the same generated tokens as in the driver of that scheduler, so that the same prefixes are
+equal. Every error names the file, and the request if it is about one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from kvsim.errors import UsageError, WorkloadError
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
 
 _STOP = 3
-"""The token that ends an answer."""
+"""Token that ends an answer."""
 STATE = (
     "running", "waiting", "ratio", "free", "evictable", "locked", "full", "free_pages", "free_ends", "free_windows",
     "evictable_windows", "free_pages_windows", "free_ends_windows", "free_host",
 )  # fmt: skip
-"""Fields that a record leaves out if their values are the same as in the previous record."""
+"""Fields that a record omits if their values are the same as in the previous record."""
 SGLANG_FIELDS: Mapping[str, tuple[str, ...]] = {
     "engine": ("slots", "page_size", "overlap", "max_running", "max_prefill_tokens", "max_req_input_len", "ratio"),
     "arrivals": ("pass", "arrived", "aborted", "waiting"),
@@ -86,7 +86,7 @@ class SGLangWorkload:
 
     num_slots: int
     window_tokens: int
-    """Number of tokens before a new token to which layers with windows attend; 0 without such layers."""
+    """Number of tokens to which layers with windows attend before a new token; 0 without such layers."""
     policy: Radix
     hicache: tuple[str, int] | None
     """Write policy and number of slots of the host tier; None without one."""
@@ -94,11 +94,7 @@ class SGLangWorkload:
 
 
 def parse_sglang_workload(document: Any, where: str) -> SGLangWorkload:
-    """Build a workload from parsed JSON; `where` begins every error message.
-
-    Raises:
-        WorkloadError: the document has an invalid value, or a setting that kvsim does not simulate.
-    """
+    """Build a workload from parsed JSON; `where` begins every error message."""
     if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
         raise WorkloadError(f"{where}: a workload is an object with num_slots and a list of requests.")
     given = dict(_WORKLOAD_DEFAULTS) | document
@@ -153,7 +149,6 @@ def _hicache_of(document: Mapping[str, Any], page_size: int, where: str) -> tupl
 
 
 def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
-    """Refuse settings that kvsim does not simulate yet."""
     known = (*_WORKLOAD_DEFAULTS, *_IGNORED)
     unknown = [name for name in given if name not in known]
     unknown += [name for name in given.get("environment", {}) if name not in _ENVIRONMENT]
@@ -166,7 +161,7 @@ def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
 
 
 def expanded(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records with the unchanged values that the file leaves out."""
+    """Yield the records with the unchanged values that the file omits."""
     last: dict[str, Any] = {}
     for line, record in records:
         whole = dict(record)
@@ -195,7 +190,7 @@ def _requests(documents: Sequence[Mapping[str, Any]]) -> Iterator[SGLangRequest]
 
 
 def _prompt_of(document: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any]]) -> list[int]:
-    """Return the token ids of a prompt; if none are given, make up those of the driver of SGLang's scheduler."""
+    """Return the token ids of a prompt; if none are given, those of the driver of SGLang's scheduler."""
     if document.get("prompt_token_ids"):
         return list(document["prompt_token_ids"])
     seed = sum(ord(letter) * 31**place for place, letter in enumerate(str(document.get("prompt_as", document["id"]))))
@@ -220,7 +215,7 @@ def _stop_of(document: Mapping[str, Any]) -> int | None:
 
 
 def _answer_length(document: Mapping[str, Any]) -> int:
-    """Return the number of tokens of an answer that is not cut short."""
+    """Return the number of tokens of an answer that is not aborted."""
     limit, stop = int(document.get("max_tokens") or document["output_len"]), _stop_of(document)
     return limit if stop is None or document.get("ignore_eos") else min(limit, stop)
 

@@ -1,4 +1,4 @@
-"""Order the moments of a recording, so that a simulated engine can go through the same moments and be compared.
+"""Order of the moments of a recording, through which a simulated engine can go to be compared.
 
 A moment is an arrival, a scheduled step, a processed output, a departure, or a call that scheduled nothing.
 """
@@ -33,7 +33,7 @@ class MomentTimeline:
     row: IntArray
     """Row of the request that arrives or leaves, or of the step that is scheduled or whose output is processed."""
     of_change: IntArray
-    """Moment at which each row of the memory table is compared; rows after the last moment are left out."""
+    """Moment at which each row of the memory table is compared, without the rows after the last moment."""
     breaks_off_at: int
     """First moment that no engine can follow, because its pipeline is full or nothing is in flight; else the number of
     moments."""
@@ -137,7 +137,7 @@ def _in_order(rows: IntArray, seq: IntArray) -> tuple[IntArray, IntArray]:
 def _reporting_moments(reporting: IntArray, seq: IntArray, changes: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
     """Return the moment in `reporting` that reports each change of block tables, and whether the change came earlier.
 
-    Changes after the last of these moments are never compared and are left out.
+    Changes after the last of these moments are omitted, because they are never compared.
     """
     among = seq[reporting]
     num_reported = int(np.searchsorted(changes, among[-1], side="right")) if len(among) else 0
@@ -154,8 +154,8 @@ def _leaving(
 ) -> tuple[IntArray, IntArray]:
     """Return the aborted requests in the order in which they left, and the moment before which each request left.
 
-    A request left before the first call of the scheduler that came no earlier than its end. `kind` and `row` are the
-    recorded moments; a call scheduled a step, or it scheduled nothing, before the outputs that `looks` selects.
+    That moment is the first scheduler call at or after the request's end. `kind` and `row` are the recorded moments.
+    `looks` selects the outputs that follow a call which scheduled nothing.
     """
     requests, steps = recording.requests, recording.steps
     left = (requests.status == RequestStatus.ABORTED) & np.isfinite(requests.finished_s)

@@ -1,7 +1,7 @@
-"""Variants of a release's rules, to name the rule behind a difference between vLLM and kvsim.
+"""Variants of a release's rules, to name the rule that causes a difference between vLLM and kvsim.
 
 `kvsim conform` and `kvsim compare --vllm A B` repeat a comparison with each variant: a rule of another release, or a
-setting that the engine ignores. A variant that makes the difference disappear explains it.
+setting that the engine ignores. A variant that removes the difference explains it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STARTUP_RULES = (
     "profiles_free_memory",
     "refuses_long_threshold",
 )
-"""Rules that affect only what vLLM logs or refuses at its start. They change no step, so they are not tried."""
+"""Rules that affect only what vLLM logs or refuses at its start; they are not tried, because they change no step."""
 _IGNORED_SETTINGS = (
     ("long_prefill_token_threshold", 0, "long_prefill_token_threshold limits no prompt."),
     ("policy", "fcfs", "The order of priorities is not followed."),
@@ -44,7 +44,7 @@ class Variant:
     value: Any
     description: str
     is_rule: bool
-    """Whether `name` is a rule of a release; otherwise it is a setting of a workload."""
+    """True if `name` is a rule of a release; otherwise it is a setting of a workload."""
 
     @property
     def shown(self) -> Any:
@@ -56,7 +56,7 @@ class Variant:
 
 
 def variants_of(release: str) -> list[Variant]:
-    """Return the variants to try for a release: all other values of its rules, and the settings that it may ignore."""
+    """Return the variants to try for a release: other values of its rules, and settings that it may ignore."""
     rules = [
         Variant(name=rule.name, value=value, description=words_of(rule.name, value), is_rule=True)
         for rule in fields(ReleaseRules)
@@ -71,10 +71,10 @@ def variants_of(release: str) -> list[Variant]:
 
 
 def document_with(document: Document, variants: Sequence[Variant]) -> Document:
-    """Return a workload in which the settings among `variants` have their other values."""
+    """Return a workload with the settings among `variants`."""
     return document | {each.name: each.value for each in variants if not each.is_rule}
 
 
 def release_with(release: str, variants: Sequence[Variant]) -> str:
-    """Return the name of a release in which the rules among `variants` have their other values."""
+    """Return the name of a release with the rules among `variants`."""
     return varied(release, {each.name: each.value for each in variants if each.is_rule})

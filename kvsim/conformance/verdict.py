@@ -23,7 +23,7 @@ class VerdictLine:
     """One value on both sides."""
 
     label: str
-    """The place of the value: a field, an index, a key."""
+    """Place of the value: a field, an index, a key."""
     recorded: str
     simulated: str
     differs: bool = True
@@ -32,7 +32,7 @@ class VerdictLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first moment at which the two engines differ."""
+    """First moment at which the two engines differ."""
 
     moment: str
     """Description of the moment, and its place in the recording."""
@@ -45,26 +45,26 @@ class Verdict:
     """Result of a comparison: the first difference, and counts of equal items."""
 
     num_steps: int = 0
-    """Calls of the scheduler that were compared and are equal."""
+    """Number of equal calls of the scheduler."""
     num_allocations: int = 0
-    """Blocks allocated in these steps, each compared by its physical id."""
+    """Number of blocks allocated in these steps, each compared by its physical id."""
     num_preemptions: int = 0
     num_hits: int = 0
-    """Blocks found in the prefix cache."""
+    """Number of blocks found in the prefix cache."""
     num_evictions: int = 0
-    """Blocks that lost a prefix because another request needed the block."""
+    """Number of blocks that lost a prefix because another request needed the block."""
     num_aborts: int = 0
     num_failures: int = 0
     """Number of outputs that vLLM's asynchronous scheduler did not await; each ends vLLM.
 
-    If the records stop early, failures of the next simulated record count too, since they may be the reason.
+    If the records stop early, failures of the next simulated record count too, because they may be the reason.
     """
     difference: Difference | None = None
     """First difference; None if everything is equal."""
 
     @property
     def equal(self) -> bool:
-        """Tell whether nothing differs."""
+        """True if nothing differs."""
         return self.difference is None
 
     def __repr__(self) -> str:

@@ -1,9 +1,9 @@
-"""Drive vLLM's own engine, scheduler and KV-cache manager on a CPU with a fake model, and record every decision.
+"""Driver of vLLM's own engine, scheduler and KV-cache manager on a CPU with a fake model, which records every decision.
 
 `kvsim conform` runs this script with the interpreter of an environment with vLLM; it imports nothing of kvsim. Each
-line of the input is a JSON object with a `workload` in the format of the golden ones. The first line of the output
-names the release. For each input follow the records of an oracle and a closing line: `{"kind": "done"}` or
-`{"kind": "failed", "error": ...}`.
+input line is a JSON object with a `workload` in the format of the golden ones. The first output line names the release.
+The answer to an input line are the records of an oracle and a closing line: `{"kind": "done"}` or `{"kind": "failed",
+"error": ...}`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOT_NEEDED = (
     *("fastapi", "starlette", "prometheus_fastapi_instrumentator", "model_hosting_container_standards", "mcp"),
     *("mistral_common", "gguf", "compressed_tensors", "depyf", "ray", "flashinfer", "ijson", "cbor2", "einops"),
 )
-"""Modules that vLLM imports for grammars, the front end, Ray and checkpoints; the scheduler does not need them."""
+"""Modules that vLLM imports for grammars, the front end, Ray and checkpoints, and that the scheduler does not need."""
 
 
 class StandIns:
@@ -93,11 +93,11 @@ Workload = dict[str, Any]
 Record = dict[str, Any]
 
 STOP_TOKEN = 7
-"""The stop token of every request."""
+"""Stop token of every request."""
 MOST_CALLS = 4_000
-"""Largest number of engine calls for a workload; after these, its requests are considered to wait forever."""
+"""Largest number of engine calls for a workload, after which its requests are considered to wait forever."""
 _HOPELESS_CALLS = 100
-"""Number of engine calls without a change after which nothing will ever change."""
+"""Number of engine calls without a change after which nothing will change any more."""
 _PLENTY = 1 << 40
 _FIRST_SHARED, _FIRST_ANSWER, _TOKENS_OF_A_REQUEST = 900_000_000, 500_000_000, 1_000_000
 """First token ids of shared prefixes and of answers, and the distance between those of two consecutive requests."""
@@ -213,7 +213,6 @@ def configure(workload: Workload, folder: Path, scheduler_cls: str | None = None
 
 
 def _set_for_process(workload: Workload) -> None:
-    """Set the settings that vLLM keeps for a whole process."""
     new_runner = workload.get("v2_model_runner", True)
     vllm.config.vllm.HAS_TRITON = new_runner  # runner V2 needs Triton; 0.33 does not check this without a GPU
     os.environ.pop(_RUNNER_VARIABLE, None)
@@ -341,7 +340,7 @@ class FakeModel(Executor):
         return True
 
     def get_kv_cache_specs(self) -> list[Any]:
-        """Return the layers of each of `pp` stages; one stage by default, whatever the depth of the engine's queue."""
+        """Return the layers of each of `pp` stages."""
         layers = layers_of(self._workload, self.vllm_config.model_config.max_model_len)
         stages, names = self._workload.get("pp", 1), list(layers)
         cuts = [len(names) * stage // stages for stage in range(stages + 1)]
@@ -392,9 +391,9 @@ class FakeModel(Executor):
         )
 
     def _sampled(self, name: str) -> list[int]:
-        """Return the sampled token of a request; nothing before all tokens that its runner was given are computed.
+        """Return the sampled token of a request; empty before all tokens that its runner was given are computed.
 
-        Runners sample even if the scheduler awaits no token: when a request is resumed while a token is in flight.
+        Runners sample even if the scheduler awaits no token, when a request is resumed while a token is in flight.
         """
         request = self.scheduler.requests[name]
         if request.num_computed_tokens < self._given[name]:
@@ -439,7 +438,7 @@ class SchedulerDecisions:
     def __init__(self, scheduler: Any, emit: Callable[[Record], None]) -> None:
         self._scheduler, self._emit = scheduler, emit
         self._in_groups = False
-        """Whether records have a list of tables, one for each KV-cache group; otherwise they have one table."""
+        """True if records have a list of tables, one for each KV-cache group; otherwise they have one table."""
         self._numbers: dict[int, int] = {}
         self._num_steps = 0
         self._preempted: list[str] = []
@@ -481,7 +480,7 @@ class SchedulerDecisions:
         return self._preempt(request, *arguments, **more)
 
     def _copies(self) -> Record:
-        """Return the copies between GPU and host that a step begins. A subclass overrides this; here there are none."""
+        """Return the copies between GPU and host that a step begins; a subclass overrides this."""
         return {}
 
     def _scheduled(self, *arguments: Any, **more: Any) -> Any:
@@ -582,16 +581,9 @@ def play(
 ) -> Record:
     """Run the engine until all requests have ended; they arrive and are aborted at the calls that the workload states.
 
-    Args:
-        engine: vLLM's engine.
-        workload: the requests.
-        dated: returns the arrival time of the request in a row.
-        asked: called with every request.
-        called: called after every engine call with its number and its outputs.
-        before_call: called before every engine call with its number.
-
-    Returns:
-        the fields of the end record.
+    Return the fields of the end record. `dated` returns the arrival time of the request in a row. `asked` is called
+    with every request, `before_call` before every engine call with its number, and `called` after it with its number
+    and outputs.
     """
     scheduler = engine.scheduler
     rows = sorted(enumerate(workload["requests"]), key=lambda item: item[1].get("arrival_step", 0))
@@ -646,7 +638,7 @@ def _request(row: int, request: Record, arrival_time: float) -> Any:
 
 
 def _made_up_prompt(row: int, request: Record) -> list[int]:
-    """Return tokens that are shared by the prefix group, then tokens of this request alone."""
+    """Return the tokens that the prefix group shares, then tokens of this request alone."""
     group = request.get("prefix_group")
     num_shared = 0 if group is None else request.get("prefix_len", 0)
     shared = _FIRST_SHARED + _TOKENS_OF_A_REQUEST * (group or 0)

@@ -102,9 +102,6 @@ def _is_whole_release(recording: Recording) -> npt.NDArray[np.bool_]:
 
     With several KV-cache groups, a group of full attention is used: requests free the blocks of windows and states
     while they run.
-
-    Raises:
-        UsageError: no group has full attention.
     """
     memory, groups = recording.memory, recording.meta.pool.groups
     released: npt.NDArray[np.bool_] = memory.kind == MemoryKind.RELEASE

@@ -100,7 +100,7 @@ class Retraction:
 
     @property
     def stays_away(self) -> bool:
-        """Whether throughput is lower than before although requests wait and more slots are unused."""
+        """True if throughput is lower than before although requests wait and more slots are unused."""
         is_less = self.after.tokens_per_s < _AWAY * self.before.tokens_per_s
         return is_less and self.after.waiting > 1 and self.after.unused_slots > self.before.unused_slots
 

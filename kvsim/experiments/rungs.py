@@ -41,7 +41,7 @@ class Rung:
     """Change from the rung below, in a few words."""
     policy: Policy
     captured: bool
-    """Whether steps are launched as captured graphs."""
+    """True if steps are launched as captured graphs."""
 
 
 def rungs(

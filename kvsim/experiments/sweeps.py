@@ -53,7 +53,7 @@ class Point:
     policy: AnyPolicy
     machine: Machine
     refuse_misfits: bool = False
-    """Whether to refuse requests that could never be served; otherwise the point becomes a row with an error."""
+    """True to refuse requests that could never be served; otherwise the point becomes a row with an error."""
 
     @property
     def key(self) -> str:

@@ -50,7 +50,7 @@ class Effect:
 
     change: Change
     names_first: bool
-    """Whether this change causes the first decision that differs."""
+    """True if this change causes the first decision that differs."""
     first_step: int | None
     """First step that differs if the older release gets this change alone; None if no decision differs."""
     alone: Figures
@@ -58,7 +58,7 @@ class Effect:
     together: Figures
     """Figures of the older release with this change and all earlier ones; empty if it cannot run."""
     changes_together: bool
-    """Whether a decision or a figure changes when this change is added to all earlier ones."""
+    """True if a decision or a figure changes when this change is added to all earlier ones."""
     problem: str
     """Reason why vLLM does not serve the load with this change; empty if it does."""
 

@@ -51,7 +51,7 @@ class ValidationRow:
     measured: float
     simulated: float
     relative: bool = True
-    """Whether the error is a percentage of the measured value; otherwise it is a difference in the unit."""
+    """True if the error is a percentage of the measured value; otherwise it is a difference in the unit."""
 
     @property
     def error(self) -> float:
@@ -78,7 +78,7 @@ class Validation:
     times_from: str
     """Source of the step times, in words."""
     held_out: bool
-    """Whether the times were fitted without this recording."""
+    """True if the times were fitted without this recording."""
     extrapolates: tuple[str, ...]
     """Sentences about simulated steps outside the fitted range."""
     assumes: tuple[str, ...]

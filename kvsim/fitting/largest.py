@@ -27,7 +27,7 @@ class Largest(NamedTuple):
     size: float | None
     """The size; None if not even one user or a sixteenth of the arrivals fits, infinity if every load tried fits."""
     is_least: bool
-    """Whether `size` is a lower bound: the next larger load misses no target, but its rate has not settled."""
+    """True if `size` is a lower bound: the next larger load misses no target, but its rate has not settled."""
 
 
 def largest_load(server: SearchedServer, load: Load, goal: Goal, *, engine: EngineName = "auto") -> Largest:

@@ -36,9 +36,9 @@ class Answer:
     fits.
     """
     largest_is_least: bool
-    """Whether `largest` is a lower bound: the next larger load misses no target, but its rate has not settled."""
+    """True if `largest` is a lower bound: the next larger load misses no target, but its rate has not settled."""
     searched: bool
-    """Whether `largest` was searched for."""
+    """True if `largest` was searched for."""
     remedies: tuple[Remedy, ...]
     """Best changes with prediction intervals, best first."""
     tried: tuple[Remedy, ...]
@@ -53,12 +53,12 @@ class Answer:
 
     @property
     def fits(self) -> bool:
-        """Whether the load fits the unchanged server."""
+        """True if the load fits the unchanged server."""
         return self.goal.is_met(self.outcome)
 
     @property
     def verdict(self) -> str:
-        """Whether the load fits, in one to three sentences."""
+        """Verdict on the load, in one to three sentences."""
         doubts = ", and ".join(f"{name} lies between {low} and {high}" for name, (low, high) in self.doubts.items())
         not_certain = f"Not certain: with the known error, {doubts}." if doubts else ""
         caveat = "" if self.outcome.error else self.server.caveat

@@ -50,9 +50,9 @@ class Load:
     think_s: float = 0.0
     """Seconds between an answer and a user's next request."""
     stamp_at_entry: bool = False
-    """Whether arrival times are those of admission to an engine, as in its recording."""
+    """True if arrival times are those of admission to an engine, as in its recording."""
     repeats: bool = True
-    """Whether an open loop repeats its requests until the server has settled; False to run exactly these requests."""
+    """True if an open loop repeats its requests until the server has settled; False to run exactly these requests."""
     asked_rate_per_s: float | None = None
     """Requested rate of an open loop in requests per second; None for the rate of the workload."""
 
@@ -80,7 +80,7 @@ class Load:
 
     @property
     def is_judged_steady(self) -> bool:
-        """Whether the load is an open loop that is repeated, so that figures are those after the server has settled."""
+        """True if the load is an open loop that is repeated, so that figures are those after the server has settled."""
         return self.repeats and self.users is None
 
     @property

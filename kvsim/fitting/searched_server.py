@@ -85,7 +85,7 @@ class SearchedServer(Protocol):
 
     @property
     def starts(self) -> bool:
-        """Whether a checkpoint with such weights is known, so that `flags` is a command."""
+        """True if a checkpoint with such weights is known, so that `flags` is a command."""
 
     @property
     def fleet_words(self) -> str:
@@ -133,11 +133,7 @@ class SearchedServer(Protocol):
 
 
 def check_replicas(number: int) -> None:
-    """Check that the number of servers is at least 1.
-
-    Raises:
-        UsageError: it is smaller.
-    """
+    """Check that the number of servers is at least 1."""
     if number < 1:
         raise UsageError(f"replicas should be at least 1, not {number}.")
 

@@ -67,7 +67,7 @@ class SGLangServer(SGLangSettings):
     cache: RadixSettings = field(default_factory=RadixSettings)
     """Other settings of the cache; the page size and `disable_radix_cache` are those of the server."""
     captured: bool = True
-    """Whether steps are launched as captured graphs."""
+    """True if steps are launched as captured graphs."""
     name: str = ""
     """Name for `--model-path`; empty for the model's own."""
     replicas: int = 1
@@ -164,7 +164,7 @@ class SGLangServer(SGLangSettings):
 
     @property
     def starts(self) -> bool:
-        """Whether a checkpoint with such weights is known, so that `flags` is a command."""
+        """True if a checkpoint with such weights is known, so that `flags` is a command."""
         return checkpoint_of(self.model, self.name) is not None
 
     def changed(self, **fields: Any) -> Self:
@@ -268,11 +268,7 @@ class SGLangServer(SGLangSettings):
             return default_running_requests(0, self.context_length)
 
     def _check_arguments(self) -> None:
-        """Check that SGLang takes these arguments, and that kvsim follows them.
-
-        Raises:
-            UsageError: it does not.
-        """
+        """Check that SGLang takes these arguments, and that kvsim follows them."""
         model, page = self.model, self.page_size
         pages, longest = page_sizes(self.gpu, model), model.max_position_embeddings
         by_priority = self.enable_priority_scheduling

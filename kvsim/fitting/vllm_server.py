@@ -58,9 +58,9 @@ class Server(ContinuousSettings):
     are fields of the server.
     """
     captured: bool = True
-    """Whether steps are launched as captured graphs."""
+    """True if steps are launched as captured graphs."""
     in_process: bool = False
-    """Whether the engine runs in the process of its caller."""
+    """True if the engine runs in the process of its caller."""
     num_blocks: int | None = None
     """Value of `num_gpu_blocks_override`, null block included; None for the computed number."""
     unaccounted_bytes: int = 0
@@ -221,7 +221,7 @@ class Server(ContinuousSettings):
 
     @property
     def starts(self) -> bool:
-        """Whether a checkpoint with such weights is known, so that `flags` is a command."""
+        """True if a checkpoint with such weights is known, so that `flags` is a command."""
         return checkpoint_of(self.model, self.name) is not None
 
     def flags(self) -> str:

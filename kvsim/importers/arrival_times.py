@@ -86,13 +86,13 @@ class Clock:
     unit: str | None = None
     """Unit stated by the column's name or the format; None if none is stated."""
     dated: bool = False
-    """Whether the column's name states that it has dates."""
+    """True if the column's name states that it has dates."""
     given_by_user: bool = False
-    """Whether the user has stated the unit."""
+    """True if the user has stated the unit."""
     known: bool = True
-    """Whether the format defines the unit, so that the description need not state it."""
+    """True if the format defines the unit, so that the description need not state it."""
     from_first: bool = True
-    """Whether time begins at the first arrival; always for dates."""
+    """True if time begins at the first arrival; always for dates."""
     kind: str | None = field(default=None, init=False)
     """Kind of time of all rows so far."""
     _mark: str = field(default="", init=False)
@@ -100,11 +100,11 @@ class Clock:
     _grouped: tuple[int, str] | None = field(default=None, init=False)
     """Line and text of a number whose mark may separate thousands."""
     _decimal: bool = field(default=False, init=False)
-    """Whether a number has a mark that can only be a decimal mark."""
+    """True if a number has a mark that can only be a decimal mark."""
     _power: str = field(default="", init=False)
     """First number whose power of ten hides digits, such as 1.7E+12."""
     _falls: list[bool] = field(default_factory=lambda: [False, False], init=False)
-    """Whether times decrease if marks are decimal marks, and whether they decrease if marks separate thousands."""
+    """True for each reading of the marks (decimal, thousands) in which times decrease."""
     _last: tuple[float, float] = field(default=(0.0, 0.0), init=False)
 
     def read(self, row: SourceRow, value: Any) -> float | int:

@@ -57,7 +57,7 @@ class Meaning(NamedTuple):
     unit: str | None = None
     """Unit of a time, if the name states one."""
     dated: bool = False
-    """Whether a date is expected."""
+    """True if a date is expected."""
 
 
 @lru_cache(maxsize=1024)

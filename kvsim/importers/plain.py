@@ -40,7 +40,7 @@ class Published:
     columns: Mapping[str, str]
     """Name of each column in the file, by kvsim's name, which states the unit of times."""
     alone: bool = False
-    """Whether a file of this kind has no other columns."""
+    """True if a file of this kind has no other columns."""
 
     def looks_like(self, source: TextSource) -> bool:
         """Tell whether the first line names the columns."""
@@ -82,9 +82,9 @@ class _Names:
     unit: str | None
     """Unit of the arrivals, if stated."""
     given_by_user: bool
-    """Whether the user has stated the column and unit of the arrivals."""
+    """True if the user has stated the column and unit of the arrivals."""
     is_published: bool
-    """Whether the arrivals are those of a published format, which states their unit."""
+    """True if the arrivals are those of a published format, which states their unit."""
     prompt: str
     output: str
     optional: Mapping[str, str]

@@ -34,9 +34,6 @@ class TurnLines:
         """Return the index of the request that `row` waits for; NONE if it waits for none.
 
         It is the last request with one of the `names`, or else the last one of the `session`.
-
-        Raises:
-            WorkloadError: no earlier line has one of the names.
         """
         unknown = [name for name in names if name not in self._row_of]
         if unknown:

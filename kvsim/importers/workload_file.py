@@ -114,11 +114,7 @@ def read(path: str | os.PathLike[str]) -> Workload:
 
 
 def _images(table: pa.Table, path: str | os.PathLike[str]) -> Images | None:
-    """Return the images; None if the file has no columns of images.
-
-    Raises:
-        WorkloadError: the columns are incomplete or have different lengths.
-    """
+    """Return the images; None if the file has no columns of images."""
     there = [name for name in _IMAGES if f"image_{name}" in table.column_names]
     if not there:
         return None

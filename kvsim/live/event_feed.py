@@ -50,7 +50,7 @@ class LiveFeed:
 
     @property
     def joined(self) -> bool:
-        """Whether the server has sent its state."""
+        """True if the server has sent its state."""
         with self._lock:
             return self._follower.joined
 

@@ -56,13 +56,13 @@ class EventFollower:
         self._unweighed_bytes = 0
         """Bytes received since the last check of the memory use."""
         self._marks_changes = False
-        """Whether the server has sent an empty line; older recorders send none."""
+        """True if the server has sent an empty line; older recorders send none."""
         self.is_complete = True
-        """Whether the last change of the engine's state was received as a whole, as far as the server says."""
+        """True if the last change of the engine's state was received as a whole, as far as the server says."""
 
     @property
     def joined(self) -> bool:
-        """Whether the state of the server is known."""
+        """True if the state of the server is known."""
         return self._windows[0].numbers is not None
 
     def hear(self, text: bytes) -> None:

@@ -52,7 +52,7 @@ class CacheLook:
     """Number of batches that came from the replay endpoint."""
     restarts: int
     from_start: bool
-    """Whether every batch since the server's start was received; otherwise older blocks are unknown."""
+    """True if every batch since the server's start was received; otherwise older blocks are unknown."""
     quiet_s: float
     """Seconds since the last batch."""
     blocks_of_ranks: tuple[int, ...] = ()
@@ -65,12 +65,7 @@ class KvEventFeed:
     """Thread that follows the KV events of a server until `close`."""
 
     def __init__(self, address: str, *, replay: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Subscribe at `address`; request missed batches at `replay`.
-
-        Raises:
-            UsageError: `address` or `replay` is not an address.
-            MissingExtraError: pyzmq or msgpack is not installed.
-        """
+        """Subscribe at `address`; request missed batches at `replay`."""
         try:
             import msgpack as _  # noqa: PLC0415, F401
             import zmq  # noqa: PLC0415
@@ -192,11 +187,7 @@ class KvEventFeed:
 
 
 def endpoint(address: str) -> str:
-    """Return the ZeroMQ address of `HOST:PORT`, `PORT` or `tcp://HOST:PORT`.
-
-    Raises:
-        UsageError: `address` has none of these forms.
-    """
+    """Return the ZeroMQ address of `HOST:PORT`, `PORT` or `tcp://HOST:PORT`."""
     if "://" in address and not address.startswith("tcp://"):
         raise UsageError(f"{address!r} is no address of KV events; it should be tcp://HOST:PORT, HOST:PORT or PORT.")
     host, port = parse_address(address.removeprefix("tcp://"))
@@ -208,11 +199,7 @@ def endpoint(address: str) -> str:
 
 
 def _parts(frames: list[bytes]) -> tuple[int, bytes]:
-    """Return the number and the batch of a message, with or without a topic before.
-
-    Raises:
-        RecordingError: this is not a message of KV events.
-    """
+    """Return the number and the batch of a message, with or without a topic before."""
     if len(frames) < 2 or len(frames[-2]) != len(_END):
         sizes = ", ".join(f"{len(frame):,}" for frame in frames[:4])
         raise RecordingError(

@@ -27,10 +27,6 @@ class KvEventRanks:
         """Subscribe at the addresses of all ranks, such as HOST:5557-5560 for four ranks.
 
         `replay` names as many replay endpoints, or is None.
-
-        Raises:
-            UsageError: an address is invalid, or the number of replay endpoints differs from the number of ranks.
-            MissingExtraError: pyzmq or msgpack is not installed.
         """
         addresses, replays = ports_of(address), ports_of(replay) if replay else []
         if replays and len(replays) != len(addresses):
@@ -61,11 +57,7 @@ class KvEventRanks:
 
 
 def ports_of(address: str) -> list[str]:
-    """Return the address of each port of a range such as HOST:5557-5560, or the one address.
-
-    Raises:
-        UsageError: the range has no ports, or too many.
-    """
+    """Return the address of each port of a range such as HOST:5557-5560, or the one address."""
     found = _RANGE.fullmatch(address)
     if found is None:
         return [address]

@@ -172,11 +172,7 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
 
 
 def _values(found: Mapping[str, Sequence[Sample]], name: str, most: float) -> list[float]:
-    """Return the values of a metric for all engines.
-
-    Raises:
-        RecordingError: a value is below 0 or above `most`.
-    """
+    """Return the values of a metric for all engines."""
     series = found.get(name, [])
     for sample in series:
         if not 0 <= sample.value <= most:  # also true for NaN
@@ -283,11 +279,7 @@ def _check_buckets(
 
 
 def _whole(sample: Sample, label: str) -> int | None:
-    """Return the number in a label; None if the server has not set it.
-
-    Raises:
-        RecordingError: the label is not a number, or larger than any pool.
-    """
+    """Return the number in a label; None if the server has not set it."""
     text = sample.labels.get(label, "")
     if text in ("", "None"):
         return None

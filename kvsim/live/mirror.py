@@ -64,7 +64,7 @@ class Mirror:
 
     @property
     def begun(self) -> bool:
-        """Whether the log has its first line."""
+        """True if the log has its first line."""
         return self._meta is not None
 
     @property

@@ -56,7 +56,7 @@ class ServerLoad:
 
     @property
     def is_full(self) -> bool:
-        """Whether the fullest pool has almost no free block."""
+        """True if the fullest pool has almost no free block."""
         return self.now.fullest_usage >= _FULL
 
 

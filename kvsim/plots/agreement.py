@@ -28,9 +28,6 @@ def agreement(
     """Draw simulated over measured latency, with a dot for each request that finished in both runs.
 
     Dots on the diagonal were predicted exactly. Requests are matched by their ids.
-
-    Raises:
-        UsageError: no request finished in both.
     """
     pairs = {field: _pairs(measured, simulated, field) for _, field in PANELS}
     if not len(pairs["e2e_s"][0]):

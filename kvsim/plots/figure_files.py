@@ -26,11 +26,7 @@ equal pictures are equal files.
 
 
 def file_type(path: str | os.PathLike[str]) -> str:
-    """Return the lower-case extension of a figure's file, with its dot.
-
-    Raises:
-        UsageError: figures cannot be written in that format.
-    """
+    """Return the lower-case extension of a figure's file, with its dot."""
     kind = Path(path).suffix.lower()
     if kind not in _METADATA:
         raise UsageError(f"{path} ends in {kind or 'nothing'}; a figure is written as {', '.join(_METADATA)}.")

@@ -22,11 +22,7 @@ _TEMPLATE = Path(__file__).with_name("film_page.html")
 
 
 def write_page(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, max_bytes: int) -> Path:
-    """Write `film` as an HTML page with controls for mouse, touch and keyboard.
-
-    Raises:
-        UsageError: the page is larger than `max_bytes`, or cannot be written.
-    """
+    """Write `film` as an HTML page with controls for mouse, touch and keyboard."""
     page = page_of(film, frames_per_s=frames_per_s).encode()
     if len(page) > max_bytes:
         raise UsageError(f"the page takes {len(page):,} bytes, more than the {max_bytes:,} allowed; show fewer frames.")

@@ -42,11 +42,7 @@ _GREYS = np.linspace(0x1F, 0xFF, 24).round().astype(np.uint8)[:, None].repeat(3,
 
 
 def write_gif(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, max_bytes: int) -> Path:
-    """Write `film` as a looping GIF of at most `max_bytes`; leave out every second frame until it is small enough.
-
-    Raises:
-        UsageError: two frames are larger than that, or the file cannot be written.
-    """
+    """Write `film` as a looping GIF of at most `max_bytes`; leave out every second frame until it is small enough."""
     images = list(frame_images(film))
     with whole_file(path, made_by="animate") as file:
         stride = 1
@@ -67,11 +63,7 @@ def write_gif(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, 
 
 
 def write_mp4(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, max_bytes: int) -> Path:
-    """Write `film` as an MP4 (H.264) with the ffmpeg on the PATH.
-
-    Raises:
-        UsageError: there is no ffmpeg, it fails, the file is larger than `max_bytes`, or it cannot be written.
-    """
+    """Write `film` as an MP4 (H.264) with the ffmpeg on the PATH."""
     ffmpeg = shutil.which("ffmpeg")
     if ffmpeg is None:
         raise UsageError("an MP4 needs ffmpeg, which is not on the PATH; install it, or write a .gif or .html.")

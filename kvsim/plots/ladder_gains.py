@@ -50,9 +50,6 @@ def ladder(*recordings: Recording, purpose: Purpose = "web", size: Size | None =
     """Draw output tokens per second of every rung: solid with its own memory, hollow with unlimited memory.
 
     The recordings are those that `kvsim compare --ladder -o FOLDER` wrote, in any order.
-
-    Raises:
-        RecordingError: a recording is no rung of a ladder.
     """
     for recording in recordings:
         if KEY not in recording.meta.extra:

@@ -75,10 +75,6 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
 
     The slope of the roof is the GPU's memory bandwidth and its flat part the dense arithmetic peak. The distance of a
     dot from the roof is overhead.
-
-    Raises:
-        RecordingError: the recording has no step that took time, or its model's shape is incomplete.
-        UnknownNameError: its GPU is not listed.
     """
     from kvsim.machines import served_model  # noqa: PLC0415  slow to import, and no other figure needs it
 

@@ -124,11 +124,7 @@ _MEDIA: dict[str, _Medium] = {
 
 
 def style(purpose: Purpose) -> AbstractContextManager[None]:
-    """Return a context manager that applies the style sheet for `purpose`: `paper` (a column), `slide` or `web`.
-
-    Raises:
-        UnknownNameError: there is no such purpose.
-    """
+    """Return a context manager that applies the style sheet for `purpose`: `paper` (a column), `slide` or `web`."""
     if purpose not in _MEDIA:
         raise UnknownNameError("purpose of a figure", purpose, _MEDIA)
     medium = _MEDIA[purpose]
@@ -302,11 +298,7 @@ class Picture(Figure):
         self._minor_ticks = [(axis, locator, marked(axis, locator)) for axis, locator in minor.items()]
 
     def _lay_out(self) -> None:
-        """Place the panels.
-
-        Raises:
-            UsageError: there is no room for them.
-        """
+        """Place the panels."""
         with warnings.catch_warnings(record=True) as complaints:
             warnings.simplefilter("always")
             if self._top - self._bottom > _LEAST_PANELS:

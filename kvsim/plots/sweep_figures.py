@@ -119,11 +119,7 @@ def _words(name: str, value: Any) -> str:
 
 
 def _rows(table: str | os.PathLike[str], axes: Sequence[str]) -> list[dict[str, Any]]:
-    """Read the runs of a sweep's `table` that could be served and have the settings in `axes`.
-
-    Raises:
-        UsageError: the table cannot be read, or has no such runs.
-    """
+    """Read the runs of a sweep's `table` that could be served and have the settings in `axes`."""
     rows = sweeps.rows_of(Path(table)).values()
     served = [row for row in rows if not row["error"] and all(row.get(name) is not None for name in axes)]
     if not served:

@@ -86,17 +86,17 @@ class Reproduction:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether a published figure exceeds its upper bound, so that the assumptions of the row must be wrong."""
+        """True if a published figure exceeds its upper bound, so that the assumptions of the row must be wrong."""
         return bool(self.beyond)
 
     @property
     def passed(self) -> bool:
-        """Whether all numbers are inside their bands."""
+        """True if all numbers are inside their bands."""
         return all(figure.holds(ours) for figure, ours in zip(self.row.figures, self.ours, strict=True))
 
     @property
     def failed(self) -> bool:
-        """Whether a number is outside its band and the row is not refuted."""
+        """True if a number is outside its band and the row is not refuted."""
         return not self.passed and not self.is_refuted
 
     def as_dict(self) -> dict[str, Any]:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvsim.conformance.answered_workload import UNAWAITED, AnsweredWorkload, answer, compare
-from kvsim.conformance.conformity import Conformity, conform, generated, workloads
+from kvsim.conformance.conformity import Conformity, conform, generated, golden_workloads, workloads
 from kvsim.conformance.driven import DrivenVllm, EngineFailedError, VllmMissingError
 from kvsim.conformance.explained import rule_of
-from kvsim.conformance.golden import golden_workloads
 from kvsim.conformance.variants import variants_of
 from kvsim.errors import UsageError
 from kvsim.policies.releases import NEWEST, rules_of, varied

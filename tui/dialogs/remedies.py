@@ -28,11 +28,7 @@ _COLUMNS: Final = ("", "tokens/s", "TTFT p99", "TPOT p99", "preempted/min")
 
 
 def diagnosed(recording: Recording) -> Diagnosis:
-    """Return the diagnosis of `recording`: simulate changes of its server with the recorded requests.
-
-    Raises:
-        UsageError: the recording is of another engine than vLLM, or lacks the engine's settings.
-    """
+    """Return the diagnosis of `recording`: simulate changes of its server with the recorded requests."""
     from kvsim.diagnosis import diagnose, engine_of  # noqa: PLC0415 - they bring the simulator along
     from kvsim.fitting import Search  # noqa: PLC0415
 

@@ -65,9 +65,6 @@ def save_new(content: str | bytes, stem: str, ending: str) -> Path:
     """Write `content` to a new file in the current folder; return the path.
 
     The file is STEM.ENDING, or STEM-2.ENDING and so on if that exists already.
-
-    Raises:
-        UsageError: the file cannot be written.
     """
     file, number = Path(f"{stem}.{ending}"), 1
     while os.path.lexists(file):

@@ -25,7 +25,7 @@ class RequestFacts:
     state: str
     """State in words: `waiting`, `running`, ..."""
     holds: bool
-    """Whether the request holds memory now."""
+    """True if the request holds memory now."""
     prompt_tokens: int
     generated_tokens: int
     """Number of output tokens so far; a preemption does not reduce it."""

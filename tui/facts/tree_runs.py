@@ -47,7 +47,7 @@ class TreeRun:
 
     @property
     def is_evictable(self) -> bool:
-        """Whether the run can be evicted now: no request holds it, and no run is below it."""
+        """True if the run can be evicted now: no request holds it, and no run is below it."""
         return self.num_holders == 0 and not self.children
 
 

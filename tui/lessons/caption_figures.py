@@ -91,11 +91,7 @@ class Figures:
         self._remedies = remedies
 
     def fill(self, text: str) -> str:
-        """Return `text` with the names in braces replaced by their figures.
-
-        Raises:
-            UnknownFigureError: a name is unknown.
-        """
+        """Return `text` with the names in braces replaced by their figures."""
         return _FIELD.sub(lambda match: self._figure(match[1]), text)
 
     def _figure(self, name: str) -> str:

@@ -53,11 +53,7 @@ class UnknownMomentError(ValueError):
 
 
 def frame_of(session: Session, phrase: str) -> int:
-    """Return the first frame at which `phrase` is true.
-
-    Raises:
-        UnknownMomentError: the phrase is unknown, or is never true in this run.
-    """
+    """Return the first frame at which `phrase` is true."""
     base, sign, distance = [*re.split(r" ([+-]) ", phrase, maxsplit=1), "+", "0 steps"][:3]
     steps = re.fullmatch(r"(\d+) steps?", distance)
     if steps is None:

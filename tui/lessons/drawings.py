@@ -68,7 +68,7 @@ class Drawing(Enum):
 
     @property
     def stands_alone(self) -> bool:
-        """Whether text output shows the drawing instead of the pool."""
+        """True if text output shows the drawing instead of the pool."""
         return self not in (Drawing.TABLE, Drawing.SCHEDULE)
 
 

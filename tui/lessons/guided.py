@@ -106,12 +106,12 @@ class Guided:
 
     @property
     def draws_alone(self) -> bool:
-        """Whether a caption has a drawing in place of the pools."""
+        """True if a caption has a drawing in place of the pools."""
         return any(caption.draws is not None and caption.draws.stands_alone for caption in self.captions)
 
     @property
     def draws_beside(self) -> bool:
-        """Whether a caption has a drawing that needs the pool beside it."""
+        """True if a caption has a drawing that needs the pool beside it."""
         return any(caption.draws is not None and not caption.draws.stands_alone for caption in self.captions)
 
     def caption_at(self, frame: int) -> Caption:

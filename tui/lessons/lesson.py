@@ -77,7 +77,7 @@ class Lesson:
     model: Model
     kv_bytes: int
     captured_graphs: bool
-    """Whether steps are launched as captured graphs."""
+    """True if steps are launched as captured graphs."""
     runs: tuple[LessonRun, ...]
     workload: Workload
     try_this: str

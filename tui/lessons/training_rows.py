@@ -34,9 +34,6 @@ class TrainingRows:
         """Write every prompt with its answer and an end token into the token slots of `machine`.
 
         Each step takes one second, because the recording format needs times; these mean nothing.
-
-        Raises:
-            UsageError: the rows need more slots than `machine` has.
         """
         lengths = (workload.prompt_tokens + workload.output_tokens).tolist()
         width = max(lengths) + 1

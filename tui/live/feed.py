@@ -35,11 +35,7 @@ class Feed(Protocol):
 
 
 def first_excerpt(feed: Feed) -> Excerpt:
-    """Wait for the first step of `feed`, and return it.
-
-    Raises:
-        RecordingError: the feed ended before its first step.
-    """
+    """Wait for the first step of `feed`, and return it."""
     while (excerpt := feed.recent()) is None:
         if feed.ended is not None:
             raise RecordingError(feed.ended)

@@ -33,11 +33,7 @@ class Past:
         self._latest = latest
 
     def open(self, excerpt: Excerpt) -> Session:
-        """Return a session over `excerpt`; its charts begin with the frames of earlier excerpts.
-
-        Raises:
-            RecordingError: the excerpt contradicts itself.
-        """
+        """Return a session over `excerpt`; its charts begin with the frames of earlier excerpts."""
         self._latest = Session(excerpt.recording, before=self._before(excerpt))
         return self._latest
 

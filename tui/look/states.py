@@ -138,7 +138,7 @@ class Symbols:
     """Characters that a terminal can show, and the palette of the theme. Only the palette changes during a session."""
 
     color: bool
-    """Whether states are shown by colours; otherwise, by glyphs."""
+    """True if states are shown by colours; otherwise, by glyphs."""
     states: str
     """One character per state, in the order of `SlotState`."""
     up: str

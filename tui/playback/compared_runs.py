@@ -52,9 +52,6 @@ class ComparedRuns:
         """`labels` name the runs; without labels, they are named after their policies. Playback begins at `at_s`.
 
         The run that takes longest comes first; without `slowest_first`, runs keep the order of `recordings`.
-
-        Raises:
-            RecordingError: a recording has no steps.
         """
         names = labels or [policy_name(recording.meta.rules_name) for recording in recordings]
         lanes = [ComparedRun(label=name, session=Session(run)) for name, run in zip(names, recordings, strict=True)]

@@ -45,7 +45,7 @@ class Player:
         """Times at which the frames begin, in seconds."""
         self.notable = notable
         self.stops_at_notable = False
-        """Whether playback pauses at notable frames."""
+        """True if playback pauses at notable frames."""
         self.begin_s, self.duration_s = float(times_s[0]), float(times_s[-1])
         self.playing = False
         self.frame = 0

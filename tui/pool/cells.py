@@ -44,7 +44,7 @@ class Cells:
         self._corners = np.stack((self._first_unit, self._first_unit + across, last_unit - across, last_unit))
         """Units in the corners of each cell: top left, top right, bottom left, bottom right."""
         self.sideways = np.zeros(tiling.num_cells, np.bool_)
-        """Whether the two paints of a cell lie beside each other, not one above the other."""
+        """True if the two paints of a cell lie beside each other, not one above the other."""
         self.counts = counts.reshape(tiling.num_cells, NUM_PAINTS).astype(np.int32)
         """Number of units with each paint in each cell: shape (cells, NUM_PAINTS)."""
         self.first, self.second, self.eighths = (np.zeros(tiling.num_cells, np.uint8) for _ in range(3))

@@ -101,12 +101,12 @@ class Tiling:
 
     @property
     def even(self) -> bool:
-        """Whether cells look equally wide: their widths are equal, or are too large to show one character more."""
+        """True if cells look equally wide: their widths are equal, or are too large to show one character more."""
         return self.wide > _NARROW or self.width % self.columns == 0
 
     @property
     def gap(self) -> bool:
-        """Whether the last line of each cell stays empty, to keep rows apart."""
+        """True if the last line of each cell stays empty, to keep rows apart."""
         match self.detail:
             case Detail.MIX | Detail.HALF:
                 return self.detail is Detail.HALF and self.tall >= 3

@@ -52,7 +52,7 @@ class Zoom:
 
     @property
     def ready(self) -> bool:
-        """Whether the size of the picture is known."""
+        """True if the size of the picture is known."""
         return bool(self._levels)
 
     @property

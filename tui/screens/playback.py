@@ -52,7 +52,7 @@ class PlaybackScreen(Transport):
     HINTS: ClassVar[tuple[str, ...]] = HINTS
     """Hints at keys, beside the story, the longest first."""
     compares: ClassVar[bool] = False
-    """Whether the screen plays several runs beside each other."""
+    """True if the screen plays several runs beside each other."""
     app: AppInterface
 
     def __init__(self, player: Player, symbols: Symbols, guided: Guided | None = None) -> None:
@@ -97,7 +97,7 @@ class PlaybackScreen(Transport):
 
     @property
     def _ready(self) -> bool:
-        """Whether the widgets are mounted; False while screens change, and once the program is ending."""
+        """True if the widgets are mounted; False while screens change, and once the program is ending."""
         return self in self.app.screen_stack and self._scrubber is not None and self._scrubber.is_attached
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

@@ -111,7 +111,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def lights_changes(self) -> bool:
-        """Whether the picture is shown and highlights changes."""
+        """True if the picture is shown and highlights changes."""
         return self.display and self._flash_s > 0
 
     @property

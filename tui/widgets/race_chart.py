@@ -47,7 +47,7 @@ class Race(Scrubber):
 
     @property
     def _has_lines(self) -> bool:
-        """Whether each run has a line."""
+        """True if each run has a line."""
         return self.size.height > 1
 
     @property

@@ -70,7 +70,7 @@ class Scrubber(Widget):
         self.player = player
         self.symbols = symbols
         self.following = False
-        """Whether the clock follows the end of a growing recording."""
+        """True if the clock follows the end of a growing recording."""
         self._scrubbing = False
         self._title = Content("")
 
