@@ -1,7 +1,7 @@
-"""Find by simulation whether a load fits a server, its limit, and the changes that help.
+"""Simulations that find whether a load fits a server, its limit, and the changes that help.
 
 `Server` (vLLM), `SGLangServer` and `Load` describe the question, `Goal` the targets, `changes` the possible changes;
-`Search` tries them. This package prints nothing, and knows no command-line flags except those of the engines.
+`Search` tries them. This package prints nothing.
 """
 
 from kvsim.fitting.changes import changes

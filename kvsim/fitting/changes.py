@@ -1,7 +1,7 @@
-"""List the possible changes of a server, cheapest first: settings, then types, then GPUs.
+"""Possible changes of a server, cheapest first: settings, then types, then GPUs.
 
-`kvsim fit` and `kvsim diagnose` try the same list. A change of a type changes the model's numbers slightly; a change of
-GPUs costs money. Settings can be combined.
+`kvsim fit` and `kvsim diagnose` try the same list. Settings can be combined. A change of a type changes the model's
+numbers slightly; a change of GPUs costs money.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 
 def changes(server: SearchedServer, *, longest_tokens: int, most: int = 60) -> list[ServerChange]:
-    """List at most `most` changes of `server`: single ones, then pairs of settings, then settings with types.
+    """Return at most `most` changes of `server`: single ones, then pairs of settings, then settings with types.
 
     If there are several servers, the splits of the same number into prefill and decode servers come first.
-
     `longest_tokens` is the longest request, prompt and output, which the server must still serve.
     """
     splits, settings, limits, types, gpus = _candidates(server, longest_tokens)

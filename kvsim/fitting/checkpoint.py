@@ -1,4 +1,4 @@
-"""Find the checkpoint on the hub that `vllm serve` needs for a model, if there is one.
+"""Checkpoint on the hub that `vllm serve` needs for a model.
 
 vLLM can convert 16-bit weights to fp8 while loading. Every other weight format needs a checkpoint in that format.
 """

@@ -1,4 +1,4 @@
-"""Effect of speculative decoding on a load, and its cost in blocks, by a simulation of the load without drafts."""
+"""Effect of speculative decoding on a load, by a simulation of the load without drafts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def without_drafts(found: Answer, search: Search) -> Answer | None:
 
 
 def drafts_words(found: Answer, plain: Answer) -> str:
-    """Describe the effect of drafts and their cost in sentences."""
+    """Describe the effect of drafts and their cost in blocks."""
     assert isinstance(found.server, Server)
     assert isinstance(plain.server, Server)
     drafted, usual = found.outcome, plain.outcome

@@ -1,4 +1,4 @@
-"""Decide whether a load fits: no preemptions, no waiting for memory or the batch, and latencies below the targets."""
+"""Conditions under which a load fits: no preemptions, no waiting, and latencies below the targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvsim.fitting.outcome import Outcome
 
 TOO_SHORT = "too short to tell"
-"""Key in `Goal.misses` of a load that misses nothing else, but whose rate has not settled."""
+"""Key in `Goal.misses` of a load whose rate has not settled, and which misses nothing else."""
 _FEW = 0.01
 """Tolerated preemptions per request, share of waiting requests, and growth of the queueing time."""
 
@@ -56,5 +56,5 @@ class Goal:
         return not self.misses(outcome)
 
     def shortfall(self, outcome: Outcome) -> float:
-        """Return the sum of the amounts by which conditions are missed (see `misses`); 0 if the load fits."""
+        """Return the sum of the amounts by which conditions are missed; 0 if the load fits."""
         return sum(self.misses(outcome).values())

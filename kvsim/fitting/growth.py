@@ -1,4 +1,4 @@
-"""Find the servers that a growing load needs: the fewest of each kind, and their price."""
+"""Servers that a growing load needs: the fewest of each kind, and their price."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 _MOST_SERVERS = 64
 _MORE_SERVERS = 2
-"""Number of servers that are added, one by one, if the number computed from the capacity of one is not enough."""
+"""Number of servers that are added, one by one, if the number computed from the capacity of one is too small."""
 _SHOWN_KINDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grown:
-    """The fewest servers of one kind for a multiple of the load."""
+    """Fewest servers of one kind for a multiple of the load."""
 
     times: float
     """Multiple of the load."""
@@ -60,10 +60,10 @@ class Grown:
 
 
 def grown(answer: Answer, search: Search, multiples: Sequence[float], prices: Mapping[str, float]) -> list[Grown]:
-    """Return the fewest servers of each kind that fit each multiple of a load, by simulation; the cheapest kinds first.
+    """Return the fewest servers of each kind that fit each multiple of a load, cheapest kinds first.
 
-    The kinds are the server of `answer`, and its single changes of GPUs: other GPUs, or more GPUs for each server.
-    `answer` is for the first of `multiples`. `prices` are per GPU hour, by the name of the GPU.
+    The kinds are the server of `answer` and its single changes of GPUs. `answer` is for the first of `multiples`.
+    `prices` are per GPU hour, by the name of the GPU.
     """
     kinds = {"as asked": answer.server.changed(replicas=1)} | {
         each.change.words: each.change.server.changed(replicas=1)
@@ -112,12 +112,7 @@ def _cheapest(rows: Sequence[Grown]) -> list[Grown]:
 
 
 def prices_of(text: str | None, gpu: str) -> dict[str, float]:
-    """Return the price per GPU hour by the name of the GPU: `2.5` for `gpu`, or `H100=2.5,B200=6`.
-
-    Raises:
-        UsageError: a price is not a positive number.
-        UnknownNameError: there is no such GPU.
-    """
+    """Return the price per GPU hour by the name of the GPU: `2.5` for `gpu`, or `H100=2.5,B200=6`."""
     found = {}
     for part in (text or "").split(",") if text else []:
         name, equals, price = part.rpartition("=")
@@ -135,11 +130,7 @@ def prices_of(text: str | None, gpu: str) -> dict[str, float]:
 
 
 def multiples_of(text: str) -> tuple[float, ...]:
-    """Return four evenly spaced multiples of a load from a range such as `1x..4x`, its ends included.
-
-    Raises:
-        UsageError: it is no such range.
-    """
+    """Return four evenly spaced multiples of a load from a range such as `1x..4x`, with its ends."""
     first, _, last = text.partition("..")
     try:
         low, high = float(first.removesuffix("x")), float(last.removesuffix("x"))

@@ -1,4 +1,4 @@
-"""Find the largest load that fits a server, by bisection."""
+"""Search for the largest load that fits a server, by bisection."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _MOST_TIMES = 16
 
 
 class Largest(NamedTuple):
-    """The largest load that fits: users, or a multiple of the arrival rate of an open loop."""
+    """Largest load that fits: users, or a multiple of the arrival rate of an open loop."""
 
     size: float | None
-    """The size; None if not even one user or a sixteenth of the arrivals fits, infinity if every load tried fits."""
+    """None if not even one user or a sixteenth of the arrivals fits, infinity if every load tried fits."""
     is_least: bool
     """True if `size` is a lower bound: the next larger load misses no target, but its rate has not settled."""
 
 
 def largest_load(server: SearchedServer, load: Load, goal: Goal, *, engine: EngineName = "auto") -> Largest:
-    """Find the largest load that fits; a load whose rate has not settled does not fit."""
+    """Return the largest load that fits; a load whose rate has not settled does not fit."""
     unsettled = set[float]()
 
     def fits(size: float) -> bool:
@@ -45,7 +45,7 @@ def largest_load(server: SearchedServer, load: Load, goal: Goal, *, engine: Engi
 
 
 def _between(fits: Callable[[float], bool], load: Load) -> tuple[float | None, float]:
-    """Return the largest size that fits, as `Largest` has it, and the next larger size that was tried."""
+    """Return the largest size that fits (see `Largest.size`), and the next larger size that was tried."""
     start = float(load.users or 1)
 
     if fits(start):

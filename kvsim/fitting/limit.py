@@ -1,4 +1,4 @@
-"""Describe what limits a load on a server, and the use of time, as a sentence."""
+"""Sentences on what limits a load on a server, and on the use of time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ def _busiest(outcome: Outcome, server: SearchedServer) -> str:
 
 
 def _time_words(outcome: Outcome) -> str:
-    """Describe the shares of time."""
     shares = outcome.shares
     if shares is None:
         return ""

@@ -1,4 +1,4 @@
-"""The answer of `kvsim fit`: whether a load fits a server, what limits it, and the changes that help."""
+"""Answer of `kvsim fit`: whether a load fits a server, what limits it, and the changes that help."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ class Answer:
     """Outcome of a load on a server, and the remedies."""
 
     server: SearchedServer
-    """Server as it starts, with a `max_model_len` that fits."""
+    """Server with a `max_model_len` with which it starts."""
     load: Load
     goal: Goal
     outcome: Outcome
     band: dict[str, tuple[float, float]]
     largest: float | None
-    """Largest load that fits: users, or a multiple of the arrivals; None if no load fits, infinity if every load tried
-    fits.
-    """
+    """Largest load that fits: users, or a multiple of the arrivals; as `Largest.size`."""
     largest_is_least: bool
-    """True if `largest` is a lower bound: the next larger load misses no target, but its rate has not settled."""
+    """As `Largest.is_least`."""
     searched: bool
     """True if `largest` was searched for."""
     remedies: tuple[Remedy, ...]
@@ -46,7 +44,7 @@ class Answer:
     shortened_from: int | None = None
     """Requested `max_model_len`, with which the server does not start."""
     bound: str = ""
-    """Sentence on what was asked for and left out, because runs of the servers take long; empty if nothing was."""
+    """Sentence on simulations that were omitted because they take long; empty if none was."""
 
     def __repr__(self) -> str:
         return f"<Answer: {self.verdict}>"
@@ -68,7 +66,7 @@ class Answer:
     def doubts(self) -> dict[str, tuple[str, str]]:
         """Prediction intervals, as text, of the latencies whose interval contains the target.
 
-        The result is empty if another condition is missed, because the verdict is then certain.
+        Empty if another condition is missed, because the verdict is then certain.
         """
         targets = {"TTFT p99": ("ttft_p99_s", self.goal.ttft_p99_s), "TPOT p99": ("tpot_p99_s", self.goal.tpot_p99_s)}
         misses, found = set(self.goal.misses(self.outcome)), {}
@@ -132,7 +130,7 @@ def answer(
         goal: targets that decide whether the load fits.
         search: number of cores, and engine.
         most: maximum number of changes to try.
-        find_largest: whether to search the largest load that fits.
+        find_largest: search for the largest load that fits.
     """
     try:
         starting = server.starting()
@@ -162,7 +160,7 @@ def answer(
 
 
 def _bound(server: SearchedServer, outcome: Outcome, num_changes: int, most: int) -> str:
-    """Return the sentence on what is left out because runs of these servers take long."""
+    """Return the sentence on simulations that were omitted because they take long."""
     tried = f"at most {num_changes:,} of {most:,} changes were tried, and " if num_changes < most else ""
     return (
         f"Runs of {server.replicas:,} servers with {outcome.num_requests:,} requests take long: {tried}the largest "
@@ -195,7 +193,6 @@ def remedy_dict(remedy: Remedy) -> dict[str, Any]:
 
 
 def _verdict(answer: Answer) -> str:
-    """Describe whether the load fits."""
     if answer.outcome.error:
         return f"No: {answer.outcome.error}"
     users, longest = answer.load.users, answer.server.length_limit.value

@@ -1,4 +1,4 @@
-"""The load for which `kvsim fit` checks a server: requests with arrival times (an open loop), or users (a closed loop).
+"""Load for which `kvsim fit` checks a server: requests with arrival times (an open loop), or users (a closed loop).
 
 A load is repeated until it is long enough to judge the server after its warm-up.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Column: TypeAlias = "npt.NDArray[np.int64]"
 
 _ROUNDS = 4
-"""Number of requests of each user in a closed loop. The first and the last of each user do not count in the figures."""
+"""Requests of each user in a closed loop; the first and the last of each user do not count."""
 _LEAST_REQUESTS = 200
 _MOST_REQUESTS, _MOST_TOKENS = 20_000, 4_000_000
 """Maximum requests, and maximum output tokens, of a load that is repeated until its rate settles."""
@@ -33,7 +33,7 @@ _MOST_AT_ONCE = 8
 _ENOUGH = 6.0
 """Target duration of the arrivals, as a multiple of the mean time that a request runs."""
 _UNIT_TOKENS = 16
-"""Number of tokens per hash, if hashes are made from token ids."""
+"""Tokens per hash, if hashes are made from token ids."""
 _BEYOND_KEYS = 44
 """Lowest bit of a hash into which the number of the repetition is mixed, above the bits that keys use."""
 
@@ -44,9 +44,7 @@ class Load:
 
     workload: Workload
     users: int | None = None
-    """Number of users, who each send a request after the answer to the one before; None for an open loop, in which
-    requests arrive at the times of the workload.
-    """
+    """Number of users, who each send a request after the answer to the one before; None for an open loop."""
     think_s: float = 0.0
     """Seconds between an answer and a user's next request."""
     stamp_at_entry: bool = False
@@ -57,7 +55,7 @@ class Load:
     """Requested rate of an open loop in requests per second; None for the rate of the workload."""
 
     def of_users(self, users: int) -> Load:
-        """Return this load with another number of users. Requests per user stay the same; they repeat if necessary."""
+        """Return this load with another number of users, who each send as many requests."""
         per_user = max(len(self.workload) / (self.users or users), 1.0)
         wanted = max(round(per_user * users), min(_LEAST_REQUESTS, len(self.workload)))
         return replace(self, workload=repeated(self.workload, wanted), users=users)
@@ -80,7 +78,7 @@ class Load:
 
     @property
     def is_judged_steady(self) -> bool:
-        """True if the load is an open loop that is repeated, so that figures are those after the server has settled."""
+        """True if the load is an open loop that is repeated until the server has settled."""
         return self.repeats and self.users is None
 
     @property
@@ -92,15 +90,15 @@ class Load:
 
 
 def requests_for(users: int) -> int:
-    """Return how many requests to simulate for `users` users, so that the figures are those after the warm-up."""
+    """Return the number of requests to simulate for `users` users, so that figures are those after the warm-up."""
     return max(_ROUNDS * users, _LEAST_REQUESTS)
 
 
 def repeated(workload: Workload, num_requests: int) -> Workload:
     """Return `num_requests` requests: the first of `workload`, or all of its requests, repeated one after another.
 
-    Sessions are never cut, so that there may be more requests. A prefix of a single prompt is new in every
-    repetition. A prefix of several prompts, such as a system prompt, is shared by all repetitions.
+    Sessions are never cut, so that there may be more requests. A prefix of a single prompt is new in every repetition.
+    A prefix of several prompts, such as a system prompt, is shared by all repetitions.
     """
     if num_requests <= len(workload) and workload.turns is None:
         return workload.head(num_requests)
@@ -154,7 +152,7 @@ def _again(turns: Turns, rows: Column, times: Column) -> Turns:
 
 
 def steady(load: Load, measured: Measured, part: SteadyPart) -> npt.NDArray[np.int64]:
-    """Return the rows of the finished requests after the warm-up, and before the load ends."""
+    """Return the rows of the finished requests after the warm-up and before the load ends."""
     requests = measured.requests
     order = np.argsort(requests.arrival_s, kind="stable")
     rows: npt.NDArray[np.int64] = order[requests.status[order] == RequestStatus.FINISHED]

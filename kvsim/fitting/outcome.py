@@ -1,4 +1,4 @@
-"""Simulate one server under one load, and return the figures that decide whether the load fits."""
+"""Simulation of one server under one load, with the figures that decide whether the load fits."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 
 _NONE = Distribution(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)
 _HOST = 2.0
-"""Ratio of the typical error of host times to that of all times, because hosts differ more than GPUs do."""
+"""Typical error of host times divided by that of all times; hosts differ more than GPUs do."""
 _OVERLOADED_S = 1.0
-"""Minimum growth of the queue in seconds that counts as overload."""
+"""Smallest growth of the queueing time that counts as overload."""
 
 _FEWEST_WAITS = 8
 _HOPELESS = 0.5
-"""Growth of the queueing time in seconds per second from which a longer load is not tried, because it cannot settle."""
+"""Growth of the queueing time in seconds per second from which a longer load is not tried."""
 _IDLE = 0.05
-"""Share of all requests up to which replicas with too few requests for a rate are left out of the judgement."""
+"""Share of all requests up to which replicas with too few requests for a rate are not judged."""
 _PRICE = 1.5
-"""Factor by which a latency must grow for `price_words` to mention it."""
+"""Factor on a latency from which `price_words` mentions it."""
 _LESS = 0.05
-"""Share of the throughput that must be lost for `price_words` to mention it."""
+"""Lost share of the throughput from which `price_words` mentions it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Figures of a load on a server. Means and percentiles are of requests in normal operation (`load.steady`)."""
+    """Figures of a load on a server. Means and percentiles are of the requests after the warm-up."""
 
     error: str = ""
-    """Reason why nothing was simulated, such as a server that does not start; empty if the load was simulated."""
+    """Reason why nothing was simulated, such as a server that does not start; else empty."""
     num_blocks: int = 0
-    """Blocks of each GPU as vLLM counts them, null block included; of SGLang its pages."""
+    """vLLM's blocks of each GPU, null block included; SGLang's pages."""
     kv_bytes: int = 0
     """Bytes of the pool on each GPU."""
     ttft_s: Distribution = _NONE
@@ -60,7 +60,7 @@ class Outcome:
     output_tokens_per_s: float = np.nan
     """Output tokens per second of all replicas: in the steady part if there is one, else over the whole run."""
     steadiness: Steadiness = Steadiness.STEADY
-    """True if the output rate of an open loop has settled, over all replicas."""
+    """Tells whether the output rate of an open loop has settled."""
     num_requests: int = 0
     """Number of simulated requests, repetitions included."""
     requests_per_s: float = np.nan
@@ -71,7 +71,7 @@ class Outcome:
     vain_share: float = 0.0
     """Share of the computed tokens that had to be computed again, 0 to 1."""
     waiting_share: float = 0.0
-    """Share of the requests on the server that wait for memory or for a place in the batch: mean over time, 0 to 1."""
+    """Share of the present requests that wait for memory or for a place in the batch: mean over time, 0 to 1."""
     waiting_for: WaitingFor | None = None
     """Waiting requests by limit, mean over the whole run."""
     steady_queue: float = 0.0
@@ -84,7 +84,7 @@ class Outcome:
     limit: Limit | None = None
     shares: TimeShares | None = None
     label: str = ""
-    """Basis of the step times, in words."""
+    """Source of the step times, in words."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures for JSON."""
@@ -136,8 +136,8 @@ def _runs(
 ) -> tuple[list[Measured], list[Summary]]:
     """Simulate `load`; return measurements of the servers that answer, and summaries of those whose queues count.
 
-    With prefill and decode servers, decode servers answer, and the queues that count are those of prefill servers. On a
-    decode server, requests wait for their KV to be transferred as well.
+    Of prefill and decode servers, decode servers answer, and queues of prefill servers count. On a decode server,
+    requests wait for their KV to be transferred as well.
     """
     if servers is None:
         run = measure(load.workload, policy, machine, **options)
@@ -162,8 +162,8 @@ def _rates(
 ) -> tuple[float, float]:
     """Return output tokens and finished requests per second of all replicas.
 
-    With `in_parts`, and if the rates of all busy replicas have settled, each rate is that of the replica's steady part.
-    Otherwise, and for replicas without such a part, it is the rate over the whole run.
+    With `in_parts`, and if all busy replicas have settled, the rate of a replica is that of its steady part. Otherwise
+    it is the rate over the whole run.
     """
     totals = np.array([(run.summary.output_tokens, run.summary.num_finished) for run in runs])
     rates = totals / duration_s if duration_s else np.full(totals.shape, np.nan)
@@ -175,10 +175,9 @@ def _rates(
 
 
 def _busy(runs: Sequence[Measured]) -> list[Measured]:
-    """Return the replicas without those that have too few requests for a rate, if these have a small share of all.
+    """Return the replicas with enough requests for a rate, or all if too many requests went to the others.
 
-    If most servers are idle, the router sends nearly all requests to the first ones. The last ones would have enough
-    only after hours.
+    An idle fleet sends nearly all requests to its first servers. The last ones would have enough only after hours.
     """
     busy = [run for run in runs if len(run.requests) >= FEWEST_REQUESTS]
     num_requests, num_busy = (sum(len(run.requests) for run in some) for some in (runs, busy))
@@ -186,7 +185,7 @@ def _busy(runs: Sequence[Measured]) -> list[Measured]:
 
 
 def price_words(before: Outcome, after: Outcome) -> str:
-    """Describe the figures that become much worse from `before` to `after`, as a clause; empty if there is none."""
+    """Describe the figures that become much worse from `before` to `after`; empty if there is none."""
     found = []
     for name, old, new in (
         ("TTFT", before.ttft_s.p99, after.ttft_s.p99),
@@ -206,7 +205,7 @@ def milliseconds(value_s: float) -> str:
 
 
 def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine, queues: Sequence[Summary] = ()) -> Outcome:
-    """Return the outcome of `load` from `runs`, one per server that received requests, on `machine`.
+    """Return the outcome of `load` from `runs`, one per server that received requests.
 
     Requests wait at the servers of `queues`, by default at those of the `runs`.
     """
@@ -258,7 +257,7 @@ def _waits(queues: Sequence[Summary]) -> WaitingFor:
 
 
 def _times(load: Load, run: Measured, part: SteadyPart) -> tuple[np.ndarray, ...]:
-    """Return TTFT, TPOT, end-to-end time, queueing time and arrival of requests in normal operation, in seconds."""
+    """Return TTFT, TPOT, end-to-end time, queueing time and arrival of the requests after the warm-up, in seconds."""
     rows, requests = steady(load, run, part), run.requests
     arrival_s, first_s, end_s = (
         column[rows] for column in (requests.arrival_s, requests.first_token_s, requests.finished_s)
@@ -270,7 +269,7 @@ def _times(load: Load, run: Measured, part: SteadyPart) -> tuple[np.ndarray, ...
 
 
 def _overload(load: Load, arrival_s: np.ndarray, wait_s: np.ndarray) -> float:
-    """Return the growth rate of the queue, from the waits of early and late requests."""
+    """Return the growth rate of the queueing time, from the waits of early and late requests."""
     if load.users is not None or len(wait_s) < _FEWEST_WAITS:
         return 0.0
     order = np.argsort(arrival_s, kind="stable")

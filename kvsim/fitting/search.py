@@ -1,4 +1,4 @@
-"""Find the changes that make a load fit, by simulating them on all cores, cheapest and best first."""
+"""Search for the changes with which a load fits, by simulations on all cores."""
 
 from __future__ import annotations
 
@@ -49,24 +49,20 @@ _SOONER = 0.8
 _SHOWN = 6
 """Number of changes shown."""
 _WORTH_COMPILING = 2_000_000
-"""Output tokens over all points from which compiling pays: half a minute of interpreted simulation of large batches.
-
-Each of several servers has smaller batches, so more steps, and a load is repeated more often until all rates settle.
-"""
+"""Output tokens over all points from which compiling pays: half a minute of interpreted simulation."""
 
 _MOST_OF_FLEETS = 3_000_000
-"""Servers times requests over all runs of a fit: about a minute on two cores, as every arrival concerns each server."""
+"""Servers times requests over all runs of a fit: about a minute on two cores."""
 _RUNS_TO_LARGEST = 40
-"""Number of runs that the search for the largest load takes as long as; many of its loads are larger."""
+"""Runs whose time equals that of the search for the largest load, many of whose loads are larger."""
 
 MOST_TOKENS_OF_SPLITS = 500_000
-"""Output tokens above which equal servers are not compared with splits, whose simulation takes some ten times as long.
-"""
+"""Output tokens above which splits, whose simulation takes about ten times as long, are not tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """A change of the server, and the simulated outcome of the load with this change."""
+    """Change of the server, and the simulated outcome of the load with this change."""
 
     change: ServerChange
     outcome: Outcome
@@ -107,7 +103,7 @@ class Search:
         return [found[key] for key in keys]
 
     def outcomes(self, points: Sequence[tuple[SearchedServer, Load, float]]) -> list[Outcome]:
-        """Return the outcome of each point in `points`: a server, a load, and a factor for the step times."""
+        """Return the outcome of each point: a server, a load, and a factor for the step times."""
         return self.results([self._task(*point) for point in points])
 
     def _task(self, server: SearchedServer, load: Load, pace: float = 1.0) -> Callable[[], Outcome]:
@@ -163,12 +159,12 @@ def _done(_: None, task: Callable[[], Any]) -> Any:
 
 
 def splits_are_tried(server: SearchedServer, load: Load) -> bool:
-    """Tell whether splits into prefill and decode servers are simulated: if they are asked for, or `load` is short."""
+    """Tell whether splits into prefill and decode servers are simulated: if asked for, or if `load` is short."""
     return server.apart is not None or int(load.workload.output_tokens.sum()) <= MOST_TOKENS_OF_SPLITS
 
 
 def affordable(server: SearchedServer, num_requests: int, most: int, *, find_largest: bool) -> tuple[int, bool]:
-    """Return how many of `most` changes are simulated, and whether the largest load is searched, within a minute or so.
+    """Return how many of `most` changes are simulated, and whether the largest load is searched, within about a minute.
 
     Only several servers are limited; a run has `num_requests` in all.
     """
@@ -228,7 +224,7 @@ def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Rem
 
 
 def without_gain(remedies: Sequence[Remedy], shown: Sequence[Remedy]) -> list[Remedy]:
-    """Return single changes that are not in `shown`, in the order tried: the best change of each setting."""
+    """Return the best change of each setting of which none is in `shown`, in the order tried."""
     helping = {field for each in shown for field in each.change.fields}
     single = [each for each in remedies if len(each.change.fields) == 1 and not helping & set(each.change.fields)]
     best = {each.change.fields: each for each in sorted(single, key=_order, reverse=True) if not each.outcome.error}
@@ -255,7 +251,7 @@ def spread_of(label: str) -> dict[str, float]:
 
 
 def _moved(server: SearchedServer, load: Load, outcome: Outcome) -> list[tuple[SearchedServer, Load, float]]:
-    """Return `server` and `load` with step times longer and shorter by their known error; nothing if none is known."""
+    """Return `server` and `load` with step times longer and shorter by their known error; empty if none is known."""
     if (away := spread_of(outcome.label).get("tpot")) is None:
         return []
     return [(server, load, 1 + away), (server, load, max(1 - away, 0.1))]
@@ -266,8 +262,8 @@ def band_of(
 ) -> dict[str, tuple[float, float]]:
     """Return the prediction interval of each figure with a known error.
 
-    The interval contains the figure in `outcome`, widened by its known error, and the figures in the `moved` outcomes,
-    which have other step times. `least` is the minimum relative error by figure.
+    It contains the figure in `outcome`, widened by its known error, and the figures in the `moved` outcomes, which have
+    other step times. `least` is the minimum relative error by figure.
     """
     spread = spread_of(outcome.label)
     found = {}

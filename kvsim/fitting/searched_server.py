@@ -1,4 +1,4 @@
-"""The seam between the search and the engines: what `kvsim fit` asks of a server, whichever engine it runs.
+"""Interface between the search and the engines: what `kvsim fit` asks of a server of either engine.
 
 vLLM's server is `kvsim.fitting.vllm_server.Server`, SGLang's `kvsim.fitting.sglang_server.SGLangServer`.
 """
@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 
 
 class NamedLimit(NamedTuple):
-    """A limit of the scheduler, under the engine's name."""
+    """Limit of the scheduler, under the engine's name."""
 
     name: str
     value: int
 
 
 class SearchedServer(Protocol):
-    """A server and the number of its replicas. Implementations are frozen dataclasses, so that equal ones are found."""
+    """A server and the number of its replicas.
+
+    Implementations are frozen dataclasses, so that equal ones compare equal.
+    """
 
     @property
     def gpu(self) -> Gpu:
@@ -65,7 +68,7 @@ class SearchedServer(Protocol):
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the weights on each GPU; 0 if the pool has a stated size, so that the weights do not limit it."""
+        """Bytes of the weights on each GPU; 0 if the pool has a stated size."""
 
     @property
     def full_words(self) -> str:
@@ -73,7 +76,7 @@ class SearchedServer(Protocol):
 
     @property
     def caveat(self) -> str:
-        """Sentence about what was never measured of this engine; empty if there is nothing to say."""
+        """Sentence about what was never measured of this engine; empty if all was."""
 
     @property
     def memory(self) -> MemoryManager:
@@ -81,7 +84,7 @@ class SearchedServer(Protocol):
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes that weights, cache and an estimate of the largest step leave; 0 if the engine measures that step."""
+        """Bytes left by weights, cache and an estimate of the largest step; 0 if the engine measures that step."""
 
     @property
     def starts(self) -> bool:

@@ -22,7 +22,7 @@ SOME_SEQS, SOME_TOKENS = (64, 256, 1024), (1024, 4096, 16384)
 """Limits to try in pairs."""
 _GPUS = ("H100 SXM", "H200", "B200")
 _OF_GPU = ("gpu", "times", "pace")
-"""Fields that another GPU changes: the step times are those of a machine."""
+"""Fields that another GPU changes, because step times are those of a machine."""
 SIZES = (2, 4, 8)
 """Numbers of GPUs that share the model, and of data-parallel ranks."""
 _MOST_REPLICAS = 4
@@ -57,7 +57,7 @@ class CandidateChanges(NamedTuple):
     """Other splits of the same number of servers into prefill and decode servers."""
     settings: Sequence[ServerChange]
     limits: tuple[Sequence[ServerChange], Sequence[ServerChange]]
-    """Some limits of running requests, and of tokens in one step, to try in pairs."""
+    """Limits of running requests, and of tokens in one step, to try in pairs."""
     types: Sequence[ServerChange]
     gpus: Sequence[ServerChange]
 
@@ -75,7 +75,7 @@ def limit_changes(server: SearchedServer, limit: NamedLimit, values: Sequence[in
 
 
 def model_change(server: SearchedServer, kind: Kind, words: str, **served: Any) -> ServerChange:
-    """Return the change of how the model is served."""
+    """Return a change of the model's fields, such as its types or parallel sizes."""
     changed = change(server, kind, words, model=server.model.served(**served))
     return replace(changed, fields=tuple(served))
 

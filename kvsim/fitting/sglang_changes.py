@@ -28,7 +28,7 @@ _FRACTIONS = (0.3, 0.5, 0.7, 0.80, 0.84, 0.86, 0.88, 0.90, 0.92, 0.94)
 _CONSERVATIVENESS = (0.1, 0.3, 0.6, 1.0, 1.5, 3.0)
 _ORDERS = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first", "lof", "fcfs")
 _ORDERS_BY_PREFIX = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
-"""Orders that SGLang replaces by fcfs where no prefix is kept."""
+"""Orders that SGLang replaces by fcfs without a prefix cache."""
 _PAGES = (1, 16, 64)
 
 
@@ -54,7 +54,7 @@ def candidates(server: SGLangServer) -> CandidateChanges:
 
 
 def _switches(server: SGLangServer) -> Iterator[ServerChange]:
-    """Yield a change for each of these that is off: radix cache, overlapped scheduling, mixed steps of cut prompts."""
+    """Yield each of these that is off: radix cache, overlapped scheduling, mixed steps of cut prompts."""
     if server.disable_radix_cache:
         yield change(server, Kind.SETTING, "the radix cache", disable_radix_cache=False)
     if server.disable_overlap_schedule:
@@ -64,7 +64,7 @@ def _switches(server: SGLangServer) -> Iterator[ServerChange]:
 
 
 def _memory(server: SGLangServer) -> Iterator[ServerChange]:
-    """Yield larger shares for weights and slots; the words of each change state the memory that is left to all else."""
+    """Yield larger shares for weights and slots; their words state the memory that is left to all else."""
     now = server.fraction
     for share in _FRACTIONS:
         if share > now + 1e-9:

@@ -1,6 +1,6 @@
-"""Describe an SGLang server by GPU, model, arguments and replicas, and as the command that starts it.
+"""SGLang server: GPU, model, arguments and replicas, and the command that starts it.
 
-The slots follow from `kvsim.sizing.sglang_budget`, the simulated policy is `radix`. The steps take the time of vLLM's
+The slots follow from `kvsim.sizing.sglang_budget`; the simulated policy is `radix`. The steps take the time of vLLM's
 host and kernels, because SGLang's own pace was not measured.
 """
 
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
     from kvsim.engine.memory import MemoryManager
 
 _CACHE_TYPES = {"auto": "", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "bfloat16": "bf16"}
-"""Types of the cache that SGLang and kvsim both know, and SGLang's names for them."""
+"""SGLang's names of the cache types that both SGLang and kvsim know."""
 _BY_ENVIRONMENT = (
     "init_new_token_ratio", "min_new_token_ratio_factor", "new_token_ratio_decay_steps", "retract_decode_steps",
     "clip_max_new_tokens_estimation", "disable_consecutive_prefill_overlap", "swa_eviction_interval",
 )  # fmt: skip
-"""Settings that SGLang reads from variables of the environment, such as SGLANG_RETRACT_DECODE_STEPS."""
+"""Settings that SGLang reads from environment variables, such as SGLANG_RETRACT_DECODE_STEPS."""
 _OF_PRIORITIES = ("fcfs", "lof")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGLangServer(SGLangSettings):
-    """An SGLang server, and the number of its replicas behind one queue; what is left out is SGLang's default.
+    """SGLang server, and the number of its replicas behind one queue. Omitted arguments are SGLang's defaults.
 
-    The arguments have SGLang's names and meaning. `mem_fraction_static` follows from the GPU, the chunk and the number
-    of GPUs unless it is stated.
+    The arguments have SGLang's names and meaning. Unless stated, `mem_fraction_static` follows from the GPU, the chunk
+    and the number of GPUs.
     """
 
     max_running_requests: int = setting(None, "Requests that run at once; None: by the pool.", at_least=1)
@@ -149,7 +149,7 @@ class SGLangServer(SGLangSettings):
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes that weights, slots and an estimate of the largest step leave; SGLang does not measure that step."""
+        """Bytes left by weights, slots and an estimate of the largest step, which SGLang does not measure."""
         try:
             left = self.budget().free_later_bytes
         except BudgetError:
@@ -182,30 +182,16 @@ class SGLangServer(SGLangSettings):
         return self
 
     def budget(self) -> SlotBudget:
-        """Return the memory budget.
-
-        Raises:
-            BudgetError: the weights leave no memory for a page.
-            UsageError: `mem_fraction_static` is not between 0 and 1, or the model has pipeline stages.
-        """
+        """Return the memory budget."""
         return _budget(self.gpu, self.model, self.fraction, self.page_size)
 
     def machine(self) -> Machine:
-        """Return the machine of one replica.
-
-        Raises:
-            BudgetError: the weights leave no memory for a page.
-            UsageError: a setting is invalid.
-        """
+        """Return the machine of one replica."""
         times = step_times(self.gpu, self.model, "vllm", source=self.times, captured=self.captured)
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.budget().kv_bytes, step_time=times)
 
     def policy(self) -> Radix:
-        """Return the simulated policy.
-
-        Raises:
-            UsageError: SGLang refuses these arguments.
-        """
+        """Return the simulated policy."""
         self._check_arguments()
         return Radix(scheduler=SGLangSettings(**values_of(self)), cache=self.cache)
 
@@ -246,12 +232,11 @@ class SGLangServer(SGLangSettings):
         return found
 
     def _environment(self) -> list[str]:
-        """Return the variables of the environment for settings without an argument."""
         stated = self._stated()
         return [f"SGLANG_{name.upper()}={stated[name]}" for name in _BY_ENVIRONMENT if name in stated]
 
     def _stated(self) -> dict[str, Any]:
-        """Return the settings of the scheduler and the cache, other than limits, that differ from SGLang's defaults."""
+        """Return the settings of scheduler and cache, other than limits, that differ from SGLang's defaults."""
         limits = {"max_running_requests", "chunked_prefill_size", "context_length", "page_size", "disable_radix_cache"}
         return {
             each.name: getattr(settings, each.name)
@@ -268,7 +253,7 @@ class SGLangServer(SGLangSettings):
             return default_running_requests(0, self.context_length)
 
     def _check_arguments(self) -> None:
-        """Check that SGLang takes these arguments, and that kvsim follows them."""
+        """Check that SGLang accepts these arguments, and that kvsim simulates them."""
         model, page = self.model, self.page_size
         pages, longest = page_sizes(self.gpu, model), model.max_position_embeddings
         by_priority = self.enable_priority_scheduling

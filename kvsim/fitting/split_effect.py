@@ -1,4 +1,4 @@
-"""Compare equal servers with the same number of servers, split into prefill and decode servers, for one load."""
+"""Comparison of equal servers with the same number of servers, split into prefill and decode servers."""
 
 from __future__ import annotations
 

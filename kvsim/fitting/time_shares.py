@@ -1,4 +1,4 @@
-"""Split the time of a run into reading weights, reading keys and values, arithmetic, and the rest.
+"""Shares of the time of a run: reading weights, reading keys and values, arithmetic, and the rest.
 
 The shares are the work of the whole run times the coefficients of its step times. Reading and arithmetic overlap, so
 the shares need not add up to 1. The rest is the host, the start of kernels, and waiting for requests.

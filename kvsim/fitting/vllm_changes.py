@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _UTILIZATIONS = (0.90, 0.92, 0.94, 0.95, 0.96)
 """Values of `gpu_memory_utilization` to try; above the last, vLLM's memory estimate may fail."""
 _WATERMARKS = (0.01, 0.05)
-"""Shares of the pool to leave free: the first is enough for running requests to grow, the second also for bursts."""
+"""Shares of the pool to leave free: enough for running requests to grow, and enough for bursts."""
 _BLOCKS = (1.25, 1.5, 2.0)
 """Factors for a stated number of blocks."""
 
@@ -142,5 +142,5 @@ def _splits(server: Server, number: int) -> Iterator[ServerChange]:
 
 
 def _some_prefill(number: int) -> Iterator[int]:
-    """Yield a quarter, a half and three quarters of `number` servers, as numbers of prefill servers to try."""
+    """Yield a quarter, a half and three quarters of `number` servers."""
     yield from dict.fromkeys(min(max(round(number * share / 4), 1), number - 1) for share in (1, 2, 3))

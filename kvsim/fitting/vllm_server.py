@@ -1,7 +1,7 @@
-"""Describe a vLLM server by GPU, model, settings and replicas, and as the flags that start it.
+"""vLLM server: GPU, model, settings and replicas, and the flags that start it.
 
-The description determines the pool (`kvsim.sizing.budget`), the step times (`kvsim.machines`) and the simulated policy.
-For a recorded pool, the difference from the computed budget is kept, so that a change moves the pool by the computed
+The settings determine the pool (`kvsim.sizing.budget`), the step times (`kvsim.machines`) and the simulated policy. For
+a recorded pool, the difference from the computed budget is kept, so that a change moves the pool by the computed
 amount.
 """
 
@@ -43,7 +43,7 @@ _MANY_SEQS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server(ContinuousSettings):
-    """A vLLM server, and the number of its replicas behind one queue; limits that are left out are vLLM's defaults."""
+    """vLLM server, and the number of its replicas behind one queue. Omitted limits are vLLM's defaults."""
 
     gpu: Gpu
     model: Model
@@ -54,8 +54,9 @@ class Server(ContinuousSettings):
     enable_prefix_caching: bool = True
     watermark: float = 0.0
     cache: PagedSettings = field(default_factory=PagedSettings)
-    """Settings of the offload to host memory. Block size, prefix caching and watermark of this record are ignored: they
-    are fields of the server.
+    """Settings of offloading.
+
+    Its block size, prefix caching and watermark are ignored: they are fields of the server.
     """
     captured: bool = True
     """True if steps are launched as captured graphs."""
@@ -64,7 +65,7 @@ class Server(ContinuousSettings):
     num_blocks: int | None = None
     """Value of `num_gpu_blocks_override`, null block included; None for the computed number."""
     unaccounted_bytes: int = 0
-    """Bytes on each GPU by which a recorded pool exceeds the computed budget; negative if it is smaller."""
+    """Bytes on each GPU by which a recorded pool exceeds the computed budget."""
     name: str = ""
     """Name for `vllm serve`; empty for the model's own."""
     replicas: int = 1
@@ -74,7 +75,7 @@ class Server(ContinuousSettings):
     times: str | None = None
     """Profile or machine card, by file or name; None for the best shipped one."""
     pace: Pace = TYPICAL
-    """Factors for host and GPU times, measured in a recording of this machine."""
+    """Factors on host and GPU times, measured in a recording of this machine."""
 
     def __post_init__(self) -> None:
         check_replicas(self.replicas)
@@ -124,7 +125,7 @@ class Server(ContinuousSettings):
 
     @property
     def caveat(self) -> str:
-        """Always empty, because errors of vLLM's step times are measured, and printed beside them."""
+        """Always empty, because the errors of vLLM's step times are measured and printed beside them."""
         return ""
 
     @property
@@ -154,21 +155,11 @@ class Server(ContinuousSettings):
         return f"{num_units:,} blocks"
 
     def budget(self) -> Budget:
-        """Return the memory budget, without `unaccounted_bytes`.
-
-        Raises:
-            BudgetError: the model does not fit, or one sequence of `max_model_len` tokens does not.
-            UsageError: a setting is invalid.
-        """
+        """Return the memory budget, without `unaccounted_bytes`."""
         return _budget(self)
 
     def machine(self) -> Machine:
-        """Return the machine of one replica.
-
-        Raises:
-            BudgetError: the model and its cache do not fit.
-            UsageError: a setting is invalid.
-        """
+        """Return the machine of one replica."""
         budget = self.budget()
         kv_bytes = budget.kv_bytes + self.unaccounted_bytes
         if kv_bytes < 2 * budget.bytes_per_block:
@@ -183,17 +174,13 @@ class Server(ContinuousSettings):
 
     @property
     def fleet_words(self) -> str:
-        """Describe the servers of a fleet; empty for one server."""
+        """Description of the servers of a fleet; empty for one server."""
         if self.apart is not None:
             return f"{self.apart.num_prefill} prefill, {self.apart.num_decode} decode"
         return fleet_words(self.replicas)
 
     def policy(self) -> Paged:
-        """Return the simulated policy.
-
-        Raises:
-            UsageError: vLLM would not start with such limits or blocks.
-        """
+        """Return the simulated policy."""
         scheduler = ContinuousSettings(**values_of(self))
         scheduler.check_starts()
         return Paged(
@@ -207,11 +194,7 @@ class Server(ContinuousSettings):
         )
 
     def starting(self) -> Self:
-        """Return this server, with `max_model_len` reduced to the longest that fits if vLLM would not start otherwise.
-
-        Raises:
-            BudgetError: no block is left.
-        """
+        """Return this server, with `max_model_len` reduced to the longest that fits if vLLM would not start."""
         try:
             self.budget()
         except BudgetError:
@@ -277,7 +260,7 @@ class Server(ContinuousSettings):
         return found
 
     def _block_size(self) -> int:
-        """Return the block size of the engine; with several groups, the size from which those of the groups follow."""
+        """Return the engine's block size. The block sizes of several KV cache groups are derived from it."""
         settings = CacheSettings(max_model_len=self.max_model_len, block_size=self.block_size)
         layout = cache_layout(self.model, settings)
         return (
@@ -287,7 +270,7 @@ class Server(ContinuousSettings):
         )
 
     def step_time(self) -> StepTimeModel:
-        """Return the model of step times; the label states its basis."""
+        """Return the model of step times; the label states its source."""
         num_seqs = min(self.max_num_seqs, _MANY_SEQS)
         usual = _step_times(self.gpu, self.model, self.times, self.captured, num_seqs, self.in_process)
         if self.pace == TYPICAL:
