@@ -40,14 +40,9 @@ def points_of(
 ) -> list[Point]:
     """Return the run of every combination of the values in `vary`, the last name varying fastest.
 
-    Args:
-        workload: the requests.
-        source: recording that the requests are from; None for none.
-        policy: policy whose settings are varied, unless `vary` has policies.
-        given: machine whose settings are varied.
-        vary: names and their values.
-        longest: `max_model_len` of policies that are given by name; None for the longest sequence of the machine.
-        refuse_misfits: whether requests that can never be served are refused, so that the run goes on.
+    The requests are those of `workload`, which are from the recording `source` if it is not None. `policy` and `given`,
+    a machine, have the settings that are not varied. `longest` is the `max_model_len` of policies that are given by
+    name; None for that of the machine. `refuse_misfits` lets a run go on without the requests that can never be served.
     """
     points = []
     for values in product(*vary.values()):

@@ -1,4 +1,4 @@
-"""Fit step times to recordings (`kvsim calibrate`), and report the errors that remain.
+"""Step times fitted to recordings (`kvsim calibrate`), and the errors that remain.
 
 `calibrate` fits the coefficients of a profile, `calibrate_host` adapts a profile to another host, and `calibrate_card`
 fits the factors of a machine card.

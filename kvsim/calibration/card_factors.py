@@ -1,8 +1,8 @@
-"""Fit the factors by which the GPU and the host of a machine are slower than its card predicts.
+"""Factors by which the GPU and the host of a machine are slower than its card predicts.
 
-There are three factors instead of thirty coefficients, so that a fit with recordings of one model is valid for every
-model on the machine. The fit matches the total time of each kind of step, because throughput depends on the mean time.
-A robust fit would match the median: it ignores occasional stalls of the host, and so predicts too little time.
+There are three factors instead of thirty coefficients, so that a fit to recordings of one model is valid for every
+model on the machine. The fit matches the total time of each kind of step, because throughput depends on means. A robust
+fit would match medians, and predict too little time for a host with occasional stalls.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from kvsim.steptime.reduction import never_asleep, on_machine
 from kvsim.steptime.roofline import Roofline
 
 _USUAL = {"gpu": 0.03, "host": 0.2, "woken": 0.2}
-"""Standard deviations of the factors around 1, which the fit assumes. They keep a factor near 1 if the recordings do
-not determine it. On seven machines with an H200, hosts that never sleep took 0.7 to 1.1 times the card's time, and the
-cost of sleeping was 0.75 to 1.1 times the usual cost."""
+"""Standard deviations of the factors around 1, which keep a factor near 1 if the recordings do not determine it.
+
+On seven machines with an H200, hosts that never sleep took 0.7 to 1.1 times the card's time, and the cost of sleeping
+was 0.75 to 1.1 times the usual cost.
+"""
 _COUNTS = 0.025
 """Error of a kind of step, as a share of its time, that weighs as much as one standard deviation of a factor."""
 _REACH = float(np.log(4.0))

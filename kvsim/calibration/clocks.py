@@ -1,8 +1,8 @@
-"""Split the error of step times into that of the GPU and that of the host, step by step.
+"""Error of step times, divided into that of the GPU and that of the host.
 
-In a whole simulation, the errors of all steps add up, and queues amplify them. Here each step is predicted from its
-recorded start, with the recorded scheduling decisions. This shows whether the GPU or the host was slower than
-predicted, and when a shared host changed its speed.
+Each step is predicted from its recorded start, with the recorded scheduling decisions, so that errors of different
+steps do not add up. This shows whether the GPU or the host was slower than predicted, and when a shared host changed
+its speed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def clock_errors(times: Roofline, observed: Observed) -> tuple[ClockError, ...]:
 
 
 def _waits_for_worker(times: Roofline, observed: Observed) -> Any:
-    """Tell for each step whether its GPU time is that of its launch by a worker process: bool[steps]."""
+    """Return True for each step whose GPU time is that of its launch by a worker process: bool[steps]."""
     launched_at_once = replace(times, piecewise_floor_s=0.0, eager_floor_s=0.0)
     return launched_at_once.step_time(observed.shape).gpu_s < times.step_time(observed.shape).gpu_s
 

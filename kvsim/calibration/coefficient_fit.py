@@ -1,4 +1,4 @@
-"""Fit the coefficients of a profile to recordings, within physical limits that follow from data sheets.
+"""Fit of the coefficients of a profile to recordings, within physical limits that follow from data sheets.
 
 Every coefficient starts at a value from the data sheet, and may change by a limited factor. The fit is robust, so that
 stalls of the host count as outliers. `kvsim.calibration.corrections` then corrects what a robust fit ignores.
@@ -59,8 +59,11 @@ _FASTEST = {
     "token_s": ARITHMETIC_EFFICIENCY / 0.8,
     "attention_pair_s": ATTENTION_EFFICIENCY / 0.75,
 }
-"""Smallest values of coefficients, as shares of their initial values. The divisors are the largest shares of the data
-sheet's peak that kernels reach; a smaller coefficient would be the effect of an error in another one."""
+"""Smallest values of coefficients, as shares of their initial values.
+
+The divisors are the largest shares of the data sheet's peak that kernels reach; a smaller coefficient would compensate
+an error in another one.
+"""
 _ROUNDS = 3
 """Number of rounds; each fits the coefficients, then the paces of the machines, then the table of sizes."""
 _EVALUATIONS = 15
@@ -121,7 +124,7 @@ def calibrate(
 
 
 def _subject(recordings: Sequence[Recording]) -> tuple[Gpu, str, Model]:
-    """Return the GPU, engine and model of all recordings; see `calibrate` for what is refused."""
+    """Return the GPU, engine and model of all recordings."""
     if not recordings:
         raise UsageError("there is nothing to calibrate on; give at least one recording.")
     check_distinct(recordings)

@@ -1,6 +1,6 @@
-"""Correct fitted step times where a robust fit is wrong, because it follows medians and ignores rare events.
+"""Corrections of fitted step times where a robust fit is wrong, because it follows medians and ignores rare events.
 
-Means, costs of rare events, and costs that show directly in the recorded times are set here.
+Means, costs of rare events, and costs that the recorded times show directly are set here.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def with_sizes(times: Roofline, observed: Sequence[Observed]) -> Roofline:
     """Return `times` with the median error of each captured size, over all recordings, added to `of_size_s`.
 
     The median error of a recording's steps, with and without prompt tokens, is subtracted first, because it has other
-    causes than the size.
+    causes.
     """
     sizes, groups, errors = map(np.concatenate, zip(*_errors_by_size(times, observed), strict=True))
     if not len(errors):

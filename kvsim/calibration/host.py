@@ -1,7 +1,7 @@
-"""Adapt a profile to another host with the same GPU, by one factor on all its host times.
+"""Adaptation of a profile to another host with the same GPU, by one factor on all its host times.
 
 Small models and Hugging Face's `generate()` wait mostly for the host, and hosts with the same GPU differ by a third. A
-single factor can be fitted to one short recording. GPU times are kept.
+single factor can be fitted to one short recording.
 """
 
 from __future__ import annotations

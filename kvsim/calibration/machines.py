@@ -1,8 +1,8 @@
-"""Fit the pace of each machine, so that a profile can use recordings of several machines with the same GPU.
+"""Pace of each machine, so that a profile can use recordings of several machines with the same GPU.
 
-Hosts differ by a third, and two starts of the same engine by one or two percent. Without paces, the coefficients would
-be distorted to explain these differences. Each machine has two factors, one for its host and one for its GPU, which are
-fitted together with the coefficients. The profile describes the machine with median factors.
+Hosts differ by a third, and two starts of the same engine by one or two percent. Each machine has a factor for its host
+and one for its GPU, which are fitted together with the coefficients. The profile describes the machine with median
+factors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Convert a recording to the arrays that calibration needs: the contents of each step, and its recorded times."""
+"""A recording as the arrays that calibration needs: the contents of each step, and its recorded times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Observed:
     end_s: FloatArray
     """Times at which the outputs of the steps had been processed, in seconds: one entry per step."""
     launched_before_output: IntArray
-    """Index of the step that the host was launching when each step's output came: the last one scheduled before."""
+    """Index of the last step that was scheduled before each step's output came."""
     next_step: IntArray
     """Index of the step that was scheduled right after each step's output was processed; -1 if another event came."""
 
@@ -49,8 +49,7 @@ class Observed:
     entry_prompt_tokens: IntArray
     """Number of prompt tokens of the second request of each such pair."""
     offload_s: FloatArray
-    """Seconds that the host spent on copies between GPU and host memory before each launch; 0 without an offload, and
-    until `with_offload` sets them."""
+    """Seconds that the host spent on copies between GPU and host memory before each launch, set by `with_offload`."""
     pace: Pace = TYPICAL
     """Assumed pace of the machine."""
 
@@ -111,7 +110,7 @@ def observe(recording: Recording) -> Observed:
 
 
 def check_distinct(recordings: Sequence[Recording]) -> None:
-    """Check that no recording is given twice, because it would count double in a fit, and could not be held out."""
+    """Check that no recording is given twice: it would count double, and could not be held out."""
     for index, item in enumerate(recordings):
         for other in recordings[:index]:
             if np.array_equal(item.steps.start_s, other.steps.start_s) and len(item.steps):

@@ -1,7 +1,7 @@
-"""Predict the end of each recorded step from the recorded time at which it was scheduled.
+"""Prediction of the end of each recorded step from the recorded time at which it was scheduled.
 
-The difference from the recorded end is the error of the step times. It does not carry over to the next step, because
-each start is taken from the recording; the time at which the GPU becomes free is also set to the recorded one.
+The difference from the recorded end is the error of the step times. Each start is taken from the recording, so an error
+does not carry over to the next step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Initial values for a fit of vLLM's step times: from a GPU's data sheet, with constants for the host.
 
-They are used in fits only; a model without a profile uses a machine card. No fitted coefficient may be zero, because a
-fit multiplies each by a factor.
+No coefficient may be zero, because a fit multiplies each by a factor.
 """
 
 from __future__ import annotations

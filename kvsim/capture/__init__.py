@@ -1,4 +1,4 @@
-"""Record real engines: vLLM's scheduler, and `generate()` of transformers.
+"""Recorders of real engines: vLLM's scheduler, and `generate()` of transformers.
 
-No other package imports vLLM, PyTorch or transformers, so that kvsim can be used without them.
+No other package imports vLLM, PyTorch or transformers, so kvsim can be used without them.
 """

@@ -1,4 +1,7 @@
-"""Record speculative decoding inside vLLM's scheduler: its settings, and the tokens and drafts after every step."""
+"""Recorder of speculative decoding inside vLLM's scheduler:
+
+its settings, and the tokens and drafts after every step.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def num_draft_modules(scheduler: Any) -> int:
 
 
 def draft_settings(scheduler: Any) -> dict[str, int]:
-    """Return the number of drafting modules, and how many tokens after its block a hash covers, if any."""
+    """Return the number of draft modules, and the number of tokens beyond its block that a hash covers."""
     ahead = int(getattr(scheduler, "num_hash_lookahead_tokens", 0))
     return {"num_draft_modules": num_draft_modules(scheduler)} | ({"num_hash_lookahead_tokens": ahead} if ahead else {})
 

@@ -1,7 +1,7 @@
-"""Start vLLM in this process, serve a workload, and record it.
+"""A vLLM engine in this process that serves a workload and is recorded.
 
-Requests are sent at their arrival times (open loop), or whenever one of a fixed number has finished (closed loop). One
-engine start takes about a minute and serves any number of recordings.
+Requests are sent at their arrival times (open loop), or whenever one of a fixed number has finished (closed loop).
+Starting an engine takes about a minute; it can make any number of recordings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ENVIRONMENT = {
 _LORA_RANK = 16
 """Largest rank of LoRA adapters that vLLM accepts by default."""
 _WARM_UP = (12, 64)
-"""Number of warm-up requests, which are not recorded, and the number of tokens of each prompt and each answer."""
+"""Number of warm-up requests, which are not recorded, and tokens of each prompt and each answer."""
 
 
 def check_installed(release: str) -> None:

@@ -56,7 +56,7 @@ class _AfterStep(StoppingCriteria):  # type: ignore[misc]
 
 
 class GenerateRecorder:
-    """Records every call of `model.generate` between entering and leaving the context."""
+    """Records every call of `model.generate` inside the context."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class GenerateRecorder:
             torch.cuda.memory._record_memory_history(enabled=None)
 
     def give_back(self) -> None:
-        """Empty PyTorch's cache and note it: the next batch has to ask the driver for memory again."""
+        """Empty PyTorch's cache and note it, because the next batch then asks the driver for memory again."""
         torch.cuda.empty_cache()
         self._given_back.append(len(self.batches))
 
@@ -277,9 +277,8 @@ class _RecordedBatch:
 
 
 def _memory_held(*, cuda: bool) -> dict[str, Any]:
-    """Return the allocated and reserved bytes of PyTorch's allocator, and the bytes of each segment in a private pool.
-
-    Captured graphs have private pools.
+    """Return the allocated and reserved bytes of PyTorch's allocator, and the bytes of each private pool (of captured
+    graphs).
     """
     if not cuda:
         return {"allocated_bytes": 0, "reserved_bytes": 0, "private_segment_bytes": []}
@@ -294,7 +293,7 @@ def _memory_held(*, cuda: bool) -> dict[str, Any]:
 
 
 def _gpu_properties() -> dict[str, int]:
-    """Return the driver's properties of the GPU; those that this PyTorch does not read are left out."""
+    """Return those of the driver's properties of the GPU that this PyTorch can read."""
     known = torch.cuda.get_device_properties(torch.cuda.current_device())
     names = ("multi_processor_count", "total_memory", "L2_cache_size", "clock_rate", "memory_clock_rate")
     return {name: int(getattr(known, name)) for name in names if hasattr(known, name)}
@@ -318,11 +317,7 @@ def _history(step_ends_us: Sequence[float]) -> AllocatorHistory:
 
 
 def find_device(name: str | None) -> str:
-    """Return the device of that name: `cpu`, `cuda` or `cuda:N`. The default is `cuda` if there is one, else `cpu`.
-
-    Raises:
-        UsageError: this machine has no such device.
-    """
+    """Return the device of that name: `cpu`, `cuda` or `cuda:N`. The default is `cuda` if there is one, else `cpu`."""
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     there = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

@@ -1,7 +1,7 @@
-"""Record images inside vLLM's scheduler: their places in prompts, and the events of the encoder cache.
+"""Recorder of images inside vLLM's scheduler: their places in prompts, and the events of the encoder cache.
 
-Whatever vLLM's encoder reads counts as an image, also video and audio. Equal images have equal hashes in vLLM; a
-recording has numbers in place of these.
+All inputs of vLLM's encoder count as images, also video and audio. Equal images have equal hashes in vLLM, and equal
+numbers in a recording.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ImageWatch:
             raise RecordingError(f"request {name} has images, and {problem}.")
 
     def changed(self, request: Any, input_id: int, evicted: list[str]) -> None:
-        """Report what a call for one image of a request has changed; `evicted` are the hashes of evicted images."""
+        """Report the effect of a call for one image of a request; `evicted` are the hashes of evicted images."""
         for each in evicted:
             self._cached.discard(each)
             self._happened(ImageEventKind.EVICT, _NOBODY, each)
@@ -136,7 +136,7 @@ class ImageWatch:
 def _runs(mask: Any) -> list[int]:
     """Return the first index and the length of each run of true entries in a mask, as a flat list.
 
-    The list is empty if all entries are true, or if there is no mask.
+    The list is empty without a mask, or if all entries are true.
     """
     if mask is None:
         return []

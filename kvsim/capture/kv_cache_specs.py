@@ -1,4 +1,4 @@
-"""Translate the KV-cache specs of a running vLLM engine into the groups of a recording.
+"""Translation of the KV-cache specs of a running vLLM engine to the groups of a recording.
 
 Nothing of vLLM is imported: specs are identified by their class names.
 """
@@ -43,7 +43,7 @@ def layout_of(kv_cache_config: Any, hash_block_size: int) -> KVCacheLayout:
 
 
 def _allocated_bytes(tensors: list[Any]) -> int:
-    """Return the bytes of all blocks: since vLLM 0.29, every tensor is a view of one allocation and states its size."""
+    """Return the bytes of all blocks. Since vLLM 0.29, every tensor is a view of one allocation and states its size."""
     sizes = [tensor.size for tensor in tensors]
     return int(sum(sizes) if hasattr(tensors[0], "shared_by") else max(sizes))
 

@@ -1,4 +1,4 @@
-"""Identify the machine of a recording without describing it."""
+"""Identity of the machine of a recording, without a description of it."""
 
 from __future__ import annotations
 

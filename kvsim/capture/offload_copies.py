@@ -1,8 +1,8 @@
-"""Record the copies between GPU and host memory that vLLM's native offload makes.
+"""Recorder of the copies between GPU and host memory that vLLM's native offload makes.
 
-A recording needs them because the scheduler's later decisions depend on two things that cannot be computed: when a copy
-is reported as complete, and the order in which the blocks of a copy become idle. That order decides which blocks the
-host evicts first; vLLM 0.25.1 takes it from the iteration order of a set.
+A recording needs them because later decisions depend on two things that cannot be computed: when a copy is reported as
+complete, and the order in which the blocks of a copy become idle. The host evicts in this order; vLLM 0.25.1 takes it
+from the iteration order of a set.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from kvsim.errors import RecordingError
 class OffloadWatch:
     """Reports the copies of one scheduler as events.
 
-    `report` is called with the fields of an event: "copy", number, whether it is a load, row of the request, GPU blocks
-    and host blocks; "await", numbers; "copied", number and host blocks.
+    `report` is called with the fields of an event: "copy", number, True for a load, row of the request, GPU blocks and
+    host blocks; "await", numbers; "copied", number and host blocks.
     """
 
     def __init__(self, scheduler: Any, report: Callable[..., None]) -> None:

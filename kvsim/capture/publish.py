@@ -1,8 +1,7 @@
-"""Publish the events of a recording on a local socket, for `kvsim tui --attach`.
+"""Publisher of the events of a recording on a local socket, for `kvsim tui --attach`.
 
-A process of its own (`kvsim.capture.viewers`) serves viewers and receives the log through a pipe. The engine's process
-has one thread and one descriptor for it, and no work, memory or socket that depends on viewers: a viewer cannot slow
-the engine.
+Another process (`kvsim.capture.viewers`) serves viewers and gets the log through a pipe. The engine's process has one
+thread and one descriptor for it, so that a viewer cannot slow the engine.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Publisher:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes in the engine's process that have not been sent; viewers do not add to them."""
+        """Bytes in the engine's process that have not been sent, whatever the number of viewers."""
         return self._pump.waiting_bytes
 
     def write(self, lines: bytes) -> None:

@@ -1,6 +1,6 @@
-"""Move bytes from the engine's thread to a slow destination, such as a disk or another process.
+"""Transport of bytes from the engine's thread to a slow destination, such as a disk or another process.
 
-The engine's thread only appends to a queue: no lock, no system call. Another thread delivers the queued bytes a few
+The engine's thread only appends to a queue, without a lock or a system call. Another thread delivers the bytes a few
 times a second. If the destination fails or falls too far behind, the queue is dropped.
 """
 
@@ -15,7 +15,7 @@ MAX_WAITING_BYTES = 64 << 20
 
 
 class Pump:
-    """Queue of bytes from one thread, which another thread of this object delivers."""
+    """Queue of bytes from one thread, which a thread of this object delivers."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Models and prompts of which only the shape matters: weights and token ids are random.
+"""Models and prompts of given shapes with random weights and token ids.
 
 Memory and speed depend on shapes, not on the values of weights. Grouped-query models are built as Llamas of the same
 shape.
@@ -18,7 +18,7 @@ from kvsim.models import Model, find_model
 from kvsim.workload import Workload
 
 _SPECIAL_TOKENS = 10
-"""Number of ids at the beginning of a vocabulary that may be special tokens; they are never drawn."""
+"""Number of ids at the beginning of a vocabulary that are never drawn, because they may be special tokens."""
 
 
 def has_weights(folder: Path) -> bool:

@@ -1,7 +1,7 @@
-"""Read the settings of a vLLM scheduler for the recorder, and refuse engines that a recording cannot represent.
+"""Settings of a vLLM scheduler for the recorder, and refusal of engines that a recording cannot represent.
 
-Settings have moved between vLLM 0.20 and 0.33. These functions look for the attributes that an engine has; its version
-number is used only to warn about releases that were not tried.
+Settings have moved between vLLM 0.20 and 0.33, so these functions look for attributes. The version number is used only
+to warn about releases that were not tried.
 """
 
 from __future__ import annotations
@@ -57,15 +57,14 @@ def newer_settings(scheduler: Any) -> dict[str, Any]:
 def retention_interval(scheduler: Any) -> int | None:
     """Return the number of tokens between the prefixes for which windows and states are kept.
 
-    0 keeps only the last prefix, None keeps all. vLLM before 0.29 reads the interval from the environment, later
-    releases from their settings; the cache coordinator has it in both cases.
+    0 keeps only the last prefix, None keeps all. In all releases the cache coordinator has this number.
     """
     interval = getattr(scheduler.kv_cache_manager.coordinator, "retention_interval", None)
     return None if interval is None else int(interval)
 
 
 def num_waiting(scheduler: Any) -> int:
-    """Return the number of requests in all waiting queues; vLLM 0.31 changed which queues exist."""
+    """Return the number of requests in all waiting queues, which depend on the release."""
     return int(scheduler.get_request_counts()[1])
 
 

@@ -1,8 +1,8 @@
-"""Record a vLLM V1 scheduler inside its engine: report every decision as an event of a recording.
+"""Recorder of a vLLM V1 scheduler inside its engine, which reports every decision as an event of a recording.
 
 The scheduler subclass in `kvsim.capture.vllm` calls the hooks of `SchedulerRecorder` before and after its own methods.
-Allocation and release of blocks are observed by wrapping methods of the cache manager. Of a request, only lengths,
-times and block hashes are recorded, never tokens. A defect in this code ends the recording; the engine continues.
+Allocation and release of blocks are observed by wrapping methods of the cache manager. Only lengths, times and block
+hashes of requests are recorded, never tokens. A defect in this code ends the recording; the engine continues.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ class SchedulerRecorder:
 
     @_harmless
     def proposed(self, names: list[str]) -> None:
-        """Report how many drafts were proposed after the last step for each of the requests with the ids `names`."""
+        """Report the number of drafts that were proposed after the last step for each request in `names`."""
         if self._num_steps:
             self._report("proposed", self._num_steps - 1, proposed(self._scheduler, names, self._rows))
             self._send()
@@ -303,7 +303,7 @@ class SchedulerRecorder:
             self._report_entries("append", row, group, table, begin, len(table))
 
     def _report_entries(self, event: str, row: int, group: int, table: list[Any], begin: int, end: int) -> None:
-        """Report the entries `begin:end` of a block table, except null blocks, which come first."""
+        """Report the entries `begin:end` of a block table without the leading null blocks."""
         while begin < end and table[begin].is_null:
             begin += 1
         if begin < end:

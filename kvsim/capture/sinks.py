@@ -1,4 +1,4 @@
-"""Write the events of a recording to a file, to viewers, or to both.
+"""Destinations of the events of a recording: a file, viewers, or both.
 
 A sink must not slow or stop the engine: it does not block, and an error ends the recording instead of being raised.
 """
@@ -19,7 +19,7 @@ log = logging.getLogger("kvsim")
 _PERIOD_S = 0.25
 """Maximum number of seconds that an event waits in memory before it is written."""
 _CLOSE_S = 10.0
-"""Maximum number of seconds by which the end of a recording may delay the end of the engine; a busy disk needs some."""
+"""Maximum number of seconds by which the end of a recording may delay the end of the engine."""
 
 
 class LogSink(Protocol):
@@ -33,11 +33,10 @@ class LogSink(Protocol):
 
 
 class FileSink:
-    """Appends to a log file from a separate thread.
+    """Appends to a log file from another thread.
 
-    If writing fails, for example on a full disk, the recording ends and the engine continues. Events are passed to the
-    operating system at least every quarter of a second, so an engine that is killed loses at most the events of that
-    time.
+    If writing fails, for example on a full disk, the recording ends and the engine continues. Events go to the
+    operating system at least every quarter of a second; an engine that is killed loses at most these.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Record the transfers of vLLM's NixlConnector inside its scheduler: loads, and blocks kept for other servers.
+"""Recorder of the transfers of vLLM's NixlConnector inside its scheduler: loads, and blocks kept for other servers.
 
 The workers decide when a transfer ends and which blocks fail. Both are recorded with the output that reports them.
 """
@@ -18,7 +18,7 @@ _NONE = -1
 
 
 def has_transfers(scheduler: Any) -> bool:
-    """Tell whether the scheduler exchanges KV with other servers as kvsim follows it."""
+    """Tell whether the scheduler exchanges KV with other servers in a way that kvsim simulates."""
     return type(getattr(scheduler, "connector", None)).__name__ in _FOLLOWED
 
 

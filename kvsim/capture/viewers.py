@@ -1,11 +1,10 @@
-"""Serve viewers of a live recording, as a process: `python -m kvsim.capture.viewers DESCRIPTOR`.
+"""Process that serves viewers of a live recording: `python -m kvsim.capture.viewers DESCRIPTOR`.
 
-The engine's process writes its log to this process's standard input and knows of no viewer. All work for viewers is
-done here, with separate descriptors, memory and processor time, at a lower priority. A viewer only reads: one that
-sends data, reads too slowly or leaves is disconnected.
+The engine's process writes its log to the standard input of this process, and knows no viewers. A viewer only reads:
+one that sends data, reads too slowly or leaves is disconnected.
 
-Standard input is the log, with an empty line wherever the engine's state is complete. Viewers may join only at these
-lines, because elsewhere a change may be incomplete. The empty lines are sent to viewers, too.
+An empty line of the log marks that the engine's state is complete. Viewers may join only there, because elsewhere a
+change may be incomplete. The empty lines are sent to viewers, too.
 """
 
 from __future__ import annotations

@@ -246,8 +246,8 @@ def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dic
 def _shape(model: Any, served_as: dict[str, Any], *, plain: bool) -> dict[str, Any]:
     """Return the shape of the model, from its configuration or, if kvsim cannot read that, from the engine.
 
-    Without `plain`, the model has several kinds of layers. Then the engine's shape lacks the fields of KV heads, so
-    that readers do not mistake the model for a plain decoder.
+    If not `plain`, the model has several kinds of layers. The engine's shape then lacks the fields of KV heads, so that
+    readers do not take the model for a plain decoder.
     """
     text, name = model.hf_text_config, Path(model.model).name
     dtype = str(model.dtype).removeprefix("torch.")

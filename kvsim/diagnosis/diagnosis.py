@@ -1,4 +1,4 @@
-"""Describe the diagnosis of a recorded server in sentences: causes, times, affected requests, and certainty."""
+"""Diagnosis of a recorded server in sentences: causes, times, affected requests, and certainty."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _MOST = 5
-"""Number of spells of preemptions that a report describes: those that lost most tokens."""
+"""Maximum number of described spells of preemptions, those that lost most tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Diagnose a recorded server: from the recording, and by simulating changes of the server with the same requests."""
+"""Diagnosis of a recorded server, from the recording and from simulated changes with the same requests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Diagnose a server by its metrics alone, and name the questions that metrics cannot answer.
+"""Diagnosis of a server by its metrics alone, and the questions that metrics cannot answer.
 
-Metrics show how often requests are preempted and how full the pool is. They do not show which request took the blocks
-of another, how long single answers were, or the settings. So the diagnosis has a verdict but no simulated remedies.
+Metrics show how often requests are preempted and how full the pool is, but neither single requests nor the settings. So
+the diagnosis has a verdict but no simulated remedies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvsim.live.metrics import ServerMetrics
 
 _FULL = 0.95
-"""Usage from which on a pool counts as full. It is below 1, because a poll rarely meets the highest usage."""
+"""Usage from which on a pool counts as full; a poll rarely meets the highest usage."""
 
 
 _LIMITS = {

@@ -1,4 +1,4 @@
-"""Find the preemptions of a recording, so that a diagnosis can name their times, requests, costs and causes.
+"""Preemptions of a recording: their times, requests, costs and causes.
 
 The likely cause of a preemption is the admission before it, which took the last free blocks.
 """
@@ -33,7 +33,7 @@ class Loss:
     request: int
     """Row of the request."""
     lost_tokens: int
-    """Number of computed tokens that had to be computed again. Tokens that the prefix cache still had do not count."""
+    """Computed tokens that had to be computed again, without those that the prefix cache still had."""
     back_s: float
     """Time at which the request was scheduled again, in seconds; NaN if it never was."""
 
@@ -55,7 +55,7 @@ class Spell:
 
     losses: tuple[Loss, ...]
     cause: Admission | None
-    """The last admission before the first preemption; None where no request had been admitted."""
+    """Last admission before the first preemption, or None."""
 
     @property
     def begin_s(self) -> float:
@@ -100,8 +100,8 @@ def losses_of(recording: Recording) -> list[Loss]:
 def _is_whole_release(recording: Recording) -> npt.NDArray[np.bool_]:
     """Tell for each row of the memory table whether a request lost a whole block table in it.
 
-    With several KV-cache groups, a group of full attention is used: requests free the blocks of windows and states
-    while they run.
+    Of several KV-cache groups, one of full attention is used, because requests free blocks of windows and states while
+    they run.
     """
     memory, groups = recording.memory, recording.meta.pool.groups
     released: npt.NDArray[np.bool_] = memory.kind == MemoryKind.RELEASE
@@ -139,9 +139,8 @@ def _schedule_by_request(recording: Recording) -> dict[int, list[tuple[int, int,
 
 
 def _around(rows: list[tuple[int, int, int]], step: int) -> tuple[int, tuple[int, int] | None]:
-    """Return the number of tokens computed before a preemption in `step`, and the step and tokens at which it resumed.
-
-    The second part is None if the request was never resumed.
+    """Return the tokens computed before a preemption in `step`, and the step and tokens at which the request resumed,
+    or None.
     """
     computed = 0
     for first, before, end in rows:

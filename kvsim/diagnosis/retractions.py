@@ -1,4 +1,4 @@
-"""Explain SGLang's retractions: the cost of each, and the time for which throughput stays low after it.
+"""Retractions of SGLang: the cost of each, and the time for which throughput stays low after it.
 
 SGLang admits a request if there is room for its prompt, its maximum output, and a share of the outputs that running
 requests may still have (`new_token_ratio`). The share falls with each decode step. A retraction sets it to the share
@@ -33,7 +33,7 @@ _FACTORS = (0.1, 0.3, 0.6, 1.5, 3)
 """Factors on `schedule_conservativeness` that are tried."""
 _MORE_MEMORY = 1.1
 _AWAY = 0.9
-"""Throughput after a retraction counts as low if it is below this share of the throughput before."""
+"""Share of the earlier throughput below which throughput counts as low after a retraction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +77,7 @@ class Retraction:
     ratio: float
     """The same ratio after the retraction."""
     back_s: float
-    """Time in seconds at which the ratio is as low as before the retraction, or as at the end of the run.
-
-    It is the time of the next retraction if that comes earlier.
-    """
+    """Time in seconds at which the ratio is as low as before; at most that of the next retraction or of the end."""
     num_steps: int
     """Number of steps from the retraction to `back_s`."""
     before: Span
@@ -200,7 +197,7 @@ class Tried:
 
     flags: str
     factor: float
-    """Factor on `schedule_conservativeness`; 1 if more memory, or nothing, is changed."""
+    """Factor on `schedule_conservativeness`; 1 for other changes."""
     tokens_per_s: float
     ttft_p99_s: float
     num_retractions: int

@@ -1,4 +1,4 @@
-"""Read the memory figures and the settings that a server writes to its log when it starts, for `kvsim doctor`.
+"""Memory figures and settings that a server logs when it starts, for `kvsim doctor`.
 
 The patterns match the lines of vLLM 0.8 to 0.33 and SGLang 0.4 to 0.5. Prefixes such as times and process names, and
 colour codes, are ignored.
@@ -104,7 +104,7 @@ class LoggedFigure:
 
     value: float
     line: int = 0
-    """Number of the line, from 1; 0 for a figure that stands in no line."""
+    """Number of the line, from 1; 0 for a figure without a line."""
 
 
 @dataclass(slots=True)

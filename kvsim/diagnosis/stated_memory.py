@@ -1,4 +1,4 @@
-"""Read a server's memory from its metrics or from a recording, in the form of a start-up log."""
+"""Memory figures of a server from its metrics or a recording, in the form of a start-up log."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _GAUGES = {
     "sglang:max_total_num_tokens": "tokens",
 }
 _USAGES = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
-"""Gauges that every complete page has. Only a complete page is checked; pasted lines may lack most metrics."""
+"""Gauges of every complete page. Only a complete page is checked; pasted lines may lack most metrics."""
 _MOST = 1e15
 _RECORDED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization")
 
 
 def is_page(text: str) -> bool:
-    """Tell whether one of the first 1,000 lines of a text begins like a line of a page of metrics."""
+    """Tell whether one of the first 1,000 lines of a text begins like a metric."""
     return any(line.startswith(("vllm:", "sglang:", "# HELP ", "# TYPE ")) for line in text.splitlines()[:1000])
 
 

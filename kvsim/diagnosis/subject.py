@@ -1,4 +1,4 @@
-"""Build the server and the load of a recording, so that `kvsim.fitting` can simulate changes of that server."""
+"""Server and load of a recording, so that `kvsim.fitting` can simulate changes of that server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvsim.simulation import EngineName
 
 _LEAST_SHARE = 0.9
-"""If a pool has less than this share of the blocks that fit into the GPU, its size was set by hand."""
+"""Share of the blocks that fit into the GPU; a smaller pool was set by hand."""
 
 
 def load_of(recording: Recording) -> Load:

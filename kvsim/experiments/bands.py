@@ -1,7 +1,7 @@
-"""Measure the sensitivity of figures to the error of the step times, by runs with slightly shorter and longer times.
+"""Sensitivity of figures to the error of the step times, by runs with slightly shorter and longer times.
 
 With preemptions, the queue accumulates every delay: 1 % of speed changes the time to first token by 5 %. A single
-number would then be too precise.
+number would be too precise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Group calls to worker processes into batches, because sending a call takes as long as a short simulation.
-
-Sending takes milliseconds to a process of this machine, and about ten milliseconds to a cluster.
-"""
+"""Batches of calls to worker processes, because sending one call takes as long as a short simulation."""
 
 from __future__ import annotations
 
@@ -13,8 +10,9 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 _BATCH_S = 0.5
-"""Target duration of a batch in seconds: long compared with the time to send it, and short enough to lose
-little work if its worker dies.
+"""Target duration of a batch in seconds:
+
+longer than sending it takes, and short enough to lose little if its worker dies.
 """
 
 

@@ -1,8 +1,7 @@
 """Prefix hits of requests that are served one at a time: with vLLM's eviction, and the most with any rule.
 
-The upper bound shows how much a better eviction rule could gain. It holds because requests have a fixed order and do
-not overlap: eviction then changes neither the next request nor the number of blocks that it takes, and Belady's rule
-is optimal.
+The upper bound shows how much a better eviction rule could gain. With a fixed order and no overlap, eviction changes
+neither the next request nor the number of blocks that it takes, so Belady's rule is optimal.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ class _Blocks(NamedTuple):
     keys: list[int]
     """Keys of the leading full blocks that other requests may have in common with this one."""
     num_lookups: int
-    """Number of leading blocks that are looked up. The block of the last prompt token is not, as it is computed.
-    """
+    """Number of leading blocks that are looked up; the block of the last prompt token is always computed."""
     num_full: int
     num_blocks: int
 
@@ -105,7 +103,7 @@ def _optimal(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
 def _least_recent(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
     """Yield the number of blocks that each request hits with vLLM's rule: evict the least recently freed block.
 
-    Blocks without a cached prefix are taken first. A request frees its blocks from the last to the first.
+    Blocks without a cached prefix are used first. A request frees its blocks from the last to the first.
     """
     free: OrderedDict[int, int] = OrderedDict()  # keys of the cached free blocks, by serial number of the block
     blocks_of: defaultdict[int, list[int]] = defaultdict(list)  # cached blocks of each key, the oldest first

@@ -1,4 +1,4 @@
-"""Delay Ctrl-C, which a terminal sends to every process, so that only the parent process handles it."""
+"""Delayed Ctrl-C: a terminal sends it to every process, and only the parent process should handle it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Ablation as a ladder: the same requests served one by one, then better and better, with one change on every rung.
 
 Every rung runs twice: with the given memory, and with enough memory for all requests. The gain of the second run over
-the rung below is speed; the loss of the first run against the second is memory. So the gain of a rung is the product of
-a memory factor and a speed factor.
+the rung below is speed; the loss of the first run against the second is memory. The gain of a rung is the product of a
+memory factor and a speed factor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 KEY: Final = "ladder"
 """Key of the rung in the provenance of a recording."""
 _MORE_THAN_PROMPT = 8
-"""Tokens by which SGLang's longest sequence should exceed a request, so that SGLang neither refuses nor cuts it."""
+"""Tokens by which SGLang's longest sequence exceeds a request, so that SGLang neither refuses nor cuts it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def rungs(
 ) -> tuple[Rung, ...]:
     """Return the eight rungs with the limits of `scheduler`.
 
-    Below the rung with chunked prefill, prompts are not split, so a step may have as many tokens as the longest
+    On the rungs without chunked prefill, prompts are not split, so a step may have as many tokens as the longest
     sequence.
     """
     limits = replace(
@@ -123,10 +123,7 @@ def climb(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Climbed]:
-    """Run every rung on `machine` with the step times that `times` gives it.
-
-    Raises what `kvsim.simulate` raises.
-    """
+    """Run every rung on `machine` with the step times that `times` returns for it."""
     from kvsim.simulation import measure  # noqa: PLC0415 - loads an engine
 
     climbed: list[Climbed] = []
@@ -177,8 +174,8 @@ def rung_recordings(
 def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -> tuple[Machine, AnyPolicy]:
     """Return `machine` with memory for every sequence that `policy` may run at a time, at its longest, and `policy`.
 
-    A sequence is then no longer than the workload needs: a policy that reserves the longest would ask for more memory
-    than a pool may have.
+    The longest sequence of the policy is reduced to that of the workload, because a reservation of more might exceed
+    any pool.
     """
     limited: Any = machine.limited(policy)
     needed = int((workload.prompt_tokens.astype(np.int64) + workload.max_tokens).max()) + 1

@@ -1,8 +1,8 @@
-"""Run many simulations in parallel, each as one row of a table.
+"""Many simulations in parallel, each as one row of a table.
 
-A sweep sends points to processes of this machine, or to a Dask or Ray cluster. Every result is stored at once beside
-the table: an interrupted sweep continues where it stopped, and a sweep with more points computes only the new ones.
-When a worker dies, only its point is lost. A point that cannot be served is a row with an error.
+Every result is stored at once beside the table: an interrupted sweep continues where it stopped, and a sweep with more
+points computes only the new ones. When a worker dies, only its point is lost. A point that cannot be served is a row
+with an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Explain the effect of another release of vLLM on a load: the decisions that differ, and the rules that cause them.
+"""Effect of another release of vLLM on a load: the decisions that differ, and the rules that cause them.
 
 Every rule that the newer release changed is added to the older release: alone, and together with all earlier changes.
 """
@@ -79,9 +79,9 @@ class Upgrade:
     first: FirstDifference | None
     """First decision that differs; None if there is none."""
     differs_from: Mapping[str, int]
-    """First step that differs, by kind of decision; from the first difference on, steps are paired by number alone."""
+    """First step that differs, by kind of decision."""
     num_other: Mapping[str, int]
-    """Number of requests that differ in their preemptions, prefix hits, or time to the first token, by these names."""
+    """Number of requests that differ in their preemptions, prefix hits, or time to first token, by these names."""
     effects: tuple[Effect, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -153,9 +153,9 @@ def _effects(
 ) -> Iterator[Effect]:  # fmt: skip
     """Yield the effect of each change, alone and with all earlier ones.
 
-    `moment` is that of the first decision that differs between the releases. A change causes the difference if this
-    decision differs with that change alone. If no earlier change is a cause, a change is also one if the decision
-    begins to differ when that change is added to all earlier ones.
+    `moment` is that of the first decision that differs between the releases. A change is its cause if this decision
+    differs with the change alone. If no earlier change is a cause, it is also one if the decision first differs with
+    all changes up to it.
     """
     last, together, is_named = before, dict[str, Any](), False
     for number, change in enumerate(changes):
@@ -286,7 +286,7 @@ def _sizes(policy: Paged, machine: Machine) -> dict[str, float]:
 
 
 def _figures(recording: Recording) -> dict[str, float]:
-    """Return the figures of a run that tell what a change does."""
+    """Return the figures of a run that a change may affect."""
     summary = summarize(recording)
     return {
         "num_preemptions": summary.num_preemptions,

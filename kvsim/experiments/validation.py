@@ -1,4 +1,4 @@
-"""Validate a profile: simulate a recording's requests, and compare the result with the measured figures.
+"""Validation of a profile: a simulation of a recording's requests, compared with the measured figures.
 
 Only the requests and the engine's settings come from the recording; schedule and times come from the simulation.
 """
@@ -260,9 +260,9 @@ def _host_memory(meta: Meta) -> dict[str, float]:
 def as_sent(recording: Recording) -> Workload:
     """Return the requests of `recording` with estimated sending times.
 
-    An engine looks for requests once per step. The requests it finds have arrived since the previous look, and are
-    spread over that time. With the recorded times, half of the requests would be just too late for their step in a
-    slightly faster simulation. A simulated recording has the exact sending times.
+    An engine looks for requests once per step, so the requests that it finds are spread over the time since its
+    previous look. With the recorded times, half of the requests would be just too late for their step in a slightly
+    faster simulation. A simulated recording has the exact sending times.
     """
     workload, requests = workload_of(recording, waiting=False), recording.requests
     rows = np.flatnonzero(requests.output_tokens > 0)
@@ -280,10 +280,9 @@ def as_sent(recording: Recording) -> Workload:
 
 
 def _looked_before_s(recording: Recording, taken_s: FloatArray) -> FloatArray:
-    """Return, for each time at which an engine took requests, the time at which it had last looked for requests.
+    """Return the time of the engine's previous look for requests, for each time at which it took requests.
 
-    That is the start of the previous step. For an idle engine, and for an engine other than vLLM's, the times are those
-    in `taken_s`.
+    That is the start of the previous step; for an idle engine, and for other engines than vLLM's, `taken_s` itself.
     """
     steps, requests = recording.steps, recording.requests
     if recording.meta.policy_name != "paged" or not len(steps):

@@ -1,4 +1,4 @@
-"""Run calls in parallel, in processes of this machine or on a Dask or Ray cluster.
+"""Calls in parallel, in processes of this machine or on a Dask or Ray cluster.
 
 Results arrive in order of completion. When a worker dies, only its calls are lost.
 """

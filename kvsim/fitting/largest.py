@@ -25,7 +25,7 @@ class Largest(NamedTuple):
     """Largest load that fits: users, or a multiple of the arrival rate of an open loop."""
 
     size: float | None
-    """None if not even one user or a sixteenth of the arrivals fits, infinity if every load tried fits."""
+    """Infinity if every load tried fits; None if not even one user or a sixteenth of the arrivals fits."""
     is_least: bool
     """True if `size` is a lower bound: the next larger load misses no target, but its rate has not settled."""
 

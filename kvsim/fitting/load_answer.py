@@ -34,7 +34,7 @@ class Answer:
     largest: float | None
     """Largest load that fits: users, or a multiple of the arrivals; as `Largest.size`."""
     largest_is_least: bool
-    """As `Largest.is_least`."""
+    """True if `largest` is a lower bound, see `Largest.is_least`."""
     searched: bool
     """True if `largest` was searched for."""
     remedies: tuple[Remedy, ...]

@@ -1,5 +1,5 @@
-"""Follow a running server: its published events, and its Prometheus metrics.
+"""Readers of a running server: its published events, and its Prometheus metrics.
 
-A server is not trusted: everything it sends is bounded in size and checked, and invalid input ends the feed with a
+The server is not trusted: everything it sends is bounded in size and checked, and invalid input ends the feed with a
 message.
 """

@@ -1,4 +1,4 @@
-"""Parse the address of a server, and detect a web server there."""
+"""Address of a server, and detection of a web server there."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def page_of(address: str) -> str | None:
-    """Return the metrics page at `address`, or that of the web server there, such as `vllm serve`.
-
-    The result is None if no web server answers: events may be published there.
-    """
+    """Return the metrics page at `address`, or None if no web server answers there."""
     if address.startswith(("http://", "https://")):
         return address
     host, port = parse_address(address)
@@ -47,7 +44,7 @@ def page_of(address: str) -> str | None:
 def hang_up_later(connection: socket.socket, seconds: float) -> None:
     """End all reads and writes of `connection` after some `seconds`, if it is still open.
 
-    A socket timeout restarts with every byte, so a slow server could keep a connection open forever.
+    A socket timeout restarts with every byte, so that a slow server could keep a connection open forever.
     """
 
     def hang_up() -> None:

@@ -1,7 +1,4 @@
-"""Describe the prefix cache of a server by its KV events, and the limits of these events, for people.
-
-`kvsim diagnose` prints these texts, and `kvsim tui --attach` shows them.
-"""
+"""Sentences on the prefix cache of a server by its KV events, and on the limits of these events."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _PUBLISH = (
 def cache_facts(look: CacheLook, num_blocks: int | None) -> tuple[str, ...]:
     """Describe the cached blocks, the time for which blocks stay cached, and shared prefixes.
 
-    `num_blocks` is the size of the pool, if it is known. `cache_limits` describes the blocks that the events miss.
+    `num_blocks` is the size of the pool, if known.
     """
     of = f" of {num_blocks:,}" if num_blocks else ""
     share = f", {100 * look.num_blocks / num_blocks:.0f} % of the pool" if num_blocks else ""

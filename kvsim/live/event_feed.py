@@ -1,4 +1,4 @@
-"""Receive the recorder's events from a running server over a socket, for `kvsim tui --attach`.
+"""Receiver of the recorder's events from a running server over a socket, for `kvsim tui --attach`.
 
 The server publishes them if the environment variable `KVSIM_PUBLISH` is set when it starts.
 """

@@ -1,7 +1,7 @@
-"""Build recordings from the published events of a server: the last steps for a screen, all kept steps for saving.
+"""Recordings from the published events of a server: the last steps for a screen, all kept steps for a file.
 
-A screen gets only the steps since a moment shortly before its last update, so that the cost of an update does not grow
-with time. This module does no networking.
+A screen gets only the steps since shortly before its last update, so that the cost of an update does not grow with
+time. This module does no networking.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from kvsim.recording.provenance import meta_from_document
 TAIL_STEPS = 1_024
 """Number of steps between two moments at which an excerpt may begin, and minimum number of steps in an excerpt."""
 TAIL_VALUES = 32_768
-"""Number of rows in all tables after which such a moment comes earlier."""
+"""Number of rows in all tables after which the next such moment comes earlier."""
 MAX_STEPS = 50_000
 """Maximum number of steps that are kept; beyond it, the first half is dropped."""
 MAX_VALUES = 4_000_000
-"""Maximum number of table rows and prompt hashes that are kept; a server that needs more at once is not followed."""
+"""Maximum number of kept table rows and prompt hashes; a server that needs more at once is not followed."""
 MAX_REQUESTS = 100_000
 """Maximum number of requests that are kept."""
 _WEIGHED_BYTES = 1 << 18
-"""Number of received bytes between two checks of the memory use; each byte adds less than one value."""
+"""Received bytes between two checks of the memory use; each byte adds less than one value."""
 _TOO_MUCH = "it holds more than can be shown of a server"
 MAX_UNITS = 1 << 22
 """Maximum number of units of a pool that is shown live."""
 
 
 class EventFollower:
-    """Receiver of events. After an error no more events are accepted; earlier events stay available."""
+    """Receiver of events. After an error it accepts no more events; earlier ones stay available."""
 
     def __init__(self, source: str, *, tail_steps: int = TAIL_STEPS) -> None:
         """Args:
@@ -66,7 +66,7 @@ class EventFollower:
         return self._windows[0].numbers is not None
 
     def hear(self, text: bytes) -> None:
-        """Process one line; an empty line marks the end of a change of the engine's state."""
+        """Process one line; an empty line marks that a change of the engine's state is complete."""
         self._marks_changes |= text == b"\n"
         self.is_complete = not self._marks_changes or text == b"\n"
         if text == b"\n":

@@ -1,8 +1,8 @@
-"""Check the form of each event that arrives from a server, because the server is not trusted.
+"""Check of the form of each event from a server, which is not trusted.
 
-An event is a list: its kind, then arguments. `kvsim.recording.eventlog` describes the kinds; in addition,
-`["joined", rows, next_row, next_step]` ends a snapshot. Whether events are consistent with each other is checked later,
-with the recording that they make.
+An event is a list: its kind, then arguments. `kvsim.recording.eventlog` describes the kinds; in addition, `["joined",
+rows, next_row, next_step]` ends a snapshot. Contradictions between events are found later, in the recording that they
+make.
 """
 
 from __future__ import annotations

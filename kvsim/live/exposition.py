@@ -1,4 +1,4 @@
-"""Parse Prometheus' text format: one sample per line, with name, labels and value.
+"""Parser of Prometheus' text format: one sample per line, with name, labels and value.
 
 Only samples with a requested prefix are parsed. The page is not trusted: its size is bounded, and invalid lines are
 refused.

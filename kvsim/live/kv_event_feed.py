@@ -1,8 +1,8 @@
-"""Follow the KV events that vLLM and SGLang publish over ZeroMQ, to know a stock server's prefix cache.
+"""Subscriber to the KV events that vLLM and SGLang publish over ZeroMQ, from which their prefix cache is known.
 
-A message has three parts: a topic, the number of its batch in 8 bytes, and the batch. A subscriber gets only batches
-that are published after it has connected. If the server has a replay endpoint, earlier batches are requested from it,
-at the beginning and after every gap; the answer ends with a message numbered -1.
+A message has a topic, the number of its batch in 8 bytes, and the batch. A subscriber gets only batches that are
+published after it has connected. If the server has a replay endpoint, missed batches are requested from it; the answer
+ends with a message numbered -1.
 """
 
 from __future__ import annotations

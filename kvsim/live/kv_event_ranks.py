@@ -1,4 +1,4 @@
-"""Follow the KV events of every data-parallel rank of a server, and add them up for the whole server.
+"""KV events of every data-parallel rank of a server, added up for the whole server.
 
 vLLM and SGLang publish the events of each rank at a separate port: the configured port plus the rank.
 """

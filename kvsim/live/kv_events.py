@@ -1,4 +1,4 @@
-"""Decode the KV events of vLLM and SGLang: the blocks that a server adds to its prefix cache and removes, by hash.
+"""Decoder of the KV events of vLLM and SGLang: blocks that a server adds to its prefix cache and removes, by hash.
 
 A batch is an array: time, events, rank of the engine. Before vLLM 0.24 an event is an array that begins with its kind;
 since then it is a map with a `type`. SGLang 0.5.23 sends maps without the fields that are None. Fields that later
@@ -59,9 +59,8 @@ class StoredBlock:
 class ServerCache:
     """Blocks in a server's prefix cache, updated with its KV events.
 
-    Each hash counts once, even if several blocks have it or several events report it. For example, a request can ask
-    for events of blocks that it reuses (`kv_cache_report_mode`), and these look like events of new blocks. The first
-    event that removes a hash removes it for all its blocks.
+    Each hash counts once, even if several blocks have it or several events report it: with `kv_cache_report_mode`,
+    reused blocks are reported like new ones. The first event that removes a hash removes it for all its blocks.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Read and check one page of Prometheus metrics of vLLM, or of SGLang under vLLM's names.
+"""Reader of a page of Prometheus metrics of vLLM, or of SGLang under vLLM's names.
 
-Every server has these metrics without the recorder. They contain the usage of the pool and the numbers of running and
-waiting requests, but not which request holds which block.
+Every server has these metrics without the recorder. They have the usage of the pool and the numbers of running and
+waiting requests, but not the blocks of each request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _COUNTERS = (
 )  # fmt: skip
 """Names of counters; samples end in `_total`."""
 _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
-"""Counter that counts each prompt token once; before vLLM 0.27, `prefix_cache_*` counts it at each admission try."""
+"""Counter that counts each prompt token once; before vLLM 0.27, `prefix_cache_*` counts it at each admission attempt.
+"""
 _OTHERS = {"tgi_": "Text Generation Inference", "trtllm_": "TensorRT-LLM", "nv_": "Triton"}
 """Prefixes of the names of other servers' metrics."""
 _OLDER_NAMES = {"inter_token": "vllm:time_per_output_token_seconds"}
@@ -213,7 +214,7 @@ def _deferred(by_reason: list[Sample], waiting: int) -> int:
 def _prefix_tokens(found: dict[str, list[Sample]], total: Callable[[str], int]) -> tuple[int, int]:
     """Return the numbers of prompt tokens looked up and found in the prefix cache.
 
-    Each token counts once if the metrics have `_BY_SOURCE`; otherwise, it counts once per attempt to admit its request.
+    Each token counts once if the metrics have `_BY_SOURCE`, otherwise once per attempt to admit its request.
     """
     counts = [(total("vllm:prefix_cache_queries_total"), total("vllm:prefix_cache_hits_total"))]
     once = [sample.value for sample in found.get(_BY_SOURCE, []) if sample.labels.get("source") == "local_cache_hit"]

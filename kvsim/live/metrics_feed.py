@@ -1,4 +1,4 @@
-"""Poll the Prometheus metrics of a server in a thread, for `kvsim tui --attach` and `kvsim diagnose`.
+"""Thread that polls the Prometheus metrics of a server, for `kvsim tui --attach` and `kvsim diagnose`.
 
 The server is not trusted: a page is bounded in size and in the time that it may take.
 """

@@ -1,7 +1,7 @@
-"""Track the state of a server from its event log, so that a new log can begin in the middle.
+"""State of a server from its event log, so that a new log can begin in the middle.
 
-The process that serves viewers (`kvsim.capture.viewers`) begins a new log for each viewer that joins; the engine need
-not make snapshots for it. A viewer begins a new log when it starts a new window, without a request to the server.
+The process that serves viewers (`kvsim.capture.viewers`) begins a new log for each viewer that joins, without a
+snapshot by the engine. A viewer begins a new log when it starts a new window, without a request to the server.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ _CACHED = "initial_cached"
 _COMPUTED = "initial_computed"
 """Key in that line: the largest number of tokens computed so far for each present request."""
 _IMAGES = "initial_images"
-"""Key in that line: number and encoder outputs of each image in the encoder cache, first those that are evicted first.
-"""
+"""Key in that line: number and encoder outputs of each image in the encoder cache, in the order of eviction."""
 
 
 @dataclass(slots=True)
@@ -80,7 +79,8 @@ class Mirror:
     def apply(self, event: list[Any]) -> list[Any]:
         """Apply one event, and return the event to forward.
 
-        An `again` after a snapshot is replaced by its rows, since the new log lacks the step that `again` repeats.
+        The first `again` after a snapshot is replaced by its rows, because the new log lacks the step that `again`
+        repeats.
         """
         match event:
             case ["meta", meta]:
@@ -177,7 +177,7 @@ class Mirror:
         return events
 
     def _past_step(self) -> list[list[Any]]:
-        """Return the step of a snapshot in which requests get what they hold; empty if they hold nothing."""
+        """Return the step of a snapshot in which requests get their blocks; empty if they have none."""
         assert self._meta is not None
         memory: list[list[Any]] = []
         held = set[int]()
@@ -240,10 +240,9 @@ class Mirror:
 
 
 def _runs(row: int, table: dict[int, int], held: set[int], group: list[int]) -> list[list[Any]]:
-    """Return the events that give a request its table.
+    """Return the events that give a request its table, one for each range of positions that are all shared or all not.
 
-    There is one event for each range of positions whose blocks are all shared, or all not shared. `held` are the blocks
-    that other requests have.
+    `held` are the blocks that other requests have.
     """
     events: list[list[Any]] = []
     end, last = -1, ""

@@ -1,4 +1,4 @@
-"""Compute the current load of a server from successive polls of its metrics.
+"""Current load of a server, from successive polls of its metrics.
 
 Metrics are totals since the server started. Differences between polls give rates, the distributions of the last minute,
 and a forecast of when the pool is full.

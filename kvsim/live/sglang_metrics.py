@@ -1,7 +1,6 @@
-"""Translate SGLang's metrics into vLLM's, so that the rest of kvsim reads only one kind.
+"""Translation of SGLang's metrics to vLLM's names.
 
-The gauges, counters and histograms are the same under other names: pages are vLLM's blocks, and retractions are
-preemptions. If several ranks share one pool, only the first rank is read.
+Pages become vLLM's blocks, and retractions preemptions. If several ranks share one pool, only the first rank is read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Build a recording of a server's last steps, so that a screen can be updated at a cost that does not grow with time.
+"""Recording of a server's last steps, so that a screen can be updated at a cost that does not grow with time.
 
 The recording begins at a cut, a moment that was marked earlier. Requests that are present at the cut keep the data of
 the whole recording, such as their arrival times.

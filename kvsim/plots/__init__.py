@@ -1,8 +1,8 @@
 """Figures of recordings with matplotlib, and functions that write them. Figures reduce data; none simulates.
 
 All take `purpose` (the medium) and `size` (in inches; by default that of the medium). Comparisons of up to four
-recordings take `names` (by default the recordings' names, or their policies). Figures raise UsageError for a wrong
-number of recordings, names or policies, and RecordingError for recordings without steps or duration.
+recordings take `names`. Figures raise UsageError for a wrong number of recordings, names or policies, and
+RecordingError for recordings without steps or duration.
 """
 
 from kvsim.plots.comparisons import RunPoint, points_of_table

@@ -1,4 +1,4 @@
-"""Replacements for slow parts of matplotlib, so that figures are drawn faster: step lines, log axes, minor ticks."""
+"""Faster replacements for parts of matplotlib: step lines, log axes, minor ticks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List all kinds of figures, and choose those that suit given recordings, for `kvsim plot --all` and reports."""
+"""All kinds of figures, and the choice of those that suit given recordings, for `kvsim plot --all` and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ladder: tokens per second with each optimization added, and the share of each gain that is due to memory."""
+"""Ladder: tokens per second with each optimization added, and the share of each gain that is due to memory."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def ladder(*recordings: Recording, purpose: Purpose = "web", size: Size | None =
 
 
 def _label_bars_above(axes: Axes, rungs: list[dict[str, Any]]) -> None:
-    """Write all words of each rung above its bars: a column has no room beside them."""
+    """Write all words of each rung above its bars, because a column has no room beside them."""
     axes.set_ylim(len(rungs) - 0.6, -1.0)
     for place, rung in enumerate(rungs):
         result = f"{rung['tokens_per_s']:,.0f} tokens/s, {rung['mean_batch']:.0f} at a time"

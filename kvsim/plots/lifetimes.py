@@ -1,7 +1,4 @@
-"""Figure of the hold times of memory units, and of the number of requests that use their content.
-
-It shows how long memory is occupied, and how much prefix caching saves.
-"""
+"""Figure of the hold times of memory units, and of the number of requests that use their content."""
 
 from __future__ import annotations
 
@@ -92,10 +89,8 @@ def lifetimes_of(replay: Replay) -> Lifetimes:
 def _pieces(tables: Holdings, end_seq: int) -> tuple[IntArray, IntArray, IntArray]:
     """Divide the runs that were freed until `end_seq` into pieces whose units were held for about the same time.
 
-    Runs that were allocated and freed together are one piece. A run that grew step by step has several pieces.
-
-    Returns:
-        The run of each piece, the number of steps after the first in which the piece was allocated, and its units.
+    A run that was allocated step by step has several pieces. Return the run of each piece, the number of steps after
+    the first in which the piece was allocated, and its units.
     """
     if not (tables.repeat > 1).any():
         rows = tables.together()

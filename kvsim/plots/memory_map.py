@@ -42,11 +42,12 @@ _GOLDEN = (5**0.5 - 1) / 2
 def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
     """Draw every address of the pool over time, with the colour of the state that most slots of a unit are in.
 
-    Tokens have the hue of the request that holds the unit, as in the interface. Two kinds of pools are drawn by state
-    only: static batches, and pools that have scattered units of more requests than there are hues.
+    Tokens have the hue of the request that holds the unit. Static batches, and pools with scattered units of more
+    requests than there are hues, are drawn by state only.
 
-    Each row of pixels follows one unit; if the pool has more units than the picture has rows, one of each group of
-    neighbours is sampled. A column shows the frame at its beginning."""
+    Each row of pixels follows one unit; of a larger pool, one of each group of neighbours is sampled. A column shows
+    the frame at its beginning.
+    """
     replay = replay_of(recording)
     states, owners, bins = pixel_states(replay)
     by_owner = shows_owners(recording)
@@ -114,7 +115,7 @@ def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.uint8], IntArray, TimeB
 
 
 def mark_fragmentation(states: npt.NDArray[np.uint8], slots: npt.NDArray[np.int64]) -> None:
-    """Change `free` to `external` in the frames whose free slots are all too scattered for the head of the queue.
+    """Change `free` to `external` in the frames whose free slots are too scattered for the head of the queue.
 
     `states` has the shape (frames, units); `slots` counts the slots of the pool in each state: (frames, states).
     """

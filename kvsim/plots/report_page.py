@@ -74,20 +74,10 @@ def write_report(
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Write the folder `path` with `report.html`, `report.md` and `figures/`, replacing an earlier report.
+    """Write the folder `path` with `report.html`, `report.md` and `figures/`; return the path of the page.
 
-    Args:
-        recordings: at least one.
-        path: the folder.
-        given_as: name of each recording on the command line; by default its own name.
-        overwrite: whether other output of kvsim is replaced, too.
-        progress: called with the number of figures drawn so far, and of all figures.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        UsageError: there is no recording, or the folder is no report or cannot be written.
+    `given_as` has the names of the recordings on the command line. An earlier report is replaced; with `overwrite`,
+    other output of kvsim, too. `progress` is called with the number of figures drawn so far, and of all figures.
     """
     if not recordings:
         raise UsageError("a report is of at least one recording, and none was given.")
