@@ -16,7 +16,7 @@ from kvsim.policies.releases import DEFAULT, defaults_of
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults
 from kvsim.recording import Recording
 from kvsim.simulation import Machine
-from kvsim.sizing.budget import plan_budget
+from kvsim.sizing.budget import PoolSettings, plan_budget
 from kvsim.sizing.machine_settings import MachineSettings, served_with
 from kvsim.sizing.sglang_budget import plan_slots
 from kvsim.steptime.card import load_card
@@ -124,16 +124,18 @@ def _kv_bytes(
     budget = plan_budget(
         gpu,
         model,
-        gpu_memory_utilization=stated.gpu_memory_utilization or defaults_of(vllm).gpu_memory_utilization,
-        kv_memory_bytes=kv_bytes,
-        num_blocks=stated.num_blocks,
-        oversize=stated.oversize or stated.mem_fraction_static is not None,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        max_in_flight_tokens=Pipeline.of(model, vllm).max_in_flight_tokens(scheduler),
-        keeps_every_state=defaults_of(vllm).keeps_every_state,
-        estimates_graphs=defaults_of(vllm).estimates_graphs,
+        PoolSettings(
+            gpu_memory_utilization=stated.gpu_memory_utilization or defaults_of(vllm).gpu_memory_utilization,
+            kv_memory_bytes=kv_bytes,
+            num_blocks=stated.num_blocks,
+            oversize=stated.oversize or stated.mem_fraction_static is not None,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            max_in_flight_tokens=Pipeline.of(model, vllm).max_in_flight_tokens(scheduler),
+            keeps_every_state=defaults_of(vllm).keeps_every_state,
+            estimates_graphs=defaults_of(vllm).estimates_graphs,
+        ),
     )
     # Contiguous policies also use the rest that is no whole block, so a stated size is not rounded down.
     return budget.kv_bytes_in_all if kv_bytes is None or model.pipeline_parallel_size > 1 else kv_bytes

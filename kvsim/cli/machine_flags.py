@@ -122,7 +122,7 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
     """
     from kvsim.policies import ContinuousSettings, Pipeline
     from kvsim.policies.releases import DEFAULT, defaults_of
-    from kvsim.sizing.budget import plan_budget
+    from kvsim.sizing.budget import PoolSettings, plan_budget
 
     _check_one_size(flags)
     kv_gib = flags["kv_gib"]
@@ -141,21 +141,23 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
     return plan_budget(
         gpu,
         model,
-        gpu_memory_utilization=defaults.gpu_memory_utilization if share is None else share,
-        block_size=flags["block_size"],
-        kv_memory_bytes=None if kv_gib is None else int(kv_gib * GIB),
-        num_blocks=flags["num_blocks"],
-        max_num_batched_tokens=num_tokens,
-        max_in_flight_tokens=Pipeline.of(model, release).max_in_flight_tokens(scheduler),
-        keeps_every_state=defaults.keeps_every_state,
-        estimates_graphs=defaults.estimates_graphs,
-        max_num_seqs=num_seqs,
-        oversize=flags["oversize"],
-        enable_prefix_caching=caches_prefixes(flags, model),
-        hybrid_manager=flags["hybrid_manager"] is not False,
-        max_model_len=max_model_len,
-        find_max_model_len=finds,
-        **_additions(flags, model),
+        PoolSettings(
+            gpu_memory_utilization=defaults.gpu_memory_utilization if share is None else share,
+            block_size=flags["block_size"],
+            kv_memory_bytes=None if kv_gib is None else int(kv_gib * GIB),
+            num_blocks=flags["num_blocks"],
+            max_num_batched_tokens=num_tokens,
+            max_in_flight_tokens=Pipeline.of(model, release).max_in_flight_tokens(scheduler),
+            keeps_every_state=defaults.keeps_every_state,
+            estimates_graphs=defaults.estimates_graphs,
+            max_num_seqs=num_seqs,
+            oversize=flags["oversize"],
+            enable_prefix_caching=caches_prefixes(flags, model),
+            hybrid_manager=flags["hybrid_manager"] is not False,
+            max_model_len=max_model_len,
+            find_max_model_len=finds,
+            **_additions(flags, model),
+        ),
     )
 
 

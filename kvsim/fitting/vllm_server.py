@@ -29,7 +29,7 @@ from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSet
 from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.setting_fields import values_of
 from kvsim.simulation import Disaggregation, Machine, Replicas, Servers
-from kvsim.sizing.budget import Budget, plan_budget
+from kvsim.sizing.budget import Budget, PoolSettings, plan_budget
 from kvsim.steptime import TYPICAL, Pace, RankTimes, Roofline, at_pace
 
 if TYPE_CHECKING:
@@ -308,17 +308,19 @@ def _planned(server: Server, *, find_max_model_len: bool = False) -> Budget:
     return plan_budget(
         server.gpu,
         server.model,
-        gpu_memory_utilization=server.gpu_memory_utilization,
-        max_num_batched_tokens=server.max_num_batched_tokens,
-        max_in_flight_tokens=Pipeline.of(server.model, server.vllm).max_in_flight_tokens(server),
-        keeps_every_state=defaults_of(server.vllm).keeps_every_state,
-        estimates_graphs=defaults_of(server.vllm).estimates_graphs,
-        max_num_seqs=server.max_num_seqs,
-        max_model_len=server.max_model_len,
-        find_max_model_len=find_max_model_len,
-        block_size=server.block_size,
-        enable_prefix_caching=server.enable_prefix_caching,
-        hybrid_manager=server.cache.hybrid_manager,
-        num_blocks=server.num_blocks,
-        **additions_of(server, server.model),
+        PoolSettings(
+            gpu_memory_utilization=server.gpu_memory_utilization,
+            max_num_batched_tokens=server.max_num_batched_tokens,
+            max_in_flight_tokens=Pipeline.of(server.model, server.vllm).max_in_flight_tokens(server),
+            keeps_every_state=defaults_of(server.vllm).keeps_every_state,
+            estimates_graphs=defaults_of(server.vllm).estimates_graphs,
+            max_num_seqs=server.max_num_seqs,
+            max_model_len=server.max_model_len,
+            find_max_model_len=find_max_model_len,
+            block_size=server.block_size,
+            enable_prefix_caching=server.enable_prefix_caching,
+            hybrid_manager=server.cache.hybrid_manager,
+            num_blocks=server.num_blocks,
+            **additions_of(server, server.model),
+        ),
     )

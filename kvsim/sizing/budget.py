@@ -33,7 +33,19 @@ if TYPE_CHECKING:
 
     from kvsim.hardware import Gpu
     from kvsim.models import Model
-    from kvsim.sizing.draft_layers import Drafter
+    from kvsim.models.layers import Layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafter:
+    """Layers that draft tokens: an additional head of the model, or a draft model."""
+
+    layers: tuple[Layer, ...]
+    """Draft layers that need a KV cache."""
+    weight_bytes: int
+    """Bytes of the weights on each GPU."""
+    why: str
+    """Explanation of `weight_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,87 +158,87 @@ def blocks_for(kv_memory_bytes: int, model: Model, block_size: int) -> int:
     return kv_memory_bytes // cache_layout(model, settings).bytes_per_block
 
 
-def plan_budget(
-    gpu: Gpu,
-    model: Model,
-    *,
-    gpu_memory_utilization: float = 0.92,
-    max_num_batched_tokens: int = 16384,
-    max_in_flight_tokens: int | None = None,
-    max_num_seqs: int = 1024,
-    max_model_len: int | None = None,
-    find_max_model_len: bool = False,
-    block_size: int | None = None,
-    enable_prefix_caching: bool | None = None,
-    keeps_every_state: bool = False,
-    hybrid_manager: bool = True,
-    kv_memory_bytes: int | None = None,
-    num_blocks: int | None = None,
-    oversize: bool = False,
-    estimates_graphs: bool = True,
-    drafter: Drafter | None = None,
-    num_drafts: int = 0,
-    max_loras: int = 0,
-    max_lora_rank: int = 16,
-) -> Budget:
-    """Return the KV pool that vLLM would create on `gpu` for `model`; defaults as in its `LLM` class on a large GPU.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """Settings of vLLM that determine the KV pool. The defaults are those of its `LLM` class on a large GPU."""
+
+    gpu_memory_utilization: float = 0.92
+    """Share of the GPU's memory that may be used, in (0, 1]."""
+    max_num_batched_tokens: int = 16384
+    """Tokens of the largest step, which determine the activations and the blocks of windows."""
+    max_in_flight_tokens: int | None = None
+    """Tokens of all steps in flight, which windows also hold; None for `max_num_batched_tokens`."""
+    max_num_seqs: int = 1024
+    """Sequences of the largest step, which determine the size of the logits."""
+    max_model_len: int | None = None
+    """Longest sequence in tokens; None for the limit of the model, even if the pool is too small for it."""
+    find_max_model_len: bool = False
+    """`max_model_len` is reduced to the longest sequence that fits."""
+    block_size: int | None = None
+    """Tokens per block of full attention; None for the choice of the attention backend."""
+    enable_prefix_caching: bool | None = None
+    """Prefixes are cached; None for vLLM's choice: True, except with recurrent layers."""
+    keeps_every_state: bool = False
+    """The recurrent state at the end of every block is kept, if the model can do so."""
+    hybrid_manager: bool = True
+    """Layers of different kinds get separate groups."""
+    kv_memory_bytes: int | None = None
+    """Bytes of the pool on each GPU, before rounding. If given, nothing is estimated."""
+    num_blocks: int | None = None
+    """Exact number of blocks. If given, nothing is estimated."""
+    oversize: bool = False
+    """The pool is created even if it exceeds the GPU together with the weights."""
+    estimates_graphs: bool = True
+    """The memory of CUDA graphs reduces the pool."""
+    drafter: Drafter | None = None
+    """Draft layers of speculative decoding."""
+    num_drafts: int = 0
+    """Tokens drafted for every request and step; recurrent layers keep a state for each."""
+    max_loras: int = 0
+    """Number of slots for adapters (LoRA)."""
+    max_lora_rank: int = 16
+    """Rank for which each slot has room."""
+
+    def of_cache(self, gpu: Gpu, model: Model) -> CacheSettings:
+        """Return the settings from which the KV-cache groups of `model` follow."""
+        return CacheSettings(
+            max_model_len=model.max_position_embeddings if self.max_model_len is None else self.max_model_len,
+            max_num_batched_tokens=self.max_in_flight_tokens or self.max_num_batched_tokens,
+            block_size=self.block_size,
+            enable_prefix_caching=self.enable_prefix_caching,
+            keeps_every_state=self.keeps_every_state,
+            hybrid_manager=self.hybrid_manager,
+            mla_block_size=_mla_block_size(gpu),
+            num_speculative_tokens=self.num_drafts,
+            draft_layers=() if self.drafter is None else self.drafter.layers,
+        )
+
+
+def plan_budget(gpu: Gpu, model: Model, settings: PoolSettings | None = None) -> Budget:
+    """Return the KV pool that vLLM would create on `gpu` for `model`.
 
     Args:
         gpu: GPU; with parallelism, each of several equal ones.
         model: Served model; `Model.served` sets its types and number of GPUs.
-        gpu_memory_utilization: Share of the GPU's memory that may be used, in (0, 1].
-        max_num_batched_tokens: Tokens of the largest step; they determine the activations and the window blocks.
-        max_in_flight_tokens: Tokens of all steps in flight, which windows hold, too; None for `max_num_batched_tokens`.
-        max_num_seqs: Sequences of the largest step; they determine the size of the logits.
-        max_model_len: Longest sequence in tokens; None for the model's own limit, even if the pool is too small for it.
-        find_max_model_len: Whether to reduce `max_model_len` to the longest sequence that fits.
-        block_size: Tokens per block of full attention; None for the choice of the attention backend.
-        enable_prefix_caching: Whether prefixes are cached; None for vLLM's choice: on, except with recurrent layers.
-        keeps_every_state: Whether the recurrent state at the end of every block is kept, if the model can do so.
-        hybrid_manager: Whether layers of different kinds get separate groups.
-        kv_memory_bytes: Bytes of the pool before rounding, on each GPU; then nothing is estimated.
-        num_blocks: Exact number of blocks; then nothing is estimated.
-        oversize: Whether to create the pool even if it exceeds the GPU together with the weights.
-        estimates_graphs: Whether the memory of CUDA graphs is taken from the pool.
-        drafter: Draft layers of speculative decoding; None without any.
-        num_drafts: Tokens drafted for every request and step; recurrent layers keep a state for each.
-        max_loras: Number of slots for adapters (LoRA).
-        max_lora_rank: Rank that each slot has room for.
+        settings: Settings of the engine; None for vLLM's defaults.
+
+    Raises:
+        UsageError: a setting is out of range.
+        BudgetError: the weights do not fit, or no memory is left for blocks.
     """
-    step = _LargestStep(max_num_batched_tokens, max_num_seqs, estimates_graphs)
-    _check_limits(gpu_memory_utilization, step)
-    settings = CacheSettings(
-        max_model_len=model.max_position_embeddings if max_model_len is None else max_model_len,
-        max_num_batched_tokens=max_in_flight_tokens or max_num_batched_tokens,
-        block_size=block_size,
-        enable_prefix_caching=enable_prefix_caching,
-        keeps_every_state=keeps_every_state,
-        hybrid_manager=hybrid_manager,
-        mla_block_size=_mla_block_size(gpu),
-        num_speculative_tokens=num_drafts,
-        draft_layers=() if drafter is None else drafter.layers,
-    )
-    additions = _additions(model, drafter, max_loras, max_lora_rank)
-    if num_blocks is not None or kv_memory_bytes is not None:
-        stages = _with_stated_pool(gpu, model, settings, additions, kv_memory_bytes, num_blocks)
+    settings = settings or PoolSettings()
+    _check_limits(settings)
+    cache, additions = settings.of_cache(gpu, model), _additions(model, settings)
+    if settings.num_blocks is not None or settings.kv_memory_bytes is not None:
+        stages = _with_stated_pool(gpu, model, settings, cache, additions)
     else:
-        stages = _with_estimated_pool(gpu, model, step, additions, gpu_memory_utilization)
-    if not oversize:
+        stages = _with_estimated_pool(gpu, model, settings, additions)
+    if not settings.oversize:
         for each in stages:
             _check_weights_fit(gpu, model, each)
-    insist = max_model_len is None or oversize
-    terms = [each.terms for each in stages]
-    plan, filled, stage = _fill(gpu, model, settings, terms, find_max_model_len=find_max_model_len, insist=insist)
-    kept = encoder_cache_tokens(model, max_num_batched_tokens)
-    return Budget(gpu=gpu, model=model, plan=plan, terms=filled, stage=stage, encoder_cache_tokens=kept)
-
-
-class _LargestStep(NamedTuple):
-    """The largest step, which determines the memory for activations and graphs."""
-
-    num_tokens: int
-    num_seqs: int
-    estimates_graphs: bool
+    plan, terms, stage = _fill(gpu, model, settings, cache, [each.terms for each in stages])
+    kept = encoder_cache_tokens(model, settings.max_num_batched_tokens)
+    return Budget(gpu=gpu, model=model, plan=plan, terms=terms, stage=stage, encoder_cache_tokens=kept)
 
 
 class _StageBudget(NamedTuple):
@@ -241,74 +253,60 @@ class _StageBudget(NamedTuple):
 
 
 def _with_stated_pool(
-    gpu: Gpu,
-    model: Model,
-    settings: CacheSettings,
-    additions: tuple[BudgetTerm, ...],
-    kv_memory_bytes: int | None,
-    num_blocks: int | None,
+    gpu: Gpu, model: Model, settings: PoolSettings, cache: CacheSettings, additions: tuple[BudgetTerm, ...]
 ) -> list[_StageBudget]:
     """Return the stages with a pool of a stated size: the weights may take the rest of the GPU."""
     stages = []
     layers_of = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
-    for layers, block_bytes in zip(layers_of, bytes_per_block(model, settings), strict=True):
-        [pool] = terms = _stated(kv_memory_bytes, num_blocks, block_bytes)
+    for layers, block_bytes in zip(layers_of, bytes_per_block(model, cache), strict=True):
+        pool = _stated(settings, block_bytes)
         weights = (*weight_terms(model, layers), *additions)
-        stages.append(_StageBudget(terms, weights, gpu.memory_bytes - pool.size_bytes, "the KV cache"))
+        stages.append(_StageBudget((pool,), weights, gpu.memory_bytes - pool.size_bytes, "the KV cache"))
     return stages
 
 
 def _with_estimated_pool(
-    gpu: Gpu, model: Model, step: _LargestStep, additions: tuple[BudgetTerm, ...], utilization: float
+    gpu: Gpu, model: Model, settings: PoolSettings, additions: tuple[BudgetTerm, ...]
 ) -> list[_StageBudget]:
     """Return the stages with a pool of the memory that weights, activations and all else leave."""
-    allowance = _allowance(gpu, utilization)
+    allowance = _allowance(gpu, settings.gpu_memory_utilization)
     limit_bytes = sum(term.size_bytes for term in allowance)
     stages = []
     for layers in pipeline_stages(model.num_layers, model.pipeline_parallel_size):
         weights = (*weight_terms(model, layers), *additions)
-        terms = (*allowance, *weights, *_stage_overheads(model, step, layers))
+        terms = (*allowance, *weights, *_overheads(model, settings, layers))
         stages.append(_StageBudget(terms, weights, limit_bytes, "gpu_memory_utilization"))
     return stages
 
 
-def _check_limits(gpu_memory_utilization: float, step: _LargestStep) -> None:
-    if not 0 < gpu_memory_utilization <= 1:
-        raise UsageError(f"gpu_memory_utilization is {gpu_memory_utilization}; it must be above 0 and at most 1.")
-    _check_count("max_num_seqs", step.num_seqs)
-    _check_count("max_num_batched_tokens", step.num_tokens)
-
-
-def _stage_overheads(model: Model, step: _LargestStep, stage: range) -> tuple[BudgetTerm, ...]:
-    """Return the terms of one stage besides its weights."""
-    is_last = stage.stop == model.num_layers
-    overheads = _overheads(model, step.num_tokens, step.num_seqs, is_last=is_last, graphs=step.estimates_graphs)
-    return (*overheads, *_encoder_terms(model, step.num_tokens, stage))
+def _check_limits(settings: PoolSettings) -> None:
+    share = settings.gpu_memory_utilization
+    if not 0 < share <= 1:
+        raise UsageError(f"gpu_memory_utilization is {share}; it must be above 0 and at most 1.")
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        _check_count(name, getattr(settings, name))
 
 
 def _fill(
     gpu: Gpu,
     model: Model,
-    settings: CacheSettings,
+    settings: PoolSettings,
+    cache: CacheSettings,
     terms_of: Sequence[tuple[BudgetTerm, ...]],
-    *,
-    find_max_model_len: bool,
-    insist: bool,
 ) -> tuple[CachePlan, tuple[BudgetTerm, ...], int]:
     """Fill the memory that the terms of each stage leave with blocks.
 
-    All stages have the same number of blocks: as many as fit on the stage with the least memory.
-
-    Returns:
-        The plan, the terms of the stage with the least memory, and the number of this stage.
+    All stages have the same number of blocks: as many as fit on the stage with the least memory. Return the plan, the
+    terms of this stage, and its number.
     """
-    sizes = bytes_per_block(model, settings)
+    sizes = bytes_per_block(model, cache)
     available = [max(0, sum(term.size_bytes for term in terms)) for terms in terms_of]
     stage = min(range(len(terms_of)), key=lambda index: available[index] // sizes[index])
     if available[stage] < 2 * sizes[stage]:
         raise BudgetError(_nothing_left(gpu, model, terms_of[stage], sizes[stage]), _lines(terms_of[stage]))
     try:
-        plan = plan_cache(model, settings, available, find_max_model_len=find_max_model_len, insist=insist)
+        insist, finds = settings.max_model_len is None or settings.oversize, settings.find_max_model_len
+        plan = plan_cache(model, cache, available, find_max_model_len=finds, insist=insist)
     except BudgetError as error:
         raise BudgetError(str(error), _lines(terms_of[stage])) from None
     pool = plan.num_blocks * sizes[stage]
@@ -322,13 +320,13 @@ def _mla_block_size(gpu: Gpu) -> int | None:
     return FLASHINFER_MLA_BLOCK if gpu.architecture.startswith("Blackwell GB100") else BACKEND_BLOCK
 
 
-def _stated(kv_memory_bytes: int | None, num_blocks: int | None, block_bytes: int) -> tuple[BudgetTerm]:
-    if kv_memory_bytes is not None:
-        _check_count("kv_memory_bytes", kv_memory_bytes)
-        return (BudgetTerm("KV memory", kv_memory_bytes, "as stated; nothing is estimated"),)
-    count = num_blocks or 0
+def _stated(settings: PoolSettings, block_bytes: int) -> BudgetTerm:
+    if settings.kv_memory_bytes is not None:
+        _check_count("kv_memory_bytes", settings.kv_memory_bytes)
+        return BudgetTerm("KV memory", settings.kv_memory_bytes, "as stated; nothing is estimated")
+    count = settings.num_blocks or 0
     _check_count("num_blocks", count)
-    return (BudgetTerm("KV memory", count * block_bytes, f"{count:,} blocks, as stated; nothing is estimated"),)
+    return BudgetTerm("KV memory", count * block_bytes, f"{count:,} blocks, as stated; nothing is estimated")
 
 
 def _allowance(gpu: Gpu, utilization: float) -> tuple[BudgetTerm, BudgetTerm]:
@@ -366,8 +364,9 @@ def weight_terms(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
     return (*terms, BudgetTerm("tower for images", -tower, "estimate: width and depth of its layers"))
 
 
-def _additions(model: Model, drafter: Drafter | None, max_loras: int, max_lora_rank: int) -> tuple[BudgetTerm, ...]:
+def _additions(model: Model, settings: PoolSettings) -> tuple[BudgetTerm, ...]:
     """Return the terms of the draft model and of the slots for adapters (LoRA)."""
+    drafter, max_loras, rank = settings.drafter, settings.max_loras, settings.max_lora_rank
     if model.pipeline_parallel_size > 1 and (drafter or max_loras):
         raise UsageError("draft layers and slots of adapters are accounted for where one stage holds all layers; take "
                          "--pipeline-parallel-size 1.")  # fmt: skip
@@ -375,19 +374,22 @@ def _additions(model: Model, drafter: Drafter | None, max_loras: int, max_lora_r
     if drafter is not None:
         terms.append(BudgetTerm("draft weights", -drafter.weight_bytes, drafter.why))
     if max_loras:
-        size = slot_bytes(model, max_lora_rank)
-        why = f"{max_loras:,} slots of rank {max_lora_rank} (--max-loras), {_size(size)} each, used or not"
+        size = slot_bytes(model, rank)
+        why = f"{max_loras:,} slots of rank {rank} (--max-loras), {_size(size)} each, used or not"
         terms.append(BudgetTerm("adapters", -max_loras * size, why))
     return tuple(terms)
 
 
-def _overheads(model: Model, num_tokens: int, num_seqs: int, *, is_last: bool, graphs: bool) -> tuple[BudgetTerm, ...]:
+def _overheads(model: Model, settings: PoolSettings, stage: range) -> tuple[BudgetTerm, ...]:
+    """Return the terms of one stage besides its weights."""
+    num_tokens, is_last = settings.max_num_batched_tokens, stage.stop == model.num_layers
     estimates = (
-        ("activations", peak_activations(model, num_tokens, num_seqs, samples=is_last)),
+        ("activations", peak_activations(model, num_tokens, settings.max_num_seqs, samples=is_last)),
         ("outside PyTorch", outside_pytorch(model)),
-        *([("captured graphs", captured_graphs(model))] if graphs else []),
+        *([("captured graphs", captured_graphs(model))] if settings.estimates_graphs else []),
     )
-    return tuple(BudgetTerm(label, -size, f"estimate: {why}") for label, (size, why) in estimates)
+    overheads = (BudgetTerm(label, -size, f"estimate: {why}") for label, (size, why) in estimates)
+    return (*overheads, *_encoder_terms(model, num_tokens, stage))
 
 
 def encoder_cache_tokens(model: Model, max_num_batched_tokens: int) -> int:

@@ -22,7 +22,7 @@ from kvsim.policies.routers import DataParallel, RoutedRequest, RoutedServer, Se
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import Recording, RequestStatus, read, server_folders
 from kvsim.simulation import Fleet, Machine, Replicas, measure, measure_fleet, simulate_fleet
-from kvsim.sizing.budget import plan_budget
+from kvsim.sizing.budget import PoolSettings, plan_budget
 from kvsim.steptime.ranks import IDLE_STEP, RankStep, RankTimes
 from kvsim.steptime.shapes import StepShape
 from kvsim.workload import Poisson, Uniform, Workload, generate
@@ -133,7 +133,7 @@ def test_experts_are_divided_among_all_ranks_and_other_weights_are_on_each(name:
     others = model.weight_bytes - model.expert_bytes
     assert served.weight_bytes_on_gpu == pytest.approx(others + model.expert_bytes / number)
     assert served.kv_bytes_per_token == model.kv_bytes_per_token
-    budget = plan_budget(find_gpu("H200"), served, max_model_len=8192)
+    budget = plan_budget(find_gpu("H200"), served, PoolSettings(max_model_len=8192))
     [weights] = [term for term in budget.terms if term.label == "weights"]
     assert -weights.size_bytes == pytest.approx(served.weight_bytes_on_gpu, abs=2)
 

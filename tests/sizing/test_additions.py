@@ -12,7 +12,7 @@ from kvsim.models import find_model
 from kvsim.policies.drafter import drafter_of
 from kvsim.policies.speculative_config import SpeculativeConfig
 from kvsim.sizing.adapter_slots import slot_bytes
-from kvsim.sizing.budget import Budget, plan_budget
+from kvsim.sizing.budget import Budget, PoolSettings, plan_budget
 
 GPU, LLAMA = find_gpu("H100-SXM"), find_model("Llama-3.1-8B")
 
@@ -24,7 +24,7 @@ def config(method: str, model: str = "a draft model") -> SpeculativeConfig:
 def planned(method: str, served: str = "Llama-3.1-8B", draft: str = "a draft model", **settings: Any) -> Budget:
     model = find_model(served)
     drafter = drafter_of(config(method, draft), model)
-    return plan_budget(GPU, model, max_model_len=8192, drafter=drafter, num_drafts=3, **settings)
+    return plan_budget(GPU, model, PoolSettings(max_model_len=8192, drafter=drafter, num_drafts=3, **settings))
 
 
 def terms(budget: Budget) -> dict[str, int]:
@@ -32,7 +32,7 @@ def terms(budget: Budget) -> dict[str, int]:
 
 
 def test_an_eagle3_head_is_one_layer_more_and_has_weights() -> None:
-    plain, drafted = plan_budget(GPU, LLAMA, max_model_len=8192), planned("eagle3")
+    plain, drafted = plan_budget(GPU, LLAMA, PoolSettings(max_model_len=8192)), planned("eagle3")
     assert drafted.bytes_per_block * 32 == plain.bytes_per_block * 33
     assert drafted.num_blocks < plain.num_blocks
     # The published head of this model has 425 million parameters, and its file 850 MB.
@@ -40,7 +40,7 @@ def test_an_eagle3_head_is_one_layer_more_and_has_weights() -> None:
 
 
 def test_what_is_looked_up_has_no_layers() -> None:
-    assert planned("ngram").num_blocks == plan_budget(GPU, LLAMA, max_model_len=8192).num_blocks
+    assert planned("ngram").num_blocks == plan_budget(GPU, LLAMA, PoolSettings(max_model_len=8192)).num_blocks
 
 
 def test_a_draft_model_has_all_its_layers_in_a_block() -> None:
@@ -71,7 +71,7 @@ def test_slots_of_adapters_take_their_matrices() -> None:
     hidden, kv, inner = 4096, 1024, 14336
     by_projection = [hidden + hidden] * 2 + [hidden + kv] * 2 + [hidden + inner] * 3
     assert slot_bytes(LLAMA, 16) == 32 * 16 * sum(by_projection) * 2
-    budget = plan_budget(GPU, LLAMA, max_model_len=8192, max_loras=20, max_lora_rank=64)
+    budget = plan_budget(GPU, LLAMA, PoolSettings(max_model_len=8192, max_loras=20, max_lora_rank=64))
     assert terms(budget)["adapters"] == 20 * slot_bytes(LLAMA, 64)
     halved = slot_bytes(LLAMA.served(tensor_parallel_size=2), 16)
     assert slot_bytes(LLAMA, 16) / 2 < halved < slot_bytes(LLAMA, 16), "one matrix of each pair is whole on each GPU"

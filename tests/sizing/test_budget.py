@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvsim.errors import BudgetError, UsageError
 from kvsim.hardware import GIB, find_gpu
 from kvsim.models import Model, all_models, find_model
-from kvsim.sizing.budget import blocks_for, plan_budget
+from kvsim.sizing.budget import PoolSettings, blocks_for, plan_budget
 
 MIB = 1 << 20
 H200 = find_gpu("H200")
@@ -33,7 +33,7 @@ def test_a_vllm_log_12_52_gib_hold_468736_tokens_of_granite() -> None:
     # The log rounds its 12.52 GiB to two decimals and counts every block, the null block included.
     low, high = (blocks_for(int(gib * GIB), GRANITE, 16) for gib in (12.515, 12.525))
     assert low <= 468_736 // 16 == 29_296 <= high
-    budget = plan_budget(find_gpu("A4000"), GRANITE, kv_memory_bytes=29_296 * 16 * 28_672)
+    budget = plan_budget(find_gpu("A4000"), GRANITE, PoolSettings(kv_memory_bytes=29_296 * 16 * 28_672))
     assert round(budget.kv_bytes / GIB, 2) == 12.52
     assert budget.num_blocks * 16 == 468_736
     assert budget.capacity_tokens == 468_736 - 16
@@ -42,7 +42,9 @@ def test_a_vllm_log_12_52_gib_hold_468736_tokens_of_granite() -> None:
 def test_the_estimate_for_that_card_lands_within_five_percent() -> None:
     # vLLM's defaults for a card of this size; the log does not say its settings.
     budget = plan_budget(
-        find_gpu("A4000"), GRANITE, gpu_memory_utilization=0.9, max_num_batched_tokens=8192, max_num_seqs=256
+        find_gpu("A4000"),
+        GRANITE,
+        PoolSettings(gpu_memory_utilization=0.9, max_num_batched_tokens=8192, max_num_seqs=256),
     )
     assert budget.num_blocks == pytest.approx(29_296, rel=0.05)
 
@@ -53,9 +55,11 @@ def test_the_recorded_pool_on_an_h200_is_met_within_half_a_percent() -> None:
     budget = plan_budget(
         find_gpu(meta["gpu"]),
         find_model(meta["model"]["name"]),
-        gpu_memory_utilization=engine["gpu_memory_utilization"],
-        max_num_batched_tokens=engine["max_num_batched_tokens"],
-        max_num_seqs=engine["max_num_seqs"],
+        PoolSettings(
+            gpu_memory_utilization=engine["gpu_memory_utilization"],
+            max_num_batched_tokens=engine["max_num_batched_tokens"],
+            max_num_seqs=engine["max_num_seqs"],
+        ),
     )
     assert budget.num_usable_blocks == pytest.approx(meta["pool"]["num_units"], rel=0.0025)
     assert budget.bytes_per_block == meta["pool"]["bytes_per_unit"]
@@ -75,10 +79,12 @@ def test_the_terms_add_up_to_whole_blocks(
     budget = plan_budget(
         H200,
         model,
-        gpu_memory_utilization=utilization,
-        block_size=block_size,
-        max_num_batched_tokens=num_tokens,
-        max_num_seqs=num_seqs,
+        PoolSettings(
+            gpu_memory_utilization=utilization,
+            block_size=block_size,
+            max_num_batched_tokens=num_tokens,
+            max_num_seqs=num_seqs,
+        ),
     )
     assert (
         sum(term.size_bytes for term in budget.terms) == budget.kv_bytes == budget.num_blocks * budget.bytes_per_block
@@ -94,10 +100,14 @@ def test_the_terms_add_up_to_whole_blocks(
 @settings(max_examples=40, deadline=None)
 def test_more_room_or_smaller_steps_never_cost_blocks(utilization: float, num_tokens: int, num_seqs: int) -> None:
     budget = plan_budget(
-        H200, LLAMA, gpu_memory_utilization=utilization, max_num_batched_tokens=num_tokens, max_num_seqs=num_seqs
+        H200,
+        LLAMA,
+        PoolSettings(gpu_memory_utilization=utilization, max_num_batched_tokens=num_tokens, max_num_seqs=num_seqs),
     )
     roomier = plan_budget(
-        H200, LLAMA, gpu_memory_utilization=1.0, max_num_batched_tokens=num_tokens // 2, max_num_seqs=num_seqs
+        H200,
+        LLAMA,
+        PoolSettings(gpu_memory_utilization=1.0, max_num_batched_tokens=num_tokens // 2, max_num_seqs=num_seqs),
     )
     assert roomier.num_blocks >= budget.num_blocks
 
@@ -125,7 +135,7 @@ def test_a_pipeline_holds_layers_and_tables_by_stage_and_is_as_large_as_its_tigh
 
 
 def test_max_sequences_rounds_each_up_to_whole_blocks() -> None:
-    budget = plan_budget(H200, LLAMA, kv_memory_bytes=11 * 2 * MIB)
+    budget = plan_budget(H200, LLAMA, PoolSettings(kv_memory_bytes=11 * 2 * MIB))
     assert budget.num_usable_blocks == 10
     assert [budget.max_sequences(tokens) for tokens in (1, 16, 17, 160, 161)] == [10, 10, 5, 1, 0]
     with pytest.raises(UsageError, match="tokens is 0"):
@@ -134,7 +144,7 @@ def test_max_sequences_rounds_each_up_to_whole_blocks() -> None:
 
 def test_a_recurrent_state_takes_a_block_of_every_table_of_its_kind() -> None:
     hybrid = find_model("granite-4.0-h-micro")
-    budget = plan_budget(H200, hybrid, kv_memory_bytes=GIB)
+    budget = plan_budget(H200, hybrid, PoolSettings(kv_memory_bytes=GIB))
     # 36 recurrent layers beside 4 of attention: nine tables with one block a sequence, and one that grows.
     assert budget.max_sequences(16) == budget.num_usable_blocks // (9 + 1)
     assert budget.max_sequences(529) == budget.num_usable_blocks // (9 + 2)
@@ -144,17 +154,22 @@ def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
     with pytest.raises(BudgetError, match=r"Llama-2-13b.*24\.24 GiB.*RTX A4000.*14\.36 GiB of its 15\.61 GiB.*help"):
         plan_budget(find_gpu("A4000"), find_model("llama-2-13b"))
     with pytest.raises(BudgetError, match=r"14\.96 GiB.*the KV cache leaves 5\.61 GiB.*--oversize insists"):
-        plan_budget(find_gpu("A4000"), LLAMA, kv_memory_bytes=10 * GIB)
+        plan_budget(find_gpu("A4000"), LLAMA, PoolSettings(kv_memory_bytes=10 * GIB))
     with pytest.raises(BudgetError, match=r"130\.42 GiB|131\.\d\d GiB"):
-        plan_budget(find_gpu("H100"), find_model("llama-3.1-70b"), num_blocks=1000)
-    assert plan_budget(find_gpu("H100"), find_model("llama-3.1-70b"), num_blocks=1000, oversize=True).num_blocks == 1000
+        plan_budget(find_gpu("H100"), find_model("llama-3.1-70b"), PoolSettings(num_blocks=1000))
+    assert (
+        plan_budget(
+            find_gpu("H100"), find_model("llama-3.1-70b"), PoolSettings(num_blocks=1000, oversize=True)
+        ).num_blocks
+        == 1000
+    )
 
 
 def test_a_pool_with_no_block_for_a_request_is_refused_with_the_numbers() -> None:
     with pytest.raises(BudgetError, match=r"weights -14\.96 GiB.*activations -1\.69 GiB.*--max-num-batched-tokens"):
-        plan_budget(find_gpu("A4000"), LLAMA, gpu_memory_utilization=0.98)
+        plan_budget(find_gpu("A4000"), LLAMA, PoolSettings(gpu_memory_utilization=0.98))
     with pytest.raises(BudgetError, match=r"KV memory 3\.00 MiB.*two blocks take 4\.00 MiB"):
-        plan_budget(H200, LLAMA, kv_memory_bytes=3 * MIB)
+        plan_budget(H200, LLAMA, PoolSettings(kv_memory_bytes=3 * MIB))
 
 
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, 1.5])
@@ -164,13 +179,13 @@ def test_a_pool_with_no_block_for_a_request_is_refused_with_the_numbers() -> Non
 )
 def test_counts_that_cannot_be_right(setting: str, value: float) -> None:
     with pytest.raises(UsageError, match=setting):
-        plan_budget(H200, LLAMA, **{setting: value})  # type: ignore[arg-type]
+        plan_budget(H200, LLAMA, PoolSettings(**{setting: value}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [0, -0.5, 1.01, math.nan])
 def test_utilization_is_a_share(value: float) -> None:
     with pytest.raises(UsageError, match="gpu_memory_utilization"):
-        plan_budget(H200, LLAMA, gpu_memory_utilization=value)
+        plan_budget(H200, LLAMA, PoolSettings(gpu_memory_utilization=value))
 
 
 def test_heads_that_cannot_be_dealt_out_evenly_are_refused() -> None:

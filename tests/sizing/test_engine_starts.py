@@ -12,7 +12,7 @@ import pytest
 from kvsim.hardware import find_gpu
 from kvsim.models import Model, find_model
 from kvsim.models.huggingface import from_fields
-from kvsim.sizing.budget import Budget, plan_budget
+from kvsim.sizing.budget import Budget, PoolSettings, plan_budget
 
 DENSE_LATENT = {
     "architectures": ["DeepseekV2ForCausalLM"], "num_hidden_layers": 27, "hidden_size": 2048, "num_attention_heads": 16,
@@ -77,11 +77,13 @@ def planned(start: Start) -> Budget:
     return plan_budget(
         find_gpu(start.gpu),
         model_of(start),
-        gpu_memory_utilization=start.share,
-        max_num_batched_tokens=start.max_num_batched_tokens,
-        max_num_seqs=start.max_num_seqs,
-        max_model_len=8192,
-        oversize=True,
+        PoolSettings(
+            gpu_memory_utilization=start.share,
+            max_num_batched_tokens=start.max_num_batched_tokens,
+            max_num_seqs=start.max_num_seqs,
+            max_model_len=8192,
+            oversize=True,
+        ),
     )
 
 

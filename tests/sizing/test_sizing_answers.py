@@ -8,7 +8,7 @@ import pytest
 
 from kvsim.hardware import Gpu, find_gpu
 from kvsim.models import find_model
-from kvsim.sizing.budget import plan_budget
+from kvsim.sizing.budget import PoolSettings, plan_budget
 
 H100, H200 = find_gpu("H100"), find_gpu("H200")
 
@@ -20,12 +20,12 @@ def answers(repository: Path) -> str:
 
 def test_70b_on_four_gpus(answers: str) -> None:
     model = find_model("Llama-3.1-70B-Instruct").served(tensor_parallel_size=4)
-    budget = plan_budget(H100, model, gpu_memory_utilization=0.9)
+    budget = plan_budget(H100, model, PoolSettings(gpu_memory_utilization=0.9))
     assert budget.bytes_per_block == 16 * 80 * (8 // 4) * 2 * 128 * 2
     usable = budget.num_blocks - 1
     assert budget.max_sequences(4096) == usable // 256
     assert budget.max_sequences(1300) == usable // 82 > 128
-    in_fp8 = plan_budget(H100, model.served(kv_cache_dtype="fp8"), gpu_memory_utilization=0.9)
+    in_fp8 = plan_budget(H100, model.served(kv_cache_dtype="fp8"), PoolSettings(gpu_memory_utilization=0.9))
     said = (
         f"{budget.num_blocks:,} blocks: {usable // 256} sequences of 4,096 tokens (256 blocks), {usable // 82} of 1,300"
     )
@@ -56,7 +56,7 @@ def test_windows_and_what_they_save(
     held = tokens // 16 + tables * (-(-(window - 1) // 16) + 1)
     fits = (grouped.num_blocks - 1) // held
     assert grouped.max_sequences(tokens) == fits
-    as_full = plan_budget(gpu, model, hybrid_manager=False)
+    as_full = plan_budget(gpu, model, PoolSettings(hybrid_manager=False))
     assert as_full.bytes_per_block == model.num_layers * page
     without = (as_full.num_blocks - 1) // (tokens // 16)
     assert f"{held:,} a sequence" in answers
