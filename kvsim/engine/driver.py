@@ -252,11 +252,10 @@ class Driver:
         connected.report(self.engine, self.sequence(number), is_load, call)
 
     def news(self) -> tuple[list[tuple[int, float]], list[int]]:
-        """Return the transfers that concern other servers, since the last call.
+        """Return the transfers that concern other servers and have begun since the last call.
 
-        Returns:
-            The loads that have begun, each as a sequence and the time in seconds at which the load ends; and the
-            sequences whose prompts other servers may free.
+        The result has the loads, each as a sequence and the time in seconds at which it ends, and the sequences whose
+        prompts other servers can free.
         """
         connector = self.engine.connector
         state = connector.state

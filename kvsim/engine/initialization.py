@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine import records, scheduler
+from kvsim.engine import combinations, records, scheduler
 from kvsim.engine.arrays import Numbers, Records, fill, make, make_growing, make_one, numbers
 from kvsim.engine.coefficients import step_times
 from kvsim.engine.connector import connected, connector_initialization, disaggregated
@@ -30,19 +30,26 @@ from kvsim.engine.paged.group_initialization import (
     records_of_groups,
     settings_of_groups,
 )
+from kvsim.engine.policy_settings import (
+    leaves_alone,
+    set_connector,
+    settings_of_drafts,
+    settings_of_images,
+    settings_of_loop,
+    settings_of_policy,
+    settings_of_swap,
+)
 from kvsim.engine.radix import radix_initialization, request_rows, sglang_scheduler
 from kvsim.engine.records import NEVER
 from kvsim.engine.reserved import reservations, static_batch
-from kvsim.engine.state import BEST_FIT, BUDDY, FIRST_FIT, NEXT_FIT, NO_KEY, Engine
-from kvsim.errors import BudgetError, UsageError
+from kvsim.engine.room import Room, num_buckets
+from kvsim.engine.state import NO_KEY, Engine
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies import Contiguous, Paged, Pipeline, Policy, Radix, Static
 from kvsim.policies.connectors import Connector
 from kvsim.policies.drafts import Drafts
 from kvsim.policies.encoding import Encoding
-from kvsim.policies.kinds import most_running
 from kvsim.policies.releases import rules_of
-from kvsim.policies.settings import ContiguousSettings, Growth, Order, PagedSettings, Reserve
 from kvsim.steptime import StepTimeModel
 
 if TYPE_CHECKING:
@@ -53,17 +60,8 @@ STEPS_PER_SLICE = 1 << 14
 """Steps after which recorded rows are drained and progress is reported."""
 FIRST_ROWS = 1 << 16
 """Initial capacity for rows of a recording."""
-FITS = {"first": FIRST_FIT, "best": BEST_FIT, "next": NEXT_FIT, "buddy": BUDDY}
-_MOST_ENTRIES = 1 << 28
-"""Largest total number of table entries."""
-_MOST_BLOCKS = 1 << 22
-"""Largest number of blocks in a pool."""
 _MOST_LISTED = 1 << 24
 """Longest list of numbers in an interpreted engine. Longer ones are arrays, which are slower but take less memory."""
-_MOST_BUCKET_BITS = 16
-"""Largest number of bits of a bucket's index for a radix tree, which has far fewer nodes than pages."""
-_GIB, _GIGA = 1 << 30, 1e9
-
 _ONE_STAGE = Pipeline()
 
 
@@ -135,13 +133,17 @@ class EnginePlan:
             BudgetError: the tables of all sequences that may run at once are too large, or the host memory too small.
             UsageError: two settings, or a setting and the model, cannot be combined.
         """
-        _check_pipeline(self.policy, self.pipeline, self.rules)
-        _check_drafts(self)
         groups = self.layout or one_group(self.policy)
-        if isinstance(self.policy, Paged):
-            caches_prefixes = self.policy.cache.enable_prefix_caching
-            check_groups(groups, self.policy.scheduler.vllm, caches_prefixes=caches_prefixes)
-        room = _Room.of(self, groups)
+        self._check(groups)
+        has_connector = self.connector is not None
+        room = Room.of(
+            self.demand,
+            self.policy,
+            self.num_units,
+            groups,
+            tokens_ahead=self._tokens_ahead,
+            has_connector=has_connector,
+        )
         engine = self._empty_engine(groups, room, compiled=compiled)
         engine.state.seq, engine.state.num_free = -1, self.num_units
         engine.state.num_free_places = room.places
@@ -153,7 +155,34 @@ class EnginePlan:
             engine.state.num_holes = _cut_holes(engine, self.policy, self.num_units)
         return engine
 
-    def _empty_engine(self, layout: KVCacheLayout, room: _Room, *, compiled: bool) -> Engine:
+    def _check(self, layout: KVCacheLayout) -> None:
+        """Refuse settings that kvsim does not simulate together, or for a model with these groups."""
+        policy, is_custom = self.policy, self.rules is not None
+        combinations.check_pipeline(policy, self.pipeline, is_custom=is_custom)
+        combinations.check_drafts(policy, self.drafts, is_custom=is_custom)
+        if not isinstance(policy, Paged):
+            return
+        release, num_groups = policy.scheduler.vllm, len(layout.groups)
+        check_groups(layout, release, caches_prefixes=policy.cache.enable_prefix_caching)
+        if not layout.is_uniform:
+            combinations.check_several_groups(policy.cache)
+        host_initialization.check_offload(policy, num_groups)
+        if self.drafts is not None and policy.cache.enable_prefix_caching:
+            self.drafts.check_groups(release, layout)
+        if self.encoding is not None:
+            self.encoding.check(release, num_groups=num_groups)
+        if self.connector is not None:
+            self.connector.check(release, num_groups)
+
+    @property
+    def _tokens_ahead(self) -> int:
+        """Largest number of tokens after the end of a sequence for which it may have slots."""
+        if not isinstance(self.policy, Paged):
+            return 0
+        ahead = self.pipeline.tokens_ahead(async_scheduling=self.policy.scheduler.async_scheduling)
+        return ahead + (2 * (1 + self.drafts.lookahead_tokens + self.drafts.num_tokens) if self.drafts else 0)
+
+    def _empty_engine(self, layout: KVCacheLayout, room: Room, *, compiled: bool) -> Engine:
         """Return the records of an engine. Only those of requests, blocks and settings are filled in."""
         size, batch, policy, demand = len(self.demand.prompt), room.batch, self.policy, self.demand
         settings = self._settings(layout, room, compiled=compiled)
@@ -189,9 +218,9 @@ class EnginePlan:
             tables=_tables(room, compiled=compiled),
             entries=zeros((room.places + 1) * room.width),
             prompt_keys=numbers(np.array(demand.keys.values, np.int64), compiled=compiled),
-            blocks=_blocks(self.num_units if room.has_blocks else 0, self.initial_free, compiled=compiled),
+            blocks=_blocks(self.num_units if room.places else 0, self.initial_free, compiled=compiled),
             readers=records_of(records.Readers, self.num_units + 1 if settings.has_windows else 0),
-            buckets=records_of(records.Bucket, _num_buckets(demand, policy, self.num_units)),
+            buckets=records_of(records.Bucket, num_buckets(demand, policy, self.num_units)),
             **self._optional_parts(settings, room, compiled=compiled),
             holes=records_of(records.Hole, room.num_holes),
             rectangle=make_one(records.Rectangle, compiled=compiled),
@@ -216,21 +245,24 @@ class EnginePlan:
             "computing_tokens": zeros(counted),
         }
 
-    def _rows(self, settings: records.Settings, room: _Room, *, compiled: bool) -> dict[str, Any]:
+    def _rows(self, settings: records.Settings, room: Room, *, compiled: bool) -> dict[str, Any]:
         """Return the empty tables of the rows that one slice of a run records."""
         rows_of = partial(make_growing, compiled=compiled)
         return {
             "steps": rows_of(records.Step, STEPS_PER_SLICE),
             "outputs": rows_of(records.Output, STEPS_PER_SLICE + settings.most_in_flight),
-            "memory_rows": rows_of(records.MemoryRow, room.memory_rows if self.records_memory else 0),
+            "memory_rows": rows_of(records.MemoryRow, _num_memory_rows(room) if self.records_memory else 0),
             "schedule_rows": rows_of(records.ScheduleRow, 2 * room.batch + FIRST_ROWS if self.records_schedule else 0),
         }
 
-    def _settings(self, layout: KVCacheLayout, room: _Room, *, compiled: bool) -> records.Settings:
+    def _settings(self, layout: KVCacheLayout, room: Room, *, compiled: bool) -> records.Settings:
         """Return the settings of the engine."""
         policy = self.policy
-        chosen = _settings_of(policy, self.num_units) | _loop(policy, self.pipeline)
+        chosen = settings_of_policy(policy, self.num_units) | settings_of_loop(policy, self.pipeline)
         chosen |= settings_of_groups(layout, policy) | {
+            "most_steps": STEPS_PER_SLICE,
+            "most_memory_rows": FIRST_ROWS,
+            "most_schedule_rows": FIRST_ROWS,
             "max_num_seqs": room.batch,
             "first_hit": room.places * room.width,
             "checking": self.checking,
@@ -243,20 +275,20 @@ class EnginePlan:
             "most_rows_before_load": FIRST_ROWS + room.rows_of_loads - host_initialization.rows_of_table(room.width),
         }
         if isinstance(policy, Paged) and policy.cache.swap_gib:
-            chosen |= _host_memory(policy.cache, self.unit_bytes)
+            chosen |= settings_of_swap(policy.cache, self.unit_bytes)
         if isinstance(policy, Paged) and rules_of(policy.scheduler.vllm).retains_windows:
             chosen["retention_tokens"] = NEVER if self.retention_tokens is None else self.retention_tokens
         if self.drafts is not None and isinstance(policy, Paged):
-            chosen |= _drafting(self.drafts, policy)
+            chosen |= settings_of_drafts(self.drafts, policy)
         if self.encoding is not None and isinstance(policy, Paged):
-            chosen |= _encoding(self.encoding, policy)
+            chosen |= settings_of_images(self.encoding, policy)
         settings = make_one(records.Settings, compiled=compiled)
         for name, value in chosen.items():
             setattr(settings, name, value)
         waits_for_flight = isinstance(policy, Paged) and flight_is_counted(layout, policy)
         settings.windows_wait = waits_for_flight
         if self.connector is not None and isinstance(policy, Paged):
-            _set_connector(settings, self.connector, policy)
+            set_connector(settings, self.connector, policy)
         settings.answers_awaited = settings.num_drafts > 0 or self.connector is not None
         settings.counts_flight = (
             settings.answers_awaited
@@ -266,10 +298,10 @@ class EnginePlan:
                 and (waits_for_flight or settings.late_outputs_block)
             )
         )
-        settings.leaves_alone = not self.rules and _leaves_alone(settings)
+        settings.leaves_alone = not self.rules and leaves_alone(settings)
         return settings
 
-    def _optional_parts(self, settings: records.Settings, room: _Room, *, compiled: bool) -> dict[str, Any]:
+    def _optional_parts(self, settings: records.Settings, room: Room, *, compiled: bool) -> dict[str, Any]:
         """Return the parts that most engines leave empty: the encoder cache, and what single kinds of memory need."""
         policy, num_units = self.policy, self.num_units
         sizes = (num_units, len(self.demand.prompt), self.unit_bytes)
@@ -282,7 +314,7 @@ class EnginePlan:
             ),
             "connector": connector_initialization.connector_tables(self.connector, policy, *sizes, compiled=compiled),
             "radix": radix_initialization.radix(
-                policy, self.demand, num_units, settings.most_in_flight, room.memory_rows,
+                policy, self.demand, num_units, settings.most_in_flight, _num_memory_rows(room),
                 windows=(self.num_window_units, self.window_tokens), hicache=self.hicache, reports=self.reports,
                 compiled=compiled,
             ) if isinstance(policy, Radix) else (),
@@ -292,64 +324,9 @@ class EnginePlan:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Room:
-    """Numbers of records to allocate for an engine."""
-
-    batch: int
-    """Largest number of sequences that run at once."""
-    places: int
-    """Largest number of tables that exist at once in each group; 0 if memory has no blocks."""
-    widths: list[int]
-    """Number of entries in the longest table of each group."""
-    num_holes: int
-    rows_of_loads: int
-    """Rows of the memory table that loads write in one step, in addition to the rows of running sequences."""
-    memory_rows: int
-
-    @property
-    def width(self) -> int:
-        """Number of entries of one place, over all groups."""
-        return sum(self.widths)
-
-    @property
-    def has_blocks(self) -> bool:
-        """Tell whether memory is allocated in blocks."""
-        return self.places > 0
-
-    @classmethod
-    def of(cls, plan: EnginePlan, layout: KVCacheLayout) -> _Room:
-        """Return the numbers of records that the engine of a plan needs."""
-        policy, size, num_units = plan.policy, len(plan.demand.prompt), plan.num_units
-        batch = min(most_running(policy), size)
-        places, widths = 0, [1]
-        if isinstance(policy, Paged):
-            if not layout.is_uniform:
-                _check_modelled(policy.cache)
-            host_initialization.check_offload(policy, len(layout.groups))
-            places = host_initialization.num_places(policy, num_units, size)
-            if plan.drafts is not None and policy.cache.enable_prefix_caching:
-                plan.drafts.check_groups(policy.scheduler.vllm, layout)
-            if plan.encoding is not None:
-                plan.encoding.check(policy.scheduler.vllm, num_groups=len(layout.groups))
-            if plan.connector is not None:
-                plan.connector.check(policy.scheduler.vllm, len(layout.groups))
-                places = min(size, 5 * batch + num_units)
-            ahead = plan.pipeline.tokens_ahead(async_scheduling=policy.scheduler.async_scheduling)
-            ahead += 2 * (1 + plan.drafts.lookahead_tokens + plan.drafts.num_tokens) if plan.drafts else 0
-            widths = _table_widths(plan.demand, policy, layout, num_units, places, ahead)
-        rows_of_loads = host_initialization.rows_of_loads(
-            policy, num_units, size, sum(widths), has_connector=plan.connector is not None
-        )
-        margin = _memory_margin(policy, batch, sum(widths) + len(layout.groups), num_units) + rows_of_loads
-        return cls(
-            batch=batch,
-            places=places,
-            widths=widths,
-            num_holes=2 * _most_holes(policy, batch, num_units),
-            rows_of_loads=rows_of_loads,
-            memory_rows=margin + FIRST_ROWS + 1,
-        )
+def _num_memory_rows(room: Room) -> int:
+    """Return the capacity of the memory table: a step may begin with `FIRST_ROWS` rows and write its own."""
+    return FIRST_ROWS + 1 + room.most_changes
 
 
 def _built_in_rules(eviction: OptimalEviction | None) -> scheduler.BuiltInRules:
@@ -379,101 +356,6 @@ def memory_of(policy: Policy, connector: Connector | None = None) -> MemoryManag
     return tiered.TIERED if policy.cache.kv_offloading_size else kv_cache.PAGED
 
 
-def _settings_of(policy: Policy, num_units: int) -> dict[str, Any]:
-    """Return the settings that follow from the policy."""
-    settings: dict[str, Any] = {
-        "max_model_len": policy.max_model_len,
-        "num_units": num_units,
-        "prefill_interval": 1,
-        "most_steps": STEPS_PER_SLICE,
-        "most_memory_rows": FIRST_ROWS,
-        "most_schedule_rows": FIRST_ROWS,
-    }
-    if isinstance(policy, Static):
-        names = ("batch_size", "preallocated", "timeout_s", "sort_by_length", "memory_guard")
-        return settings | {name: getattr(policy.scheduler, name) for name in names}
-    if isinstance(policy, Radix):
-        return settings
-    chosen, rules = policy.scheduler, rules_of(policy.scheduler.vllm)
-    settings |= {
-        "max_num_batched_tokens": chosen.max_num_batched_tokens,
-        "max_num_active_seqs": chosen.max_num_active_seqs or chosen.max_num_seqs,
-        "long_prefill_token_threshold": chosen.long_prefill_token_threshold,
-        "threshold_is_adaptive": chosen.long_prefill_token_threshold > 0
-        and chosen.long_prefill_token_threshold_adaptive,
-        "prefill_interval": chosen.prefill_schedule_interval,
-        "max_adapters": chosen.max_loras if chosen.enable_lora else 0,
-        "running_keep_adapters": rules.running_keep_adapters,
-        "most_chunk_tokens": min(
-            chosen.max_num_batched_tokens, chosen.long_prefill_token_threshold or chosen.max_num_batched_tokens
-        ),
-        "by_priority": chosen.order is Order.PRIORITY,
-        "chunked_prefill": chosen.enable_chunked_prefill,
-        "reserve_full_prompt": chosen.reserve_full_prompt and rules.knows_reserve,
-        "late_outputs_block": rules.late_outputs_block,
-        "skipped_keep_places": rules.skipped_keep_places,
-        "keeps_turns": rules.keeps_turns,
-        "preempted_self_stops": rules.preempted_self_stops,
-        "lone_prompt_is_limited": rules.lone_prompt_is_limited,
-    }
-    return settings | (_paged_settings(policy, num_units) if isinstance(policy, Paged) else _extents(policy.cache))
-
-
-def _paged_settings(policy: Paged, num_units: int) -> dict[str, Any]:
-    rules = rules_of(policy.scheduler.vllm)
-    return {
-        "prefix_caching": policy.cache.enable_prefix_caching,
-        "watermark_blocks": int(policy.cache.watermark * (num_units + 1)) if rules.knows_watermark else 0,
-        "offloads": policy.cache.kv_offloading_size > 0,
-        "frees_late": policy.cache.kv_offloading_size > 0,
-    }
-
-
-def _drafting(drafts: Drafts, policy: Paged) -> dict[str, Any]:
-    """Return the settings of speculative decoding."""
-    chosen, rules = policy.scheduler, rules_of(policy.scheduler.vllm)
-    most_running = chosen.max_num_active_seqs or chosen.max_num_seqs
-    if drafts.limits_running:
-        most_running = min(most_running, chosen.max_num_batched_tokens // drafts.lookahead_tokens)
-    by_request = rules.drafting_takes_tokens
-    return {
-        "num_drafts": drafts.num_tokens,
-        "lookahead_tokens": drafts.lookahead_tokens,
-        "draft_slots": drafts.step_tokens if by_request else 0,
-        "max_num_batched_tokens": chosen.max_num_batched_tokens
-        - (0 if by_request else drafts.step_tokens * chosen.max_num_seqs),
-        "ahead_tokens": drafts.ahead_tokens,
-        "prompt_ahead_tokens": drafts.prompt_ahead_tokens,
-        "drops_last_hit": drafts.drops_last_hit,
-        "pads_admission": not drafts.by_batch,
-        "pads_alone": rules.pads_alone,
-        "caches_processed": rules.caches_processed,
-        "reserved_draft_tokens": 1 + drafts.num_tokens + drafts.lookahead_tokens if rules.reserves_drafts else 0,
-        "max_num_active_seqs": most_running,
-    }
-
-
-def _set_connector(settings: records.Settings, connector: Connector, policy: Paged) -> None:
-    """Set the settings of the scheduler that depend on a connector."""
-    rules = rules_of(policy.scheduler.vllm)
-    settings.frees_late = connector.consumes and bool(policy.scheduler.async_scheduling)
-    settings.drops_late = connector.produces and rules.delivers_kept
-    settings.caches_processed = rules.caches_processed
-    settings.notes_every_step = True
-
-
-def _encoding(encoding: Encoding, policy: Paged) -> dict[str, Any]:
-    """Return the settings of the encoder and its cache."""
-    rules = rules_of(policy.scheduler.vllm)
-    return {
-        "encoder_tokens": encoding.compute_tokens,
-        "encoder_cache_tokens": encoding.cache_tokens,
-        "keeps_images_whole": encoding.is_whole,
-        "cuts_before_images": rules.cuts_before_images,
-        "counts_repeated_images": rules.counts_repeated_images,
-    }
-
-
 def _request_drafts(drafts: Drafts | None, size: int, *, compiled: bool) -> Records[records.RequestDrafts]:
     """Return the records that locate the given drafts of each request in `Engine.draft_counts`."""
     located = make(records.RequestDrafts, size + 1 if drafts else 0, compiled=compiled)
@@ -490,123 +372,6 @@ def _numbers_of_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
     """Return the given numbers of right drafts of all requests, then those of proposed drafts."""
     parts = [np.zeros(0, np.int64)] if drafts is None else [drafts.accepted.values, drafts.proposed.values]
     return numbers(np.concatenate(parts), compiled=compiled)
-
-
-def _extents(cache: ContiguousSettings) -> dict[str, Any]:
-    return {
-        "fit": FITS[cache.fit],
-        "reserve": reservations.DOUBLING if cache.reserve is Reserve.DOUBLING else reservations.GIVEN,
-        "moves": cache.growth is Growth.MOVE,
-        "compaction": cache.compaction,
-        "request_level": cache.request_level,
-    }
-
-
-def _loop(policy: Policy, pipeline: Pipeline) -> dict[str, Any]:
-    """Return the settings of the engine loop: the steps in flight and their intervals."""
-    if isinstance(policy, Static):
-        return {"most_in_flight": 1}
-    if isinstance(policy, Radix):
-        return {"most_in_flight": 1 if policy.scheduler.disable_overlap_schedule else 2}
-    ahead = policy.scheduler.async_scheduling
-    return {
-        "ahead": ahead,
-        "most_in_flight": pipeline.most_in_flight(async_scheduling=ahead),
-        "decode_interval": pipeline.decode_interval(async_scheduling=ahead),
-        "feedback": pipeline.feedback(async_scheduling=ahead),
-        "fills_pipeline": rules_of(policy.scheduler.vllm).fills_pipeline,
-        "notes_every_step": memory_of(policy) is tiered.TIERED or pipeline.pipeline_parallel_size > 1,
-    }
-
-
-def _check_pipeline(policy: Policy, pipeline: Pipeline, rules: CustomRules | None) -> None:
-    """Check that a policy with several pipeline stages has only settings that are modelled for them."""
-    if pipeline.pipeline_parallel_size == 1 or isinstance(policy, Static):
-        return
-    cache = policy.cache if isinstance(policy, Paged) else PagedSettings()
-    drafts = isinstance(policy, Paged) and bool(policy.scheduler.speculative_config)
-    for what, flag, is_asked in (
-        ("a policy of your own", "another --policy", rules is not None),
-        ("SGLang's scheduler", "another --policy", isinstance(policy, Radix)),
-        ("native offload", "--kv-offloading-size 0", cache.kv_offloading_size > 0),
-        ("swapping to host memory", "--swap-gib 0", cache.swap_gib > 0),
-        ("speculative decoding", "no --speculative-config", drafts),
-    ):
-        if is_asked:
-            raise UsageError(
-                f"{what} is modelled where one stage holds all layers; with pipeline_parallel_size "
-                f"{pipeline.pipeline_parallel_size}, take {flag}, or --pipeline-parallel-size 1."
-            )
-
-
-def _check_drafts(plan: EnginePlan) -> None:
-    """Check that speculative decoding is combined only with settings that are modelled together with it."""
-    if isinstance(plan.policy, Contiguous) and bool(plan.policy.scheduler.speculative_config):
-        raise UsageError(
-            "speculative decoding is followed in a paged cache; take --policy paged, or no --speculative-config."
-        )
-    if plan.drafts is None:
-        return
-    assert isinstance(plan.policy, Paged)
-    cache, chosen = plan.policy.cache, plan.policy.scheduler
-    if chosen.drafting is not None:
-        chosen.drafting.check_starts(chosen.vllm, chosen.max_num_seqs, chosen.max_num_batched_tokens)
-    for what, flag, is_asked in (
-        ("a policy of your own", "another --policy", plan.rules is not None),
-        ("native offload", "no --kv-offloading-size", cache.kv_offloading_size > 0),
-        ("swapping to host memory", "no --swap-gib", cache.swap_gib > 0),
-    ):
-        if is_asked:
-            raise UsageError(f"kvsim does not follow speculative decoding and {what} together; take {flag}, or no "
-                             "--speculative-config.")  # fmt: skip
-
-
-def _check_modelled(cache: PagedSettings) -> None:
-    """Check that a model with several KV-cache groups has no settings that are modelled only for one group."""
-    if cache.swap_gib:
-        raise UsageError(
-            "swapping to host memory is modelled where every layer keeps every token; this model has several KV-cache "
-            "groups, so leave --swap-gib out."
-        )
-
-
-def _host_memory(cache: PagedSettings, block_bytes: int) -> dict[str, Any]:
-    num_blocks = int(cache.swap_gib * _GIB) // block_bytes
-    if not num_blocks:
-        raise BudgetError(
-            f"{cache.swap_gib} GiB of host memory hold no block of {block_bytes} bytes; give swap more, or none."
-        )
-    return {"host_blocks": num_blocks, "host_block_s": block_bytes / (cache.swap_gb_per_s * _GIGA)}
-
-
-def _table_widths(
-    demand: Demand, policy: Paged, layout: KVCacheLayout, num_units: int, places: int, tokens_ahead: int
-) -> list[int]:
-    """Return the number of entries in the longest table of every group."""
-    tokens = int((demand.prompt + demand.output).max(initial=1)) + tokens_ahead - 1
-    widths = [-(-min(tokens, policy.max_model_len) // group.block_size) for group in layout.groups]
-    if layout.is_uniform:
-        widths = [min(widths[0], num_units)]
-    if num_units > _MOST_BLOCKS:
-        raise BudgetError(
-            f"the pool has {num_units:,} blocks of {policy.unit_tokens} tokens, and at most {_MOST_BLOCKS:,} are "
-            "simulated; take fewer (--num-blocks, --kv-gib), or a larger --block-size."
-        )
-    width = sum(widths)
-    if width * places > _MOST_ENTRIES:
-        raise BudgetError(
-            f"{places:,} sequences of up to {tokens:,} tokens in blocks of {policy.unit_tokens} need tables of "
-            f"{width * places:,} entries, and at most {_MOST_ENTRIES:,} are simulated; lower --max-num-seqs, or take "
-            "a larger --block-size."
-        )
-    return widths
-
-
-def _most_holes(policy: Policy, batch: int, num_units: int) -> int:
-    """Return the largest number of holes, plus one that exists while holes are changed."""
-    if not isinstance(policy, Contiguous):
-        return 0
-    return (batch + 2) * (2 * num_units.bit_length() if policy.cache.fit == "buddy" else 1) + 1
 
 
 def _cut_holes(engine: Engine, policy: Contiguous, num_units: int) -> int:
@@ -626,46 +391,11 @@ def _cut_holes(engine: Engine, policy: Contiguous, num_units: int) -> int:
     return len(pieces)
 
 
-def _leaves_alone(settings: records.Settings) -> bool:
-    """Tell whether fast-forward may skip decoding sequences: no setting requires a visit in every step."""
-    visits_sequences = (
-        settings.lookahead_tokens
-        or settings.num_drafts
-        or settings.encoder_tokens
-        or settings.compaction
-        or settings.by_priority
-        or settings.notes_every_step
-    )
-    return not visits_sequences and settings.prefill_interval == 1
-
-
-def _memory_margin(policy: Policy, batch: int, width: int, num_units: int) -> int:
-    """Return the largest number of changes of ownership in one step."""
-    if isinstance(policy, Paged):
-        return batch * host_initialization.rows_of_table(width)
-    if isinstance(policy, Static):
-        return 3 * batch
-    if isinstance(policy, Radix):
-        return radix_initialization.MOST_ROWS_OF_PAGE * num_units + radix_initialization.ROWS_OF_HITS
-    # all sequences may be released and admitted, and each admission may move all others
-    return 4 * batch * (batch + 1) if policy.cache.compaction else 4 * batch
-
-
-def _num_buckets(demand: Demand, policy: Policy, num_units: int) -> int:
-    if isinstance(policy, Radix):
-        return 1 << min(num_units.bit_length(), _MOST_BUCKET_BITS)
-    if isinstance(policy, Paged) and policy.cache.enable_prefix_caching:
-        return int(1 << num_units.bit_length())
-    if isinstance(policy, Static) and policy.scheduler.sort_by_length:
-        return int(demand.prompt.max(initial=0)) + 1
-    return 1
-
-
 def _zeros(length: int, *, compiled: bool) -> Numbers:
     return numbers(np.zeros(length, np.int64), compiled=compiled or length > _MOST_LISTED)
 
 
-def _tables(room: _Room, *, compiled: bool) -> Records[records.Table]:
+def _tables(room: Room, *, compiled: bool) -> Records[records.Table]:
     """Return the tables of every place, one for each group, with their entries one after the other."""
     tables = make(records.Table, room.places * len(room.widths), compiled=compiled)
     fill(tables, 0, begin=np.cumsum([0, *room.widths * room.places])[:-1])

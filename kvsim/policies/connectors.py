@@ -48,13 +48,13 @@ class Exchange:
     stored_tokens: int = 0
     """Number of leading tokens that the store holds; only with a store."""
     is_async: bool = True
-    """Whether a load takes place between steps; otherwise it is a part of the step that admits the request."""
+    """A load takes place between steps. If False, it is a part of the step that admits the request."""
     num_unknown: int = 0
-    """Number of times that the store answers "ask again" before it gives the number of tokens."""
+    """Number of lookups that the store answers with "ask again" before it states a number of tokens."""
     is_kept: bool = False
-    """Whether blocks are kept after the end of the request until they are read."""
+    """Blocks are kept after the end of the request until another server has read them."""
     bad: Sequence[int] = ()
-    """Blocks of the first load that fail to load, by their index in the load."""
+    """Indices, in the first load, of the blocks that fail to load."""
     rank: int = 0
     """Order among requests that fail in the same step."""
 
@@ -101,9 +101,9 @@ class Connector:
 
     role: Role = Role.BOTH
     is_store: bool = False
-    """Whether the connector is a store of prefixes; otherwise it is Nixl, which fetches from another server."""
+    """The connector is a store of prefixes. If False, it is Nixl, which fetches from another server."""
     recomputes: bool = False
-    """Whether tokens that fail to load are computed here (`kv_load_failure_policy` "recompute"); otherwise the request
+    """Tokens that fail to load are computed here (`kv_load_failure_policy` "recompute"). If False, the request
     fails.
     """
     link: KvLink | None = None
@@ -115,12 +115,12 @@ class Connector:
 
     @property
     def produces(self) -> bool:
-        """Whether another server may read KV of this server."""
+        """True if another server may read KV of this server."""
         return self.role is not Role.CONSUMER
 
     @property
     def consumes(self) -> bool:
-        """Whether KV from outside is written to blocks of the pool."""
+        """True if KV from outside is written to blocks of the pool."""
         return self.role is not Role.PRODUCER
 
     def check(self, release: str, num_groups: int) -> None:

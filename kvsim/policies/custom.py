@@ -66,7 +66,8 @@ class ServedRequest(Protocol):
 
     @property
     def prefix_keys(self) -> Sequence[int]:
-        """Keys of the request's prefixes, one for each full unit: key `i` is the key of the prefix that ends there.
+        """Keys of the request's prefixes, one for each full unit: key `i` identifies the prefix up to the end of unit
+        `i`.
 
         Two keys are equal exactly if their prefixes are. The last known token is left out, because a request has to
         compute at least one token.
@@ -110,7 +111,9 @@ class CachedBlock(Protocol):
 
     @property
     def tokens_below(self) -> int:
-        """Number of tokens in cached blocks that continue this prefix; no request can hit them without this block."""
+        """Number of tokens in cached blocks that continue the prefix of this block. No request can hit them
+        without it.
+        """
 
 
 class Candidates(Sequence[CachedBlock]):
@@ -210,7 +213,7 @@ class Allocator(Protocol):
     def unusable_units(self, request: ServedRequest) -> int:  # noqa: ARG002  an allocator that fragments looks at it
         """Return the number of free units in pieces too small for `request`, the head of the queue.
 
-        They are counted as external fragmentation. The default is 0, because any unit may serve any request.
+        These units count as external fragmentation. The default is 0, because any unit may serve any request.
         """
         return 0
 
@@ -245,7 +248,7 @@ class SharingAllocator(Protocol):
         """
 
     def free(self, request: ServedRequest, units: Sequence[int]) -> Iterable[int]:
-        """Free `units`: the units of the table of `request` that are in no other table, in the order of its tokens.
+        """Free the units of `request` that are in no other table, in the order of its tokens.
 
         Return the units that stay in the prefix cache. They are counted as cached until `allocate` returns them again.
         """
@@ -293,12 +296,11 @@ class CustomPolicy(Protocol):
     def evict(self, step: StepInMaking, candidates: Candidates) -> CachedBlock | list[CachedBlock]:  # noqa: ARG002
         """Return the block of `candidates` to evict from the prefix cache, or a list of blocks in order of eviction.
 
-        A step evicts further blocks from its list, as long as they are free, without another call: a prompt takes many
-        blocks at once, and a loop over all candidates then runs once. This is called when a request needs a block and
-        the next block of the free queue is in the prefix cache. `candidates` are all free blocks in the prefix cache,
-        the least recently freed first; vLLM evicts the first. Reading `candidates[0]` costs nothing;
-        `candidates.column("num_hits")` and a loop take longer the larger the pool is. `eviction_rank` avoids this cost.
-        With a custom allocator, this is not called.
+        This is called when a request needs a block and the next block of the free queue is in the prefix cache.
+        `candidates` are all free blocks in the prefix cache, the least recently freed first; vLLM evicts the first. The
+        step evicts further blocks from a list, as long as they are free, without another call. Reading `candidates[0]`
+        costs nothing. The cost of `candidates.column("num_hits")` and of a loop grows with the pool; `eviction_rank`
+        avoids this cost. With a custom allocator, this is not called.
         """
         return candidates[0]
 
@@ -384,7 +386,7 @@ def shares_prefixes(allocator: object) -> bool:
 
 
 def check_hooks(policy: CustomPolicy) -> None:
-    """Refuse a policy, or an allocator, with a method whose name is almost a hook's: it would never be called."""
+    """Refuse a policy or an allocator with a method that would never be called, because its name is almost a hook's."""
     _check_names(type(policy), (CustomPolicy,))
     if isinstance(policy.allocator, type):
         check_allocator_names(policy.allocator)

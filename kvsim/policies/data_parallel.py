@@ -30,20 +30,19 @@ def steps_between_syncs(release: str) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class RankBalancer:
-    """The state of one front end: the load of each rank as far as it knows, and the rank that it begins with."""
+    """The state of one front end: the load of each rank as it knows it, and the rank that it compares first."""
 
     counts: list[list[float]]
     """Waiting requests, running requests, and usage of the pool of each rank.
 
-    These are the numbers of the coordinator's last report, plus the requests that were sent since.
+    The numbers are those of the coordinator's last report, plus the requests that this front end has sent since.
     """
     num_clients: int = 1
     """Number of front ends that send to the same ranks."""
     start: int = 0
     """Rank that is compared first, and so is chosen among equal ranks. Every choice increases it by one."""
     counts_own: bool = True
-    """Whether the score includes this front end's unanswered requests and the usage of the pool, as in newer releases.
-    """
+    """The score includes this front end's unanswered requests and the usage of the pool, as in newer releases."""
     in_flight: list[int] = field(default_factory=list)
     """Number of unanswered requests of this front end on each rank."""
 
@@ -59,7 +58,7 @@ class RankBalancer:
         )
 
     def choose(self, rank: int | None = None) -> int:
-        """Return the rank of the next request, and count the request there; if `rank` is given, use that rank."""
+        """Return the rank of the next request (`rank` if it is given), and count the request there."""
         if rank is None:
             size = len(self.counts)
             rank = min(((self.start + offset) % size for offset in range(size)), key=self._score)

@@ -1,8 +1,8 @@
 """Numbers of accepted and proposed drafts, request by request: drawn at random, or read from a file.
 
 A simulation has no model to verify drafts, so these numbers decide how many tokens a step gives a request. A draft
-counts only if all drafts before it were accepted. A number depends only on the request and on its number of outputs,
-so a request gets the same numbers in any batch, with any memory, preempted or not.
+counts only if all drafts before it were accepted. A number depends only on the request and its number of outputs, so a
+request gets the same numbers in any batch, with any memory, preempted or not.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class DraftCounts:
         return cls(values=np.concatenate((accepted, accepted)), first=first, lengths=lengths)
 
     def repeated(self, rows: range) -> Self:
-        """Return the lists for the requests in `rows` of a workload; list `row % n` of these `n` lists is for `row`."""
+        """Return the lists for the requests in `rows` of a workload. Of `n` lists, request `row` gets list `row %
+        n`.
+        """
         chosen = np.arange(rows.start, rows.stop, rows.step) % len(self.first)
         return type(self)(values=self.values, first=self.first[chosen], lengths=self.lengths[chosen])
 
@@ -121,12 +123,8 @@ def draft_counts_of(
 ) -> tuple[DraftCounts, DraftCounts]:
     """Return the accepted and the proposed drafts of the requests in `rows` of a workload.
 
-    Args:
-        acceptance: The setting: a rate, rates by position, or a file; ignored if there are `synthetic_rates`.
-        synthetic_rates: Rates with which vLLM itself draws accepted drafts; empty if it verifies drafts with the model.
-        num_tokens: Tokens drafted for each request and step.
-        seed: Seed of the drawn numbers.
-        rows: Rows of the requests in the workload.
+    `acceptance` is the setting: a rate, rates by position, or a file. `synthetic_rates` replace it if vLLM itself draws
+    the accepted drafts. `num_tokens` are drafted for each request and step.
     """
     rates = synthetic_rates or rates_of(acceptance, num_tokens)
     if rates is not None:

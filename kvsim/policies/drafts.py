@@ -24,7 +24,7 @@ class Drafts:
     num_tokens: int
     """Number of tokens drafted for every request and step."""
     lookahead_tokens: int = 0
-    """Number of slots that every request holds after its last token."""
+    """Number of slots that every request holds after the slot of its last token."""
     step_tokens: int = 0
     """Number of tokens of the step's budget that drafting itself takes for each request."""
     ahead_tokens: int = 0
@@ -32,18 +32,22 @@ class Drafts:
     prompt_ahead_tokens: int = 0
     """Number of tokens of a prompt that the draft layers read ahead of the computed chunk."""
     drops_last_hit: bool = False
-    """Whether a request computes the last block of every prefix hit again, for the draft layers."""
+    """A request computes the last block of every prefix hit again, because the draft layers need its hidden states."""
     limits_running: bool = False
-    """Whether the number of running requests is limited so that a step has room for `lookahead_tokens` of each."""
+    """The number of running requests is limited so that a step has room for `lookahead_tokens` of each."""
     by_batch: Sequence[tuple[int, int, int]] = ()
     """Entries (from, to, tokens): after a step of `from` to `to` requests, `tokens` are drafted for each.
 
-    Empty if `num_tokens` are always drafted.
+    Empty if a step always drafts `num_tokens`.
     """
     accepted: DraftCounts
-    """Number of accepted drafts of each request, by its number of outputs; a request without numbers accepts all."""
+    """Numbers of accepted drafts of each request, by its number of outputs. A request without numbers accepts all
+    drafts.
+    """
     proposed: DraftCounts
-    """Number of proposed drafts of each request, by its number of outputs; without numbers, as many as vLLM allows."""
+    """Numbers of proposed drafts of each request, by its number of outputs. Without numbers, vLLM's maximum is
+    proposed.
+    """
 
     @classmethod
     def of(
@@ -77,7 +81,9 @@ class Drafts:
         )
 
     def check_groups(self, release: str, layout: KVCacheLayout | None) -> None:
-        """Check that kvsim knows which blocks of a hit a release computes again, if layers are of several kinds."""
+        """Refuse a release and layers of several kinds for which kvsim does not know the blocks of a hit that are
+        recomputed.
+        """
         if layout is None or layout.is_uniform or not self.drops_last_hit:
             return
         layers = {(group.kind, group.window, group.block_size) for group in layout.groups}

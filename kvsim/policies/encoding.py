@@ -20,7 +20,9 @@ class ImageInput:
     length: int
     """Number of prompt tokens that the image takes."""
     embedded: tuple[tuple[int, int], ...] = ()
-    """Runs of tokens that carry an encoder output, as (first token, number of tokens); empty if all carry one."""
+    """Contiguous ranges of tokens with an encoder output, as (first token, number of tokens); empty if all tokens have
+    one.
+    """
 
     @property
     def end(self) -> int:
@@ -29,7 +31,7 @@ class ImageInput:
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """Runs of the image's tokens that carry an output of the encoder."""
+        """Contiguous ranges of the image's tokens with an encoder output."""
         return self.embedded or ((0, self.length),)
 
     @property
@@ -47,7 +49,7 @@ class Encoding:
     cache_tokens: int
     """Number of embeddings that the encoder cache holds."""
     is_whole: bool = False
-    """An image is never cut: all of its tokens are computed in one step (`disable_chunked_mm_input`)."""
+    """All tokens of an image are computed in one step (`disable_chunked_mm_input`)."""
     inputs: Sequence[Sequence[ImageInput]] = field(default=(), repr=False)
     """Images of each request, in order of their places."""
 

@@ -1,6 +1,6 @@
 """The built-in policies, each a scheduler with its kind of memory, and the settings of both.
 
-The rest of kvsim takes a policy as a value of these classes, or a custom policy, and asks the functions below about it.
+The rest of kvsim takes a policy as a value of these classes, or a custom policy, and calls the functions below on it.
 """
 
 from __future__ import annotations

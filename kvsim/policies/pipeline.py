@@ -29,7 +29,7 @@ class Pipeline:
     pipeline_parallel_size: int = 1
     """Number of stages; each has consecutive layers."""
     v2_model_runner: bool = True
-    """Whether vLLM serves the model with its runner V2."""
+    """vLLM serves the model with model runner V2."""
 
     def __post_init__(self) -> None:
         if self.pipeline_parallel_size < 1:
@@ -61,13 +61,14 @@ class Pipeline:
         return steps * scheduler.max_num_batched_tokens
 
     def decode_interval(self, *, async_scheduling: bool) -> int:
-        """Return the number of steps from one in which a sequence decodes to the next, counting empty steps."""
+        """Return the number of steps, including empty ones, from one that decodes a sequence to the next."""
         return self.pipeline_parallel_size if async_scheduling and self.v2_model_runner else 1
 
     def tokens_ahead(self, *, async_scheduling: bool) -> int:
-        """Return how many tokens a sequence may compute after its last token, before the output shows that it ended.
+        """Return how many tokens a sequence may compute after its last token, before the output shows that it has
+        ended.
 
-        vLLM sees in advance that a limit is reached only if at most one token is in flight.
+        vLLM knows in advance that a sequence reaches its limit only if at most one of its tokens is in flight.
         """
         if not async_scheduling:
             return 0
@@ -75,7 +76,7 @@ class Pipeline:
         return -(-self.most_in_flight(async_scheduling=True) // interval) - 1
 
     def feedback(self, *, async_scheduling: bool) -> int:
-        """Return the distance of a step from the one whose tokens the first stage awaits; 0 if it awaits none."""
+        """Return by how many steps a step follows the step whose tokens the first stage awaits; 0 if it awaits none."""
         if self.pipeline_parallel_size == 1 or not async_scheduling:
             return 0
         return self.decode_interval(async_scheduling=True)

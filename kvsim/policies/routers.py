@@ -78,12 +78,12 @@ class RoutedServer(Protocol):
     def hit_tokens(self) -> int:
         """Number of leading tokens of the next request's prompt in the server's prefix cache.
 
-        With a lag (`--route-lag`), the number is that of some time ago.
+        With `--route-lag`, the number is that of an earlier time.
         """
 
     @property
     def held_tokens(self) -> int:
-        """Number of these `hit_tokens` in blocks that running requests hold now."""
+        """Number of the `hit_tokens` that are in blocks of running requests now."""
 
 
 class Router(Protocol):

@@ -106,9 +106,9 @@ class RowsByRequest(NamedTuple):
 
 
 def first_rows_since(recording: Recording, request: IntArray, step: IntArray) -> IntArray:
-    """Return the first schedule row of each stay; -1 if the stay ends before it computes.
+    """Return the first schedule row of each stay; -1 if the stay ends without a step.
 
-    Stay i is of `request[i]`, and begins at `step[i]`.
+    Stay i is a stay of `request[i]` in memory, which begins at `step[i]`.
     """
     by_request = RowsByRequest.of(recording)
     begins = by_request.key_of(request, step)

@@ -1,7 +1,7 @@
 """Check the tables of a recording against each other, so that no result is computed from contradictory data.
 
-Readers call `check` when they open a recording, and `check_events` before they print or write results from it. An error
-names the first row that breaks a rule.
+Readers call `check` when they open a recording, and `check_events` before they print or write results from it. A
+`RecordingError` names the file and the first row that breaks a rule.
 """
 
 from __future__ import annotations

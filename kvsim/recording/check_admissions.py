@@ -60,9 +60,9 @@ def _is_unread(
     """Tell for each request whether its last attention chunk begins right after its first `before` tokens.
 
     No later step reads tokens of earlier chunks. If all groups have chunked local attention, these tokens are a hit
-    even if no unit holds them. The last chunk is that of the newest known token: a token of the prompt at the first
-    admission, an output after a preemption. With one group, a request starts with the whole unit in which its chunk
-    begins; with several, at a common multiple of their chunks and blocks.
+    even if no unit holds them. The last chunk is the chunk of the newest known token: a token of the prompt at the
+    first admission, an output after a preemption. With one group, a request starts with the whole unit in which its
+    chunk begins; with several, at a common multiple of their chunks and blocks.
     """
     if not recording.meta.prefix_caching:
         return np.zeros(len(before), np.bool_)

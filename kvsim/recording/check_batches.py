@@ -20,8 +20,7 @@ _NO_LIMIT = 1 << 40
 def check_batches(recording: Recording, file: Path) -> None:
     """Check that each batch is as wide as its longest prompt and as long as its longest answer, and fits into the pool.
 
-    Nothing else needs a check: the lengths determine where a shorter answer ends, and how much padding precedes a
-    shorter prompt.
+    The lengths determine everything else: the end of a shorter answer, and the padding before a shorter prompt.
     """
     requests = recording.requests
     batches = _BatchRows.of(recording)

@@ -27,7 +27,7 @@ _OF_TABLES = (
 )
 _OF_GROWTH = "the request's table still grows by an earlier row"
 _CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Sign by which a row of each kind changes the number of held units; a shared unit is held already."""
+"""Sign with which a row of each kind changes the number of held units. A shared unit is held already."""
 _CHANGE[MemoryKind.APPEND], _CHANGE[MemoryKind.RELEASE] = 1, -1
 
 
@@ -65,19 +65,21 @@ class _Tables:
     """State of all tables after the rows processed so far, and the first row that breaks each rule."""
 
     def __init__(self, recording: Recording, moments: IntArray) -> None:
-        """`moments` has the `seq` at which each row of the schedule needs its table; `newest_row` is found for it."""
+        """Prepare to find `newest_row` for each row of the schedule, which needs its table at the `seq` in
+        `moments`.
+        """
         self._memory, self._steps, self._schedule = recording.memory, recording.steps, recording.schedule
         num_requests = len(recording.requests)
         self._held = np.zeros(num_requests, np.int64)
         """Number of units in each request's table."""
         self._grows_upto = np.full(num_requests, -1, np.int64)
-        """The `seq` until which the newest row of each request makes its table grow; -1 if that row does not repeat."""
+        """The `seq` until which the newest row of each request lengthens its table; -1 if that row does not repeat."""
         self._newest = np.full(num_requests, _NO_ROW, np.int32)
         """Newest memory row of each request."""
         self._replaces = replacing_rows(self._memory)
         self._broken_by: dict[str, int] = {}
         self.newest_row = np.full(len(moments), _NO_ROW, np.int32)
-        """Newest memory row of its request at the moment of each schedule row; -1 if there is none."""
+        """Newest memory row of the request at the moment of each schedule row; -1 if there is none."""
         self._upto = np.searchsorted(self._memory.seq, moments, side="right") - 1
         """Newest memory row of any request at the moment of each schedule row."""
         self._in_order = np.argsort(self._upto, kind="stable")

@@ -88,9 +88,9 @@ class _RequestSteps:
     def may_let_go(self, seq: int, step: int, end: int | None) -> bool:
         """Tell whether the request may release an image at `seq`, which is not after the schedule of `step`.
 
-        The release may come with a step that does not schedule the request, or with the first output after which the
-        request does not need the image. `end` is the number of tokens up to the end of the image; with None, and
-        for preempted requests, any output is possible. None is for an image that occurs several times.
+        An image is released with a step that does not schedule the request, or with the first output after which the
+        request does not need it. `end` is the number of tokens up to the end of the image. With None, for an image that
+        occurs several times, and for preempted requests, any output is possible.
         """
         outputs = self._done[self._done <= seq]
         if not len(outputs) or outputs[-1] != seq:
@@ -101,7 +101,7 @@ class _RequestSteps:
         return self._processed(seq) >= end > (self._processed(before) if before >= 0 else 0)
 
     def _processed(self, seq: int) -> int:
-        """Return how many tokens, without awaited ones, count as computed while the output at `seq` is processed."""
+        """Return the number of computed tokens, without awaited ones, while the output at `seq` is processed."""
         begun = self._scheduled < seq
         awaited = int((begun & self._yields & (self._done >= seq)).sum())
         return int(self._after[begun].max(initial=0)) - awaited

@@ -56,7 +56,7 @@ def _check_places(recording: Recording, images: PromptImages, file: Path) -> Non
 
 
 def _are_runs(runs: np.ndarray, length: int) -> bool:
-    """Tell whether `runs` are separate runs of tokens inside an image of `length` tokens, in order."""
+    """Tell whether `runs` are separate, ordered ranges of tokens inside an image of `length` tokens."""
     if len(runs) % 2:
         return False
     begin, number = runs[::2], runs[1::2]
@@ -68,7 +68,7 @@ def _are_runs(runs: np.ndarray, length: int) -> bool:
 class _Cache:
     """State of the encoder cache, to which events are applied one by one.
 
-    The method for each kind of event returns what is wrong with it, or an empty text.
+    The method for each kind of event returns an error message, or an empty text.
     """
 
     def __init__(self, recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
@@ -184,7 +184,7 @@ def _check_computed(recording: Recording, images: PromptImages, events: EncoderE
 
 
 def _places_of_outputs(images: PromptImages, row: int) -> list[tuple[int, int]]:
-    """Return the runs of prompt tokens that use encoder outputs of an image: first token, and number of tokens."""
+    """Return the ranges of prompt tokens that use encoder outputs of an image: first token, and number of tokens."""
     place, length = int(images.place[row]), int(images.tokens[row])
     if images.embedded is None or not len(images.embedded[row]):
         return [(place, length)]
@@ -209,8 +209,8 @@ def _holding_steps(events: EncoderEvents, num_steps: int) -> dict[tuple[int, int
 def _steps_over(step: int, begin: int, tokens: int, repeat: int, place: int, length: int) -> tuple[int, int]:
     """Return the first and the last step of a schedule row that compute tokens of an image.
 
-    Before `step`, `begin` tokens are computed. From `step` on, the row computes `tokens` more in each of `repeat`
-    steps. The image has `length` tokens from `place` on.
+    The row begins at `step` with `begin` computed tokens, and computes `tokens` more in each of `repeat` steps. The
+    image has `length` tokens from `place` on.
     """
     first = max(int(place) - int(begin), 0) // int(tokens)
     last = min((int(place) + int(length) - int(begin) - 1) // int(tokens), int(repeat) - 1)

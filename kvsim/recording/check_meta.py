@@ -1,4 +1,4 @@
-"""Check the types and ranges of the fields in `meta.json` with which kvsim computes, because anyone may write them.
+"""Check the types and ranges of the fields in `meta.json` with which kvsim computes, because anyone may write the file.
 
 All other fields are only displayed, and are not checked.
 """
@@ -17,7 +17,7 @@ from kvsim.recording.model import HASH_TOKENS
 _LARGEST = 1 << 53
 """Maximum whole number: larger ones are not exact in every program that reads JSON, and no recording needs them."""
 _MOST_STEPS = 10_000_000
-"""Maximum number of steps in earlier batches, because these are replayed one by one."""
+"""Maximum number of steps in earlier batches, which are replayed one by one."""
 _MOST_LAYERS = 1 << 14
 _OF_LAYERS = ("num_layers", "num_hidden_layers", "num_attention_heads", "num_kv_heads")
 """Fields of a model's shape that are at most `_MOST_LAYERS`, because kvsim iterates over them."""

@@ -107,7 +107,7 @@ def _check_with_copies(recording: Recording, stays: Stays, ends: Ends, folder: P
 def _check_intervals(recording: Recording, stays: Stays, end: IntArray, file: Path) -> None:
     """Check that each preemption can be assigned to a step after the request computed, and before it resumes or ends.
 
-    Each step takes the candidates whose intervals end first: this finds an assignment if there is one. If the victims
+    Each step takes the candidates whose intervals end first, which finds an assignment if there is one. If the victims
     of a step free no units at once, the step must have too few free units for the candidate that needs most.
     """
     steps, by_request = recording.steps, RowsByRequest.of(recording)
@@ -150,8 +150,8 @@ def _begins(recording: Recording, stays: Stays) -> npt.NDArray[np.int64]:
 def _check_shortage(recording: Recording, file: Path) -> None:
     """Check that a step of a paged policy preempts only if too few units were free for the request that needed more.
 
-    The free units before the last victim left are at least those after scheduling, plus those allocated later in the
-    step, minus the victim's table: units that others share stay held.
+    The free units before the last victim left are at least the free units after scheduling, plus the units allocated
+    later in the step, minus the victim's table. Units that others share stay held.
     """
     memory, steps = recording.memory, recording.steps
     ends = memory.ends
@@ -186,8 +186,8 @@ def _check_shortage(recording: Recording, file: Path) -> None:
 def check_retractions(recording: Recording, file: Path) -> None:
     """Check that SGLang retracts only if a pool has too few free units for one more token of each running request.
 
-    The free units before scheduling are those after it, plus all units allocated in the step, minus those released.
-    Units of windows are those after the step before, since none is allocated before a retraction.
+    The free units before scheduling are those after it, plus all units allocated in the step, minus those released. For
+    units of windows, they are the free units after the step before, since none is allocated before a retraction.
     """
     memory, steps = recording.memory, recording.steps
     rows = np.flatnonzero((steps.preempted > 0) & (steps.free_units >= 0))

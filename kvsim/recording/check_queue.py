@@ -18,7 +18,7 @@ from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 
 class Stays(NamedTuple):
-    """Stays of requests in memory: where each begins (its birth) and where it ends, sorted by request and time.
+    """Stays of requests in memory, sorted by request and time: where each begins (its birth) and where it ends.
 
     A preempted request has several stays. `seq` are sequence numbers; rows are those of `memory.parquet`.
     """

@@ -1,6 +1,6 @@
-"""Check swaps: with `swap_gib`, the computed tokens of a preempted request move to the host if it has room for them.
+"""Check swaps: with `swap_gib`, the computed tokens of a preempted request move to the host if there is room.
 
-The checks replay the host memory to compare the swapped units that the steps state.
+The checks replay the host memory, and compare the swapped units that the steps state.
 """
 
 from __future__ import annotations

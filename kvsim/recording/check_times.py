@@ -20,7 +20,7 @@ from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStat
 _OWN_READING_S = 0.01
 """Maximum seconds between the end of a step and its outputs, for a recorder that reads the clock once for each."""
 MAX_EVENTS = 1 << 32
-"""More steps and events than any recording has, so that `request * MAX_EVENTS + seq` sorts by request, then `seq`."""
+"""Upper bound on steps and events, so that `request * MAX_EVENTS + seq` sorts by request, then by `seq`."""
 
 
 def check_clock(recording: Recording, folder: Path) -> None:
@@ -70,8 +70,8 @@ class Ends(NamedTuple):
     def of(cls, recording: Recording) -> Ends:
         """Find the step that ended each request, in the way that suits the engine.
 
-        This is the step of the last recorded output tokens if the schedule has them; with drafts, the step with whose
-        output memory is freed; in a static batch, the last step; else the step that computes the last output token.
+        If the schedule has outputs, it is the step of the last output. With drafts, it is the step with whose output
+        memory is freed. In a static batch it is the last step, otherwise the step that computes the last output token.
         """
         requests = recording.requests
         finished = (requests.status == RequestStatus.FINISHED) & ~begun_before(recording)
@@ -219,12 +219,12 @@ def _tokens_for_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64], In
     """Return how many tokens of each request are computed to sample its last output, and how many fewer may suffice.
 
     Normally, all tokens but the last output are computed. With pipeline parallelism, vLLM may resume a preempted
-    request while one of its tokens is in flight. The resumed steps may then sample this token a second time, which
-    gives the request one output without one more computed token:
+    request while one of its tokens is in flight. The resumed steps may then sample this token a second time. This gives
+    the request one output without one more computed token:
 
-    - They do if they reach that position before the first sample arrives.
-    - They may or may not if the first sample arrives in between: this is the uncertain case.
-    - They do not matter if the request ends before the second sample.
+    - - They do if they reach that position before the first sample arrives.
+    - - They may or may not if the first sample arrives in between: this is the uncertain case.
+    - - They do not matter if the request ends before the second sample.
     """
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     tokens = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1

@@ -15,9 +15,9 @@ from kvsim.recording.tables import MemoryKind
 def check_windows(recording: Recording, folder: Path) -> None:
     """Check the counts of the second pool against its size and against allocations in the first pool.
 
-    Every unit that a table allocates in the first pool comes with one in the second pool. So a step takes at most as
-    many units of the second pool as of the first, holds at least these after it, and the second pool never has more
-    held units than the first.
+    Every unit that a table allocates in the first pool comes with one in the second pool. So a step allocates at most
+    as many units of the second pool as of the first, holds at least these units after it, and the second pool never has
+    more held units than the first.
     """
     steps, pool, file = recording.steps, recording.meta.pool, folder / "steps.parquet"
     windows, free, cached = pool.windows, steps.free_window_units, steps.cached_window_units

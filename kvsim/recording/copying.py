@@ -1,6 +1,6 @@
 """Collect the table of copies between GPU and host during a run.
 
-A step decides a copy, later steps may wait for it, and the output of another step reports its end.
+A step decides a copy, later steps may wait for it, and the output of another step reports that it has ended.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CopiesUnderWay:
         self._units_per_slot = 1
 
     def configure(self, policy: Any) -> None:
-        """Read from the policy's settings whether there is host memory, and the size of its blocks."""
+        """Set, from the settings of the policy, if there is host memory, and the size of its blocks."""
         if isinstance(policy, dict) and isinstance(size := policy.get("kv_offloading_block_size"), int):
             self._offloads = "host_blocks" in policy
             self._units_per_slot = max(size // max(int(policy.get("block_size") or 1), 1), 1)

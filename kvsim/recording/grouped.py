@@ -1,9 +1,9 @@
 """Compute which request holds each unit at each time, for tables that release some units before they end.
 
 `kvsim.recording.holdings` does this for tables that are released as a whole. Here, an admitted request gets a table in
-every KV-cache group, and releases all tables together: one residency. In between, a window releases the units that it
-has passed, one by one. Or a request of SGLang frees its own copies of units that the radix tree has, and shares the
-units of the tree in the same positions.
+every KV-cache group, and releases all tables together: one residency. Before that, a window releases the units that it
+has passed, one by one. A request of SGLang frees its own copies of units that the radix tree has, and shares the units
+of the tree in the same positions.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class _TableReleases:
     request: npt.NDArray[np.int64]
     seq: npt.NDArray[np.int64]
     key: npt.NDArray[np.int64]
-    """Key of each release of a table: the number of its end, and its group."""
+    """Key of each release of a table, from the number of its end and its group."""
     row: npt.NDArray[np.int64]
-    """Row of each of these releases."""
+    """Row of each release of a table."""
     num_groups: int
     span: int
 

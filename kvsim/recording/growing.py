@@ -183,7 +183,7 @@ class GrowingSteps(GrowingTable):
 
 
 class GrowingSchedule(GrowingTable):
-    """One row per request and run of steps, in each of which the request computes the same number of tokens.
+    """One row for a request over consecutive steps, in each of which it computes the same number of tokens.
 
     The last row of a request is "open": the next step extends it if the request goes on in the same way.
     """

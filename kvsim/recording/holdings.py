@@ -161,7 +161,7 @@ class Holdings(Runs):
     def together(self) -> IntArray:
         """Return the first run of each sequence of adjacent runs that were allocated and released together.
 
-        A growing run is a sequence of its own.
+        A growing run is not joined with others.
         """
         parts = list[IntArray]()
         for part in in_parts(len(self.birth_row)):

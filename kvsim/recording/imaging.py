@@ -32,7 +32,7 @@ class ImagesSoFar:
         """Record the images of a request, in the order of their places.
 
         An image has a number, a place and a number of tokens. If only some tokens use an output of the encoder, their
-        runs follow, each as first token and number of tokens.
+        ranges follow, each as first token and number of tokens.
         """
         for image, place, tokens, *runs in images:
             _append(self._images, request, image, place, tokens)

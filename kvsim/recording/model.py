@@ -137,9 +137,9 @@ class Meta:
     initial_cached: IntArray | None = None
     """Ids of the free units with a cached prefix at the start of a recording of a running engine; None means none."""
     initial_computed: IntArray | None = None
-    """Largest number of tokens ever computed for each request present at the start; None if no request was present.
+    """Largest number of tokens ever computed for each request that was present at the start; None if there was none.
 
-    A preemption may have discarded some tokens, though their outputs are known.
+    A preemption may have discarded computed tokens whose outputs are known.
     """
     command: str = ""
     created: str = ""
@@ -167,8 +167,8 @@ class Meta:
     def kv_bytes(self) -> int:
         """Memory budget that gives a pool of the same size in a new run.
 
-        It is more than the bytes of the units: vLLM also pays for its null block, and SGLang divides the budget between
-        its two pools by a fixed ratio, so that part of the second may stay unused.
+        It is more than the bytes of the units. The budget of vLLM includes its null block. SGLang divides the budget
+        between its two pools by a fixed ratio, so a part of the second pool may stay unused.
         """
         pool = self.pool
         if self.policy_name != Radix.name:

@@ -22,9 +22,9 @@ CLOCK_S = 1e-6
 
 
 def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = None) -> None:
-    """Raise an error about the first entry of `holds` that is false, one entry for each row of the file.
+    """Raise an error with the message `rule` about the first entry of `holds` that is false.
 
-    If only some rows of the file were checked, `rows` has their numbers.
+    `holds` has one entry for each row of the file, or for each of `rows`.
     """
     if not holds.all():
         row = np.argmin(holds) if rows is None else rows[~holds].min()
@@ -37,14 +37,8 @@ def agree(
 ) -> None:  # fmt: skip
     """Raise an error about the first row in which a `stated` value differs from the value `found` in another table.
 
-    Args:
-        stated: the values in the column.
-        found: the values that follow from the other table.
-        file: the file of the column.
-        column: the name of the column.
-        source: the file from which `found` was computed.
-        rows: the numbers of the checked rows, if not all rows of the file were checked.
-        within: the largest difference that is not an error.
+    `stated` is the column of `file`, and `source` the file from which `found` follows. If only some rows were checked,
+    `rows` has their numbers. Differences up to `within` are no errors.
     """
     wrong = stated != found if not within else ~(np.abs(stated - found) <= within)
     if wrong.any():

@@ -253,7 +253,7 @@ class Steps(ColumnTable):
     free_units: IntArray = column("int32")
     """Free units after scheduling, including units with a cached prefix; -1 for an engine without a pool."""
     unusable_units: IntArray | None = optional_column("int32")
-    """Free units in pieces too small for the request at the head of the queue, although their sum suffices."""
+    """Free units in pieces too small for the head of the queue, although their sum suffices."""
     free_window_units: IntArray | None = optional_column("int32")
     """Free units of the pool of windows after scheduling, including cached ones; absent without such a pool."""
     cached_window_units: IntArray | None = optional_column("int32")
@@ -272,7 +272,7 @@ class Steps(ColumnTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Schedule(ColumnTable):
-    """One row per request and run of consecutive steps, each of which computes `tokens` tokens."""
+    """One row per request and consecutive steps, each of which computes `tokens` tokens."""
 
     name: ClassVar[str] = "schedule"
 
@@ -418,8 +418,9 @@ class PromptImages(ColumnTable):
     tokens: IntArray = column("int32")
     """Number of prompt tokens of the image."""
     embedded: Ragged[np.int64] | None = optional_column("list<int64>")
-    """Runs of these tokens that have an encoder output, each as first token and number; empty if all tokens have one.
-    Absent if all tokens of every image have one."""
+    """Ranges of these tokens that have an encoder output, each as first token and number; empty if all tokens have one.
+    Absent if all tokens of every image have one.
+    """
 
     @property
     def outputs(self) -> IntArray:

@@ -13,7 +13,7 @@ from kvsim.recording.model import MAX_UNITS
 from kvsim.recording.tables import IntArray
 
 _SHORTEST_RUN = 3
-"""Number of units from which on a pair is shorter than the list."""
+"""Smallest number of consecutive units for which a pair is shorter than the list."""
 
 Packed = list[int | list[int]]
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def check_pages(driver: Driver) -> None:
     """Check the places of all pages, and the locks of all nodes.
 
-    Every page is free, in the tree, or in the row of one request. A node has as many locks as there are requests and
-    copies that need it. The pages of windows are a pool of their own, and are checked in the same way.
+    Every page is free, in the tree, or in the row of one request. A node has one lock for each request and each copy
+    that needs it. The pages of windows are a second pool, and are checked in the same way.
     """
     engine = driver.engine
     radix, unit = engine.radix, engine.settings.unit_tokens

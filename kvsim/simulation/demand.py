@@ -1,4 +1,4 @@
-"""The demand of a workload, in the form that an engine takes: lengths within the limits, keys of prefixes, refusals."""
+"""The demand of a workload as an engine takes it: lengths within the limits, keys of prefixes, refused requests."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def refused(
     *,
     refuse_misfits: bool,
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the requests that could never be served: bool[n]; they are errors without `refuse_misfits`.
+    """Return a mask of the requests that could never be served: bool[n]. Without `refuse_misfits`, they are errors.
 
     Raises:
-        WorkloadError: a prompt leaves no room for an answer in the longest sequence, and may not be refused.
-        BudgetError: a request needs more than the whole pool, and may not be refused.
+        WorkloadError: a prompt leaves no room for an answer in the longest sequence.
+        BudgetError: a request needs more than the whole pool.
     """
     too_long = demand.prompt >= policy.max_model_len
     misfits = np.asarray(too_long | demand.misfits(policy, num_units, layout))

@@ -24,7 +24,9 @@ class ServerView:
     """A `RoutedServer`: the present state of a server, and the prefix hits of the prompt now or some time ago."""
 
     def __init__(self, number: int, server: ServerProcess, hit_tokens: int | None, row: int, num_units: int) -> None:
-        """Describe `server`; `hit_tokens` are earlier hits of the prompt in `row`; None to look them up now."""
+        """Describe `server` to a router. `hit_tokens` are earlier hits of the prompt in `row`; None to look them up
+        now.
+        """
         self.number = number
         self.num_units = num_units
         self._server, self._hit_tokens, self._row = server, hit_tokens, row
@@ -78,7 +80,7 @@ class ServerView:
 
 
 class Dispatcher:
-    """Sends each request to a server. Its router sees the prefix caches of servers as of `lag_s` seconds ago."""
+    """Sends each request to a server. Its router sees the prefix caches as they were `lag_s` seconds ago."""
 
     def __init__(
         self,
@@ -149,7 +151,7 @@ class DuplicatePrefixes:
     """Counts of cached prefix blocks that more than one server holds, sampled as requests arrive."""
 
     def __init__(self, num_requests: int, samples: Sequence[Sequence[CachedKeys]] = ()) -> None:
-        """Prepare for `num_requests` arrivals; `samples` has the keys that each server had cached, at equal times."""
+        """Prepare for `num_requests` arrivals. `samples` has the cached keys of each server, sampled at equal times."""
         self._num_requests, self._num_seen = num_requests, 0
         self._samples = [num_extra(held) for held in zip(*samples, strict=True)]
 
@@ -173,8 +175,8 @@ class DuplicatePrefixes:
 def sampled_arrivals(num_requests: int, num_servers: int) -> range:
     """Return the arrivals, counted from 0, at which duplicate prefixes are counted.
 
-    There are at most 256 samples. A sample reads the caches of all servers, so beyond 16 servers there are fewer: 4096
-    divided by the number of servers, but at least 16.
+    There are at most 256 samples. A sample reads the caches of all servers, so more than 16 servers have fewer samples:
+    4096 divided by the number of servers, but at least 16.
     """
     most = min(max(4096 // num_servers, 16), 256)
     return range(0, num_requests, -(-num_requests // most))

@@ -31,8 +31,11 @@ _ANSWER_LAUNCHES = 260
 _TOKEN_LAUNCHES = 12
 """Host time that the process spends on each output token, in launches of one kernel."""
 _USUAL_LAUNCH_S = 5.1e-6
-"""Seconds to launch one kernel on a host that was not measured: between the shared hosts of two measured servers (8.1
-and 5.9 us) and inference-sim's H100 host (3.8 us, inferred from the delays that clients of four models saw)."""
+"""Seconds to launch one kernel on a host that was not measured.
+
+It lies between the shared hosts of two measured servers (8.1 and 5.9 us) and inference-sim's H100 host (3.8 us,
+inferred from the delays that clients of four models saw).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,7 @@ class FrontEnd:
     prompt_token_s: float
     """Seconds per token of a prompt."""
     token_s: float
-    """Seconds of the process per output token of any request."""
+    """Seconds that the process spends on each output token of any request."""
 
     @property
     def most_tokens_per_s(self) -> float:
@@ -70,14 +73,10 @@ def http(card: Card | None = None) -> FrontEnd:
 
 
 def behind(front_end: FrontEnd, summaries: Sequence[Summary], prompt_tokens: float) -> tuple[list[Summary], str]:
-    """Return `summaries` with the delays of front ends in their times, and a line of text about the delays.
+    """Return `summaries` of engines with the delays of their front ends, and a line of text about the delays.
 
-    The times are returned without delays if a front end cannot send all output tokens.
-
-    Args:
-        front_end: the front end of each server.
-        summaries: summaries of the servers' engines.
-        prompt_tokens: mean number of tokens of a prompt.
+    `prompt_tokens` is the mean number of tokens of a prompt. If a front end cannot send all output tokens, the
+    summaries are returned without delays.
     """
     delays_s = [front_end.delay_s(prompt_tokens, summary.output_tokens_per_s) for summary in summaries]
     if not all(map(isfinite, delays_s)):

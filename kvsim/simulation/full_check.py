@@ -134,12 +134,9 @@ def _held_in_custom_units(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: int | None) -> npt.NDArray[np.int64]:
-    """Count the slots of tables by state; a unit that several tables list counts once.
+    """Count the slots of `tables`, pairs of a group and a table, by state; a unit in several tables counts once.
 
-    Args:
-        engine: the engine of the tables.
-        tables: pairs of a group and a table.
-        null: the number of the null block; None if there is none.
+    `null` is the number of the null block; None if there is none.
     """
     unit_slots = engine.settings.unit_slots
     contents: dict[int, Content] = {}

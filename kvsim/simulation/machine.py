@@ -32,7 +32,7 @@ class Machine:
     """Memory for the KV cache of one GPU; with pipeline stages, the sum over one GPU of each stage."""
     step_time: StepTimeModel
     max_model_len: int | None = None
-    """Longest sequence in tokens for policies without a limit of their own; None for the longest of the model."""
+    """Longest sequence in tokens for policies without their own limit; None for the limit of the model."""
 
     def __repr__(self) -> str:
         num_gpus = self.model.num_gpus * self.model.data_parallel_size
@@ -49,7 +49,7 @@ class Machine:
 
     @property
     def longest(self) -> int:
-        """Longest sequence in tokens, prompt and answer together, for a policy without a limit of its own."""
+        """Longest sequence in tokens, prompt and answer together, for a policy without its own limit."""
         return self.max_model_len or self.model.max_position_embeddings
 
     def layout(self, policy: AnyPolicy) -> KVCacheLayout | None:
@@ -198,7 +198,7 @@ def check_stages(machine: Machine, policy: Policy) -> None:
 
 
 def _tokens_on_each_gpu(model: Model, block_size: int) -> int:
-    """Return the number of tokens of a block on each GPU, if GPUs divide contexts among themselves."""
+    """Return the number of tokens of a block on each GPU, with decode context parallelism."""
     size = model.decode_context_parallel_size
     if block_size % size:
         raise UsageError(f"block_size is {block_size} tokens, on all {size} GPUs that divide contexts; it must be "

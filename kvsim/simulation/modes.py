@@ -54,7 +54,7 @@ def begins_compiled(
     """Tell whether a run with the setting `engine` is compiled from its beginning.
 
     With `auto`, a run needs many requests or output tokens. Fewer output tokens suffice if machine code for `memory`
-    exists already; this is not looked up if `memory` is None.
+    exists. With None as `memory`, it is not looked up.
     """
     loads = engine == "compiled" or (engine == "auto" and num_output_tokens >= WORTH_LOADING)
     if loads and coefficients_of(step_time) and memory is not None and has_machine_code(memory):

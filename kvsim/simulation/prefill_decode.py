@@ -50,7 +50,7 @@ class Disaggregation:
     failed_share: float = 0.0
     """Share of the loads in which a block fails, 0 to 1."""
     recomputes: bool = False
-    """Whether decode servers compute tokens that fail to load; otherwise the request ends with an error."""
+    """Decode servers compute the tokens that fail to load. If False, the request ends with an error."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -99,7 +99,9 @@ class PrefillDecodeRun(SimulationRun):
         dispatchers: tuple[Dispatcher, Dispatcher],
         builders: Sequence[RecordingBuilder] = (),
     ) -> None:
-        """Build the servers; `setup` is for decode servers, and `builders` begin with those of prefill servers."""
+        """Build the servers. `setup` is that of the decode servers; `builders` begin with those of the prefill
+        servers.
+        """
         check_ranks(setup, 1)
         if setup.pipeline.pipeline_parallel_size > 1:
             raise UsageError("prefill and decode servers are modelled where one stage holds all layers; leave out "
@@ -212,12 +214,12 @@ class Pair:
         return ended_s
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Ignore the request, because the pair has sent it itself."""
+        """Ignore a request: the pair itself has sent it."""
 
     def tell(self, server: ServerProcess) -> None:
-        """Let prefill servers free blocks that a decode server has read or does not need.
+        """Let prefill servers free the blocks that a decode server has read or does not need.
 
-        Blocks are read when their load ends.
+        Blocks count as read when their load ends.
         """
         loads, freed = server.driver.news()
         for number, done_s in loads:

@@ -1,12 +1,12 @@
 """A store of prefixes that all servers of a fleet read and write.
 
 This models stores such as LMCache's server and Mooncake Store. The connector of each server makes vLLM's decisions: it
-asks the store when the scheduler looks at a waiting request, allocates blocks, and loads between steps. The store
-itself rests on assumptions:
-- The full blocks of a prompt are written when its first token is computed, over the server's link, without delaying
-  the server's steps.
-- The least recently used prefix is evicted first, beginning with its last block.
-- A load that has begun completes.
+asks the store when the scheduler looks at a waiting request, allocates blocks, and loads between steps. The model of
+the store has these assumptions:
+- - The full blocks of a prompt are written when its first token is computed. The write takes the server's link and does
+  not delay its steps.
+- - The least recently used prefix is evicted first, beginning with its last block.
+- - A load that has begun completes.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ class StoredPrompt(NamedTuple):
     """A prompt that a server writes to the store."""
 
     computed_s: float
-    """Time at which the write begins, in seconds: that of the first token."""
+    """Time of the first token in seconds, at which the write begins."""
     stored_s: float
-    """Time at which all its blocks are in the store, in seconds."""
+    """Time in seconds at which all blocks of the prompt are in the store."""
     first_block: int
     """First block of the prompt that was not stored when the write began."""
     num_blocks: int
@@ -149,7 +149,9 @@ class SharedStore:
         return StoreTotals(self._num_loaded, content.num_written, content.num_evicted, content.most, content.capacity)
 
     def horizon_s(self) -> float:
-        """Return the present time: servers run one step at a time, since each step may hit what another has stored."""
+        """Return the present time. Servers run one step at a time, because a step may hit what another server has
+        stored.
+        """
         return float(self._environment.now)
 
     def add(self, server: ServerProcess, number: int) -> None:

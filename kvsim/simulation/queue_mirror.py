@@ -1,6 +1,6 @@
 """Mirror of the free queue of the block pool, which `--check` compares with the engine's queue at every step.
 
-It is updated from the blocks that the step has written, so the cost of a check does not grow with the pool.
+The mirror is updated only with the blocks that a step has written, so the cost of a check does not grow with the pool.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kvsim.errors import IntegrityError
 class QueueMirror:
     """Free blocks and their order, in an independent list whose links always form one ring.
 
-    A block that was not written to keeps its place. So if the links of the written blocks agree with the mirror, the
-    engine's queue is one ring too, of exactly the blocks without references.
+    Blocks that were not written keep their places. If the links of the written blocks agree with the mirror, the
+    engine's queue is therefore one ring of exactly the blocks without references.
     """
 
     def __init__(self, num_blocks: int, *, reuses_first: bool) -> None:

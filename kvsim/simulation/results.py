@@ -89,7 +89,7 @@ class Totals:
         self._timeline = np.empty((4, 0))
 
     def take(self, engine: Engine) -> None:
-        """Drain the rows that are final. The cost of a slice does not depend on the length of the run."""
+        """Drain the final rows. The cost of a slice does not depend on the length of the run."""
         if num_steps := _num_steps(engine):
             records: Any = engine.steps
             steps = records[:num_steps] if isinstance(records, np.ndarray) else copied(records, num_steps)
@@ -105,7 +105,7 @@ class Totals:
             self._end_s = float(engine.outputs[num_outputs - 1].time_s)
 
     def _keep(self, steps: npt.NDArray[Any]) -> None:
-        """Keep a copy of steps until enough are there to add; the next slice overwrites their records."""
+        """Keep a copy of steps until there are enough to add. The next slice overwrites their records."""
         if len(steps):
             self._kept.append(steps.copy())
             self._num_kept += len(steps)
@@ -172,9 +172,8 @@ class FinalRows:
     """Rows of a recording, passed to a builder as soon as they are final."""
 
     def __init__(self, builder: RecordingBuilder, contents: npt.NDArray[np.int64] | None = None) -> None:
-        """Args:
-        builder: Receiver of the rows.
-        contents: Number in the workload of each image, by its number in the engine (from 1 on); None without images.
+        """Pass rows to `builder`. `contents` has the workload's number of each image, by its number in the engine minus
+        1.
         """
         self._builder, self._contents = builder, contents
         self._waiting: dict[str, npt.NDArray[Any]] = {}  # columns of the steps whose output is not processed yet
@@ -182,7 +181,7 @@ class FinalRows:
         self._num_numbered = 0
 
     def take(self, engine: Engine) -> None:
-        """Drain the rows that are final. The cost of a slice does not depend on the length of the run."""
+        """Drain the final rows. The cost of a slice does not depend on the length of the run."""
         self._number(engine)
         self._take_steps(engine)
         self._take_memory(engine)
@@ -294,7 +293,7 @@ class FinalRows:
         return columns | {"kind": columns["kind"].astype(np.uint8), "request": self._numbered(columns["request"])}
 
     def _take_schedule(self, engine: Engine) -> None:
-        """Drain the rows before the first that may be extended. Only the last row of a running sequence may be."""
+        """Drain the rows before the first that later steps may extend: the last row of a running sequence."""
         num_rows, rows = engine.state.num_schedule_rows, engine.schedule_rows
         sequences: Any = engine.sequences
         nodes = column(rows, "request", num_rows) + 1  # only rows of these sequences may be extended
@@ -325,13 +324,15 @@ def _field_at(records: Records[Any], name: str, indices: npt.NDArray[Any]) -> np
 
 
 def rows_of(engine: Engine, begin: int = 0) -> npt.NDArray[np.int64]:
-    """Return the workload rows of the requests that this engine got, in order of sending, without the first `begin`."""
+    """Return the workload rows of the requests that this engine got, in order, without the first `begin` requests."""
     nodes = _field_at(engine.lines, "arrived", np.arange(begin, engine.state.num_submitted))
     return np.asarray(nodes - 1, np.int64)
 
 
 def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64], hashes: Ragged[np.int64]) -> Requests:
-    """Return the outcome of the requests in `rows` of `workload` in a finished run. `hashes` are of their prompts."""
+    """Return the outcome, in a finished run, of the requests in `rows` of `workload`, whose prompts have these
+    `hashes`.
+    """
 
     def of(name: str) -> npt.NDArray[Any]:
         return np.asarray(column(engine.sequences, name)[1:][rows])
@@ -375,14 +376,10 @@ def transfers_of(
     servers: npt.NDArray[np.int32] | None,
     bad: Sequence[Sequence[int]] | None,
 ) -> Transfers:
-    """Return the transfers of the KV of the requests in `rows` of the workload.
+    """Return the transfers of a finished run on the server that got the requests in `rows`, in order.
 
-    Args:
-        engine: the engine of a prefill or a decode server, whose run is over.
-        rows: the requests that were sent to the server, in order.
-        servers: number of the other server for each request of the workload; None for a store.
-        bad: for each request of the workload, the transferred blocks that fail to load, by their index in the transfer;
-            None if no block fails.
+    `servers` has the number of the other server for each request of the workload; None for a store. `bad` has, for each
+    request, the indices in the transfer of the blocks that fail to load; None if no block fails.
     """
 
     def of(name: str) -> npt.NDArray[Any]:

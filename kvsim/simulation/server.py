@@ -1,6 +1,6 @@
 """A server as a SimPy process, which runs its engine in slices of many steps.
 
-A slice ends at the next time at which another part of the simulation may affect the server, or needs its results.
+A slice ends when another part of the simulation may affect the server, or needs its results.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Slice = Callable[[Engine], None]
 
 
 class Horizon(Protocol):
-    """Function that limits how far a server may run ahead of the rest of the simulation."""
+    """Limit on how far a server may run ahead of the rest of the simulation."""
 
     def __call__(self) -> float:
-        """Return the time in seconds until which no event outside the server affects it."""
+        """Return the time in seconds until which no event outside the server affects the server."""
 
 
 class Exchanging(Protocol):
@@ -61,10 +61,10 @@ class Meeting(Protocol):
     """Servers whose steps wait for each other."""
 
     def meet(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
-        """Take part in a step with the batch that `rank` has scheduled."""
+        """Take part in a step of all ranks with the batch that `rank` has scheduled."""
 
     def rest(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
-        """Take part in a step without a batch, or wait until a request is sent."""
+        """Take part in a step of all ranks without a batch, or wait until a request is sent."""
 
 
 class ServerProcess:
@@ -84,15 +84,8 @@ class ServerProcess:
     ) -> None:
         """Start the process on the clock of `environment`.
 
-        Args:
-            environment: the SimPy environment of the simulation.
-            driver: the driver of the engine.
-            kernels: the kernels that a process of `generate()` has used; None for other engines.
-            listeners: functions that read the engine's results after each slice.
-            horizon: gives the time until which no event outside the server affects it.
-            exchange: the exchange of KV with other servers or a store, if there is one.
-            lockstep: servers whose steps wait for those of this server, if there are any.
-            rows: rows of the engine's requests in the workload of all servers.
+        `listeners` read the engine's results after each slice. `rows` are the rows of its requests in the workload of
+        all servers. `kernels` are those that a process of `generate()` has used.
         """
         self.driver = driver
         self._environment = environment
@@ -169,7 +162,7 @@ class ServerProcess:
             self._sent.succeed()
 
     def close(self) -> None:
-        """Check the final state of the engine if steps are checked; no request is left, and none will be sent."""
+        """Check the final state of the engine if steps are checked. Call it when all requests have ended."""
         if self.driver.engine.settings.checking:
             self._checks.finish()
 
@@ -220,13 +213,13 @@ class ServerProcess:
                 yield environment.timeout(0)  # clients run first: the engine then sees the requests that they send now
 
     def await_request(self) -> Generator[simpy.Event, None, None]:
-        """Wait until a request is sent, or until the time at which the engine itself goes on."""
+        """Wait until a request is sent, or until the time at which the engine goes on by itself."""
         if not self._sent.triggered:
             yield self._wakes()
         self._sent = self._environment.event()
 
     def _wakes(self) -> simpy.Event:
-        """Return the event at which an idle engine goes on: a request is sent, or the engine's own time has come."""
+        """Return the event at which an idle engine goes on: a request is sent, or the time of `wake_s` is reached."""
         wake_s = self.driver.wake_s()
         if wake_s == math.inf:
             return self._sent

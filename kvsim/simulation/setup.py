@@ -40,21 +40,21 @@ class Options(TypedDict, total=False):
     turns, each user has one session after the other.
     """
     max_concurrency: int | None
-    """Largest number of requests that clients have sent and not seen answered; others wait. None for no limit."""
+    """Largest number of requests that clients have sent and that have no answer yet; others wait. None for no limit."""
     think_s: float
     """Seconds between an answer and the next request of a user, in a closed loop."""
     users_per_s: float
-    """Users that begin per second in a closed loop, until all have begun; infinity, the default, for all at once."""
+    """Number of users that begin per second in a closed loop. With infinity, the default, all begin at once."""
     stamp_at_entry: bool
-    """Whether a request's recorded arrival is when it entered the engine, as a recorder inside an engine records it;
-    otherwise it is when the request was sent.
+    """The recorded arrival of a request is the time at which it entered the engine, as a recorder in an engine sees it.
+    If False, it is the time at which the request was sent.
     """
     engine: EngineName
     """`interpreted`, `compiled`, or `auto`: compiled if the run is long enough. Results are bit for bit the same."""
     earlier: tuple[Batch, ...]
-    """Batches that the process of `generate()` ran before, so that it has loaded their kernels."""
+    """Batches that the process of `generate()` ran before, whose kernels it has loaded."""
     check: bool
-    """Whether to check every unit and every slot at every step."""
+    """Every unit and every slot is checked at every step."""
     progress: ProgressCallback | None
     """Callback that reports progress."""
     command: str
@@ -63,7 +63,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Setup:
-    """Everything known about a run before it begins; several servers may share its requests."""
+    """All inputs of a run, and the figures that follow from them; several servers may share its requests."""
 
     workload: Workload
     policy: AnyPolicy
@@ -127,7 +127,7 @@ class Setup:
 
     @property
     def is_closed_loop(self) -> bool:
-        """Whether requests are sent in reaction to answers: by users, by clients with a limit, or in sessions."""
+        """True if requests are sent in reaction to answers: by users, by clients with a limit, or in sessions."""
         options = self.options
         has_users = options.get("users") is not None or options.get("max_concurrency") is not None
         return has_users or self.workload.turns is not None
@@ -148,7 +148,7 @@ class Setup:
 
     @property
     def times_label(self) -> str:
-        """Label of the step times, with the features of this run that they do not cover (see `times_label`)."""
+        """Label of the step times, with the features of this run that the step times do not cover."""
         return times_label(self.machine, self.base, self.workload)
 
     def meta(self, step_time: StepTimeModel, num_failures: int) -> Meta:

@@ -95,7 +95,7 @@ def record(workload: Workload, policy: AnyPolicy, machine: Machine, path: Path, 
 
 
 def record_setup(setup: Setup, path: Path, sample_s: Sequence[float] = ()) -> tuple[Measured, list[CachedKeys]]:
-    """Run `setup` on one server as `record` does; also return the keys cached at each of the times `sample_s`."""
+    """Run `setup` on one server as `record` does; also return the cached keys at each of the times `sample_s`."""
     from kvsim.metrics.contradictions import refuse_contradictions  # noqa: PLC0415  most runs record nothing
 
     with RecordingWriter(path) as writer:
@@ -132,14 +132,8 @@ class SimulationRun:
     ) -> None:
         """Build the servers and the source of requests, which `finish` then runs.
 
-        Args:
-            setup: the requests, the policy and the machine.
-            builders: server `n` is recorded to `builders[n]`; empty to record none.
-            num_replicas: the number of equal servers.
-            num_ranks: the number of data-parallel ranks of each server.
-            dispatcher: chooses the server of each request.
-            sample_s: times in seconds at which the cached keys of a single server are appended to `samples`.
-            store: a store of prefixes that all servers share.
+        Server `n` is recorded to `builders[n]`, if there are any. The cached keys of a single server are appended to
+        `samples` at the times `sample_s`, in seconds.
         """
         self.setup = setup
         self.samples: list[CachedKeys] = []
@@ -235,15 +229,9 @@ class SimulationRun:
         exchange: Exchanging | None = None,
         lockstep: WaitingRanks | None = None,
     ) -> Replica:
-        """Build a server.
+        """Build a server, which gets requests from `source` and is recorded to `builder`.
 
-        Args:
-            source: the source of its requests.
-            builder: the builder of its recording; None to record nothing.
-            setup: the setup of the server; None for the setup of the run.
-            connector: the settings of its KV connector, if it has one.
-            exchange: the exchange of KV with other servers or a store, if there is one.
-            lockstep: the ranks that its steps wait for, if there are any.
+        `lockstep` has the ranks whose steps wait for those of this server.
         """
         setup = setup or self.setup
         base, machine = setup.base, setup.machine
@@ -273,7 +261,7 @@ class SimulationRun:
     def _horizon_of(self, source: Source, exchange: Exchanging | None, *, is_alone: bool) -> Horizon:
         """Return the function that limits how far a server may run ahead of SimPy's clock.
 
-        `is_alone` tells that the server does not wait for other ranks.
+        If it `is_alone`, the server does not wait for other ranks.
         """
         if self.store is not None:
             return self.store.horizon_s
@@ -286,12 +274,7 @@ class SimulationRun:
     ) -> EnginePlan:
         """Return the plan of a server's engine.
 
-        Args:
-            setup: the requests, the policy and the machine of the server.
-            step_time: the durations of its steps.
-            connector: the settings of its KV connector, if it has one.
-            answers: whether the engine returns whenever requests have ended, because others wait for the answers.
-            records: whether the run is recorded.
+        If it `answers`, the engine returns whenever requests have ended, because clients or servers wait for this.
         """
         base, model, options = setup.base, setup.machine.model, setup.options
         custom_policy = setup.policy if isinstance(setup.policy, CustomPolicy) else None
@@ -354,14 +337,8 @@ class Replica(NamedTuple):
         name: str,
         transfers_of: Callable[[Engine, npt.NDArray[np.int64]], Transfers] | None = None,
     ) -> Measured:
-        """Return the results of the server.
-
-        Args:
-            workload: the requests of the run.
-            hashes: their prompt hashes.
-            meta: the metadata of the server.
-            name: the name of the results.
-            transfers_of: gives the transfers to record; None if the server has no connector.
+        """Return the results of the server; `hashes` are of the prompts, and `transfers_of` gives the transfers to
+        record.
         """
         self.server.close()
         engine = self.server.driver.engine
@@ -393,8 +370,8 @@ def _driver(setup: Setup, plan: EnginePlan, step_time: StepTimeModel, connector:
 def _expected_order(setup: Setup, num_replicas: int) -> list[int]:
     """Return the rows of the workload in the order in which optimal eviction expects the requests to be admitted.
 
-    Requests that are served in order of arrival are expected in that order. Otherwise, for example with turns that
-    wait for answers, this runs another simulation with vLLM's eviction and returns its order of admission.
+    Without priorities and turns, this is the order of arrival. Otherwise, another simulation runs with vLLM's eviction,
+    and its order of admission is returned.
     """
     base, policy = setup.base, setup.policy
     assert isinstance(base, Paged)

@@ -148,9 +148,8 @@ def _full_blocks(tokens: npt.NDArray[np.integer[Any]], block_size: int, ahead: i
 def _codes_of_tokens(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
     """Return codes of the blocks of prompts whose token ids are known.
 
-    Returns:
-        The number of full blocks of every prompt, -1 where no token ids are known; a code for each of these blocks, end
-        to end, equal for equal prefixes; and a number that is larger than every code.
+    The result has the number of full blocks of every prompt (-1 if its token ids are not known), a code for each of
+    these blocks, end to end, equal for equal prefixes, and a number that is larger than every code.
     """
     token_ids, keys = workload.prompt_token_ids, PrefixKeys(block_size)
     if token_ids is None:

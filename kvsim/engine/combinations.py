@@ -1,0 +1,59 @@
+"""Refusal of settings that kvsim does not simulate together, with a sentence that says which to leave out."""
+
+from __future__ import annotations
+
+from kvsim.errors import UsageError
+from kvsim.policies import Contiguous, Paged, Pipeline, Policy, Radix, Static
+from kvsim.policies.drafts import Drafts
+from kvsim.policies.settings import PagedSettings
+
+
+def check_pipeline(policy: Policy, pipeline: Pipeline, *, is_custom: bool) -> None:
+    """Check that a policy with several pipeline stages has only settings that are modelled for them."""
+    if pipeline.pipeline_parallel_size == 1 or isinstance(policy, Static):
+        return
+    cache = policy.cache if isinstance(policy, Paged) else PagedSettings()
+    drafts = isinstance(policy, Paged) and bool(policy.scheduler.speculative_config)
+    for what, flag, is_asked in (
+        ("a policy of your own", "another --policy", is_custom),
+        ("SGLang's scheduler", "another --policy", isinstance(policy, Radix)),
+        ("native offload", "--kv-offloading-size 0", cache.kv_offloading_size > 0),
+        ("swapping to host memory", "--swap-gib 0", cache.swap_gib > 0),
+        ("speculative decoding", "no --speculative-config", drafts),
+    ):
+        if is_asked:
+            raise UsageError(
+                f"{what} is modelled where one stage holds all layers; with pipeline_parallel_size "
+                f"{pipeline.pipeline_parallel_size}, take {flag}, or --pipeline-parallel-size 1."
+            )
+
+
+def check_drafts(policy: Policy, drafts: Drafts | None, *, is_custom: bool) -> None:
+    """Check that speculative decoding is combined only with settings that are modelled together with it."""
+    if isinstance(policy, Contiguous) and bool(policy.scheduler.speculative_config):
+        raise UsageError(
+            "speculative decoding is followed in a paged cache; take --policy paged, or no --speculative-config."
+        )
+    if drafts is None:
+        return
+    assert isinstance(policy, Paged)
+    cache, chosen = policy.cache, policy.scheduler
+    if chosen.drafting is not None:
+        chosen.drafting.check_starts(chosen.vllm, chosen.max_num_seqs, chosen.max_num_batched_tokens)
+    for what, flag, is_asked in (
+        ("a policy of your own", "another --policy", is_custom),
+        ("native offload", "no --kv-offloading-size", cache.kv_offloading_size > 0),
+        ("swapping to host memory", "no --swap-gib", cache.swap_gib > 0),
+    ):
+        if is_asked:
+            raise UsageError(f"kvsim does not follow speculative decoding and {what} together; take {flag}, or no "
+                             "--speculative-config.")  # fmt: skip
+
+
+def check_several_groups(cache: PagedSettings) -> None:
+    """Check that a model with several KV-cache groups has no settings that are modelled only for one group."""
+    if cache.swap_gib:
+        raise UsageError(
+            "swapping to host memory is modelled where every layer keeps every token; this model has several KV-cache "
+            "groups, so leave --swap-gib out."
+        )

@@ -1,0 +1,125 @@
+"""The numbers of records that an engine needs: tables, holes, buckets, and rows of a recording."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvsim.engine.host import host_initialization
+from kvsim.engine.known_requests import Demand
+from kvsim.engine.radix import radix_initialization
+from kvsim.errors import BudgetError
+from kvsim.kv_groups import KVCacheLayout
+from kvsim.policies import Contiguous, Paged, Policy, Radix, Static
+from kvsim.policies.kinds import most_running
+
+_MOST_ENTRIES = 1 << 28
+"""Largest total number of table entries."""
+_MOST_BLOCKS = 1 << 22
+"""Largest number of blocks in a pool."""
+_MOST_BUCKET_BITS = 16
+"""Largest number of bits of a bucket's index for a radix tree, which has far fewer nodes than pages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Numbers of records to allocate for an engine."""
+
+    batch: int
+    """Largest number of sequences that run at once."""
+    places: int
+    """Largest number of tables that exist at once in each group; 0 if memory has no blocks."""
+    widths: list[int]
+    """Number of entries in the longest table of each group."""
+    num_holes: int
+    rows_of_loads: int
+    """Rows of the memory table that loads write in one step, in addition to the rows of running sequences."""
+    most_changes: int
+    """Largest number of rows of the memory table that one step writes."""
+
+    @property
+    def width(self) -> int:
+        """Number of entries of one place, over all groups."""
+        return sum(self.widths)
+
+    @classmethod
+    def of(
+        cls, demand: Demand, policy: Policy, num_units: int, layout: KVCacheLayout, *, tokens_ahead: int,
+        has_connector: bool,
+    ) -> Room:  # fmt: skip
+        """Return the numbers of records for the requests of `demand`.
+
+        A sequence may have slots for `tokens_ahead` tokens after its last one.
+        """
+        size = len(demand.prompt)
+        batch = min(most_running(policy), size)
+        places, widths = 0, [1]
+        if isinstance(policy, Paged):
+            places = host_initialization.num_places(policy, num_units, size)
+            if has_connector:
+                places = min(size, 5 * batch + num_units)
+            widths = _table_widths(demand, policy, layout, num_units, places, tokens_ahead)
+        rows_of_loads = host_initialization.rows_of_loads(
+            policy, num_units, size, sum(widths), has_connector=has_connector
+        )
+        margin = _memory_margin(policy, batch, sum(widths) + len(layout.groups), num_units) + rows_of_loads
+        return cls(
+            batch=batch,
+            places=places,
+            widths=widths,
+            num_holes=2 * _most_holes(policy, batch, num_units),
+            rows_of_loads=rows_of_loads,
+            most_changes=margin,
+        )
+
+
+def _table_widths(
+    demand: Demand, policy: Paged, layout: KVCacheLayout, num_units: int, places: int, tokens_ahead: int
+) -> list[int]:
+    """Return the number of entries in the longest table of every group."""
+    tokens = int((demand.prompt + demand.output).max(initial=1)) + tokens_ahead - 1
+    widths = [-(-min(tokens, policy.max_model_len) // group.block_size) for group in layout.groups]
+    if layout.is_uniform:
+        widths = [min(widths[0], num_units)]
+    if num_units > _MOST_BLOCKS:
+        raise BudgetError(
+            f"the pool has {num_units:,} blocks of {policy.unit_tokens} tokens, and at most {_MOST_BLOCKS:,} are "
+            "simulated; take fewer (--num-blocks, --kv-gib), or a larger --block-size."
+        )
+    width = sum(widths)
+    if width * places > _MOST_ENTRIES:
+        raise BudgetError(
+            f"{places:,} sequences of up to {tokens:,} tokens in blocks of {policy.unit_tokens} need tables of "
+            f"{width * places:,} entries, and at most {_MOST_ENTRIES:,} are simulated; lower --max-num-seqs, or take "
+            "a larger --block-size."
+        )
+    return widths
+
+
+def _most_holes(policy: Policy, batch: int, num_units: int) -> int:
+    """Return the largest number of holes, plus one that exists while holes are changed."""
+    if not isinstance(policy, Contiguous):
+        return 0
+    return (batch + 2) * (2 * num_units.bit_length() if policy.cache.fit == "buddy" else 1) + 1
+
+
+def _memory_margin(policy: Policy, batch: int, width: int, num_units: int) -> int:
+    """Return the largest number of changes of ownership in one step."""
+    if isinstance(policy, Paged):
+        return batch * host_initialization.rows_of_table(width)
+    if isinstance(policy, Static):
+        return 3 * batch
+    if isinstance(policy, Radix):
+        return radix_initialization.MOST_ROWS_OF_PAGE * num_units + radix_initialization.ROWS_OF_HITS
+    # all sequences may be released and admitted, and each admission may move all others
+    return 4 * batch * (batch + 1) if policy.cache.compaction else 4 * batch
+
+
+def num_buckets(demand: Demand, policy: Policy, num_units: int) -> int:
+    """Return the number of buckets of prefix keys, or of prompt lengths."""
+    if isinstance(policy, Radix):
+        return 1 << min(num_units.bit_length(), _MOST_BUCKET_BITS)
+    if isinstance(policy, Paged) and policy.cache.enable_prefix_caching:
+        return int(1 << num_units.bit_length())
+    if isinstance(policy, Static) and policy.scheduler.sort_by_length:
+        return int(demand.prompt.max(initial=0)) + 1
+    return 1
