@@ -154,7 +154,7 @@ class KVCacheLayout:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether one group of full attention (or MLA) holds all layers, as in most models."""
+        """True if one group of full attention (or MLA) holds all layers, as in most models."""
         return len(self.groups) == 1 and self.groups[0].kind in (CacheKind.FULL, CacheKind.MLA)
 
     @property
@@ -167,7 +167,7 @@ class KVCacheLayout:
 
     @property
     def has_windows(self) -> bool:
-        """Whether a group, because of a window or a recurrent state, can hold tokens that it no longer needs."""
+        """True if a group, because of a window or a recurrent state, can hold tokens that it no longer needs."""
         return any(group.kind is CacheKind.MAMBA or group.window is not None for group in self.groups)
 
     def keeps_some(self, group: KVCacheGroup) -> bool:

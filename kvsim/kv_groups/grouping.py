@@ -33,7 +33,7 @@ class Grouping:
     specs: tuple[LayerSpec, ...]
     """Spec of every layer, with equal pages."""
     sums_pages: bool
-    """Whether one group holds layers with different pages, each in its own tensor."""
+    """True if one group holds layers with different pages, each in its own tensor."""
 
     def bytes_per_block(self, layers: range) -> int:
         """Return the bytes that a GPU with the layers of these indices allocates for one block id; 0 without layers."""

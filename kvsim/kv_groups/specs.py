@@ -44,7 +44,7 @@ class LayerSpec:
     padded_page_bytes: int | None = None
     """Bytes of a page that is larger than its content."""
     pads_pages: bool = False
-    """Whether kernels locate a block by a stride, so that its page may be padded."""
+    """True if kernels locate a block by a stride, so that its page may be padded."""
     mamba_mode: MambaMode | None = None
     num_speculative_blocks: int = 0
     layout: tuple[object, ...] = ()
@@ -64,7 +64,7 @@ class LayerSpec:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether every token keeps its slot until the sequence ends."""
+        """True if every token keeps its slot until the sequence ends."""
         return self.kind in (CacheKind.FULL, CacheKind.MLA)
 
 
@@ -78,13 +78,13 @@ class CacheSettings:
     block_size: int | None = None
     """Tokens per block of full attention; None for the choice of the attention backend."""
     enable_prefix_caching: bool | None = None
-    """Whether prefixes are cached; None for vLLM's choice: on, except for models with recurrent layers."""
+    """True if prefixes are cached; None for vLLM's choice: on, except for models with recurrent layers."""
     keeps_every_state: bool = False
-    """Whether recurrent states of all blocks are kept, not only those at some boundaries, if the model supports it."""
+    """True if recurrent states of all blocks are kept, not only those at some boundaries, if the model supports it."""
     hybrid_manager: bool = True
-    """Whether layers of different kinds get separate groups (off with `--disable-hybrid-kv-cache-manager`)."""
+    """True if layers of different kinds get separate groups (off with `--disable-hybrid-kv-cache-manager`)."""
     uniform: bool = False
-    """Whether every layer keeps every token, ignoring windows."""
+    """True if every layer keeps every token, ignoring windows."""
     mla_block_size: int | None = None
     """Tokens per smallest block of the backend for latent attention, which depends on the GPU; None for a Hopper GPU:
     FlashAttention for 16 bits, FlashMLA for fp8.

@@ -64,9 +64,9 @@ class SpeculativeConfig:
     is_parallel: bool = False
     """All drafts of a request come from one pass (`parallel_drafting`)."""
     drops_no_block: bool = False
-    """Whether the last block of a prefix hit is kept (`disable_eagle_block_drop`)."""
+    """True if the last block of a prefix hit is kept (`disable_eagle_block_drop`)."""
     has_plain_hashes: bool = False
-    """Whether the key of a block covers no tokens after the block (`disable_lookahead_block_hashes`)."""
+    """True if the key of a block covers no tokens after the block (`disable_lookahead_block_hashes`)."""
     tensor_parallel_size: int | None = None
     """Number of GPUs that share the draft model; None for as many as share the model."""
     kv_cache_dtype: str | None = None
@@ -80,7 +80,7 @@ class SpeculativeConfig:
 
     @property
     def looks_up(self) -> bool:
-        """Whether drafts come from the request's own tokens, so that there are no draft layers."""
+        """True if drafts come from the request's own tokens, so that there are no draft layers."""
         return self.method in _LOOKS_UP
 
     @property

@@ -61,7 +61,7 @@ class Profile:
 
     @property
     def calibrated(self) -> bool:
-        """Whether the times were fitted to recordings of this GPU."""
+        """True if the times were fitted to recordings of this GPU."""
         return not self.transferred_from
 
     def step_time(self, shape: StepShape) -> StepTime:

@@ -26,7 +26,7 @@ class Source(Protocol):
 
     @property
     def awaits_answers(self) -> bool:
-        """Whether requests are sent in reaction to answers."""
+        """True if requests are sent in reaction to answers."""
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
         """Begin to send to `servers`."""

@@ -146,7 +146,7 @@ class Images:
 
     @property
     def in_pixels(self) -> np.ndarray:
-        """Whether each image has a size in pixels only, so that its tokens depend on the model: bool[num_images]."""
+        """True if each image has a size in pixels only, so that its tokens depend on the model: bool[num_images]."""
         return np.asarray(self.tokens == 0)
 
     def take(self, rows: Int64Array) -> Images:

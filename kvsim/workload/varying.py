@@ -26,7 +26,7 @@ class Varying:
     rate_per_s: Sequence[float]
     """Rate at each point in requests per second, 0 or more."""
     repeats: bool = False
-    """Whether the profile begins again at its end, as a day does; otherwise the last rate continues."""
+    """True if the profile begins again at its end, as a day does; otherwise the last rate continues."""
 
     def __post_init__(self) -> None:
         times, rates = [float(value) for value in self.time_s], [float(value) for value in self.rate_per_s]

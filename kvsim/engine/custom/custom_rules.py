@@ -122,7 +122,7 @@ class CustomRules:
         self._num_empty = 0
         """Number of consecutive steps without computed tokens although there are requests."""
         self._has_declined = False
-        """Whether the policy has named no request to admit in this step."""
+        """True if the policy has named no request to admit in this step."""
         self._tokens_in_vain = self._most_in_vain = 0
         """Number of tokens computed since any request last got an output token, and the number to check next."""
         self._alone: int | None = None
