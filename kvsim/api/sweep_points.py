@@ -89,7 +89,6 @@ def _with_blocks(on: Machine, num_blocks: int, policy: AnyPolicy) -> Machine:
 
 
 def _with_setting(policy: AnyPolicy, name: str, value: Any) -> AnyPolicy:
-    """Return `policy` with one setting of its scheduler or its cache changed."""
     for part in ("scheduler", "cache"):
         settings: Any = getattr(policy, part, None)
         if settings is not None and name in {field.name for field in fields(settings)}:

@@ -124,7 +124,6 @@ def calibrate(
 
 
 def _subject(recordings: Sequence[Recording]) -> tuple[Gpu, str, Model]:
-    """Return the GPU, engine and model of all recordings."""
     if not recordings:
         raise UsageError("there is nothing to calibrate on; give at least one recording.")
     check_distinct(recordings)

@@ -204,7 +204,6 @@ class GenerateRecorder:
         return output
 
     def _output_lengths(self, sequences: Any, prompt_width: int) -> list[int]:
-        """Return the number of outputs of each row, up to and including its first end-of-sequence token."""
         generated = sequences[:, prompt_width:].cpu().numpy()
         ends = self._model.generation_config.eos_token_id
         if ends is None:
@@ -300,7 +299,6 @@ def _gpu_properties() -> dict[str, int]:
 
 
 def _history(step_ends_us: Sequence[float]) -> AllocatorHistory:
-    """Return PyTorch's allocation events, each with the step in which it happened."""
     traces = torch.cuda.memory._snapshot()["device_traces"]
     events = [event for trace in traces for event in trace if event["action"] != "snapshot"]
     time_us = np.array([event["time_us"] for event in events], np.int64)

@@ -171,7 +171,6 @@ class SchedulerRecorder:
 
     @_harmless
     def _encoder_changed(self, request: Any, input_id: int, evicted: list[str]) -> None:
-        """Report a change that the scheduler has made to the encoder cache."""
         assert self._images is not None
         self._images.changed(request, input_id, evicted)
 
@@ -450,7 +449,6 @@ class SchedulerRecorder:
             coordinator.remove_skipped_blocks, pool.free_blocks = watched_remove, watched_free_blocks
 
     def _end(self, time_s: float) -> None:
-        """Report the requests that have ended."""
         for request in self._ended:
             row, outputs = self._rows.pop(request.request_id), request.num_output_tokens
             if self._awaiting_first.pop(request.request_id, None) is None:

@@ -150,7 +150,6 @@ class ViewerServer:
         self._tell(b"".join(line(*event) for event in self._mirror.snapshot()) + b"\n", joined)
 
     def _accept(self) -> None:
-        """Accept one connection, and pause before the next."""
         pause_s = ACCEPT_PERIOD_S
         try:
             connection, _ = self._listener.accept()
@@ -174,7 +173,6 @@ class ViewerServer:
         self._selector.register(connection, selectors.EVENT_READ, viewer)
 
     def _resume_listening(self) -> None:
-        """Use the listener again after its pause."""
         if self._accept_s is not None and self._clock() >= self._accept_s:
             self._accept_s = None
             self._selector.register(self._listener, selectors.EVENT_READ)

@@ -212,7 +212,6 @@ def _features(scheduler: Any) -> dict[str, Any]:
 
 
 def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dict[str, Any]:
-    """Return the settings of the engine."""
     config = scheduler.vllm_config
     cache, scheduling, model = config.cache_config, config.scheduler_config, config.model_config
     return {

@@ -217,5 +217,4 @@ def main() -> None:
 
 
 def _print_error(text: str) -> None:
-    """Print an error on standard error, with the control characters in `text` escaped."""
     print(f"kvsim: {message(text)}", file=sys.stderr)  # noqa: T201

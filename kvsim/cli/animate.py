@@ -72,7 +72,6 @@ def command(
 
 
 def _num_frames(output: Path, length_s: float, frames_per_second: float, max_mib: float) -> int:
-    """Check the file type and the limits of a film; return its number of frames."""
     from kvsim.plots import FILMS
 
     if output.suffix.lower() not in (*FILMS, ".svg"):

@@ -152,7 +152,6 @@ def _limit_words(policy: Mapping[str, Any]) -> str:
 
 
 def _figures(summary: Summary, band: Band | None) -> list[tuple[str, str]]:
-    """Return the rows of the main figures: label and text."""
     ranges = {} if band is None else band.ranges
     rows = [("output", f"{number(summary.output_tokens_per_s)} tokens/s{_within(ranges, 'output_tokens_per_s')}")]
     rows += [(label, quantiles(getattr(summary, name)) + _within(ranges, name, mean=True)) for label, name in _TIMES]
@@ -178,7 +177,6 @@ def _figures(summary: Summary, band: Band | None) -> list[tuple[str, str]]:
 
 
 def _within(ranges: Mapping[str, tuple[float, float]], name: str, *, mean: bool = False) -> str:
-    """Return the prediction interval of a figure as a suffix."""
     if name not in ranges:
         return ""
     low, high = ranges[name]

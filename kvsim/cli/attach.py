@@ -125,7 +125,6 @@ def _watch_metrics(
 def _watch_events(
     tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool, calm: bool
 ) -> bool:
-    """Watch an event publisher; return True if `output` was written, which needs at least one step."""
     from kvsim.live.event_feed import LiveFeed
     from kvsim.recording import write
 

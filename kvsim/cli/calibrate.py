@@ -102,7 +102,6 @@ def _fit_card(name: str, recordings: Sequence[Recording], output: Path) -> tuple
 def _show(
     output: Path, label: str, residuals: Sequence[Residual], factors: Mapping[str, float], *, as_json: bool
 ) -> None:
-    """Print the error of the times on each recording, and the factors on the times of each part."""
     if as_json:
         documents = [asdict(item) for item in residuals]
         print_json({"profile": str(output), "factors": dict(factors), "residuals": documents})

@@ -167,7 +167,6 @@ def _print_comparison(
     *,
     clock: str,
 ) -> None:
-    """Print a verdict on each policy and a table; `ample` is tokens per second with ample memory."""
     from kvsim.cli.answer import failure_notes
     from kvsim.cli.summary_lines import print_summaries
     from kvsim.metrics.run_verdict import verdict_of
@@ -189,7 +188,6 @@ def _print_comparison(
 
 
 def _is_fleet(flags: Mapping[str, Any]) -> bool:
-    """Tell whether the flags ask for prefill and decode servers or for data-parallel ranks."""
     return bool(flags["prefill"] or flags["decode"] or (flags["data_parallel_size"] or 1) > 1)
 
 
@@ -251,7 +249,6 @@ def _policies(
 def _named_policies(
     scenario: Scenario, names: Sequence[str], *, uniform_cache: bool
 ) -> tuple[dict[str, AnyPolicy], list[str]]:
-    """Return the policies of the flags, or else all that can serve the requests, and notes on the choice."""
     if uniform_cache:
         paged = scenario.policy(Paged.name)
         assert isinstance(paged, Paged)
@@ -274,7 +271,6 @@ def _named_policies(
 
 
 def _most_sequences(scenario: Scenario, grouped: Paged, uniform: Paged) -> str:
-    """Return a note on the number of sequences of mean length that decode at once, with KV-cache groups and without."""
     workload = scenario.workload
     tokens = round(float((workload.prompt_tokens + workload.output_tokens).mean()))
     counts = []

@@ -92,7 +92,6 @@ def compare_sides(sides: Sides, policy: str, output: Path | None, *, overwrite: 
 
 
 def _run_all(sides: Sides, policy: str, folder: Path | None) -> tuple[dict[str, SideRun], list[str]]:
-    """Simulate each side; return the runs by name, and notes."""
     runs: dict[str, SideRun] = {}
     notes: dict[str, list[str]] = {}
     for side in sides.runs:
@@ -114,7 +113,6 @@ def _folder_name(name: str) -> str:
 
 
 def _simulate(side: Side, policy: str, folder: Path | None) -> tuple[SideRun, list[str]]:
-    """Simulate one side; return it with notes on its figures."""
     flags = dict(side.flags)
     fleet_flags = fleet_of(flags)
     scenario = build_scenario(**flags)

@@ -199,7 +199,6 @@ def _spelled(flag: str, words: str) -> str:
 
 
 def _moves(name: str, runs: Sequence[SideRun]) -> bool:
-    """Tell whether a figure differs enough between runs for the sentence to name it."""
     values = [run.figures[name] for run in runs]
     if any(value != value for value in values):
         return False

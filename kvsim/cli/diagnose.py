@@ -146,7 +146,6 @@ def _glance(url: str, seconds: float, ranks: KvEventRanks | None) -> Glance:
 
 
 def _watch(feed: LiveFeed | MetricsFeed, seconds: float) -> str | None:
-    """Wait for `seconds` or until `feed` ends; return why it ended, or None."""
     with progress("watching") as report:
         begin_s = time.monotonic()
         while feed.ended is None and (passed_s := time.monotonic() - begin_s) < seconds:

@@ -86,7 +86,6 @@ def advice(tried: list[Tried]) -> list[str]:
 
 
 def _effect(tried: Tried, now: Tried) -> str:
-    """Compare output, TTFT and retractions under a change with those under the present settings."""
     gain = 100 * (tried.tokens_per_s / now.tokens_per_s - 1)
     return (
         f"{tried.tokens_per_s:,.0f} tokens/s instead of {now.tokens_per_s:,.0f} ({gain:+.1f} %), TTFT p99 "
@@ -115,7 +114,6 @@ def _cause(found: list[Retraction]) -> str:
 
 
 def _moment(recording: Recording, retraction: Retraction) -> str:
-    """Describe a retraction and its consequences."""
     names = [str(recording.requests.id[loss.request]) for loss in retraction.losses]
     who = names[0] if len(names) == 1 else f"{len(names):,} requests ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
     before, after = retraction.before, retraction.after

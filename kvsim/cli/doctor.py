@@ -272,7 +272,6 @@ def _difference(row: _Row) -> str:
 
 
 def _verdict(rows: list[_Row]) -> str:
-    """Compare the logged cache with the computed one, and name the term that differs most."""
     parts = [row for row in rows if row.name in ("weights", "activations", "outside_pytorch", "graphs_estimated")]
     differing = [row for row in parts if row.computed is not None]
     total = next((row for row in rows if row.name in ("available", "pool") and row.computed is not None), None)

@@ -57,7 +57,6 @@ def list_lessons() -> None:
 
 
 def _can_print(text: str) -> bool:
-    """Tell whether the terminal's encoding has these characters."""
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

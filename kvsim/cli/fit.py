@@ -148,7 +148,6 @@ def _take_multiples(flags: dict[str, Any], fleet: FleetFlags, gpu_hour_price: st
 
 
 def _server_and_requests(flags: dict[str, Any], fleet: FleetFlags) -> tuple[SearchedServer, Workload]:
-    """Return the server of the flags, and the requests; generated ones are shortened to its longest sequence."""
     from kvsim.cli.fit_server import server_of
     from kvsim.cli.load import requests_of
 
@@ -170,7 +169,6 @@ def _search(
     server: SearchedServer, load: Load, goal: Goal, points: int, jobs: int, engine: EngineName,
     multiples: Sequence[float], prices: Mapping[str, float],
 ) -> _Findings:  # fmt: skip
-    """Simulate the server, at most `points` changes of it, and the servers for each multiple of the load."""
     from kvsim.fitting import Search, answer, engine_for
     from kvsim.fitting.draft_effect import without_drafts
     from kvsim.fitting.growth import grown

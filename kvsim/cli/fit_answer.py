@@ -136,7 +136,6 @@ def cells(outcome: Outcome, band: Mapping[str, tuple[float, float]]) -> tuple[st
 
 
 def _rate(per_s: float) -> str:
-    """Format a rate; a dash if no request was served."""
     return "–" if isnan(per_s) else f"{per_s:,.0f}"
 
 

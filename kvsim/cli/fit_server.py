@@ -120,7 +120,6 @@ def _sglang_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) 
 
 
 def _check_searched(flags: dict[str, Any]) -> None:
-    """Refuse the flags that kvsim fit does not accept with this policy."""
     if flags["eviction"] == "optimal":
         raise UsageError("--eviction optimal is a bound that no server reaches; leave it out.")
     for name, instead in _NOT_SEARCHED[flags["policy"]].items():

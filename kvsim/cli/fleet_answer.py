@@ -60,7 +60,6 @@ def _sentence(totals: FleetTotals) -> str:
 
 
 def _servers(totals: FleetTotals) -> str:
-    """Describe the number and kind of the servers."""
     if totals.num_prefill:
         return f"{totals.num_prefill} prefill and {totals.num_servers - totals.num_prefill} decode servers"
     if totals.num_ranks == 1:

@@ -97,7 +97,6 @@ def command(
 
 
 def _rows(workload: Workload, output: Path | None) -> list[tuple[str, str]]:
-    """Describe `workload`, and the file that it was written to."""
     summary = workload.summary()
     rate = "all at once" if summary.rate_per_s is None else f"{summary.rate_per_s:.4g} per second"
     hashed = len(workload.prompt_hashes.values) * workload.hash_unit_tokens / workload.prompt_tokens.sum(dtype=float)

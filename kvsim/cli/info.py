@@ -77,7 +77,6 @@ def _describe(name: str, *, as_json: bool) -> None:
 
 
 def _provenance(recording: Recording) -> list[tuple[str, str]]:
-    """Return the rows about the origin of a recording."""
     meta, pool = recording.meta, recording.meta.pool
     units = "none: the cache grows with the batch"
     if pool.num_units is not None:

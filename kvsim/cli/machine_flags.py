@@ -162,7 +162,6 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
 
 
 def _additions(flags: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """Return the arguments of `plan_budget` for drafts and adapters."""
     from kvsim.policies.drafter import additions_of
     from kvsim.policies.releases import DEFAULT
     from kvsim.policies.settings import ContinuousSettings

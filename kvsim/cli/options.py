@@ -145,7 +145,6 @@ def _help(each: Declared, settings: type) -> str:
 
 
 def _click_arguments(each: Declared, convert: Callable[[str], Any] | None) -> dict[str, Any]:
-    """Return the arguments of `click.option` that depend on the type of a setting."""
     if each.choices:
         return {"type": click.Choice(list(each.choices)), "default": None}
     if each.kind is bool:

@@ -135,7 +135,6 @@ def _picture(kind: str, names: Sequence[str], labels: tuple[str, ...], order: st
 def _arranged(
     runs: list[Recording], labels: tuple[str, ...], order: str | None
 ) -> tuple[list[Recording], tuple[str, ...]]:
-    """Return the recordings and their names in the order in which they are drawn."""
     from kvsim.plots.words import names_for
 
     names = names_for(runs, labels, len(runs))
@@ -155,7 +154,6 @@ def _arranged(
 
 
 def _inches(size: str) -> tuple[float, float]:
-    """Return the width and the height in `size`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)x(\d+(?:\.\d+)?)", size)
     width, height = map(float, match.groups()) if match else (0.0, 0.0)
     if not (1 <= width <= 40 and 1 <= height <= 40):

@@ -97,14 +97,12 @@ _WORTH_PROCESSES = 50_000
 
 
 def _check_load(flags: dict[str, Any]) -> None:
-    """Check the flags of users and arrivals, and multiply the users by --load."""
     check_users(flags)
     check_senders(flags)
     flags["users"] = users_of(flags)
 
 
 def _notes(scenario: Scenario, policy: str, runs: Sequence[Measured], flags: Mapping[str, Any]) -> list[str]:
-    """Return notes on the figures: adjusted settings, failures of vLLM, and drafts."""
     from kvsim.cli.answer import failure_notes
 
     notes = list(scenario.notes) if policy in ("paged", "contiguous") else []
@@ -145,7 +143,6 @@ def simulate_servers(
 
 
 def _requests(workload: Workload, flags: Mapping[str, Any]) -> str:
-    """Describe the requests and how they are sent."""
     users, think_s, users_per_s = flags["users"], flags["think_s"], flags["users_per_s"]
     if flags["max_concurrency"] is not None:
         return f"{workload.description}; at most {flags['max_concurrency']:,} at once"

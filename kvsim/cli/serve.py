@@ -202,7 +202,6 @@ async def _forward(text: str, websocket: web.WebSocketResponse, interface: AppSe
 
 
 def _size(width: object, height: object) -> tuple[int, int] | None:
-    """Return the columns and rows of a terminal; None if they are not numbers or out of bounds."""
     texts = str(width)[:8], str(height)[:8]
     if not all(text.isascii() and text.isdigit() for text in texts):
         return None

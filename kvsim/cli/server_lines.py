@@ -152,7 +152,6 @@ def _expanded(text: str) -> str:
 
 
 def _with_values(text: str, values: Mapping[str, str]) -> str:
-    """Replace variables by their values; a variable without a value remains."""
 
     def value_of(found: re.Match[str]) -> str:
         *names, default = found.groups()
@@ -238,7 +237,6 @@ def _lines_in_yaml(text: str, where: str) -> Iterator[ServerLine]:
 
 
 def _flat(settings: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield the keys of a configuration file of vLLM as flags, with their values."""
     for key, value in settings.items():
         flag = f"--{str(key).replace('_', '-')}"
         if key == "model_tag":
@@ -348,7 +346,6 @@ def is_flag_word(word: str) -> bool:
 
 
 def _arguments(flag: str, name: str, values: Sequence[str], option: click.Parameter) -> list[str]:
-    """Return the arguments of kvsim for a server's flag whose counterpart is `name`."""
     if getattr(option, "is_flag", False):
         if values and values[0].casefold() == "false":
             off = name.replace("--", "--no-", 1)
@@ -376,7 +373,6 @@ def _spellings(option: click.Parameter) -> Collection[str]:
 
 
 def _report(line: ServerLine, translation: Translation) -> None:
-    """Print on standard error which flags are used, and why each of the others is not."""
     taken = shlex.join(translation.arguments)
     echo(f"Taken from the server's command line: {taken or 'nothing'}.", err=True)
     for flag, why in translation.unmodelled.items():

@@ -149,7 +149,6 @@ def _release(flags: Mapping[str, Any]) -> str:
 def _print(
     flags: dict[str, Any], budget: Budget, policy: str, tokens: int, costs: dict[str, Any] | None, *, sleeps: bool
 ) -> None:
-    """Print a verdict, and a table with a row for each term of the budget."""
     num_sequences, how_held = _num_sequences(budget, policy, tokens)
     on_one = "on each GPU" if _num_gpus(budget) > 1 else ""
     rows = [(term.label, size(term.size_bytes), on_one, term.why) for term in budget.terms]
@@ -185,7 +184,6 @@ def _of_rank(budget: Budget) -> str:
 
 
 def _all_ranks(budget: Budget, unit: str, num_sequences: int) -> list[tuple[str, str, str, str]]:
-    """Return the row with the sequences on all data-parallel ranks together; empty for one rank."""
     ranks = budget.model.data_parallel_size
     why = f"{ranks} ranks, each with a scheduler and a cache of its own; no sequence uses two"
     return [(f"  {unit}", f"{ranks * num_sequences:,}", "in all", why)] if ranks > 1 else []
@@ -223,7 +221,6 @@ def _block_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
 
 
 def _draft_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
-    """Return the row with the share of a block that draft layers take; empty without them."""
     layers = budget.plan.settings.draft_layers
     if not layers:
         return []
@@ -273,7 +270,6 @@ def _otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
 
 
 def _otherwise_rows(budget: Budget, policy: str, tokens: int) -> list[tuple[str, str, str, str]]:
-    """Return the number of sequences under each plan of `_otherwise`."""
     in_all = _of_rank(budget)
     return [
         ("  otherwise", f"{plan.max_sequences(tokens):,}", in_all,
@@ -339,7 +335,6 @@ def _document(
 
 
 def _num_sequences(budget: Budget, policy: str, tokens: int) -> tuple[int, str]:
-    """Return the number of sequences of `tokens` tokens that fit at once, and a text on how they are held."""
     from kvsim.memory.packing import largest_batch
 
     if policy == "paged":

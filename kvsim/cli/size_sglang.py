@@ -48,7 +48,6 @@ def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *,
 
 
 def _slot_rows(slots: SlotBudget, on_one: str) -> list[tuple[str, str, str, str]]:
-    """Return the rows about the slots, including a separate pool for layers with windows."""
     layers, why = SlotLayers.of(slots.model), "max_total_num_tokens; slot 0 comes on top"
     rows = [("slots", f"{slots.num_slots:,}", "", why)]
     if not layers.window_tokens:
@@ -62,7 +61,6 @@ def _slot_rows(slots: SlotBudget, on_one: str) -> list[tuple[str, str, str, str]
 
 
 def _why(slots: SlotBudget, blocks: Budget) -> str:
-    """Explain why SGLang's slots are more or fewer than the tokens of vLLM's blocks."""
     ratio = slots.num_slots / max(blocks.capacity_tokens, 1)
     terms = {term.label: -term.size_bytes for term in blocks.terms}
     measured = sum(terms.get(label, 0) for label in ("activations", "outside PyTorch", "captured graphs"))

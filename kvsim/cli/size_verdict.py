@@ -50,7 +50,6 @@ def verdict(
 
 
 def _costs(budget: Budget, image: Mapping[str, Any] | None) -> list[str]:
-    """Return a sentence for each addition that the flags ask about: an image, adapters, draft layers."""
     sentences = []
     if image is not None:
         tokens, blocks, held = image["prompt_tokens"], image["blocks"], size(image["kv_bytes"])

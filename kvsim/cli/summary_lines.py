@@ -50,7 +50,6 @@ def print_summaries(
 
 
 def _rows(summaries: Sequence[Summary]) -> Iterator[tuple[str, Callable[[Summary], str]]]:
-    """Yield the label of each row, and the function that returns the text of its cells."""
     for state in SlotState:
         if state is SlotState.EXPIRED and not any(summary.waste.pool_percent[state] > 0 for summary in summaries):
             continue  # no layer has a window

@@ -101,7 +101,6 @@ def command(
 
 
 def _check_outputs(output: Path, figure: Path | None, vary: Sequence[str], *, overwrite: bool) -> None:
-    """Check that the outputs may be written and that a figure has an axis."""
     from kvsim.files.overwriting import may_replace
 
     if figure is not None and not vary:
@@ -134,7 +133,6 @@ def _run(points: Sequence[Point], output: Path, **options: Any) -> SweepResult:
 
 
 def _print_points(outcome: SweepResult, names: Sequence[str], labels: Sequence[str]) -> None:
-    """Print a line about the best point, a row for each point, and the source of the step times."""
     from kvsim.machines import plain_words, untimed_in
 
     def of(row: Mapping[str, Any]) -> str:
@@ -168,7 +166,6 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
-    """Return the parameter name of the flag in a --vary, and its values."""
     flag, equals, values = text.partition("=")
     spelled = "--" + flag.strip().lstrip("-").replace("_", "-")
     fixed = ("vary", "output", "figure", "jobs", "backend", "scheduler", "overwrite", "as_json")

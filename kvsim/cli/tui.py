@@ -168,7 +168,6 @@ def _checked_policy(context: click.Context, policy: str | None, *, others: bool)
 
 
 def _fleet(folders: Sequence[Path], report: Any) -> Any:
-    """Read the servers of a fleet."""
     if report is not None:
         report.begin(f"reading {len(folders):,} servers")
     return import_module("kvsim_tui").open_fleet(folders, report)
@@ -202,7 +201,6 @@ def _check_companions(server_flag: Path | str | None, attach: str | None, port: 
 
 
 def _checked_size(size: str, screenshot: Path | None, at_s: float | None, *, overwrite: bool) -> tuple[int, int]:
-    """Check --at and the file of --screenshot; return the columns and rows of --size."""
     if at_s is not None and not 0 <= at_s < float("inf"):
         raise UsageError(f"--at should be a time of 0 seconds or more, not {at_s}.")
     if screenshot is not None:
@@ -224,7 +222,6 @@ _quiet = _Quiet()
 
 
 def _recording(name: str | None, policy: str | None, flags: dict[str, Any], report: Any) -> Recording:
-    """Return a recording, or simulate one."""
     if policy is not None:  # No comparison, so the policy has the step times of its own engine.
         return _simulate(build_scenario(**flags | {"clock": "own"}), policy, report)
     from kvsim.cli.workload import DEFAULT_WORKLOAD
@@ -234,7 +231,6 @@ def _recording(name: str | None, policy: str | None, flags: dict[str, Any], repo
 
 
 def _all_policies(flags: dict[str, Any], report: Any) -> list[Recording]:
-    """Simulate every policy with the requests and the machine of the flags."""
     scenario = build_scenario(**flags)
     return [_simulate(scenario, policy, report) for policy in _compared(scenario)]
 
@@ -266,7 +262,6 @@ def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:
 
 
 def _serve(port: int) -> None:
-    """Serve the interface; each browser starts one process."""
     from kvsim.cli.serve import HOST, LocalServer
 
     with socket.socket() as probe:
@@ -280,7 +275,6 @@ def _serve(port: int) -> None:
 
 
 def _without_serving(arguments: Sequence[str]) -> list[str]:
-    """Return `arguments` without --serve and --port."""
     kept, words = [], iter(arguments)
     for word in words:
         if word == "--port":

@@ -67,7 +67,6 @@ def command(
 
 
 def _check_plot(plot: Path | None, recordings: Sequence[str], *, overwrite: bool) -> None:
-    """Check that a figure is of one recording and that its file may be written."""
     if plot is None:
         return
     from kvsim.errors import UsageError
@@ -79,7 +78,6 @@ def _check_plot(plot: Path | None, recordings: Sequence[str], *, overwrite: bool
 
 
 def _print_errors(name: str, result: Validation) -> None:
-    """Print the measured and the simulated figures, and the source of the step times."""
     from kvsim.calibration.clocks import in_words
 
     fitted = (

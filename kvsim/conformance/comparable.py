@@ -133,7 +133,6 @@ def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Set
 
 
 def _check_hashes(recording: Recording) -> None:
-    """Check that the prompt hashes of all requests with a prefix hit are known."""
     memory, requests = recording.memory, recording.requests
     owned = np.flatnonzero(memory.kind != MemoryKind.EVICT)
     request, first = np.unique(memory.request[owned], return_index=True)
@@ -163,7 +162,6 @@ def host_blocks_of(meta: Meta) -> int:
 
 
 def _recorded_settings(meta: Meta) -> dict[str, Any]:
-    """Return the engine settings in `meta.json`, without those that are null."""
     return {name: value for name, value in (*meta.engine.items(), *meta.policy.items()) if value is not None}
 
 

@@ -117,7 +117,6 @@ class _VariantSearch:
         return self._best(promising, list(self.open))
 
     def _helps(self, variants: tuple[Variant, ...]) -> bool:
-        """Tell whether one of the shortest workloads becomes equal under these variants."""
         return any(self._compare(answered, variants).equal for answered in list(self.open)[:_MOST_IN_PAIRS])
 
     def _best(

@@ -84,7 +84,6 @@ def _padded(random: Random, block_size: int) -> tuple[list[Document], Document]:
 
 
 def _alike(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Generate layers of one kind: windows, latents, chunks, or full attention with two numbers of heads."""
     chunk = {"type": "chunked_local", "window": random.choice([2, 4, 8]) * block_size, "block_size": block_size}
     kinds: list[list[Document]] = [
         [_window(random, block_size)],
@@ -101,7 +100,6 @@ def _chunked(random: Random, block_size: int) -> tuple[list[Document], Document]
 
 
 def _recurrent(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Generate recurrent states, alone or with full layers, windows or both."""
     states = {"type": "mamba", "block_size": block_size, "num_layers": random.choice([1, 2, 3, 4])}
     others = [
         [_full(block_size)],

@@ -172,7 +172,6 @@ class _Lockstep:
         return kind == MemoryKind.RELEASE and aborted and sequence.status in _LIVE and sequence.num_units > 0
 
     def _with(self, verdict: Verdict, ours: EventColumns, begin: int, end: int) -> Verdict:
-        """Return `verdict` with the counts of the equal moments in `begin:end` added."""
         ours, timeline = ours.before(end), self._timeline
         for moment in (begin + np.flatnonzero(timeline.kind[begin:end] == LEAVE)).tolist():
             row = int(timeline.row[moment])
@@ -188,7 +187,6 @@ class _Lockstep:
         )
 
     def _difference(self, played: _Range, moment: int) -> Difference:
-        """Describe both engines at `moment`, where they differ."""
         outside: Differing = ({}, {})
         if played.outside is not None and moment == played.end - 1:
             outside = played.outside

@@ -335,7 +335,6 @@ class OracleRun:
         }
 
     def _outputs_due(self, batch: list[int], emitting: list[int]) -> dict[str, Any]:
-        """Return the fields of an update record about the requests before the output is processed."""
         return {
             "tokens": {self._name(number): 1 for number in emitting if self._is_live(number)},
             "prev_outputs": {
@@ -397,7 +396,6 @@ class OracleRun:
         )
 
     def _tables(self, number: int) -> list[Any]:
-        """Return the block ids of a sequence in the oracle's format."""
         groups = range(self._driver.engine.settings.num_groups)
         return self._by_group([self._driver.blocks(number, group) for group in groups])
 
@@ -408,7 +406,6 @@ class OracleRun:
         return [self._driver.blocks(number, group)[lengths.get(group, 0) :] for group in groups]
 
     def _by_group(self, tables: list[list[int]]) -> list[Any]:
-        """Return the only table if the oracle has one group of full attention, else the list of tables."""
         return tables[0] if self._workload.layout is None else tables
 
     def _is_held(self, number: int) -> bool:

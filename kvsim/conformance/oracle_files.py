@@ -189,7 +189,6 @@ class OracleWorkload:
 
 
 def _hashed(layout: KVCacheLayout | None, rules: releases.ReleaseRules) -> KVCacheLayout | None:
-    """Return the groups with the `hash_block_size` of a release."""
     if layout is None or not rules.hashes_aligned_states:
         return layout
     hashed = hashed_by_mode(layout)
@@ -276,7 +275,6 @@ def parse_workload(document: Any, where: str) -> OracleWorkload:
 
 
 def _scheduler_of(fields: _Fields, where: str, longest: int) -> ContinuousSettings:
-    """Return the scheduler settings of a workload; `longest` is the default of `max_model_len`."""
     document = fields.document
     adapters = _Fields(_object("lora", document.get("lora") or {}, where), f"{where}, lora")
     return ContinuousSettings(
@@ -319,7 +317,6 @@ def _drafting(document: Any, where: str) -> SpeculativeConfig | None:
 
 
 def _check_simulated(document: Any, where: str) -> None:
-    """Refuse features and settings that kvsim does not simulate."""
     if not isinstance(document, dict):
         return
     if document.get("pcp") not in (None, 1, {}):
@@ -396,7 +393,6 @@ def read_rank_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _lines_of(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file of records, which may be compressed, with their numbers."""
     line = 0
     try:
         content = content_of(file, _RECORDS_BYTES)
@@ -422,7 +418,6 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def _object_with(names: tuple[str, ...], text: str, where: str) -> dict[str, Any]:
-    """Return the JSON object in a line, which must have all of `names`."""
     record = _parsed(text, where)
     missing = [name for name in names if not isinstance(record, dict) or name not in record]
     if missing:
@@ -465,7 +460,6 @@ def _requests(
 def _exchanging(
     requests: tuple[OracleRequest, ...], documents: Sequence[Mapping[str, Any]], connector: Connector
 ) -> tuple[OracleRequest, ...]:
-    """Add to each request the KV transfers that the workload states for it."""
     ranks = {name: rank for rank, name in enumerate(sorted(request.name for request in requests))}
     return tuple(
         replace(

@@ -172,7 +172,6 @@ class SGLangRun:
         yield {"kind": "end", "pass": number, "forwards": self._num_steps} | self._sizes()
 
     def _pass(self, number: int, in_flight: deque[tuple[int, list[int]]]) -> Iterator[dict[str, Any]]:
-        """Yield the records of one pass."""
         driver, state, radix = self._driver, self._engine.state, self._radix
         self._has_launched = False
         while True:
@@ -260,7 +259,6 @@ class SGLangRun:
         }
 
     def _step(self) -> dict[str, Any]:
-        """Return the batch of a step record."""
         driver, radix = self._driver, self._radix
         mode = int(radix.state.last_mode)
         scheduled, shared = [], {}
@@ -328,7 +326,6 @@ class SGLangRun:
         }
 
     def _events(self) -> dict[str, Any]:
-        """Return the evictions, duplicates and retractions since the last record."""
         evicted: list[dict[str, Any]] = []
         duplicates: list[list[int]] = []
         retracted: list[dict[str, Any]] = []
@@ -360,7 +357,6 @@ class SGLangRun:
         return {name: events for name, events in fields.items() if events}
 
     def _slots(self, number: int) -> list[int]:
-        """Return the slot numbers of a request's computed tokens, in order of the tokens."""
         sequence, size = self._driver.sequence(number), int(self._radix.settings.row_pages)
         first, num_tokens = int(sequence.place) * size, int(sequence.computed)
         return [

@@ -74,7 +74,6 @@ class CopiesInLockstep:
         return bool(self._driver.engine.settings.offloads)
 
     def _decided(self) -> dict[str, Any]:
-        """Return the copy decisions of the last scheduled step."""
         driver, step = self._driver, self._driver.engine.state.num_scheduled
         jobs = list(driver.jobs().values())
         awaited = {int(job.number) for job in jobs if job.awaited_in == step} - self._awaited

@@ -215,7 +215,6 @@ def _stop_of(document: Mapping[str, Any]) -> int | None:
 
 
 def _answer_length(document: Mapping[str, Any]) -> int:
-    """Return the number of tokens of an answer that is not aborted."""
     limit, stop = int(document.get("max_tokens") or document["output_len"]), _stop_of(document)
     return limit if stop is None or document.get("ignore_eos") else min(limit, stop)
 

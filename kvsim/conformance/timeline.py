@@ -127,7 +127,6 @@ def _recorded_moments(recording: Recording) -> tuple[IntArray, IntArray, IntArra
 
 
 def _in_order(rows: IntArray, seq: IntArray) -> tuple[IntArray, IntArray]:
-    """Sort rows of a table by their `seq`; usually they are in order."""
     if (seq[1:] >= seq[:-1]).all():
         return rows, seq
     order = np.argsort(seq, kind="stable")

@@ -242,13 +242,11 @@ def _write_model(workload: Workload, folder: Path) -> None:
 
 
 def _known(make: Callable[..., Any], **fields: Any) -> Any:
-    """Call `make` with the fields that this release of vLLM has."""
     known = inspect.signature(make).parameters
     return make(**{name: value for name, value in fields.items() if name in known})
 
 
 def _filled(kind: Any, **fields: Any) -> Any:
-    """Create an object of vLLM, with None for each required field that is not given."""
     if dataclasses.is_dataclass(kind):
         names = {each.name: each for each in dataclasses.fields(kind)}
         missing = (dataclasses.MISSING, dataclasses.MISSING)
@@ -287,7 +285,6 @@ def layers_of(workload: Workload, max_model_len: int) -> dict[str, KVCacheSpec]:
 
 
 def _attention(entry: dict[str, Any], block_size: int) -> KVCacheSpec | None:
-    """Return the specification of an entry of attention layers; None for recurrent layers."""
     is_mla = entry["type"] == "mla"
     common = {
         "block_size": entry.get("block_size", block_size),
@@ -638,7 +635,6 @@ def _request(row: int, request: Record, arrival_time: float) -> Any:
 
 
 def _made_up_prompt(row: int, request: Record) -> list[int]:
-    """Return the tokens that the prefix group shares, then tokens of this request alone."""
     group = request.get("prefix_group")
     num_shared = 0 if group is None else request.get("prefix_len", 0)
     shared = _FIRST_SHARED + _TOKENS_OF_A_REQUEST * (group or 0)

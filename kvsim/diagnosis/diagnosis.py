@@ -113,7 +113,6 @@ class Diagnosis:
 
 
 def _cause(diagnosis: Diagnosis) -> str:
-    """Explain why requests waited or were preempted."""
     summary, server = diagnosis.summary, diagnosis.server
     limit = limit_of(summary)
     pool = diagnosis.recording.meta.pool
@@ -155,7 +154,6 @@ def _demand_words(diagnosis: Diagnosis) -> str:
 
 
 def _moments(diagnosis: Diagnosis) -> list[str]:
-    """Describe the costliest spells of preemptions, in order of time."""
     costliest = sorted(diagnosis.spells, key=lambda spell: -spell.lost_tokens)[:_MOST]
     return [_spell_words(diagnosis, spell) for spell in sorted(costliest, key=lambda spell: spell.begin_s)]
 
@@ -181,7 +179,6 @@ def _spell_words(diagnosis: Diagnosis, spell: Spell) -> str:
 
 
 def _sureness(diagnosis: Diagnosis) -> str:
-    """Compare the simulation of the recording's own requests with the recording."""
     before, after = figures_of(diagnosis.measured), figures_of(diagnosis.simulated)
     labels = {
         "output_tokens_per_s": ("output", "tokens/s", 1.0),

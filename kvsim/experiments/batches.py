@@ -58,7 +58,6 @@ class Batches:
         self._took_s += took_s
 
     def _size(self) -> int:
-        """Return the number of tasks in the next batch."""
         if not self._took_s:
             return 1
         fair = -(-len(self._left) // (2 * self._num_workers))  # at least two batches for each worker remain

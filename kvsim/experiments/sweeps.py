@@ -246,7 +246,6 @@ def run_point(point: Point) -> Row:
 
 
 def _series(policy: AnyPolicy) -> str:
-    """Return the name of the line that joins points of a policy in a figure."""
     return f"{policy.name} (optimal eviction)" if evicts_optimally(policy) else policy.name
 
 
@@ -308,7 +307,6 @@ def rows_of(file: Path) -> dict[str, Row]:
 
 
 def _digest(row: Any) -> str:
-    """Return the digest of a stored row, which reveals edits and damage."""
     return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
 
 

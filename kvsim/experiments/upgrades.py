@@ -183,7 +183,6 @@ def _effects(
 
 
 def _tried(run_with: Callable[[str], _Simulated], release: str) -> tuple[_Simulated | None, str]:
-    """Return the run with a release, or None and the reason why it cannot run."""
     try:
         return run_with(release), ""
     except KvsimError as error:
@@ -286,7 +285,6 @@ def _sizes(policy: Paged, machine: Machine) -> dict[str, float]:
 
 
 def _figures(recording: Recording) -> dict[str, float]:
-    """Return the figures of a run that a change may affect."""
     summary = summarize(recording)
     return {
         "num_preemptions": summary.num_preemptions,
@@ -301,7 +299,6 @@ def _figures(recording: Recording) -> dict[str, float]:
 
 
 def _num_other(before: Recording, after: Recording) -> dict[str, int]:
-    """Count the requests that differ between two runs, by figure."""
     old, new = before.requests, after.requests
     if len(old) != len(new):
         return {}

@@ -190,7 +190,6 @@ def validate(
 
 
 def _of_release(policy: Policy, release: str, name: str) -> Policy:
-    """Return the policy with the rules of another release of vLLM."""
     if not isinstance(policy, Paged):
         raise UsageError(f"{name} is of generate(), which follows no release of vLLM; leave --vllm out.")
     check_known(release, offloads=policy.cache.kv_offloading_size > 0)

@@ -107,7 +107,6 @@ def _framed(kind: _Kind, command: str, digest: str, comment: Comment) -> bytes:
 
 
 def _digest(command: str, content: mmap.mmap, begin: int, end: int) -> str:
-    """Return a digest of `content` without the bytes from `begin` to `end`."""
     digest = hashlib.blake2b(command.encode(), digest_size=16)
     with memoryview(content) as view:
         digest.update(view[:begin])

@@ -75,7 +75,6 @@ def oversized(file: Path) -> str | None:
 
 
 def _sizes(document: Mapping[int, Any]) -> DeclaredSizes:
-    """Add up the sizes in the fields of a footer."""
     num_values: list[int] = []
     unpacked = least = 0
     for group in document.get(_ROW_GROUPS, ()):
@@ -129,7 +128,6 @@ class _Compact:
         return header & 15, header >> 4 if header >> 4 < 15 else self._varint()
 
     def _skip(self, kind: int, depth: int) -> None:
-        """Skip a field of the type `kind`."""
         match kind:
             case 1 | 2:  # true and false are in the header
                 pass

@@ -45,7 +45,6 @@ def _candidates(server: SearchedServer, longest_tokens: int) -> CandidateChanges
 
 
 def _starts(server: SearchedServer) -> bool:
-    """Tell whether the engine starts with the settings of `server`."""
     try:
         server.policy()
     except UsageError:

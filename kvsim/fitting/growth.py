@@ -105,7 +105,6 @@ def _numbers(times: float, capacity: float) -> range:
 
 
 def _cheapest(rows: Sequence[Grown]) -> list[Grown]:
-    """Return the cheapest rows: by price if all prices are known, else by number of GPUs."""
     if all(row.price_per_hour is not None for row in rows):
         return sorted(rows, key=lambda row: (row.price_per_hour or 0.0, row.server.num_gpus))[:_SHOWN_KINDS]
     return sorted(rows, key=lambda row: (row.server.num_gpus, row.outcome.e2e_s.mean))[:_SHOWN_KINDS]

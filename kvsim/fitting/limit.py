@@ -36,7 +36,6 @@ def limit_words(outcome: Outcome, server: SearchedServer, load: Load, goal: Goal
 
 
 def _memory(outcome: Outcome, server: SearchedServer, load: Load) -> str:
-    """Describe the memory that the weights leave."""
     lengths = load.workload.prompt_tokens + load.workload.output_tokens
     mean, weights = round(float(lengths.mean())), server.weights_bytes
     room = f"hold {server.num_requests_of(mean):,} requests of {mean:,} tokens{server.full_words}"

@@ -160,7 +160,6 @@ def answer(
 
 
 def _bound(server: SearchedServer, outcome: Outcome, num_changes: int, most: int) -> str:
-    """Return the sentence on simulations that were omitted because they take long."""
     tried = f"at most {num_changes:,} of {most:,} changes were tried, and " if num_changes < most else ""
     return (
         f"Runs of {server.replicas:,} servers with {outcome.num_requests:,} requests take long: {tried}the largest "

@@ -152,7 +152,6 @@ def _runs(
 
 
 def _least_steady(runs: Sequence[Measured]) -> SteadyPart:
-    """Return the steady part of the replica whose rate settles last."""
     parts = [steady_part(run.requests) for run in _busy(runs)]
     return max(parts, key=lambda part: (part.steadiness is Steadiness.SHORT, part.running_s))
 
@@ -249,7 +248,6 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine, queues: S
 
 
 def _waits(queues: Sequence[Summary]) -> WaitingFor:
-    """Return the waiting requests by limit, summed over the servers."""
     names = ("memory", "batch", "tokens", "adapters")
     return WaitingFor(
         **{name: float(np.nansum([getattr(each.waiting_for, name) for each in queues])) for name in names}

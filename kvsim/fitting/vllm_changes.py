@@ -142,5 +142,4 @@ def _splits(server: Server, number: int) -> Iterator[ServerChange]:
 
 
 def _some_prefill(number: int) -> Iterator[int]:
-    """Yield a quarter, a half and three quarters of `number` servers."""
     yield from dict.fromkeys(min(max(round(number * share / 4), 1), number - 1) for share in (1, 2, 3))

@@ -105,7 +105,6 @@ class Forward:
         return sines, cosines
 
     def _layer(self, number: int, positions: int, keys: int, *, keep_cache: bool) -> int:
-        """Run one layer and return its output; the caller frees its input."""
         take, give, model = self._take, self._give, self._model
         tokens, element = self._rows * positions, model.dtype_bytes
         query_bytes, key_bytes = tokens * self._query_width * element, tokens * self._key_width * element

@@ -181,7 +181,6 @@ def _ours(name: str) -> str:
 
 
 def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
-    """Return the requests of a file whose columns are known."""
     turns = TurnLines() if "after" in names.optional else None
     if turns is not None and (names.arrival is None or "id" not in names.optional):
         raise WorkloadError(f"{source.path}, line 1: the column after needs the columns id and arrival_s; add them.")
@@ -219,7 +218,6 @@ def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
 def _add(
     requests: RequestCollector, row: SourceRow, names: _Names, lines_by_id: dict[str, int], images: ImageColumn
 ) -> None:
-    """Add the request of one row."""
     output_tokens = row.whole(names.output)
     arrival = None if names.arrival is None else row.fields[names.arrival]
     if not names.optional:
@@ -287,7 +285,6 @@ def _seconds(row: SourceRow, name: str) -> float:
 
 
 def _check_turn(row: SourceRow, *, has_turns: bool, waits: bool) -> None:
-    """Check that a request with a pause or a history waits for another request."""
     given = [name for name in ("pause_s", "history_tokens") if _given(row, name)]
     if given and not waits:
         where = "name that one in after" if has_turns else "give a column after, with ids"

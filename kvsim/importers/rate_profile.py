@@ -54,7 +54,6 @@ def read_profile(path: str | os.PathLike[str]) -> Varying:
 
 
 def _column(source: TextSource, names: Mapping[str, float]) -> str:
-    """Return the only column whose name is in `names`."""
     found = [name for name in source.header if name in names]
     if not found:
         raise WorkloadError(

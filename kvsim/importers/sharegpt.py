@@ -70,7 +70,6 @@ def read_turns(source: TextSource, *, chars_per_token: float = CHARS_PER_TOKEN) 
 
 
 def _messages(row: SourceRow) -> list[dict[str, Any]]:
-    """Return the messages of a conversation."""
     turns = row.fields.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise row.error("there should be an object with a list of conversations")

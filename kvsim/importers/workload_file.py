@@ -136,7 +136,6 @@ def _turns(table: pa.Table) -> Turns:
 
 
 def _about(metadata: dict[bytes, bytes], path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the metadata that kvsim wrote into the file."""
     try:
         about = parse(metadata.get(FORMAT.encode(), b"{}"))
     except ValueError as error:

@@ -86,7 +86,6 @@ def _is_of_memory(event: list[Any]) -> bool:
 
 
 def _are_rows(rows: object, length: int) -> bool:
-    """Tell whether `rows` are lists of `length` counts each."""
     if not isinstance(rows, list) or not all(type(row) is list and len(row) == length for row in rows):
         return False
     return _counts([value for row in rows for value in row])

@@ -134,7 +134,6 @@ def _decoded(payload: bytes) -> Any:
 
 
 def _events(batch: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Return the kind and the fields of every event of a batch."""
     match batch:
         case [int() | float() as time_s, list(events), *_] if math.isfinite(time_s):
             return [_event(event) for event in events]

@@ -173,7 +173,6 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
 
 
 def _values(found: Mapping[str, Sequence[Sample]], name: str, most: float) -> list[float]:
-    """Return the values of a metric for all engines."""
     series = found.get(name, [])
     for sample in series:
         if not 0 <= sample.value <= most:  # also true for NaN

@@ -163,7 +163,6 @@ def _with_page(url: str) -> str:
 
 
 def _page(url: str, clock: Callable[[], float]) -> str:
-    """Return the page at `url`."""
     end_s = clock() + _TIMEOUT_S
     with _OPENER.open(url, timeout=_TIMEOUT_S) as answer:
         body = bytearray()

@@ -88,7 +88,6 @@ def _rate(count: int, time: float) -> float | None:
 
 
 def _first_since(polls: Sequence[ServerMetrics], seconds: float) -> ServerMetrics:
-    """Return the first poll of the last `seconds`."""
     return next(poll for poll in polls if poll.time_s >= polls[-1].time_s - seconds)
 
 

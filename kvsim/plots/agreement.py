@@ -72,12 +72,10 @@ def agreement(
 
 
 def _ticks(low: float, high: float) -> Locator:
-    """Return a locator for a few ticks on a logarithmic axis: powers of ten, or round numbers in a narrow range."""
     return MaxNLocator(3, steps=[1, 2, 5, 10]) if high < 30 * low else LogLocator(numticks=4)
 
 
 def _pairs(measured: Recording, simulated: Recording, field: str) -> tuple[FloatArray, FloatArray]:
-    """Return the measured and the simulated latencies of requests with latencies above 0 in both runs."""
     columns = []
     for recording in (measured, simulated):
         times = latencies(recording)

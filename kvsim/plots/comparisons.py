@@ -162,7 +162,6 @@ def _points(runs: Sequence[Recording | RunPoint]) -> list[RunPoint]:
 def _against_capacity(
     points: Sequence[RunPoint], field: str, label: str, title: str, purpose: Purpose, size: Size | None
 ) -> Picture:
-    """Draw one field of the points over the size of the pool."""
     unit = ByteUnit.for_size(max(point.kv_bytes for point in points))
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.7)
@@ -220,7 +219,6 @@ def _best_size(points: Sequence[RunPoint]) -> str:
 
 
 def _from_zero(axes: Axes) -> None:
-    """Set the limits of the y axis from 0 to a little above its highest point."""
     top = max((float(np.nanmax(np.asarray(line.get_ydata()), initial=0.0)) for line in axes.get_lines()), default=0.0)
     axes.set_ylim(0, 1.1 * top or 1.0)
     axes.yaxis.set_major_formatter("{x:,.6g}")

@@ -208,7 +208,6 @@ class _Layout:
         pen.text((x, y + 35), spaced(answered + in_all), MUTED, self._small)
 
     def _cut(self, text: str, font: ImageFont.FreeTypeFont) -> str:
-        """Shorten `text` to the width of the panel."""
         while text and font.getlength(text) > self._panel_px:
             text = text[:-2].rstrip(" ,") + "…" if len(text) > 2 else ""
         return text

@@ -74,7 +74,6 @@ def _title(rows: list[tuple[str, float, int, FloatArray]]) -> str:
 
 
 def _waits(recording: Recording) -> tuple[FloatArray, FloatArray]:
-    """Return the midpoints of time bins with arrivals, and the mean wait of those arrivals."""
     finished = latencies(recording)
     arrival_s = recording.requests.arrival_s[finished.request]
     edges = np.linspace(0.0, max(arrival_s.max(initial=0.0), 1e-9), _NUM_WAIT_BINS + 1)

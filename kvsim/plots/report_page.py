@@ -146,7 +146,6 @@ def _lead(names: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
 
 
 def _about(recordings: Sequence[Recording]) -> tuple[Row, ...]:
-    """Return the rows of the table of metadata."""
 
     def row(label: str, cell: Callable[[Recording], str]) -> Row:
         return label, tuple(map(cell, recordings))
@@ -174,7 +173,6 @@ def _about(recordings: Sequence[Recording]) -> tuple[Row, ...]:
 
 
 def _results(summaries: Sequence[Summary]) -> tuple[Row, ...]:
-    """Return the rows of the table of results."""
 
     def row(label: str, cell: Callable[[Summary], str]) -> Row:
         return label, tuple(map(cell, summaries))
@@ -212,7 +210,6 @@ def _results(summaries: Sequence[Summary]) -> tuple[Row, ...]:
 
 
 def _markdown(facts: Facts, figures: Sequence[ReportFigure]) -> str:
-    """Return the report as Markdown with links to the figures."""
 
     def table(rows: Sequence[Row], align: str) -> str:
         lines = [("", facts.names), ("---", (align,) * len(facts.names)), *rows]

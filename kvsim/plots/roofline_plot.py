@@ -129,5 +129,4 @@ def _in_parts(repeats: IntArray) -> Iterator[slice]:
 
 
 def _sample(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return at most `_MAX_DOTS` evenly spaced entries of `rows`."""
     return rows[np.linspace(0, len(rows) - 1, min(len(rows), _MAX_DOTS)).astype(np.int64)]

@@ -51,7 +51,6 @@ def sessions(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
 
 
 def _shown(turns: SessionTurns) -> IntArray:
-    """Return the sessions that are drawn, from the first to the last."""
     number = int(turns.session.max()) + 1
     return np.unique(np.linspace(0, number - 1, min(number, _MOST_ROWS)).round().astype(np.int64))
 

@@ -295,7 +295,6 @@ class Picture(Figure):
         self._minor_ticks = [(axis, locator, marked(axis, locator)) for axis, locator in minor.items()]
 
     def _lay_out(self) -> None:
-        """Place the panels."""
         with warnings.catch_warnings(record=True) as complaints:
             warnings.simplefilter("always")
             if self._top - self._bottom > _LEAST_PANELS:

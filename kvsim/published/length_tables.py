@@ -78,7 +78,6 @@ def paper_lengths(name: str) -> PairedLengths:
 
 
 def _midpoints(n: int) -> npt.NDArray[np.float64]:
-    """Return the midpoints of `n` equal parts of [0, 1]."""
     return (np.arange(n) + 0.5) / n
 
 

@@ -98,7 +98,6 @@ def entries(session: Session, color_by: ColorBy) -> list[tuple[list[int], str]]:
 
 
 def _layers(session: Session) -> list[tuple[list[int], str]]:
-    """Return the legend of the kinds of layers, and of the states of the other slots."""
     replay = session.replay
     places, kinds = places_of_units(replay, np.flatnonzero(replay.refs > 0)), layer_kinds(replay)
     found = []
@@ -109,7 +108,6 @@ def _layers(session: Session) -> list[tuple[list[int], str]]:
 
 
 def _states(session: Session, states: Iterable[SlotState]) -> list[tuple[list[int], str]]:
-    """Return the paint, the name and the share of each of `states` that occurs."""
     slots, rows, whole = session.breakdown.copy(), session.rows, session.capacity
     if rows is not None:  # the whole is the rows, without the free slots after the last row
         whole = rows.num_rows * rows.row_tokens

@@ -71,18 +71,15 @@ def svg_of_stills(
 
 
 def _shapes(parts: list[str], picture: list[list[tuple[str, Style]]], top: float) -> float:
-    """Add the characters of a picture to `parts`; return the y coordinate of the lower edge."""
     return _lines(parts, [[Segment(*cell) for cell in line] for line in picture], top)
 
 
 def _lines(parts: list[str], lines: list[list[Segment]], top: float) -> float:
-    """Add lines of segments to `parts`; return the y coordinate of the lower edge."""
     parts.append(f'<g transform="translate({_MARGIN} {top})">{shapes_of_lines(lines, VOID_COLOR)}</g>')
     return top + len(lines) * CELL[1] + 8
 
 
 def _legend(parts: list[str], entries: Iterable[tuple[Sequence[int], str]], top: float, pixels: float) -> float:
-    """Add the legend to `parts`; return the y coordinate of the lower edge."""
     colors, x = paint_colors(COLOR.palette), float(_MARGIN)
     for paints, words in entries:
         wide = len(paints) * 16 + 8 + len(words) * _LETTER + 18

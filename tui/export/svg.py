@@ -56,7 +56,6 @@ def shapes_of_lines(lines: Sequence[Iterable[Segment]], ground: str) -> str:
 
 
 def _draw_line(line: Iterable[Segment], row: int, ground: str, grounds: list[str], marks: list[str]) -> None:
-    """Add the backgrounds of a line to `grounds`, and its characters to `marks`."""
     y, column = row * CELL[1], 0
     characters: list[tuple[int, str, str, str, bool]] = []
     for segment in line:

@@ -77,7 +77,6 @@ def _num_before(positions: npt.NDArray[np.integer]) -> int:
 
 
 def _parts(positions: npt.NDArray[np.integer], block_size: int, tokens: int, num_parts: int) -> tuple[int, ...]:
-    """Return the state of each part of a sequence of `tokens` tokens."""
     edges = np.linspace(0, max(tokens, 1), num_parts + 1)
     held = np.zeros(num_parts, np.bool_)
     for begin in (positions * block_size).tolist():

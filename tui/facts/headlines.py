@@ -85,7 +85,6 @@ def comparison_headline(comparison: ComparedRuns, *, short: bool) -> list[str]:
 
 
 def _model(meta: Meta) -> str:
-    """Return the model's name without its publisher."""
     return str(meta.model.get("name", "unknown model")).rpartition("/")[2]
 
 
@@ -95,13 +94,11 @@ def _times(meta: Meta) -> list[str]:
 
 
 def _untimed(meta: Meta) -> list[str]:
-    """Return the parts of a step that the simulated step times leave out."""
     missing = re.sub(r" \([^)]*\)", "", untimed_in(str(meta.engine.get("step_time", ""))))
     return [f"not timed: {missing}"] if missing else []
 
 
 def _num_gpus(session: Session) -> int:
-    """Return the number of GPUs that serve the model together."""
     return _parallel_size(session, "tensor_parallel_size") * _parallel_size(session, "pipeline_parallel_size")
 
 
@@ -118,7 +115,6 @@ def _memory_place(session: Session) -> str:
 
 
 def _gpus(name: str, number: int, *, short: bool) -> str:
-    """Return the GPU's name, with the number of GPUs if there are several."""
     name = name.removeprefix("NVIDIA ") if short else name
     return f"{number} x {name}" if number > 1 else name
 

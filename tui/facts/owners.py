@@ -90,7 +90,6 @@ def _sharing(session: Session, tables: dict[int, Units]) -> list[list[int]]:
 
 
 def _owner_group(session: Session, tables: dict[int, Units]) -> OwnerGroup:
-    """Return the group of the requests in `tables`, which has the units of each request."""
     refs = session.replay.refs
     owners = [
         Owner(

@@ -69,7 +69,6 @@ def request_facts(session: Session, request: int) -> RequestFacts:
 
 
 def _computes_again(session: Session, request: int) -> bool:
-    """Tell whether the current step recomputes tokens of `request`."""
     replay = session.replay
     progress, step = replay.progress, min(replay.frame, replay.num_frames - 2)
     begin = progress.begins_at(request, step)
@@ -181,7 +180,6 @@ def _end_label(session: Session, request: int, facts: RequestFacts) -> str:
 
 
 def _adapter(session: Session, request: int) -> list[tuple[str, str]]:
-    """Return the LoRA adapter of a request as label and value; empty if no request uses an adapter."""
     adapter = session.recording.requests.adapter
     return [] if adapter is None else [("adapter", f"number {adapter[request]}" if adapter[request] else "none")]
 
@@ -202,7 +200,6 @@ def _drafts(session: Session, request: int, facts: RequestFacts) -> list[tuple[s
 
 
 def _padding(facts: RequestFacts) -> list[tuple[str, str]]:
-    """Return the padding slots of a request's row as label and value; empty if the row has none."""
     after = max(facts.computed - facts.full, 0)
     texts = [f"{number:,} {where}" for number, where in ((facts.pad, "before"), (after, "after")) if number]
     return [("padding", ", ".join(texts))] if texts else []

@@ -177,7 +177,6 @@ class Figures:
         }
 
     def _tree(self) -> dict[str, str]:
-        """Return the figures of the radix tree; an empty dictionary without one."""
         if not has_tree(self._session):
             return {}
         tree = tree_at(self._session)
@@ -185,7 +184,6 @@ class Figures:
         return {"leaves": f"{len(tree.leaves):,}", "runs": f"{len(tree.runs):,}", "first": first}
 
     def _host(self) -> dict[str, str]:
-        """Return the figures of host memory; an empty dictionary without host memory."""
         host, frame = self._session.host, self._session.player.frame
         if host is None:
             return {}

@@ -112,7 +112,6 @@ def read_lesson(file: Path) -> Lesson:
 
 
 def _machine(table: TomlTable) -> dict[str, Any]:
-    """Return the fields of a lesson that describe what everything runs on."""
     model, gpu = (table.named(key, find) for key, find in (("model", find_model), ("gpu", find_gpu)))
     kv_gb, kv_tokens = table.number("kv_gb", 0.0), table.whole("kv_tokens", 0)
     if (kv_gb > 0) == (kv_tokens > 0):
@@ -143,7 +142,6 @@ def _run(table: TomlTable) -> LessonRun:
 
 
 def _servers(table: TomlTable) -> list[LessonRun]:
-    """Return a run, or one for each server of a fleet."""
     run, num_servers = _run(table), table.whole("servers", 1)
     if num_servers == 1:
         table.end()
@@ -193,7 +191,6 @@ def _policy(table: TomlTable, name: str) -> Policy | TrainingRows:
 
 
 def _workload(lesson: TomlTable, name: str) -> Workload:
-    """Return the listed requests, or generate the requested number."""
     if not lesson.has("generate"):
         return Workload.from_requests([_request(table) for table in lesson.tables("request")], name=name)
     table = lesson.table("generate")

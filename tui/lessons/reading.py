@@ -52,7 +52,6 @@ def as_text(guided: Guided, symbols: Symbols) -> str:
 
 
 def _characters(lines: list[list[tuple[str, Style]]]) -> list[str]:
-    """Return the characters of each line, without their styles."""
     return ["".join(character for character, _ in line).rstrip() for line in lines]
 
 
@@ -78,7 +77,6 @@ def as_markdown(guided: Guided) -> tuple[str, Mapping[str, str]]:
 
 
 def _machine(guided: Guided) -> str:
-    """Return a note about the model, the GPU, and the source of the step times."""
     lesson, meta = guided.lesson, guided.sessions[0].recording.meta
     if guided.sessions[0].rows is not None:
         return f"About the figures: {lesson.model.name}."

@@ -92,6 +92,5 @@ def _tables(session: Session, request: int) -> dict[str, str]:
 
 
 def _lost(session: Session, request: int) -> dict[str, str]:
-    """Return the blocks and tokens lost in a request's last preemption; empty if it was never preempted."""
     found = last_preemption(session, request)
     return {} if found is None else {"lost_blocks": f"{found.num_units:,}", "lost_tokens": f"{found.num_tokens:,}"}

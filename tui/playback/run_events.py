@@ -156,7 +156,6 @@ def events_of(replay: Replay) -> Events:
 
 
 def _evictions(replay: Replay) -> tuple[IntArray, IntArray]:
-    """Return the frames with evictions, and the number of units evicted in each frame."""
     memory = replay.recording.memory
     rows = np.flatnonzero(memory.kind == MemoryKind.EVICT)
     frames = np.searchsorted(replay.frame_seq, memory.seq[rows])

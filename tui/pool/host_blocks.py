@@ -83,7 +83,6 @@ def legend_now(session: Session) -> list[tuple[list[int], str]]:
 
 
 def _paints(slots: HostSlots) -> PaintArray:
-    """Return the paint of each slot."""
     paints = np.where(slots.owner == NO_OWNER, int(SlotState.FREE), KEPT + slots.owner % NUM_HUES)
     for mask, paint in ((slots.is_going, GOING), (slots.is_overwritten, OVERWRITTEN), (slots.is_coming, COMING)):
         paints[mask] = paint

@@ -91,7 +91,6 @@ def _lines_for_names(tiling: Tiling, rows: IndexArray) -> tuple[IndexArray, Inde
 
 
 def _count_holders(picture: KeyArray, top: int, cells: IndexArray, tiling: Tiling, replay: Replay) -> None:
-    """Write the number of holders on every shared unit."""
     units = cells[cells < tiling.num_units]
     for unit in units[replay.refs[units] > 1].tolist():
         row, column = divmod(unit, tiling.columns)

@@ -62,7 +62,6 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         self._take_events()
 
     def _take_events(self) -> None:
-        """Show the events that the session's filter selects."""
         session = self._session
         self._events = session.listed_events
         self._line = max(self._events.up_to(session.player.frame) - 1, 0)
@@ -127,7 +126,6 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         return Strip([Segment(text, style)])
 
     def _who(self, row: int) -> str:
-        """Return the name of the event's request, or the number of evicted units."""
         request = int(self._events.request[row])
         if request == NO_OWNER:
             return plural(int(self._events.count[row]), self._session.unit_name)
