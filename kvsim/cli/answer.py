@@ -93,10 +93,7 @@ def setting_rows(meta: Meta, requests: str, servers: str = "") -> list[Row]:
     kept = f" (KV cache in {cache})" if cache != "auto" else ""
     rows = [
         ("requests", requests),
-        (
-            "server",
-            f"{model.get('name', 'a model')} on {gpus}, {meta.policy_name}{routed}",
-        ),
+        ("server", f"{model.get('name', 'a model')} on {gpus}, {meta.policy_name}{routed}"),
         ("KV cache", f"{pool_words(meta)}{_where(num_stages, per_stage)}{kept}"),
         *_host_rows(policy),
         ("limits", _limit_words(policy)),

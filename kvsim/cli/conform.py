@@ -43,10 +43,7 @@ _MOST_LINES = 12
     help="Number of KV-cache groups of a workload.  [both]",
 )
 @click.option(
-    "--report",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the result to FILE.json and FILE.md.",
+    "--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the result to FILE.json and FILE.md."
 )
 @overwrite_option
 @json_option

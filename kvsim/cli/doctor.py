@@ -217,9 +217,7 @@ def _value(name: str, text: str) -> Any:
 def _sglang_figures(log: StartupLog, model: Model) -> dict[str, float]:
     """Compute an SGLang server's figures from the free memory that it logs, its mem_fraction_static and the model."""
     values = log.values
-    computed: dict[str, float] = {
-        "weights": (model.weight_bytes + model.encoder_bytes) / model.tensor_parallel_size,
-    }
+    computed: dict[str, float] = {"weights": (model.weight_bytes + model.encoder_bytes) / model.tensor_parallel_size}
     share, after = log.settings.get("mem_fraction_static"), values.get("after_weights")
     before = values.get("initial_free", (after or 0) + values.get("weights", 0))
     if share is None or after is None:

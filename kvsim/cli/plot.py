@@ -92,11 +92,7 @@ def command(
     if title is not None:
         title = printable(title)
     finish = Finish(
-        title="" if no_title else title,
-        source=not no_source,
-        dpi=dpi,
-        transparent=transparent,
-        svg_text=svg_text,
+        title="" if no_title else title, source=not no_source, dpi=dpi, transparent=transparent, svg_text=svg_text
     )
     inches = None if size is None else _inches(size)
     _check_pixels(inches, dpi)

@@ -63,13 +63,7 @@ def _print_outcomes(outcomes: Sequence[Reproduction]) -> None:
     for outcome in outcomes:
         row = outcome.row
         lines = [
-            (
-                figure.label,
-                f"{figure.published:,.6g}",
-                f"{ours:,.6g}",
-                figure.unit,
-                _verdict(outcome, figure, ours),
-            )
+            (figure.label, f"{figure.published:,.6g}", f"{ours:,.6g}", figure.unit, _verdict(outcome, figure, ours))
             for figure, ours in zip(row.figures, outcome.ours, strict=True)
         ]
         notes = f"Source: {row.source}.\nBand: {row.band}.\n{row.note}".rstrip()

@@ -200,10 +200,7 @@ def paged_settings(flags: dict[str, Any], gpu: Gpu, model: Model, block_size: in
     from kvsim.machines import card_named, card_of, host_link
     from kvsim.policies.settings import PagedSettings
 
-    known: dict[str, Any] = {
-        "block_size": block_size,
-        "enable_prefix_caching": caches_prefixes(flags, model),
-    }
+    known: dict[str, Any] = {"block_size": block_size, "enable_prefix_caching": caches_prefixes(flags, model)}
     speed = flags["kv_offloading_gb_per_s"]
     if flags["kv_offloading_size"]:
         known |= host_link(card_named(flags["times"]) or card_of(gpu))

@@ -90,11 +90,7 @@ def _print_errors(name: str, result: Validation) -> None:
     if result.clocks:
         notes.append(in_words(result.clocks))
     print_table(
-        f"{name} ({fitted})",
-        ["", "measured", "simulated", "error"],
-        rows,
-        figures=(1, 2, 3),
-        note="\n".join(notes),
+        f"{name} ({fitted})", ["", "measured", "simulated", "error"], rows, figures=(1, 2, 3), note="\n".join(notes)
     )
 
 

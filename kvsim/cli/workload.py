@@ -63,13 +63,7 @@ _OPTIONS = (
         help=f"Serve the requests of a recording, or of a file that kvsim import can read.  [{DEFAULT_WORKLOAD}]",
     ),
     _requests("--columns", metavar="OURS=THEIRS,...", help="Column names of a CSV file: arrival_s=ts,..."),
-    _requests(
-        "--num-requests",
-        "--num-prompts",
-        type=int,
-        callback=REQUESTS,
-        help="Maximum number of requests.",
-    ),
+    _requests("--num-requests", "--num-prompts", type=int, callback=REQUESTS, help="Maximum number of requests."),
     _requests("--load", metavar="2x", help="Load multiplier, of the arrival rate or of the users."),
     _requests("--answers", metavar="2x", help="Output-length multiplier."),
     *ARRIVAL_OPTIONS,
@@ -110,12 +104,7 @@ _OPTIONS = (
     _requests("--turns", metavar="MEAN[:SIGMA]", help="Turns of a generated session.  [5]"),
     _requests("--pause", metavar="MEAN[:SIGMA]", help="Seconds from the end of a turn to the next, in a session.  [0]"),
     _requests(
-        "--seed",
-        type=int,
-        callback=SEED,
-        default=0,
-        show_default=True,
-        help="Seed of everything that is generated.",
+        "--seed", type=int, callback=SEED, default=0, show_default=True, help="Seed of everything that is generated."
     ),
 )
 workload_options = with_options(*_OPTIONS)

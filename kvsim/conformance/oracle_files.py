@@ -58,10 +58,7 @@ _BY_GROUP = {"groups", "ncached", "crc"}
 """Fields that only an oracle with several groups writes."""
 _LEFT_OUT = ("block_size", "reserve_full_isl", "blocks", "prev_outputs")
 """Required fields that an oracle with several groups may lack."""
-_UNSUPPORTED_SETTINGS: Mapping[str, Any] = {
-    "prefix_match_unit": None,
-    "enable_mamba_shared_prefix_checkpoint": False,
-}
+_UNSUPPORTED_SETTINGS: Mapping[str, Any] = {"prefix_match_unit": None, "enable_mamba_shared_prefix_checkpoint": False}
 """Settings of newer releases that kvsim does not simulate, with the values that have no effect."""
 _LONGEST_MODEL = 131_072
 """Largest default of `max_model_len`."""

@@ -22,17 +22,7 @@ from kvsim.engine.known_requests import Demand
 from kvsim.engine.paged.prefix_keys import PrefixKeys
 from kvsim.engine.radix import tree_copies
 from kvsim.engine.radix.token_slots import free_pages_in_order
-from kvsim.engine.radix_records import (
-    ASKED,
-    DECODE,
-    DUPLICATE,
-    LEAF,
-    NO_BATCH,
-    NO_PRIORITY,
-    RETRACTED,
-    SLOTS,
-    WINDOWS,
-)
+from kvsim.engine.radix_records import ASKED, DECODE, DUPLICATE, LEAF, NO_BATCH, NO_PRIORITY, RETRACTED, SLOTS, WINDOWS
 from kvsim.engine.state import ABORTED, PREEMPTED, RUNNING, WAITING
 from kvsim.workload import Ragged
 

@@ -18,17 +18,9 @@ _SETTINGS = {
     "enable_prefix_caching": ("enable_prefix_caching", "True|False"),
 }
 """Name of kvsim's flag and pattern of valid values, by label of `vllm:cache_config_info`."""
-_LABELS = {
-    "num_gpu_blocks": "blocks",
-    "num_gpu_blocks_override": "blocks_override",
-    "kv_cache_size_tokens": "tokens",
-}
+_LABELS = {"num_gpu_blocks": "blocks", "num_gpu_blocks_override": "blocks_override", "kv_cache_size_tokens": "tokens"}
 """Name of the figure, by label of `vllm:cache_config_info`."""
-_GAUGES = {
-    "vllm:kv_cache_usage_perc": "usage",
-    "sglang:token_usage": "usage",
-    "sglang:max_total_num_tokens": "tokens",
-}
+_GAUGES = {"vllm:kv_cache_usage_perc": "usage", "sglang:token_usage": "usage", "sglang:max_total_num_tokens": "tokens"}
 _USAGES = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
 """Gauges of every complete page. Only a complete page is checked; pasted lines may lack most metrics."""
 _MOST = 1e15

@@ -87,11 +87,7 @@ class Upgrade:
     def as_dict(self) -> dict[str, Any]:
         """Return everything for JSON."""
         effects = [
-            {
-                "since": each.change.since,
-                "rule": each.change.says,
-                "switches": sorted(each.change.values),
-            }
+            {"since": each.change.since, "rule": each.change.says, "switches": sorted(each.change.values)}
             | {name: getattr(each, name) for name in Effect.__slots__ if name != "change"}
             for each in self.effects
         ]
@@ -112,13 +108,7 @@ class Upgrade:
         return f"<Upgrade from {self.old} to {self.new}: differs from step {self.first.step:,} on: {named}>"
 
 
-def explain_upgrade(
-    old: str,
-    new: str,
-    workload: Workload,
-    setup: Setup,
-    **options: Unpack[Options],
-) -> Upgrade:
+def explain_upgrade(old: str, new: str, workload: Workload, setup: Setup, **options: Unpack[Options]) -> Upgrade:
     """Simulate `workload` with two releases, and with every changed rule added to the older one; compare the decisions.
 
     The option `progress` is called with the number of rules tried so far, and the number of all rules.

@@ -125,13 +125,7 @@ class PoolWall(LineBox):
         )
 
     def _strip(
-        self,
-        number: int,
-        now: Sequence[ServerNow],
-        stops: Sequence[Stop],
-        most_waiting: int,
-        *,
-        picked: bool,
+        self, number: int, now: Sequence[ServerNow], stops: Sequence[Stop], most_waiting: int, *, picked: bool
     ) -> list[Strip]:
         server, one = self._fleet.servers[number], now[number]
         height = max(self._lines_each - (self._lines_each > 2), 1)
