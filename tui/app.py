@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 FRAMES_PER_S = 30
 CALM_FRAMES_PER_S = 1
 _SETTLE_S = 0.5
-"""Wall seconds after which the first picture has been drawn, so that a garbage collection delays nothing."""
+"""Wall seconds to wait, until the first picture is drawn, before objects are frozen for the garbage collector."""
 
 
 class KvsimApp(Careful, Playbacks):

@@ -27,7 +27,7 @@ BYTES_PER_S: Final = 48_000
 _CREDIT_S: Final = 0.25
 """Seconds for which unused bandwidth is saved up: a burst may send this much more than the rate allows."""
 _SHORTEST_MOVE: Final = 4
-"""Bytes of the shortest code that moves the cursor: fewer unchanged characters than this are sent again instead."""
+"""Bytes of the shortest code that moves the cursor; fewer unchanged characters than this are sent again."""
 _SEEN_ON_BLANKS: Final = frozenset("4579")
 """ANSI codes of the attributes that are visible on a space: underlined, blinking, reversed, struck out."""
 

@@ -33,7 +33,7 @@ On seven machines with an H200, hosts that never sleep took 0.7 to 1.1 times the
 was 0.75 to 1.1 times the usual cost.
 """
 _COUNTS = 0.025
-"""Error of a kind of step, as a share of its time, that weighs as much as one standard deviation of a factor."""
+"""Relative error of a kind of step that weighs as much as one standard deviation of a factor."""
 _REACH = float(np.log(4.0))
 """Logarithm of the largest factor."""
 _STALL_PERCENTILE = 99.8

@@ -21,7 +21,7 @@ from kvsim.steptime import Roofline
 _PARTS = 8
 """Number of equally long parts of a run; the host's speed is computed for each."""
 _ENOUGH_STEPS = 5
-"""Smallest number of steps for which a part has a speed."""
+"""Minimum number of steps in a part from which the host's speed is computed."""
 _CHANGING = 1.25
 """Ratio of the slowest to the fastest part above which the host's speed counts as changing."""
 

@@ -18,13 +18,13 @@ from kvsim.recording.tables import FloatArray, IntArray
 from kvsim.steptime import NUM_SIZES, Roofline, size_place
 
 _MANY = 16
-"""Smallest number of joining sequences in a step from which the cost per sequence is computed."""
+"""Minimum number of sequences that join in a step from which the cost per sequence is computed."""
 _STALL_PERCENTILE = 99.5
 """Percentile of absolute errors above which a step counts as a stall, and is left out of means."""
 _FAR_S = 1e-3
-"""Error in seconds above which a step was delayed by something else than its kernels."""
+"""Error in seconds from which a step was delayed by something other than its kernels."""
 _ENOUGH_STEPS = 5
-"""Number of steps of a size with which half of their excess is taken; with more steps, a larger part."""
+"""Number of steps of a size with which half of their mean excess is applied; with more steps, a larger part is."""
 _SIZE_ROUNDS = 10
 """Number of rounds in which the excess of sizes and that of recordings are computed in turn."""
 

@@ -27,7 +27,7 @@ _REACH = 4.0
 _USUAL = Pace(host=0.1, gpu=0.01)
 """Usual deviations of paces from 1. They keep a pace near 1 if the recordings do not determine it."""
 _USUAL_WEIGHT = 5.0
-"""Weight of a usual deviation, in notable errors of a recording."""
+"""Weight of the deviations of paces in the fit, relative to the errors of a recording."""
 
 
 def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, gpu: bool = True) -> Pace:

@@ -1,7 +1,4 @@
-"""Recorder of speculative decoding inside vLLM's scheduler:
-
-its settings, and the tokens and drafts after every step.
-"""
+"""Recorder of speculative decoding inside vLLM's scheduler: settings, and tokens and drafts after every step."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _ENVIRONMENT = {
 _LORA_RANK = 16
 """Largest rank of LoRA adapters that vLLM accepts by default."""
 _WARM_UP = (12, 64)
-"""Number of warm-up requests, which are not recorded, and tokens of each prompt and each answer."""
+"""Number of warm-up requests, which are not recorded, and number of tokens in each prompt and answer."""
 
 
 def check_installed(release: str) -> None:

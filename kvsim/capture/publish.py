@@ -27,7 +27,7 @@ _MAX_WAITING_BYTES = 16 << 20
 """Bytes that may wait for the process that serves viewers."""
 _BACKLOG = 16
 _END_S = 3.0
-"""Seconds that the process may take to end."""
+"""Seconds that the process which serves viewers may take to end."""
 
 
 class Publisher:

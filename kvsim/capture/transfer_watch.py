@@ -13,7 +13,7 @@ from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies.connectors import Connector
 
 _FOLLOWED = ("NixlConnector", "NixlPullConnector")
-"""vLLM's classes in which a decode server pulls KV."""
+"""Connectors of vLLM with which a decode server pulls KV."""
 _NONE = -1
 
 

@@ -43,7 +43,7 @@ except ImportError as error:
 log = logging.getLogger("kvsim")
 
 _AT_EXIT = 10
-"""Priority among multiprocessing's exit handlers: before the join of a queue's thread, which has a lower one."""
+"""Priority among the exit handlers of multiprocessing: above that of joining a queue's thread."""
 
 
 class _RecordingHooks:

@@ -40,10 +40,9 @@ _NOT_SEARCHED = {
 
 
 def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta | None = None) -> SearchedServer:
-    """Return the server that the flags describe.
+    """Return the server that the flags describe, with the engine's defaults for all other limits.
 
-    Other limits are the engine's defaults. Without --gpu and --model, both are those of `meta`, of the recorded
-    requests.
+    Without --gpu and --model, both are those of `meta`, the metadata of the recorded requests.
     """
     _check_searched(flags)
     server_from = _sglang_server if flags["policy"] == Radix.name else _vllm_server

@@ -1,7 +1,4 @@
-"""Comparison of kvsim with the answer file of any oracle:
-
-one engine of vLLM or SGLang, a pair, or data-parallel ranks.
-"""
+"""Comparison of kvsim with the answer file of an oracle: one engine of vLLM or SGLang, a pair, or parallel ranks."""
 
 from __future__ import annotations
 

@@ -76,10 +76,7 @@ def loads_of_step(
 
 
 def connector_state(driver: Driver, arrived: list[int], name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the state fields of a record:
-
-    loading requests, ended ones that keep their blocks for another server, and blocks whose release is deferred.
-    """
+    """Return the requests that load, those that ended but keep their blocks, and the blocks to release later."""
     connector = driver.engine.connector
     waiting = [*driver.waiting(), *driver.skipped()]
     return {

@@ -1,4 +1,4 @@
-"""Second keys that vLLM gives to some blocks of full attention, for the number of cached keys in a record.
+"""Count of the second keys that vLLM gives to some blocks of full attention, which a record includes.
 
 A second key is that of the last hash boundary of a prompt that ends inside the block. It changes no decision of the
 simulation.

@@ -33,7 +33,7 @@ _FACTORS = (0.1, 0.3, 0.6, 1.5, 3)
 """Factors on `schedule_conservativeness` that are tried."""
 _MORE_MEMORY = 1.1
 _AWAY = 0.9
-"""Share of the earlier throughput below which throughput counts as low after a retraction."""
+"""Ratio of the throughput after a retraction to that before, below which it counts as low."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ MOST_REQUESTS = 20_000
 CLOCKS = ("gpu", "host")
 """Clocks whose errors are varied."""
 _PLACES = (-1.0, -0.5, 0.5, 1.0)
-"""Offsets of the step times in each run, in typical errors of the GPU and host times."""
+"""Changes of the step times in the additional runs, in units of their typical error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 _BATCH_S = 0.5
-"""Target duration of a batch in seconds:
-
-longer than sending it takes, and short enough to lose little if its worker dies.
-"""
+"""Target duration of a batch in seconds; if its worker dies, this much work is lost."""
 
 
 class Batches:

@@ -260,7 +260,7 @@ def _figures(measured: Measured) -> Row:
 
 
 _HALF = "half"
-"""Name of the row being written, beside finished rows."""
+"""Name of the file of a row that is being written."""
 
 
 def _keep(row: Row, file: Path) -> None:

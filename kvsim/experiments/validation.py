@@ -39,7 +39,7 @@ _TIMELINE_POINTS = 2000
 
 
 _SHOWN = ("throughput", "TTFT, mean", "TPOT, mean", "end to end, mean", "preemptions")
-"""Figures shown first."""
+"""Figures that are listed first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

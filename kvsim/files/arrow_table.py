@@ -46,7 +46,7 @@ def is_parquet(file: Path) -> bool:
 
 
 def read_parquet(file: Path, columns: Collection[str] | None = None) -> pa.Table:
-    """Return those of `columns` that a Parquet file has, or all columns without lists and objects.
+    """Read `columns` of a Parquet file, as far as it has them; by default all columns without lists and objects.
 
     A file that would expand to an implausible size is refused.
     """

@@ -25,7 +25,7 @@ ENDING_SIGNALS = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP")
 """Signals that end a command: termination, and the loss of its terminal."""
 _SUFFIX = ".kvsim-scratch"
 _REPLACED = "replaced"
-"""Name, in a scratch folder, of the target being replaced."""
+"""Name of the old target while it is in a scratch folder."""
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 """Arguments of Linux's renameat2: paths relative to the working directory, exchange of the two names."""

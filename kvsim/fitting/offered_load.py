@@ -31,11 +31,11 @@ _MOST_REQUESTS, _MOST_TOKENS = 20_000, 4_000_000
 _MOST_AT_ONCE = 8
 """Maximum factor by which a load is lengthened at a time."""
 _ENOUGH = 6.0
-"""Target duration of the arrivals, as a multiple of the mean time that a request runs."""
+"""Target duration of the arrivals, as a multiple of the mean running time of a request."""
 _UNIT_TOKENS = 16
 """Tokens per hash, if hashes are made from token ids."""
 _BEYOND_KEYS = 44
-"""Lowest bit of a hash into which the number of the repetition is mixed, above the bits that keys use."""
+"""Lowest bit of a hash that is free for the number of the repetition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

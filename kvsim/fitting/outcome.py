@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 _NONE = Distribution(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)
 _HOST = 2.0
-"""Typical error of host times divided by that of all times; hosts differ more than GPUs do."""
+"""Relative error of host times, as a multiple of that of GPU times."""
 _OVERLOADED_S = 1.0
 """Smallest growth of the queueing time that counts as overload."""
 
 _FEWEST_WAITS = 8
 _HOPELESS = 0.5
-"""Growth of the queueing time in seconds per second from which a longer load is not tried."""
+"""Growth of the queueing time, in seconds per second, above which no longer load is tried."""
 _IDLE = 0.05
-"""Share of all requests up to which replicas with too few requests for a rate are not judged."""
+"""Largest share of all requests that replicas may have without being judged."""
 _PRICE = 1.5
-"""Factor on a latency from which `price_words` mentions it."""
+"""Smallest factor by which a latency must grow to be mentioned as the price of a change."""
 _LESS = 0.05
-"""Lost share of the throughput from which `price_words` mentions it."""
+"""Smallest share of the throughput that must be lost to be mentioned as the price of a change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,9 +174,10 @@ def _rates(
 
 
 def _busy(runs: Sequence[Measured]) -> list[Measured]:
-    """Return the replicas with enough requests for a rate, or all if too many requests went to the others.
+    """Return the replicas with enough requests for a rate; all replicas if the others have too many requests together.
 
-    An idle fleet sends nearly all requests to its first servers. The last ones would have enough only after hours.
+    A mostly idle fleet sends nearly all requests to its first servers, so the last ones would have enough only after
+    hours.
     """
     busy = [run for run in runs if len(run.requests) >= FEWEST_REQUESTS]
     num_requests, num_busy = (sum(len(run.requests) for run in some) for some in (runs, busy))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 _SPREAD = 2.0
-"""Half width of a prediction interval, as a multiple of the typical error; four of five predictions lie in it."""
+"""Half width of a prediction interval that contains four of five predictions, as a multiple of the typical error."""
 _FIGURES = {
     "output_tokens_per_s": "throughput",
     "ttft_p99_s": "ttft_p99",
@@ -41,11 +41,11 @@ _RERUN = 2.3
 Example: runs of the same load on two machines had 44, 52, 52 and 75 preemptions.
 """
 _NOTICED = 0.98
-"""Two figures count as equal if the smaller is at least this share of the larger."""
+"""Smallest ratio of two figures that count as equal."""
 _NEARER = 0.95
-"""A change is helpful if it reduces the shortfall to this share or less."""
+"""Largest ratio of the new shortfall to the old one with which a change counts as helpful."""
 _SOONER = 0.8
-"""A change is faster if it reduces the mean end-to-end time to this share or less."""
+"""Largest ratio of the new mean end-to-end time to the old one with which a change counts as faster."""
 _SHOWN = 6
 """Number of changes shown."""
 _WORTH_COMPILING = 2_000_000
@@ -54,7 +54,7 @@ _WORTH_COMPILING = 2_000_000
 _MOST_OF_FLEETS = 3_000_000
 """Servers times requests over all runs of a fit: about a minute on two cores."""
 _RUNS_TO_LARGEST = 40
-"""Runs whose time equals that of the search for the largest load, many of whose loads are larger."""
+"""Number of runs that take as long as the search for the largest load."""
 
 MOST_TOKENS_OF_SPLITS = 500_000
 """Output tokens above which splits, whose simulation takes about ten times as long, are not tried."""

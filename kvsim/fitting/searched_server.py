@@ -101,7 +101,7 @@ class SearchedServer(Protocol):
         """Return this server on another GPU, with the step times that fit it."""
 
     def starting(self) -> Self:
-        """Return this server as the engine starts it.
+        """Return this server with the settings with which the engine really starts.
 
         Raises:
             BudgetError: no memory is left for the cache.

@@ -33,7 +33,7 @@ _UTILIZATIONS = (0.90, 0.92, 0.94, 0.95, 0.96)
 _WATERMARKS = (0.01, 0.05)
 """Shares of the pool to leave free: enough for running requests to grow, and enough for bursts."""
 _BLOCKS = (1.25, 1.5, 2.0)
-"""Factors for a stated number of blocks."""
+"""Factors to try on a stated number of blocks."""
 
 
 def candidates(server: Server, longest_tokens: int) -> CandidateChanges:

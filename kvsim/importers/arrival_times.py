@@ -53,12 +53,12 @@ _EPOCH_UNITS = ("s", "ms", "us", "ns")
 _LONGEST_S = 1e8
 """Maximum seconds between two requests of one workload, some three years; more is a mistake."""
 _LATE = 10_000
-"""Smallest number without a unit that may be a date or a time of day without separators."""
+"""Smallest number without a unit that may be a date or a time of day written without separators."""
 _DAYS = (10_957, 88_069)
-"""Range of day numbers in the years 2000 to 2099, counted from 1970, from 1900 (spreadsheets) or by astronomers."""
+"""Range of the day numbers of 2000 to 2099, counted from 1970, from 1900 (spreadsheets) or as a Julian date."""
 _DATE_DIGITS = len("20261116181546")
 _ROUNDED_S = 1e7
-"""Seconds above which a spreadsheet shows too few digits of a time."""
+"""Times in seconds above which a spreadsheet drops digits."""
 _LATE_S = 3600.0
 _SOON_S = 1.0
 _UNKNOWN = "XXX"
@@ -70,7 +70,7 @@ _DATE = re.compile(
 )
 _PLAIN_LETTERS = frozenset("0123456789.eE+-")
 _MOST = 9e18
-"""Times below it fit into 64 bits."""
+"""Exclusive upper bound of times, which must fit into 64 bits."""
 _NS = 10**9
 _ZONED, _LOCAL, _LENGTHS = "dates with a time zone", "dates without a time zone", f"{_UNKNOWN}, no times"
 _NUMBERS = "numbers"

@@ -37,7 +37,7 @@ _DATES = {
     "date", "datetime", "arrivaldate", "arrivaldatetime", "startdate", "startdatetime", "createddate", "requestdate",
 }  # fmt: skip
 _CLOCKS = {"unix", "epoch", "utc"}
-"""Words for the instant at which times begin."""
+"""Words that name the zero of a clock."""
 _COUNTING = {"tokens", "token", "len", "lens", "length", "lengths", "size", "count", "num", "n", "number", "of"}
 _NOUNS = {
     "prompt_tokens": {"prompt", "input", "context", "prefill", "request", "question", "in"},

@@ -30,7 +30,7 @@ _FEW_DIGITS = 9
 _ROWS_AT_ONCE = 1 << 13
 _MOST_UNPACKED_LINES = 1 << 23
 _LONGEST_LINE = 1 << 20
-"""Maximum characters of a CSV line, because a line of commas has a field for each character."""
+"""Maximum characters of a CSV line; a line of commas would have a field for each character."""
 _GZIP = b"\x1f\x8b"
 _UNREADABLE = {
     b"\x28\xb5\x2f\xfd": "packed with zstd", b"BZh": "packed with bzip2", b"\xfd7zXZ\0": "packed with xz",

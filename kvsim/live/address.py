@@ -11,7 +11,7 @@ from kvsim.errors import UsageError
 
 DEFAULT_HOST = "127.0.0.1"
 _ANSWER_S = 2.0
-"""Maximum seconds for the answer of a web server; a publisher of events answers at once, and not in HTTP."""
+"""Maximum seconds for the answer of a web server. A publisher of events answers at once, and not in HTTP."""
 
 
 def parse_address(text: str) -> tuple[str, int]:

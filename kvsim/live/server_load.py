@@ -14,10 +14,10 @@ import numpy as np
 from kvsim.live.metrics import HISTOGRAMS, Histogram, ServerMetrics
 
 _RATE_S = 10.0
-"""Number of last seconds over which token rates are computed."""
+"""Seconds before the last poll over which token rates are computed."""
 _MINUTE_S = 60.0
 _TREND_S = 30.0
-"""Number of last seconds whose usage makes the forecast."""
+"""Seconds before the last poll whose usage determines the forecast."""
 _LEAST_TREND_S = 8.0
 """Minimum seconds of metrics for a forecast."""
 _LEAST_POLLS = 5
@@ -29,7 +29,7 @@ _LEAST_FIT = 0.6
 _FARTHEST_S = 1800.0
 """Seconds ahead beyond which no forecast is made."""
 _FULL = 0.995
-"""Usage from which on a pool counts as full."""
+"""Usage above which a pool counts as full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

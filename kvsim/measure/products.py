@@ -18,7 +18,7 @@ FEW_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 _CACHE_BYTES = 160 << 20
 """Bytes of weights that calls use in turn: several times the size of a GPU's cache, so that none hits it."""
 _WEIGHTS_BYTES = 2 << 30
-"""Bytes of the buffer of which all weights are parts."""
+"""Size of the buffer that all weights are parts of."""
 _FEWEST_CALLS, _MOST_CALLS = 4, 24
 """Limits of the number of products in one captured graph."""
 

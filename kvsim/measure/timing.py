@@ -15,10 +15,10 @@ import torch
 
 _REPLAYS = 3
 _LONG_S = 2e-3
-"""Duration in seconds from which a graph has only one call."""
+"""Duration of a call, in seconds, from which a graph has only one call."""
 
 _LAUNCHES_S = 1.5
-"""Seconds for which launches are repeated: longer than a host is slow for a while, by its clock or other processes."""
+"""Seconds for which launches are repeated, longer than a host is slowed down by other processes."""
 _LAUNCHES = 400
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_REELS = 4
 """Maximum number of recordings in a film; four would be too small to see."""
 _BEYOND_SHORTEST = 0.25
-"""Time that a film continues after the end of the shortest run, as a share of that run."""
+"""Time that a film continues after the end of the shortest run, as a share of the duration of that run."""
 _CELLS = {1: 3200, 2: 1800, 3: 1500, 4: 1200}
 """Number of cells per pool, by the number of pools. A pool with up to 1.5 times as many units is shown completely."""
 

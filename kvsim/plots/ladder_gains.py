@@ -23,7 +23,7 @@ KEY = "ladder"
 """Key of a rung's results in a recording's metadata."""
 _WORSE: Final = "#c9452d"
 _WORSE_GAIN: Final = 0.995
-"""Gain below which a rung counts as slower."""
+"""Gain below which a rung counts as slower than the rung below."""
 _BAR_HEIGHT: Final = 0.5
 _LEAST_WIDE_IN: Final = 5.0
 """Width of a figure, in inches, with room for labels beside the bars."""

@@ -30,7 +30,7 @@ _QUANTILES = np.linspace(0, 1, 501)
 _MAX_PIECES = 32
 """Maximum number of pieces that a growing run is divided into; more would not change a curve visibly."""
 _MAX_USES = 32
-"""Largest number of uses that is counted separately."""
+"""Largest number of uses that is counted separately; more uses count as this number."""
 _MOST_ROWS = np.int64(1 << 32)
 """Exclusive upper bound on the rows of a recording."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 _MOST_APART = 0.05
-"""Ratio of the smallest mean queue to the largest below which axes are logarithmic."""
+"""Ratio of the smallest mean queue to the largest below which the axes are logarithmic."""
 _NUM_WAIT_BINS = 120
 """Number of bins; each should hold several arrivals, so that the line shows a trend."""
 

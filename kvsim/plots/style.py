@@ -65,12 +65,12 @@ LINES: tuple[dict[str, Any], ...] = tuple(
 """Line properties of the first, second, ... recording in a comparison."""
 
 _MARGIN_EM = 0.4
-"""Empty edge of a figure, in multiples of the font size."""
+"""Width of the empty edge of a figure, in multiples of the font size."""
 LEGEND_PERCENT = 0.2
 """Percent of the pool below which a state has no legend entry, because its area is too small to see."""
 
 _PNG_LEVEL = 3
-"""Compression level of PNG files: as fast as level 1, and a twelfth larger than the default."""
+"""Compression level of PNG files; the default of 6 takes 1.5 times as long and saves a twelfth of the bytes."""
 
 INK, MUTED = "#1f2328", "#5b636d"
 
@@ -100,7 +100,7 @@ class _Several(tuple[Patch, ...]):
 
 
 _LEAST_PANELS = 0.1
-"""Smallest share of the figure's height that panels need."""
+"""Smallest share of the figure's height that is left to the panels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

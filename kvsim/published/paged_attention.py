@@ -23,7 +23,7 @@ RATES_PER_S = {"sharegpt": 2.0, "alpaca": 30.0}
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Block sizes of Figure 18b, in tokens."""
 _WORTH_NOTICING = 1.1
-"""Ratio to the best latency up to which a block size counts as good."""
+"""Ratio to the best latency below which a block size counts as good."""
 
 _KV_POOLS = {"facebook/opt-13b": 12, "facebook/opt-66b": 21, "facebook/opt-175b": 264}
 _NUM_SATURATING = 1200

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _FULL: Final = 0.01
 """Share of the pool below which free memory counts as none."""
 _SHORT: Final = 0.1
-"""Share of the run below which a time is rounded to a tenth of itself, not to a tenth of the run's length."""
+"""Share of the run below which a time is rounded to a tenth of itself; longer times are rounded to a tenth of the run.
+"""
 _MUCH: Final = 25.0
 """Percent of the pool, averaged over time, from which waste is a reason to change the policy."""
 

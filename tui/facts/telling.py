@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _NOTICED = 1.05
-"""Least ratio of two durations that is reported as a number."""
+"""Smallest ratio of two durations that is reported as a number."""
 _NEAR: Final = 1.1
 """Ratio below which two decimals are printed instead of one."""
 _NONE_LEFT: Final = 1.05

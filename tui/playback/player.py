@@ -133,7 +133,7 @@ class Player:
     def take_over(self, other: Player) -> None:
         """Continue at the time of `other`, a player of another part of the same run.
 
-        The speed is as many steps of the scale above or below the initial speed as the speed of `other`.
+        The speed is changed by as many steps of the scale as that of `other` was.
         """
         self.playing = other.playing
         self.go_to_time(other.clock_s)

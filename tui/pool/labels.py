@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 12
 
 _WIDE_ENOUGH = 3
-"""Least width of a unit with a name, in characters. In narrower units, a name would hide the unit."""
+"""Smallest width of a unit with a name, in characters; a name would hide a narrower unit."""
 
 
 def write_names(

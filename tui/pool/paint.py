@@ -73,9 +73,9 @@ _HELD_BY_NONE: Final = frozenset((SlotState.FREE, SlotState.CACHED, SlotState.EX
 _UNWRITTEN: Final = frozenset((SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED))
 """Paints of held slots without live tokens; they get the darkest grey."""
 _DARKEST_SHADE: Final = 0.27
-"""Share of the ink, black or white, in the grey of unwritten slots."""
+"""Share of the theme's text colour in the grey of unwritten slots."""
 _SHADES: Final = 0.29
-"""Additional share of the ink in the grey of written slots with the brightest colour."""
+"""Additional share of the text colour in the grey of written slots with the brightest colour."""
 
 _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *UnitChange)
 """Paints that must be visible in a cell of many units even if a single unit has them."""

@@ -22,7 +22,7 @@ _LABEL = 14
 _TIME = 9
 """Number of columns right of the axis, for the duration of a run that is as long as the axis."""
 _MOST_TIMES = 4
-"""Length of a shortened axis, as a multiple of the shortest run. The axis is shortened if a run is twice as long."""
+"""Length of a shortened axis, as a multiple of the shortest run; used if a run takes at least twice as long."""
 
 
 class Race(Scrubber):

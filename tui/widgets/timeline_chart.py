@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _FULL_MARK = 4
-"""Number of events that fill the mark of a column, unless a column has more."""
+"""Number of events that fill the mark of a column; more if any column has more."""
 _MOST_KINDS = 2
 """Largest number of kinds of events that are named in the title."""
 _FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
