@@ -15,8 +15,8 @@ from kvsim.workload import Workload
 from kvsim_tui.facts.draft_slots import draft_slots
 from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.brush import GLYPH, keys_of
-from kvsim_tui.pool.draft_cells import KNOWN, LOOKAHEAD, TAKEN_BACK, UNDER_WAY, slot_keys
 from kvsim_tui.pool.paint import EMPTY
+from kvsim_tui.pool.strip_cells import KNOWN, LOOKAHEAD, TAKEN_BACK, UNDER_WAY, draft_keys
 from kvsim_tui.widgets.draft_strip import DraftStrip, titles_of
 
 from ..simulation.test_engines import machine_of
@@ -63,7 +63,7 @@ def test_every_slot_is_where_the_schedule_has_it(is_async: bool) -> None:
             assert slots.known + slots.under_way == computed
             assert 0 <= slots.taken_back <= NUM_DRAFTS
             assert (slots.known + slots.under_way + slots.lookahead) % 4 == 0
-            line = slot_keys(slots, 400, half_blocks=False).tolist()
+            line = draft_keys(slots, 400, half_blocks=False)[0].tolist()
             known, under_way, back, ahead = (line.count(key) for key in keys(KNOWN, UNDER_WAY, TAKEN_BACK, LOOKAHEAD))
             assert back == slots.taken_back
             assert known + under_way + back + ahead == slots.known + slots.under_way + slots.lookahead

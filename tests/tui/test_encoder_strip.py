@@ -9,8 +9,8 @@ import pytest
 
 from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.brush import GLYPH, keys_of
-from kvsim_tui.pool.encoder_cells import HELD, KEPT, NEW, strip_keys
 from kvsim_tui.pool.paint import EMPTY
+from kvsim_tui.pool.strip_cells import HELD, KEPT, NEW, encoder_keys
 from kvsim_tui.widgets.encoder_strip import EncoderStrip, titles_of
 
 from ..simulation.test_images import served
@@ -29,7 +29,7 @@ def test_the_strip_has_the_shares_of_the_account() -> None:
     assert contents is not None
     seen = set()
     for frame in range(contents.num_steps):
-        keys = strip_keys(contents, frame, WIDTH, half_blocks=False).tolist()
+        keys = encoder_keys(contents, frame, WIDTH, half_blocks=False)[0].tolist()
         images = contents.images_at(frame)
         for paints, tokens, count in (
             ((NEW, HELD), contents.held_tokens[frame], sum(1 for image in images if image.users)),

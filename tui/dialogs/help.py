@@ -8,19 +8,16 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
-from textual.widgets import Static
 
 from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 
 from ..look.states import STACK
 from ..pool.swatches import swatch
-from .modal import Modal
+from .modal import Page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from textual.app import ComposeResult
 
 from ..look.states import Symbols
 
@@ -84,24 +81,16 @@ IDEA_OF_FLEET: Final = (
 )
 
 
-class HelpScreen(Modal[None]):
+class HelpScreen(Page):
     """A page with an explanation of the picture, the states and the keys."""
 
+    PAGE_ID = "help"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q", "close", "Close")]
 
     def __init__(self, idea: str, symbols: Symbols, keys: Sequence[tuple[str, str]] = KEYS) -> None:
         """`idea` explains what the picture shows; `keys` are keys and their actions."""
         super().__init__()
         self._idea, self._symbols, self._keys = idea, symbols, keys
-
-    def compose(self) -> ComposeResult:
-        """Compose the page."""
-        with VerticalScroll(id="help"):
-            yield Static(self._page())
-
-    def on_mount(self) -> None:
-        """Focus the page, so that the arrow keys scroll it."""
-        self.query_one("#help").focus()
 
     def _page(self) -> Group:
         idea = Text(

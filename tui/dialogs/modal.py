@@ -1,10 +1,16 @@
-"""Base class of the dialogs: a dialog closes exactly once."""
+"""Base classes of the dialogs: a dialog closes exactly once."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
+from textual.widgets import Static
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from textual.app import ComposeResult
 
 Answer = TypeVar("Answer")
 
@@ -20,3 +26,22 @@ class Modal(ModalScreen[Answer | None]):
     def action_close(self) -> None:
         """Close without an answer."""
         self.answer(None)
+
+
+class Page(Modal[None]):
+    """Dialog with a page of text, which the arrow keys scroll."""
+
+    PAGE_ID: ClassVar[str]
+    """Id of the page in the style sheet."""
+
+    def compose(self) -> ComposeResult:
+        """Compose the page."""
+        with VerticalScroll(id=self.PAGE_ID):
+            yield Static(self._page())
+
+    def on_mount(self) -> None:
+        """Focus the page."""
+        self.query_one(VerticalScroll).focus()
+
+    def _page(self) -> Group:
+        raise NotImplementedError

@@ -8,15 +8,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
-from textual.widgets import Static
 
 from ..look.wording import milliseconds
-from .modal import Modal
+from .modal import Page
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from textual.app import ComposeResult
 
     from kvsim.diagnosis import Diagnosis
     from kvsim.fitting import Outcome
@@ -35,23 +32,15 @@ def diagnosed(recording: Recording) -> Diagnosis:
     return diagnose(recording, Search(engine=engine_of(recording, NUM_CHANGES)), most=NUM_CHANGES)
 
 
-class RemediesScreen(Modal[None]):
+class RemediesScreen(Page):
     """A page with the verdict, the cause, and a line for each remedy."""
 
+    PAGE_ID = "remedies"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,d,q", "close", "Close")]
 
     def __init__(self, diagnosis: Diagnosis) -> None:
         super().__init__()
         self._diagnosis = diagnosis
-
-    def compose(self) -> ComposeResult:
-        """Compose the page."""
-        with VerticalScroll(id="remedies"):
-            yield Static(self._page())
-
-    def on_mount(self) -> None:
-        """Focus the page, so that the arrow keys scroll it."""
-        self.query_one("#remedies").focus()
 
     def _page(self) -> Group:
         found = self._diagnosis

@@ -8,16 +8,13 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
-from textual.widgets import Static
 
 from ..facts.tree_runs import ago, tree_at
 from ..look.wording import plural
-from .modal import Modal
+from .modal import Page
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from textual.app import ComposeResult
 
     from ..facts.tree_runs import RadixTree, TreeRun
     from ..playback.session import Session
@@ -30,23 +27,15 @@ _FEW: Final = 3
 """Largest number of holders that are named for a run."""
 
 
-class RadixTreeScreen(Modal[None]):
+class RadixTreeScreen(Page):
     """A page with a line for each run of slots, indented below its parent."""
 
+    PAGE_ID = "tree"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,t,q", "close", "Close")]
 
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session, self._tree = session, tree_at(session)
-
-    def compose(self) -> ComposeResult:
-        """Compose the page."""
-        with VerticalScroll(id="tree"):
-            yield Static(self._page())
-
-    def on_mount(self) -> None:
-        """Focus the page, so that the arrow keys scroll it."""
-        self.query_one("#tree").focus()
 
     def _page(self) -> Group:
         tree, session = self._tree, self._session

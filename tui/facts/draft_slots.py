@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..pool.draft_cells import DraftSlots
+from ..pool.strip_cells import DraftSlots
 from .requests import request_facts
 
 if TYPE_CHECKING:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.segment import Segment
-from textual.strip import Strip
-
 from ..facts.draft_slots import draft_slots
-from ..pool.draft_cells import LEGEND, DraftSlots, slot_keys
+from ..pool.strip_cells import DRAFTS, DraftSlots, draft_keys
 from .drawn_panel import DrawnPanel
 
 if TYPE_CHECKING:
+    from textual.strip import Strip
+
     from ..look.states import Symbols
     from ..playback.session import Session
 
@@ -34,17 +33,10 @@ class DraftStrip(DrawnPanel):
 
     def write(self) -> list[Strip]:
         """Return the strip, then its legend."""
-        slots, (width, height) = draft_slots(self.session), self.size
+        slots = draft_slots(self.session)
         if slots is None:
             return []
-        keys = slot_keys(slots, width, half_blocks=self.symbols.color)
-        strips = [Strip([Segment(*self._brush[key]) for key in keys.tolist()], width).simplify()]
-        if height > 1:
-            segments: list[Segment] = []
-            for paint, words in LEGEND:
-                segments += [self.text("  ")] * bool(segments) + [self.sample(paint), self.text(f" {words}", "weak")]
-            strips.append(Strip(segments))
-        return strips
+        return self.drawn(draft_keys(slots, self.size.width, half_blocks=self.symbols.color), DRAFTS)
 
 
 def titles_of(slots: DraftSlots, name: str) -> tuple[str, ...]:

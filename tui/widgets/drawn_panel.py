@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.segment import Segment
+from textual.strip import Strip
+
 from ..look.wording import shortened
 from ..pool.brush import Brush
 from .panel import Panel
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 
     from ..look.states import Symbols
     from ..playback.session import Session
+    from ..pool.array_types import KeyArray
 
 
 class DrawnPanel(Panel):
@@ -34,6 +38,16 @@ class DrawnPanel(Panel):
         """Return 1, the height unless the style sheet sets another."""
         del container, viewport, width
         return 1
+
+    def drawn(self, keys: KeyArray, legend: Sequence[tuple[int, str]] = ()) -> list[Strip]:
+        """Return the lines of `keys` and, if there is room below, a `legend` of paints and their meanings."""
+        strips = [Strip([Segment(*self._brush[key]) for key in row], len(row)).simplify() for row in keys.tolist()]
+        if legend and self.size.height > len(strips):
+            segments: list[Segment] = []
+            for paint, words in legend:
+                segments += [self.text("  ")] * bool(segments) + [self.sample(paint), self.text(f" {words}", "weak")]
+            strips.append(Strip(segments))
+        return strips
 
     def show_title(self, titles: Sequence[str]) -> None:
         """Show the first of `titles` that fits, or else the last one, shortened."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.segment import Segment
-from textual.strip import Strip
-
 from ..look.wording import plural
-from ..pool.encoder_cells import LEGEND, strip_keys
+from ..pool.strip_cells import IMAGES, encoder_keys
 from .drawn_panel import DrawnPanel
 
 if TYPE_CHECKING:
+    from textual.strip import Strip
+
     from kvsim.replay.encoder_contents import EncoderContents
 
     from ..look.states import Symbols
@@ -33,17 +32,10 @@ class EncoderStrip(DrawnPanel):
 
     def write(self) -> list[Strip]:
         """Return the strip, then its legend."""
-        contents, (width, height) = self.session.encoder, self.size
+        contents, frame = self.session.encoder, self.session.replay.frame
         if contents is None:
             return []
-        keys = strip_keys(contents, self.session.replay.frame, width, half_blocks=self.symbols.color)
-        strips = [Strip([Segment(*self._brush[key]) for key in keys.tolist()], width).simplify()]
-        if height > 1:
-            segments: list[Segment] = []
-            for paint, words in LEGEND:
-                segments += [self.text("  ")] * bool(segments) + [self.sample(paint), self.text(f" {words}", "weak")]
-            strips.append(Strip(segments))
-        return strips
+        return self.drawn(encoder_keys(contents, frame, self.size.width, half_blocks=self.symbols.color), IMAGES)
 
 
 def titles_of(contents: EncoderContents, frame: int) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ class HostMap(DrawnPanel):
         lines = height - 1 if height > 2 else height
         half_blocks = self.symbols.color
         keys = map_keys(host, frame, width, lines, half_blocks=half_blocks)
-        strips = [Strip([Segment(*self._brush[key]) for key in row], width).simplify() for row in keys.tolist()]
+        strips = self.drawn(keys)
         if lines < height:
             together = slots_per_cell(host.num_slots, width * lines * (2 if half_blocks else 1))
             strips.append(self._legend(legend_now(self.session), together))

@@ -1,0 +1,90 @@
+"""Strips of one line below the pool: the last slots of a request with drafts, and the images in the encoder cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from kvsim.memory.waste import SlotState
+
+from .brush import GLYPH, half_keys, keys_of
+from .paint import EMPTY, UnitChange
+
+if TYPE_CHECKING:
+    from kvsim.replay.encoder_contents import EncoderContents
+
+    from .array_types import KeyArray, PaintArray
+
+KNOWN: Final = int(SlotState.TOKEN)
+UNDER_WAY: Final = int(UnitChange.TAKEN)
+"""Paint of a slot whose token is computed by a step that has not ended."""
+TAKEN_BACK: Final = int(UnitChange.EVICTED)
+"""Paint of a slot whose draft was wrong: this step or a later one computes it again."""
+LOOKAHEAD: Final = int(SlotState.RESERVED)
+"""Paint of a slot that the request holds for later tokens."""
+
+DRAFTS: Final = ((KNOWN, "known"), (UNDER_WAY, "under way"), (TAKEN_BACK, "wrong draft, written again"),
+                 (LOOKAHEAD, "lookahead"))  # fmt: skip
+"""Paints of drafts, and their meanings."""
+
+NEW: Final = int(UnitChange.TAKEN)
+"""Paint of an image that this step computes."""
+HELD: Final = int(SlotState.TOKEN)
+"""Paint of an image that requests use."""
+KEPT: Final = int(SlotState.CACHED)
+"""Paint of an image that no request uses."""
+
+IMAGES: Final = ((NEW, "computed now"), (HELD, "in use"), (KEPT, "kept until room is needed"),
+                 (int(SlotState.FREE), "free"))  # fmt: skip
+"""Paints of images, and their meanings."""
+
+
+class DraftSlots(NamedTuple):
+    """Numbers of slots of one request after a step was scheduled. The first three follow each other in this order."""
+
+    request: int
+    known: int
+    """Number of slots of known tokens."""
+    under_way: int
+    """Number of slots of tokens that steps under way compute: outputs and drafts."""
+    lookahead: int
+    """Number of further slots in the blocks that the request holds."""
+    rewritten_from: int
+    """First slot with a rejected draft."""
+    taken_back: int
+    """Number of slots with rejected drafts. The step writes these again, as far as its tokens reach."""
+
+
+def draft_keys(slots: DraftSlots, width: int, *, half_blocks: bool) -> KeyArray:
+    """Return the keys of one line of `width` characters, one for each of the request's last slots."""
+    end = slots.known + slots.under_way + slots.lookahead
+    paints = np.full(end, KNOWN, np.uint8)
+    paints[slots.known :] = UNDER_WAY
+    paints[slots.known + slots.under_way :] = LOOKAHEAD
+    paints[slots.rewritten_from : slots.rewritten_from + slots.taken_back] = TAKEN_BACK
+    line = np.full(width, EMPTY, np.uint8)
+    shown = paints[-width:]
+    line[: len(shown)] = shown
+    return _line_keys(line, half_blocks=half_blocks)
+
+
+def encoder_keys(contents: EncoderContents, frame: int, width: int, *, half_blocks: bool) -> KeyArray:
+    """Return the keys of one line of `width` characters: images in use, then kept images, then free space.
+
+    The width of an image is proportional to its tokens. A wide image ends in a free cell, to separate it from the next.
+    """
+    paints = np.full(width, int(SlotState.FREE), np.uint8)
+    begin = 0
+    for image in contents.images_at(frame):
+        end = begin + image.tokens
+        first, last = (round(place * width / contents.capacity_tokens) for place in (begin, end))
+        paint = NEW if image.is_new and image.users else HELD if image.users else KEPT
+        paints[first : last - 1 if last - first > 2 else max(last, min(first + 1, width))] = paint
+        begin = end
+    return _line_keys(paints, half_blocks=half_blocks)
+
+
+def _line_keys(paints: PaintArray, *, half_blocks: bool) -> KeyArray:
+    keys: KeyArray = half_keys(np.stack((paints, paints))) if half_blocks else keys_of(GLYPH, paints[None], EMPTY)
+    return keys
