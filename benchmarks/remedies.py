@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvsim.diagnosis import load_of, server_of
-from kvsim.diagnosis.explanation import missed_by
+from kvsim.diagnosis.diagnosis import missed_by
 from kvsim.fitting import Search, Server
 from kvsim.fitting.outcome import outcome_of
 from kvsim.fitting.search import figures_of

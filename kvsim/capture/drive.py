@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.capture.random_adapters import RandomAdapters
-from kvsim.capture.random_weights import has_weights, model_folder, token_ids
+from kvsim.capture.random_weights import RandomAdapters, has_weights, model_folder, token_ids
 from kvsim.capture.sinks import FileSink
 from kvsim.errors import MissingExtraError, UsageError
 from kvsim.policies.releases import number_of

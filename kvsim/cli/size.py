@@ -13,8 +13,7 @@ from kvsim.cli.options import bounded
 from kvsim.cli.scenario_flags import machine_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, print_json, print_table, size
-from kvsim.cli.size_images import image_of, image_rows
-from kvsim.cli.size_sleep import asleep_of, sleep_rows
+from kvsim.cli.size_additions import asleep_of, image_of, image_rows, sleep_rows
 from kvsim.cli.size_verdict import draft_bytes_per_block, verdict
 from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups.reasons import caching_words

@@ -13,10 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.conformance.oracle_connectors import TransferEngine, connector_state, handed_out, loads_of_step
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.conformance.oracle_images import EncoderRecords
-from kvsim.conformance.oracle_offload import CopyEngine, jobs_begun, offload_state
+from kvsim.conformance.oracle_transfers import (
+    CopyEngine,
+    TransferEngine,
+    connector_state,
+    handed_out,
+    jobs_begun,
+    loads_of_step,
+    offload_state,
+)
 from kvsim.conformance.second_keys import SecondKeys
 from kvsim.conformance.verdict import Difference, Verdict, difference
 from kvsim.engine import in_flight

@@ -4,8 +4,7 @@ A recording shows when requests lost their memory, and which requests. Simulatin
 shows its effect. The metrics of a server show only whether memory is short (`kvsim.diagnosis.from_metrics`).
 """
 
-from kvsim.diagnosis.diagnosis import Diagnosis
-from kvsim.diagnosis.explanation import diagnose
+from kvsim.diagnosis.diagnosis import Diagnosis, diagnose
 from kvsim.diagnosis.from_metrics import Glance, glance
 from kvsim.diagnosis.losses import Admission, Loss, Spell, losses_of, spells_of
 from kvsim.diagnosis.retractions import Retraction, Tried, retractions_of, try_remedies

@@ -15,8 +15,7 @@ from kvsim.workload import Workload
 from kvsim_tui.dialogs.find_dialog import look_up
 from kvsim_tui.facts.headlines import headline, selection
 from kvsim_tui.facts.preemption import last_preemption
-from kvsim_tui.facts.requests import request_facts, request_lines
-from kvsim_tui.facts.sharing import share_lines
+from kvsim_tui.facts.requests import request_facts, request_lines, share_lines
 from kvsim_tui.facts.units import unit_lines
 from kvsim_tui.lessons import Guided, find_lesson
 from kvsim_tui.look.wording import ending, gib, percent, plural, seconds, shortened

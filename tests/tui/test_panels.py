@@ -25,7 +25,7 @@ from kvsim.workload import Ragged, Workload
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.export import picture_file
 from kvsim_tui.export.svg import CELL
-from kvsim_tui.facts.block_runs import block_runs
+from kvsim_tui.facts.group_tables import block_runs
 from kvsim_tui.facts.headlines import headline
 from kvsim_tui.facts.units import unit_heading, unit_story
 from kvsim_tui.look.states import COLOR

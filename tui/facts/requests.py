@@ -10,9 +10,8 @@ import numpy as np
 from kvsim.memory.waste import SlotState
 from kvsim.recording.tables import CopyKind, RequestStatus
 
-from ..look.wording import gib, percent, plural, seconds
+from ..look.wording import gib, listed, percent, plural, seconds
 from .preemption import preemption_lines
-from .sharing import share_lines
 
 if TYPE_CHECKING:
     from ..playback.session import Session
@@ -221,3 +220,21 @@ def _wasted(session: Session, facts: RequestFacts) -> str:
         return "nothing"
     amount = gib(wasted) if len(session.replay.groups) > 1 else plural(wasted, "slot")
     return f"{amount}, {percent(wasted, sum(facts.slots))}"
+
+
+def share_lines(session: Session, request: int) -> list[tuple[str, str]]:
+    """Return the number of shared units of `request`, and their other holders, as labels and values.
+
+    The result is empty if the request shares no unit.
+    """
+    replay, tables = session.replay, session.replay.ledger.tables
+    _, addresses = replay.block_table(request)
+    shared = np.unique(addresses[replay.refs[addresses - replay.first_unit] > 1])
+    if not len(shared):
+        return []
+    runs = replay.alive()
+    begin = tables.address[runs]
+    holds = np.searchsorted(shared, begin + tables.length[runs]) > np.searchsorted(shared, begin)
+    others = [row for row in np.unique(tables.request[runs][holds]).tolist() if row != request]
+    names = [session.request_name(row) for row in others]
+    return [("shares", plural(len(shared), session.unit_name)), ("with", listed(names, "request"))]

@@ -8,8 +8,7 @@ from rich.segment import Segment
 from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
-from ..facts.block_runs import block_runs
-from ..facts.group_tables import AHEAD, HELD, RELEASED, table_rows, uniform_words
+from ..facts.group_tables import AHEAD, HELD, RELEASED, block_runs, table_rows, uniform_words
 from ..look.wording import plural
 from .panel import Panel
 
