@@ -1,12 +1,12 @@
 """The memory manager of an engine with a KV connector: vLLM's paged pool with KV that comes from outside.
 
-The KV comes from a store, which holds a number of tokens after the prefix hits, or from another server, which has
+The KV comes from a store, which has a number of tokens after the prefix hits, or from another server, which has
 computed the whole prompt.
 
-- An asynchronous load runs between steps. It takes blocks at once, and its sequence is skipped until the end of the
-  load is reported. Blocks for the rest of every unfinished prompt stay reserved.
-- A sequence that has ended may keep its blocks until another server has read them.
-- The clock of a link, an oracle or a recording decides when a transfer ends.
+- - An asynchronous load runs between steps. It allocates all its blocks at its begin, and its sequence is skipped until
+  the end of the load is reported. Blocks for the rest of every unfinished prompt stay reserved.
+- - A sequence that has ended may keep its blocks until another server has read them.
+- - The clock of a link, an oracle or a recording decides when a transfer ends.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def use_load(engine: Engine, sequence: Sequence) -> bool:
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
     """Return the number of tokens of a waiting sequence that need not be computed: hits, and KV from outside.
 
-    The result is `SKIP` if this begins an asynchronous load or the store has not answered yet, and `STOP` if the pool
-    has no room for such a load.
+    Return `SKIP` if an asynchronous load begins or the store has not answered yet, and `STOP` if the pool has no room
+    for such a load.
     """
     engine.connector.state.num_external = 0
     if sequence.computed > 0:  # an asynchronous load has ended
@@ -63,7 +63,7 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate blocks for tokens of a waiting sequence, which has a table already if it was loaded."""
+    """Allocate blocks for tokens of a waiting sequence. A sequence that was loaded has a table already."""
     if not external_kv.admit(engine, sequence, computed, num_tokens):
         return False
     _record_allocation(engine, sequence, engine.connector.state.num_external)
@@ -95,13 +95,17 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether a running sequence may be preempted: some releases spare those whose blocks are not free at once."""
+    """Tell whether a running sequence may be preempted. Some releases spare a sequence whose blocks are not free at
+    once.
+    """
     return not engine.connector.settings.spares_busy or external_kv.frees_at_once(engine, sequence)
 
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether a transfer is still to be reported, so that the engine must go on even with nothing to compute."""
+    """Tell whether the end of a transfer is not reported yet, so that the engine must go on even with nothing to
+    compute.
+    """
     return engine.connector.state.num_held > 0 or engine.connector.state.num_loading > 0
 
 
@@ -157,7 +161,7 @@ def after_update(engine: Engine) -> None:
 
 @part
 def report(engine: Engine, sequence: Sequence, is_load: bool, step: int) -> None:
-    """Let the end of a load, or of the reading of kept blocks, be reported with the output of `step`."""
+    """Schedule the report of the end of a load, or of the reading of kept blocks, with the output of `step`."""
     connector = engine.connector
     report = connector.reports[connector.state.num_reports]
     connector.state.num_reports += 1
@@ -202,7 +206,7 @@ def _begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, external: i
 def _record_allocation(engine: Engine, sequence: Sequence, external: int) -> None:
     """Record that a sequence has its blocks, and that `external` tokens in them come from outside.
 
-    The load fills the table from `loads_from` on, after the leading blocks that are in the prefix cache.
+    The load fills the table from entry `loads_from` on. The blocks before it are in the prefix cache.
     """
     connector = engine.connector
     transfer = connector.transfers[sequence.number]

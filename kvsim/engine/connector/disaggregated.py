@@ -1,7 +1,7 @@
 """The memory manager of a server in a fleet that computes prompts on some servers and decodes on others.
 
-It is that of `connected`, with transfers that take the time of a link. A server that only waits for other servers
-sleeps, instead of running empty steps.
+It is the manager of `connected`, with transfers that take the time of a link. A server that only waits for other
+servers sleeps, instead of running empty steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Handling of blocks that failed to load from outside, as in vLLM.
 
-A sequence with such a bad block keeps the tokens before it. By the policy for failed loads, the sequence either
-computes the rest again, or ends with an error.
+A sequence with such a bad block keeps the tokens before it. The policy for failed loads decides what follows: the
+sequence computes the rest again, or ends with an error.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import LOADING, NO_KEY, Engine, table_of
 
 _GOOD, _BAD, _SEEN = range(3)
-"""Marks of blocks within an update. A bad block becomes a seen one in the first sequence that holds it, which computes
-it again; the other holders need not."""
+"""Marks of blocks within an update. The first sequence that holds a bad block computes it again, and marks it as seen;
+the other holders need not compute it.
+"""
 
 
 @part
 def report(engine: Engine, sequence: Sequence, first: int, step: int) -> None:
-    """Let the failed blocks of a load be reported with the output of `step`, once for each sequence.
+    """Schedule the report of the failed blocks of a load with the output of `step`, once for each sequence.
 
     The places of bad blocks are counted from entry `first` of the table.
     """
@@ -91,8 +92,8 @@ def _unmark(engine: Engine) -> None:
 def _cut(engine: Engine, sequence: Sequence, computed: int, forgets: bool) -> bool:
     """Cut the `computed` tokens of a sequence to those before its first bad block; return whether it has marked blocks.
 
-    A block marked as seen cuts nothing, because another sequence computes it again. With `forgets`, the blocks from the
-    first bad block on are removed from the prefix cache.
+    A block that is marked as seen cuts nothing, because another sequence computes it again. With `forgets`, the blocks
+    from the first bad block on are removed from the prefix cache.
     """
     settings, marks = engine.settings, engine.connector.marks
     table = table_of(engine, sequence, 0)

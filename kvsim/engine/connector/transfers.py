@@ -1,8 +1,8 @@
 """The clock of the link over which a server fetches KV: when each load begins and ends, and which step reports it.
 
-A server fetches a few prompts at a time, each over an equal share (a lane) of the link; further loads wait in order.
-A transfer is reported with the output of the first step whose kernels are launched after it has ended. Kernels run
-meanwhile.
+A server fetches a few prompts at a time, each over an equal share (a lane) of the link. Further loads wait in order.
+The end of a transfer is reported with the output of the first step whose kernels are launched after this end. Kernels
+run at the same time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def begin(engine: Engine) -> None:
 
 @part
 def expect_end(engine: Engine, sequence: Sequence) -> None:
-    """Add a transfer, whose time of end is known, to those that `poll` reports."""
+    """Add a transfer with a known end to the transfers that `poll` reports."""
     connector = engine.connector
     connector.live[connector.state.num_live] = sequence.number
     connector.state.num_live += 1
@@ -62,7 +62,7 @@ def poll(engine: Engine) -> None:
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a transfer, if no step can have an effect before.
+    """Advance the clock to the next arrival or end of a transfer, if no step before it can have an effect.
 
     If that time is not before `until_s`, the engine sleeps instead.
     """
@@ -82,7 +82,9 @@ def pass_time(engine: Engine, until_s: float) -> None:
 
 @part
 def is_asleep(engine: Engine) -> bool:
-    """Tell whether nothing happens before `ConnectorState.wake_s`, unless a request is sent or kept blocks are read."""
+    """Tell whether the engine does nothing before `ConnectorState.wake_s`, unless a request is sent or blocks are
+    read.
+    """
     return engine.connector.state.is_asleep
 
 

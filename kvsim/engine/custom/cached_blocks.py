@@ -1,7 +1,8 @@
-"""The free cached blocks among which the eviction rule of a custom policy chooses.
+"""The free cached blocks from which the eviction rule of a custom policy chooses.
 
-The prefixes form a tree: the parent of a block is the block before it in the prompt. `CachedBlocks` mirrors the prefix
-cache event by event. It keeps the free blocks in the order of the free queue or, for a rule that ranks them, in a heap.
+The prefixes form a tree: the parent of a block is the block before it in the prompt. `CachedBlocks` follows the prefix
+cache event by event. It keeps the free blocks in the order of the free queue. For a rule that ranks blocks, it keeps
+them in a heap.
 """
 
 from __future__ import annotations
@@ -155,7 +156,9 @@ class CachedBlocks:
         return self._below.get(key, 0)
 
     def _count_below(self, key: int) -> int:
-        """Count the cached tokens below `key`: those of each prefix that is one block longer, and those below it."""
+        """Count the cached tokens below `key`: those of each prefix that is one block longer, and all tokens below
+        these.
+        """
         assert self._below is not None
         longer = self._continued.get(key, ())
         return sum(next(iter(self._alike[each].values())).tokens + self._below[each] for each in longer)
@@ -172,7 +175,7 @@ class CachedBlocks:
             cached = next(iter(above.values()))
 
     def _rank_again(self, evicted: Cached) -> None:
-        """Rank the free ancestors of an evicted block again, from its parent up, until a rank does not change."""
+        """Rank the free ancestors of an evicted block again, from its parent upwards, until a rank does not change."""
         assert self._rank is not None
         while evicted.parent_key in self._alike:
             has_changed = False
@@ -197,8 +200,8 @@ _FEWEST_ROWS = 64
 class FreeColumns:
     """The free blocks as columns of arrays, in the order in which they were freed.
 
-    A block that is removed leaves an empty row. Empty rows are dropped only when the arrays are full, so that the mean
-    cost of a change does not grow with the pool.
+    A removed block leaves an empty row. Empty rows are dropped only when the arrays are full, so that the mean cost of
+    a change does not grow with the pool.
     """
 
     def __init__(self, blocks: Iterable[Cached]) -> None:

@@ -1,7 +1,7 @@
 """The memory manager of a custom policy with an allocator of its own, which chooses the units of each request.
 
-The choices of the allocator are checked: each unit is in the pool and free, the units suffice, and a shared unit holds
-the tokens of the prefix. Units are counted like vLLM's blocks.
+The choices are checked: each unit is in the pool and free, the units suffice, and a shared unit holds the tokens of the
+prefix. Units are counted like vLLM's blocks.
 """
 
 from __future__ import annotations
@@ -126,9 +126,10 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
 
 
 def cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Tell the allocator which units are full with the first `num_tokens` tokens of a sequence, all of known value.
+    """Report to the allocator the units that are full with the first `num_tokens` tokens of a sequence.
 
-    This happens when a step is scheduled, before its KV exists: a later request of the same step can share them.
+    As in vLLM, this happens when a step is scheduled, before it computes their KV: a later request of the same step can
+    share the units.
     """
     rules, unit_tokens = _rules(engine), engine.settings.unit_tokens
     if num_tokens < sequence.cache_at:
@@ -142,7 +143,7 @@ def cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all units of a sequence; the allocator may keep some of those for their prefix."""
+    """Free all units of a sequence. The allocator may keep some in the prefix cache."""
     if sequence.num_units == 0:
         return
     totals.lose_tokens(engine, sequence)
@@ -176,7 +177,7 @@ def unusable_units(engine: Engine, head: Sequence) -> int:
 
 
 def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) -> bool:
-    """Append the `found` units and new ones of the allocator to a table, until it has room for `num_tokens` tokens.
+    """Append the `found` units and new units from the allocator to a table, until it has room for `num_tokens` tokens.
 
     Return False if the allocator has no room.
     """
@@ -203,7 +204,7 @@ def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) 
 
 
 def _hold_found(engine: Engine, sequence: Sequence, found: list[int]) -> None:
-    """Count units with a prefix, which begin a table, as held once more: each was free or is in another table."""
+    """Count units with a prefix, which begin a table, as held once more. Each was free or is in another table."""
     state, refs = engine.state, _rules(engine).units.refs
     for unit in found:
         if refs[unit] == 0:
@@ -247,7 +248,9 @@ def _runs(units: list[int], position: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _write_release(engine: Engine, sequence: Sequence, table: list[int], keeps: list[bool]) -> None:
-    """Record that a table is freed: its leading units up to the last kept one as cached, then evictions among these."""
+    """Record that a table is freed with its leading units cached up to the last kept one, then evict the units in
+    between.
+    """
     num_kept = len(table) - next((index for index, kept in enumerate(reversed(keeps)) if kept), len(table))
     _write(engine, MemoryKind.RELEASE, sequence.number - 1, 0, _WHOLE_TABLE - 1, len(table), num_kept)
     _write_evicted(engine, [unit for unit, kept in zip(table[:num_kept], keeps, strict=False) if not kept])
@@ -262,7 +265,7 @@ def _write_evicted(engine: Engine, units: list[int]) -> None:
 def _write(
     engine: Engine, kind: MemoryKind, request: int, position: int, unit: int, length: int, cached: int = 0
 ) -> None:
-    """Append a row; unit 0 has the address 1, as vLLM's first block has."""
+    """Append a row to the memory table. Unit 0 has the address 1, like vLLM's first block."""
     if engine.settings.records_memory:
         journal.write(engine, int(kind), 0, request, position, unit + 1, length, length, cached, 1)
 

@@ -1,8 +1,8 @@
 """The link between an engine and a custom policy, which decides in Python; such an engine is never compiled.
 
 `CustomRules` is the engine's `rules`. The scheduler calls it to fill a step and to choose a victim, `block_pool` to
-choose the block to evict, and `custom_memory` to allocate units. Each answer of the policy is checked; a wrong one ends
-the run with an error message that names the policy.
+choose the block to evict, and `custom_memory` to allocate units. Each answer of the policy is checked. A wrong answer
+ends the run with a message that names the policy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ QUEUED = (WAITING, PREEMPTED)
 """States of a request that is in the queue."""
 
 _MOST_EMPTY = 3
-"""Number of consecutive steps that may be empty, because the last tokens of all running requests may be in flight."""
+"""Largest number of consecutive empty steps. A step may be empty while the last tokens of all running requests are in
+flight.
+"""
 
 
 _MOST_TIMES = 10
@@ -101,7 +103,7 @@ class Served:
 
 
 class CustomRules:
-    """The rules of a custom policy for one engine; also the step object that the policy's hooks get."""
+    """The rules of a custom policy for one engine. The policy's hooks get it as the step."""
 
     def __init__(self, policy: CustomPolicy, num_units: int, eviction: OptimalEviction | None = None) -> None:
         """Create the allocator of `policy`, if any, for `num_units` units; `eviction` replaces the policy's own."""
@@ -114,9 +116,9 @@ class CustomRules:
             CachedBlocks(partial(self.ask, policy.eviction_rank) if self._ranks else None) if evicts(policy) else None
         )
         self._listed: Iterator[CachedBlock] = iter(())
-        """The rest of the list of blocks that `evict` returned last."""
+        """The remaining blocks of the list that `evict` returned last."""
         self._listed_in = 0
-        """Number of the step in which it returned the list."""
+        """Number of the step in which `evict` returned this list."""
         self._served: dict[int, Served] = {}
         self._engine: Engine | None = None
         self._num_empty = 0
@@ -124,7 +126,9 @@ class CustomRules:
         self._has_declined = False
         """True if the policy has named no request to admit in this step."""
         self._tokens_in_vain = self._most_in_vain = 0
-        """Number of tokens computed since any request last got an output token, and the number to check next."""
+        """Number of tokens computed since the last output token of any request, and the number at which to check
+        next.
+        """
         self._alone: int | None = None
         """The number of the request that `compute` serves; None outside of it."""
         self._next: Iterator[ServedRequest] | None = None
@@ -305,7 +309,7 @@ class CustomRules:
 
     @property
     def tokens_left(self) -> int:
-        """Number of tokens that this step has not given to a request yet."""
+        """Number of tokens that this step has not assigned to a request yet."""
         engine = self.engine
         given = sum(engine.batch_tokens[index] for index in range(engine.state.num_listed))
         return engine.settings.max_num_batched_tokens - given
@@ -329,7 +333,7 @@ class CustomRules:
             scheduler.admit_waiting(self.engine, self.tokens_left)
 
     def compute(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
-        """Let a running request compute by vLLM's rule, as if it ran alone and none could be preempted."""
+        """Schedule tokens of a running request by vLLM's rule, without preempting any request."""
         engine, state = self.engine, self.engine.state
         place, number = self._place(request, "request to compute"), self._sequence(request).number
         listed = state.num_listed

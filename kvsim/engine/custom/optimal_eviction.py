@@ -1,9 +1,9 @@
-"""Belady's rule over the known requests: evict the cached block whose next use lies farthest ahead.
+"""Belady's rule over the known requests: evict the cached block whose next use is the latest.
 
 The next use of a block is the first request, in a given order of admission, that is not admitted yet and whose prompt
 contains the block's prefix. Preempted requests come before all others. Two kinds of blocks have no next use: duplicates
-of a prefix that another block keeps, and prefixes that no request asks for. Of blocks with the same next use, the one
-farthest from the beginning of the prompt is evicted first, so that the beginning of a prefix is kept.
+of a prefix that another block keeps, and prefixes that no request needs. Among blocks with the same next use, the one
+with the longest prefix is evicted first.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import NO_KEY, PREEMPTED, WAITING, Engine, table_of
 
 NEVER = 1 << 62
-"""Stands for no next use: a place in the order after all requests."""
+"""Place in the order of a block without a next use: after all requests."""
 
 
 class OptimalEviction:
-    """Belady's rule at work in one engine; it mirrors the prefix cache event by event."""
+    """Belady's rule in one engine. It follows the prefix cache event by event."""
 
     def __init__(self, order: list[int]) -> None:
-        """Take the expected order of admission, as rows of the workload."""
+        """Begin with the expected `order` of admission, as rows of the workload."""
         self._order = order
         self._uses: dict[int, list[int]] | None = None
         self._blocks_of: defaultdict[int, set[int]] = defaultdict(set)
@@ -104,7 +104,7 @@ class OptimalEviction:
         heappush(self._free, (-use, -end, block, key))
 
     def _worth(self, engine: Engine, block: int, key: int) -> tuple[int, int]:
-        """Return the place in the order of a block's next use, and the number of tokens up to the block's end."""
+        """Return the place in the order of a block's next use, and the number of tokens up to the end of the block."""
         use = NEVER if len(self._blocks_of[key]) > 1 else self._next_use(engine, key)
         return use, self._end_tokens[block]
 

@@ -1,4 +1,4 @@
-"""The duration of a step that a custom policy considers, estimated before anything is allocated for the step."""
+"""The duration of a step that a custom policy considers, estimated before the step allocates anything."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine) -> None:
-    """Put the copies of a scheduled step on the link; let the host wait for the stores that the step needs."""
+    """Put the copies of a scheduled step on the link; the host waits for the stores that the step needs."""
     state, host = engine.state, engine.host
     if host.settings.is_timed:
         state.host_s += host.settings.step_s + host.settings.sequence_s * state.num_in_batch
@@ -37,7 +37,7 @@ def begin(engine: Engine) -> None:
 
 @part
 def _start_stores(engine: Engine) -> None:
-    """Start the stores that earlier steps decided: put them on the link."""
+    """Put the stores that earlier steps decided on the link."""
     state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
@@ -63,7 +63,7 @@ def _wait_for_needed_stores(engine: Engine) -> None:
 
 @part
 def _start_loads(engine: Engine) -> None:
-    """Start the loads that this step decided: put them on the link."""
+    """Put the loads that this step decided on the link."""
     state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
@@ -86,7 +86,9 @@ def poll(engine: Engine) -> None:
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if no step has an effect before."""
+    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if no step before it has an
+    effect.
+    """
     state, host = engine.state, engine.host
     if not external_kv.is_settled(engine):
         return
@@ -102,7 +104,7 @@ def pass_time(engine: Engine, until_s: float) -> None:
 
 @part
 def _submit(engine: Engine, job: int) -> None:
-    """Add to the host's clock the time for handing a copy to the GPU."""
+    """Advance the host's clock by the time to hand a copy to the GPU."""
     settings = engine.host.settings
     if settings.is_timed:
         engine.state.host_s += settings.submit_s + settings.submit_block_s * engine.host.jobs[job].num_blocks
@@ -110,7 +112,7 @@ def _submit(engine: Engine, job: int) -> None:
 
 @part
 def _put_on_link(engine: Engine, job: int, begin_s: float, block_s: float) -> None:
-    """Let a copy start at `begin_s` and take `block_s` for each block; set the time of its end."""
+    """Start a copy at `begin_s`, with `block_s` for each block; set the time of its end."""
     record = engine.host.jobs[job]
     record.is_on_link = True
     record.done_s = begin_s + engine.host.settings.job_s + record.num_blocks * block_s

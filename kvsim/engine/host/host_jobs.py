@@ -1,6 +1,6 @@
 """The list of copies between GPU and host that were decided and whose end is not processed yet, in order of decision.
 
-A copy is a `Job` record of `HostTier.jobs`; `job` is its index there.
+A copy is a `Job` record of `HostTier.jobs`. The argument `job` is the index of this record.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: in
 
 @part
 def report(engine: Engine, job: int, step: int) -> None:
-    """Let a copy be reported with the output of `step`; steps are counted like calls of the scheduler, from 1."""
+    """Schedule the report of a copy with the output of `step`; steps are counted like calls of the scheduler, from
+    1.
+    """
     host = engine.host
     host.jobs[job].reported_in = step
     if host.state.first_reported == NO_JOB:
@@ -61,7 +63,7 @@ def next_reported(engine: Engine, step: int) -> int:
 
 @part
 def end(engine: Engine, job: int) -> None:
-    """Delete a copy whose end was reported; its index is used again."""
+    """Delete a copy whose end was reported, so that its record can be used again."""
     host = engine.host
     linked_list.remove(host.jobs, job)
     host.sequences[host.jobs[job].sequence].num_jobs -= 1

@@ -1,8 +1,8 @@
 """The pool of host blocks: it finds the block of each key, allocates slots and evicts.
 
-A block is being written by a store, is read by loads, or is idle. Only idle blocks are evicted: either the least
+A block is being written by a store, is read by loads, or is idle. Only idle blocks are evicted, either the least
 recently used first, or by ARC (Megiddo and Modha, FAST 2003) with the rules of vLLM 0.25.1. ARC also remembers the keys
-of blocks that it evicted; these records without a slot are its ghosts.
+of evicted blocks, in records without a slot (ghosts).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def use(engine: Engine, block: int) -> None:
 
 @part
 def hold(engine: Engine, block: int) -> None:
-    """Let one more load read a block, which is not evicted meanwhile."""
+    """Count one more load that reads a block, which is not evicted before the load ends."""
     tier = engine.host
     if tier.blocks[block].readers == 0:
         if tier.settings.adaptive:
@@ -78,7 +78,7 @@ def release(engine: Engine, block: int) -> None:
 
 @part
 def touch(engine: Engine, key: int) -> None:
-    """Mark the block of a key as recently used; if the key belongs to a ghost, adapt the target of ARC's lists."""
+    """Mark the block of a key as recently used. If the key belongs to a ghost, adapt the target of ARC's lists."""
     tier = engine.host
     block = _find_also_ghosts(engine, key)
     if block == NO_HOST_BLOCK:
@@ -164,7 +164,7 @@ def store(engine: Engine, key: int) -> int:
 
 @part
 def _prefers_recent(engine: Engine, length: int) -> bool:
-    """Tell whether to evict from the recency list, which has `length` blocks, if it has an idle one."""
+    """Tell whether to evict from the recency list, which has `length` blocks, if one of its blocks is idle."""
     tier = engine.host
     return not tier.settings.adaptive or length >= int(tier.state.recent_target)
 
@@ -188,7 +188,7 @@ def _evict(engine: Engine, place: int) -> None:
 
 @part
 def _adapt(engine: Engine, place: int) -> None:
-    """Move the target of the recency list towards the list that a requested ghost was evicted from."""
+    """Move the target of the recency list towards the list from which a requested ghost was evicted."""
     tier = engine.host
     state, recent, frequent = tier.state, tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
     if place == RECENT_GHOSTS:

@@ -1,9 +1,9 @@
 """The decisions of vLLM 0.25.1's native offload: which blocks are stored in host memory, and which are loaded back.
 
-After every step, the blocks that it fills are stored, unless the host holds them already. For a waiting sequence, the
-prefix is looked up on the GPU first and then on the host; what the host holds beyond the GPU's hits is loaded into new
-GPU blocks before the sequence runs. Each copy is a `Job` from the step that decides it to the step that reports it.
-The clock (`copies`), an oracle or a recording decides which step that is.
+After every step, the blocks that it fills are stored, unless the host has them already. For a waiting sequence, the
+prefix is looked up on the GPU first and then on the host. Blocks that only the host has are loaded into new GPU blocks
+before the sequence runs. Each copy is a `Job` from the step that decides it to the step that reports it. The clock
+(`copies`), an oracle or a recording decides which step reports it.
 
 Models have one KV-cache group, of full attention, and requests are served in order of arrival.
 """
@@ -122,7 +122,7 @@ def key_of(engine: Engine, sequence: Sequence, index: int) -> int:
 def _num_tokens_to_load(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
     """Return the number of tokens after the hits to load, up to the end of a host block.
 
-    It is `SKIP` while a store still writes one of the host blocks, or another load already brings one to the GPU.
+    Return `SKIP` while a store still writes one of the host blocks, or another load brings one of them to the GPU.
     """
     slot_tokens = engine.host.settings.slot_tokens
     most = sequence.num_tokens // slot_tokens
@@ -188,7 +188,9 @@ def _must_wait_for(engine: Engine, job: int) -> bool:
 
 @part
 def _store(engine: Engine, sequence: Sequence) -> None:
-    """Store the blocks that the step fills and the host lacks; without room there, try again after the next step."""
+    """Store the blocks that the step fills and the host lacks. If the host has no room, try again after the next
+    step.
+    """
     state, host = engine.state, engine.host
     host_sequence = host.sequences[sequence.number]
     num_tokens = min(sequence.computed, sequence.num_tokens)
@@ -214,7 +216,9 @@ def _store(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> int:
-    """Make room for the host blocks in [begin, end) that the host lacks; return their number, -1 for no room."""
+    """Make room for the host blocks in [begin, end) that the host lacks; return their number, or -1 if there is no
+    room.
+    """
     host, num_new, num_recent, num_frequent = engine.host, 0, 0, 0
     host_pool.begin_sparing(engine)
     for index in range(begin, end):
@@ -233,7 +237,7 @@ def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> i
 def _write(engine: Engine, sequence: Sequence, index: int, job: int, last: int) -> int:
     """Add host block `index` of a sequence to a store; return the block.
 
-    It is linked after `last`, the block that was added to the store before, unless that is `NO_HOST_BLOCK`.
+    The block is linked after `last`, the block that was added to the store before; `NO_HOST_BLOCK` if it is the first.
     """
     host, size = engine.host, engine.host.settings.blocks_per_slot
     block = host_pool.store(engine, key_of(engine, sequence, index))

@@ -2,10 +2,10 @@
 
 It differs from the paged pool in three ways:
 
-- A waiting sequence may load blocks from the host before it is admitted; meanwhile others are admitted before it.
-- Where steps are scheduled ahead, blocks become free only once the output of all steps scheduled before is processed.
-  So a preempted sequence frees no block for the step that preempts it.
-- Copies are reported with the output of a step; until then, their blocks stay in use.
+- - A waiting sequence may load blocks from the host before it is admitted. Other sequences are admitted meanwhile.
+- - With asynchronous scheduling, blocks become free only when the outputs of all earlier steps are processed. So a
+  preempted sequence frees no block for the step that preempts it.
+- - The end of a copy is reported with the output of a step. Its blocks stay in use until then.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def use_load(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of computed tokens of a waiting sequence; begin a load if the host holds more of its prefix.
+    """Return the number of computed tokens of a waiting sequence; begin a load if the host has more of its prefix.
 
-    The result is `SKIP` if the sequence has to wait for copies, and `STOP` if the pool lacks the blocks for a load.
+    Return `SKIP` if the sequence has to wait for copies, and `STOP` if the pool lacks the blocks for a load.
     """
     if sequence.num_units > 0:  # it was loaded
         return sequence.computed
@@ -50,7 +50,7 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all blocks of a sequence, at once or when the steps and the load that write to them have ended."""
+    """Free all blocks of a sequence: at once, or after the steps and the load that write to them."""
     host = engine.host
     external_kv.end_prefilling(engine, sequence)
     if sequence.status == LOADING and host.sequences[sequence.number].num_jobs > 0:
@@ -61,7 +61,9 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether a copy is still to be reported, so that the engine must go on even with nothing to compute."""
+    """Tell whether the end of a copy is not reported yet, so that the engine must go on even with nothing to
+    compute.
+    """
     return engine.host.state.num_jobs > 0
 
 
@@ -88,7 +90,7 @@ def after_update(engine: Engine) -> None:
 
 @part
 def has_room_for_rows(engine: Engine) -> bool:
-    """Tell whether the rows of copies have room for those that the next step reports."""
+    """Tell whether there is room for the rows of the copies that the next step may report."""
     return engine.host.state.num_copy_rows <= engine.host.settings.most_copy_rows
 
 

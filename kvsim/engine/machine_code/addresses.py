@@ -27,8 +27,11 @@ class One:
 
 
 Layout: TypeAlias = "tuple[tuple[str, np.dtype[Any] | One | Any | Layout], ...]"
-"""Names and types of the fields of an engine, in order: the dtype of an array, `One` for a single record, the layout of
-a nested named tuple, and for a record of functions the record itself."""
+"""Names and types of the fields of an engine, in order.
+
+The type is the dtype of an array, `One` for a single record, the layout of a nested named tuple, or a record of
+functions itself.
+"""
 
 
 def layout_of(engine: Any) -> Layout:

@@ -58,10 +58,10 @@ def has_numba() -> bool:
 
 
 class MachineCode:
-    """A part of the engine as machine code, which Python calls like the part itself, for the engine of one run.
+    """A part of the engine as machine code for the engine of one run. Python calls it like the part itself.
 
-    Machine code is kept on disk. Its file name has a hash of the Python files in `sources`, folders that contain all
-    compiled functions.
+    Machine code is kept on disk. Its file name has a hash of the Python files in the folders `sources`, which contain
+    all compiled functions.
     """
 
     def __init__(self, function: EntryPoint, sources: Sequence[Path]) -> None:
@@ -79,7 +79,7 @@ class MachineCode:
 
 
 def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
-    """Tell whether machine code for a kind of memory is on disk, so that it loads in less than a tenth of a second."""
+    """Tell whether machine code for a kind of memory is on disk. Loading it takes less than a tenth of a second."""
     with suppress(ImportError, OSError):
         pattern = f"*{_stem(memory, tuple(sources))}-*"
         return any(any(folder.glob(pattern)) for folder in _folders())
@@ -176,7 +176,7 @@ def _codes(file: str) -> dict[tuple[str, int], CodeType]:
 
 
 def _for_all_types(implementation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that `overload` calls with argument types to get an implementation."""
+    """Return the function that numba's `overload` calls with argument types to get an implementation."""
     return lambda *_types: implementation
 
 

@@ -1,11 +1,11 @@
 """Faster compilation of the engine: all parts are linked first, and then optimised once.
 
-numba by itself optimises every function together with all functions that it calls, generates machine code for that, and
-repeats this for each caller. With some 150 parts that call each other this takes most of the compilation time, and only
-the code of the entry point ever runs. Here a part is only translated to LLVM code. The entry point, which Python calls,
-is linked and optimised with all parts, and `object_code` keeps its machine code.
+numba by itself optimises every function together with all functions that it calls, generates machine code, and repeats
+this for each caller. With some 150 parts that call each other, this takes most of the compilation time, although only
+the code of the entry point ever runs. Here, a part is only translated to LLVM code. The entry point, which Python
+calls, is linked and optimised with all parts, and `object_code` keeps its machine code.
 
-numba documents how to build a compiler from its passes, but not its code libraries. With a release of numba in which
+numba documents how to build a compiler from its passes, but not its code libraries. With a release of numba for which
 this module was not tested, parts are compiled in numba's usual way: the result is the same, but it takes longer.
 """
 

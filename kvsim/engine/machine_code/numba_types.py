@@ -1,11 +1,11 @@
 """The numba types of an engine and its records, with which numba compiles `records[index].field`.
 
-An engine has some thirty arrays, which as numba arrays would be two hundred arguments in every call of a part. So an
+An engine has some thirty arrays. As numba arrays, they would be two hundred arguments in every call of a part. So an
 engine is passed as one pointer, to a table with the address and the length of each array (see `addresses`). The table
-does not change while compiled code runs. Loads from it are marked as invariant, so LLVM reads each address once.
+does not change while compiled code runs. Loads from it are marked as invariant, so that LLVM reads each address once.
 
-A record of functions, such as a kind of memory, has a type of its own. Its functions are known when code is compiled,
-so calling them is a direct call.
+A record of functions, such as a kind of memory, has its own type. Its functions are known at compile time, so a call of
+one is a direct call.
 
 Indices are not checked: an index outside its array reads or writes other memory.
 """
@@ -290,7 +290,7 @@ def _store(context: Any, builder: Any, kind: Any, value: Any, place: Any, field:
 
 
 def _alias_metadata(builder: Any, field: str) -> Any:
-    """Return LLVM's type-based alias metadata, by which writes to other fields do not change this field."""
+    """Return LLVM's metadata for type-based alias analysis: writes to other fields do not change this field."""
     module, zero_offset = builder.module, ir.IntType(64)(0)
     kind = module.add_metadata([field, module.add_metadata(["kvsim"]), zero_offset])
     return module.add_metadata([kind, kind, zero_offset])

@@ -24,8 +24,11 @@ _NEVER_CALLED = frozenset(
     {"NRT_Free", "numba_do_raise", "numba_gil_ensure", "numba_gil_release", "numba_runtime_build_excinfo_struct",
      "numba_unpickle"}
 )  # fmt: skip
-"""Functions of numba's runtime, which are missing when numba is not loaded. The engine names them only for raising
-exceptions, which it never does, so `load` replaces them by an abort. Machine code may name no others."""
+"""Functions of numba's runtime, which are missing when numba is not loaded.
+
+The engine refers to them only for raising exceptions, which it never does, so `load` replaces them by an abort. Machine
+code that refers to other missing functions is refused.
+"""
 _loaded: list[Any] = []
 """Owners of the memory of loaded code; kept here so that the code is never freed."""
 

@@ -14,7 +14,9 @@ from kvsim.engine.paged import prefix_cache
 from kvsim.engine.state import NO_KEY, Engine
 
 NULL_BLOCK = HEAD
-"""The block in table entries that hold no KV. A pool has one usable block less than it has blocks."""
+"""The block in table entries that hold no KV. It is never allocated, so requests can use one block less than the pool
+has.
+"""
 
 
 @part

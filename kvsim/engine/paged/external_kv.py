@@ -1,8 +1,8 @@
 """Loads between steps, and blocks that are freed late: the rules that host memory and KV connectors have in common.
 
-A load takes its blocks at once, and its sequence is skipped until the load has ended. To prevent deadlock, a load
-begins only if the pool also has room for the rest of all unfinished prompts. A transfer might overwrite blocks to which
-a step in flight still writes, so these blocks are freed only when the output of that step is processed.
+A load allocates all its blocks at its begin, and its sequence is skipped until the load has ended. To prevent deadlock,
+a load begins only if the pool also has room for the rest of all unfinished prompts. A transfer might overwrite blocks
+to which a step in flight still writes, so these blocks are freed only when the output of this step is processed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import LOADING, PREEMPTED, WAITING, Engine, table_of
 
 _SETTLED_CALLS = 2
-"""Consecutive calls of the scheduler without effect, after which no call has an effect until a transfer ends."""
+"""Number of consecutive calls of the scheduler without effect after which further calls have none, until a transfer
+ends.
+"""
 
 
 @part
@@ -63,7 +65,7 @@ def wait_again(sequence: Sequence) -> None:
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate blocks for tokens of a waiting sequence, which has a table already if it was loaded."""
+    """Allocate blocks for tokens of a waiting sequence. A sequence that was loaded has a table already."""
     if sequence.num_units == 0:
         fits = kv_cache.admit(engine, sequence, computed, num_tokens)
     else:
@@ -79,7 +81,8 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 def begin_step(engine: Engine, has_effect: bool) -> None:
     """Record the last step of each sequence in the batch, and end the reservations of prompts that the step completes.
 
-    `has_effect` tells whether this call of the scheduler changed anything."""
+    `has_effect` is True if this call of the scheduler changed anything.
+    """
     state, external = engine.state, engine.external
     launched = engine.launched[state.next_launched]
     launched.computes = state.num_in_batch > 0
@@ -167,7 +170,7 @@ def end_prefilling(engine: Engine, sequence: Sequence) -> None:
 def num_reserved(engine: Engine) -> int:
     """Return the number of blocks reserved for the rest of all unfinished prompts.
 
-    Some releases also reserve blocks for the drafts of these sequences, and for those of one more.
+    Some releases also reserve blocks for the drafts of these sequences, and of one more sequence.
     """
     external, settings = engine.external, engine.settings
     draft_tokens, block_size = settings.reserved_draft_tokens, settings.unit_tokens
@@ -199,6 +202,6 @@ def _num_missing(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def _fits(engine: Engine, whole: int, needed: int) -> bool:
-    """Tell whether `needed` blocks may be allocated and, if all known tokens must fit, `whole` blocks for these."""
+    """Tell whether `needed` blocks may be allocated, and also `whole` blocks if all known tokens must fit."""
     free_blocks = kv_cache.num_admissible(engine)
     return needed <= free_blocks and not (engine.settings.reserve_full_prompt and whole > free_blocks)

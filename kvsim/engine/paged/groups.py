@@ -1,9 +1,9 @@
 """Rules of a KV-cache group that differ by kind of layers: the tokens that it reads, the blocks that it needs and
 frees.
 
-A group is the layers of one kind, which share a block table. Full attention reads every token, a sliding window the
-last tokens, chunked attention those since the chunk's beginning, and a recurrent layer one state. Table entries that
-are not read hold the null block.
+The layers of a group share a block table. Full attention reads every token, a sliding window the last tokens, chunked
+attention the tokens since the begin of the chunk, and a recurrent layer one state. Table entries that are not read hold
+the null block.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
 
 @part
 def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
-    """Count the leading tokens that the layers do not read, even if the group keeps them as full attention would."""
+    """Count the leading tokens that the layers do not read, even if the group keeps these tokens like full
+    attention.
+    """
     record = engine.groups[group]
     if record.kind == FULL and record.window > 0:
         return max(0, computed - record.window + 1)
@@ -58,8 +60,8 @@ def num_blocks_for(engine: Engine, group: int, num_tokens: int) -> int:
 def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tokens: int, capped: bool) -> int:
     """Return the number of free blocks that a waiting sequence needs for `num_tokens` tokens.
 
-    Hits that are free count too, because admission takes them from the free queue. With `capped`, windows and chunks
-    need no more blocks than they ever hold at once: vLLM applies this when it checks room for the whole prompt.
+    Hits that are free also count, because admission takes them from the free queue. With `capped`, windows and chunks
+    need no more blocks than they ever hold at once, as when vLLM checks that a whole prompt fits.
     """
     record = engine.groups[group]
     required = num_blocks_for(engine, group, num_tokens)
@@ -90,7 +92,7 @@ def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_token
 
 @part
 def is_written_this_step(engine: Engine, group: int) -> bool:
-    """Tell whether the recurrent state that was hit is written by this very step, so that it cannot be read yet."""
+    """Tell whether this step writes the recurrent state that was hit, so that no other sequence can read it yet."""
     record = engine.groups[group]
     if not engine.settings.has_windows or record.kind != MAMBA or record.num_hits == 0:
         return False
@@ -132,7 +134,7 @@ def remove_skipped_blocks(engine: Engine, sequence: Sequence, group: int, comput
 
 @part
 def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Return the number of tokens up to which a sequence neither needs a new block of the group nor frees one."""
+    """Return the number of tokens up to which a sequence neither needs nor frees a block of the group."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     block_size = record.block_size
     room = table.num_blocks * block_size - engine.settings.lookahead_tokens
@@ -150,9 +152,9 @@ def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -
 def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
     """Tell whether a full block is put into the prefix cache, because a hit may need it.
 
-    A hit ends at a boundary that all groups share, and needs the blocks of one window, or the one state, before it.
-    With a retention interval these are kept only at the boundaries of the interval, at the end of the prompt, and at
-    the junction (see `Sequence.junction`).
+    A hit ends at a boundary that all groups share. It needs the blocks of one window, or the one state, before the
+    boundary. With a retention interval, these are kept only at the boundaries of the interval, at the end of the
+    prompt, and at the junction (see `Sequence.junction`).
     """
     settings, record = engine.settings, engine.groups[group]
     if not settings.has_windows or record.keeps_all:
@@ -261,10 +263,10 @@ def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
 
 @part
 def _expired_of(engine: Engine, block: int, amount: int) -> int:
-    """Note that one holder of a block no longer reads `amount` of the block's tokens or states.
+    """Record that one holder of a block no longer reads `amount` of the block's tokens or states.
 
-    In each pass of counting, a holder makes this call at most once for the block. The call of the last holder returns
-    the smallest amount, which no holder reads. All other calls return 0, so the block is counted once.
+    During one count, every holder makes this call at most once for the block. The call of the last holder returns the
+    smallest amount, which no holder reads. All other calls return 0, so the block is counted once.
     """
     num_holders = engine.blocks[block].refs
     if num_holders == 1:
@@ -279,9 +281,9 @@ def _expired_of(engine: Engine, block: int, amount: int) -> int:
 
 @part
 def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int, uncached: int) -> int:
-    """Return `num_tokens`, shortened so that steps of a prompt end at block boundaries, where recurrent state is kept.
+    """Return `num_tokens`, shortened so that chunks end at block boundaries, where recurrent state is kept.
 
-    `uncached` is the number of tokens that only some groups have in the cache: the step ends after them, too.
+    The chunk also ends after the `uncached` tokens that only some groups have in the cache.
     """
     if engine.settings.cuts_at_boundaries:
         return _tokens_to_boundary(engine, sequence, computed, num_tokens)
@@ -300,9 +302,9 @@ def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 
 @part
 def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Return `num_tokens`, shortened so that the step ends at the first boundary.
+    """Return `num_tokens`, shortened so that the chunk ends at the first boundary.
 
-    Boundaries are the end of a block that was begun, the last boundary of the prompt, and the junction.
+    Boundaries are the end of a partly computed block, the last boundary of the prompt, and the junction.
     """
     settings, block_size = engine.settings, engine.settings.boundary_tokens
     prompt_end = max(sequence.prompt_tokens, sequence.num_tokens - 1)

@@ -87,8 +87,8 @@ def begin_tables(engine: Engine, sequence: Sequence, hit_tokens: int, num_tokens
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
     """Allocate blocks for `num_tokens` more tokens of a running sequence.
 
-    Return False, and allocate nothing, where too few blocks are free. Blocks that no layer reads any more, such as
-    those before a sliding window, are freed in either case.
+    Return False, and allocate nothing, if too few blocks are free. In either case, blocks that no layer reads any more,
+    such as those before a sliding window, are freed.
     """
     settings = engine.settings
     computed = sequence.computed
@@ -117,8 +117,8 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
 def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     """Put the full blocks of the first `num_tokens` tokens, whose values are known, into the prefix cache.
 
-    As in vLLM this happens when a step is scheduled, before it computes their KV, so a request that is admitted later
-    in the same step can hit them.
+    As in vLLM, this happens when a step is scheduled, before it computes their KV. A request that is admitted later in
+    the same step can hit them.
     """
     settings = engine.settings
     num_tokens = drafting.num_cacheable(engine, sequence, num_tokens)
@@ -170,7 +170,7 @@ def expect_return(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def shared_tokens(engine: Engine, context_tokens: int) -> int:
-    """Return the number of tokens that a step reads more than once, in blocks that several of its sequences share."""
+    """Return the number of tokens that a step reads several times, because its sequences share their blocks."""
     settings = engine.settings
     if settings.num_groups == 1:
         held_tokens = (settings.num_units - engine.state.num_free) * settings.unit_tokens
@@ -196,8 +196,8 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def free_tables(engine: Engine, sequence: Sequence) -> None:
-    """Free all tables of a sequence, the last block of each first, so that the ends of sequences are evicted before
-    prefixes.
+    """Free all tables of a sequence, the last block of each first, so that the end of a sequence is evicted before its
+    begin.
     """
     settings, state = engine.settings, engine.state
     for group in range(settings.num_groups):
@@ -239,9 +239,10 @@ def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int)
 
 @part
 def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> None:
-    """Append free blocks to a table, for `num_tokens` tokens or, with drafts, `num_slots` slots. Enough are free.
+    """Append free blocks to a table, for `num_tokens` tokens or, with drafts, `num_slots` slots. Enough blocks are
+    free.
 
-    An aligned recurrent group gets at most one block, for its newest state; the entries before that block are null.
+    An aligned recurrent group gets at most one block, for its newest state; the entries before it are null.
     """
     record = engine.groups[group]
     table = table_of(engine, sequence, group)

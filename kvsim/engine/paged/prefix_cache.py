@@ -1,11 +1,11 @@
 """The prefix cache: a hash table that finds the block with a given prefix.
 
 Two blocks have the same key exactly if they are of one KV-cache group and all tokens up to their ends are equal. The
-blocks of a bucket are linked in the order in which they were cached, so a lookup finds the block that has held its key
-for longest. As in vLLM, equal blocks are not merged.
+blocks of a bucket are linked in the order in which they were cached, so a lookup finds the block that has had its key
+for the longest time. As in vLLM, equal blocks are not merged.
 
-A negative key belongs to one sequence, which looks it up only when it is resumed after a preemption. Most sequences are
-never preempted, so a block with such a key enters the table only when the sequence gives it up, by `offer`.
+A negative key belongs to one sequence, which looks it up only after a preemption. Most sequences are never preempted,
+so a block with such a key enters the table only when its sequence is preempted, by `offer`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SPREAD = -7046029254386353131
 
 @part
 def find(engine: Engine, key: int) -> int:
-    """Return the block that has held `key` for longest, whether it is in use or free; `NO_BLOCK` if there is none."""
+    """Return the block that has had `key` for the longest time, in use or free; `NO_BLOCK` if there is none."""
     block = engine.buckets[bucket_of(engine, key)].first
     while block != NO_BLOCK and engine.blocks[block].key != key:
         block = engine.blocks[block].next_alike
@@ -44,7 +44,7 @@ def cache(engine: Engine, block: int, key: int) -> None:
 
 @part
 def offer(engine: Engine, block: int) -> None:
-    """Put `block` into the hash table, if it has a key and is not in it."""
+    """Put `block` into the hash table, if it has a key and is not there yet."""
     key = engine.blocks[block].key
     if key != NO_KEY and engine.blocks[block].next_alike == _NOT_OFFERED:
         bucket.push_back(engine.blocks, engine.buckets[bucket_of(engine, key)], block)

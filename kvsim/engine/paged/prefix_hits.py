@@ -19,10 +19,10 @@ _ROW_BITS = 32
 
 @part
 def find(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of leading tokens of a waiting sequence that the cache holds in all groups; store their blocks.
+    """Return the number of leading tokens of a waiting sequence that the cache has in all groups; store their blocks.
 
     The last token is never a hit, since it has to be computed. Groups of one kind are looked up together, full
-    attention first. The hit of each kind is the limit for the next, and rounds are repeated until all kinds agree.
+    attention first. The hit of each kind limits the lookup of the next kind. Rounds are repeated until all kinds agree.
     """
     settings, state = engine.settings, engine.state
     limit = sequence.num_tokens - 1
@@ -71,7 +71,7 @@ def find(engine: Engine, sequence: Sequence) -> int:
 def _find_kind(engine: Engine, sequence: Sequence, leader: int, current: int, limit: int) -> int:
     """Store the hits of a kind within `current` tokens; return their number of entries.
 
-    If the last hit is computed again, one further block is looked up, within `limit` tokens, and then left out.
+    If the last hit is computed again, one more block is looked up, within `limit` tokens, and then left out.
     """
     block_size = engine.groups[leader].block_size
     if not engine.settings.drops_last_hit:
@@ -83,7 +83,9 @@ def _find_kind(engine: Engine, sequence: Sequence, leader: int, current: int, li
 
 @part
 def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
-    """Return the key of a full block of a sequence in a group; after the known prompt it is unique to the sequence."""
+    """Return the key of a full block of a sequence in a group. After the known prompt, the key is unique to the
+    sequence.
+    """
     number = (index + 1) * engine.groups[group].hashes_per_block - 1
     if number < sequence.num_keys:
         key = engine.prompt_keys[sequence.first_key + number]
@@ -131,9 +133,9 @@ def _find_full(engine: Engine, sequence: Sequence, leader: int, limit: int) -> i
 
 @part
 def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Return the number of hits of a window. They end with the last run of cached blocks that covers the window.
+    """Return the number of hits of a window, which end with the last cached blocks that cover a whole window.
 
-    Without such a run, they are the cached blocks at the beginning of the prompt.
+    If there are none, the hits are the cached blocks at the begin of the prompt.
     """
     record = engine.groups[leader]
     needed, run = -(-(record.window - 1) // record.block_size), 0
@@ -154,8 +156,9 @@ def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int) ->
 
 @part
 def _find_chunk(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Return the number of hits of chunked attention: the blocks before the chunk of the last token, and those in this
-    chunk up to the first miss.
+    """Return the number of hits of chunked attention.
+
+    These are the blocks before the chunk of the last token, and the blocks in this chunk up to the first miss.
     """
     record = engine.groups[leader]
     num_hits = limit // record.window * record.window // record.block_size

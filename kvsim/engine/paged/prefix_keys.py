@@ -1,9 +1,9 @@
 """Keys of prompt blocks for the prefix cache: two blocks have equal keys exactly if all tokens up to their ends are
 equal.
 
-Only equality matters to a prefix cache, so a key is a small integer in place of vLLM's block hash. Keys are derived
-from what a workload knows about its prompts: token ids, chained hashes of a trace or an engine, images, or a named
-prefix that several requests share.
+Only equality matters to a prefix cache, so a key is a small integer in place of vLLM's block hash. Keys follow from the
+workload's data about its prompts: token ids, chained hashes of a trace or an engine, images, or a named prefix that
+several requests share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from kvsim.workload import Ragged, Turns, Workload
 
 Column = npt.NDArray[np.int64]
 _MARK, _IMAGE, _TEXT = 0, 1, 2
-"""Token ids in place of unknown ones: a mark around an image, an image token, and (plus the prefix number) prefix text.
+"""Token ids that stand in for unknown tokens: a mark around an image, an image token, and (plus the prefix number) text
+of a shared prefix.
 """
 
 
@@ -55,8 +56,8 @@ class PrefixKeys:
     def from_hashes(self, hashes: Sequence[int], unit_tokens: int, prompt_tokens: int) -> list[int]:
         """Return the keys of the full blocks of a prompt given as one chained hash per `unit_tokens` tokens.
 
-        The last unit may be partial. Where a unit is larger than a block, the keys of its blocks combine the unit's
-        hash with the index of the block in the unit.
+        The last unit may be partial. If a unit is larger than a block, the key of a block combines the unit's hash with
+        the index of the block in the unit.
         """
         _check_sizes(unit_tokens, self.block_size)
         num_blocks = min(prompt_tokens, len(hashes) * unit_tokens) // self.block_size
@@ -81,9 +82,8 @@ def knows_prefixes(workload: Workload) -> bool:
 def prompt_keys(workload: Workload, block_size: int, ahead: int = 0) -> Ragged[np.int64]:
     """Return the keys of the full blocks of every prompt, from the most detailed data that the workload has about it.
 
-    The order of preference is token ids, hashes, images, named prefixes; the row of a prompt without any is empty. Keys
-    are numbered in order of first appearance, as `PrefixKeys` would assign them. A key also covers the `ahead` tokens
-    after its block.
+    The order of preference is token ids, hashes, images, named prefixes. A prompt without any of these has no keys.
+    Keys are numbered in order of first appearance. A key also covers the `ahead` tokens after its block.
 
     Raises:
         WorkloadError: blocks would straddle the units that the workload has hashes of.
@@ -112,8 +112,8 @@ def prompt_keys(workload: Workload, block_size: int, ahead: int = 0) -> Ragged[n
 def with_answers(turns: Turns | None, prompts: Ragged[np.int64], block_size: int, ahead: int = 0) -> Ragged[np.int64]:
     """Return the keys of `prompts`, extended to the blocks of histories and answers that a later turn repeats.
 
-    `turns` tells how many leading tokens of a prompt repeat the prompt and the answer of an earlier turn. Keys of an
-    answer are those that the later prompt has for these tokens, where they are known; elsewhere they are new keys,
+    `turns` has the number of leading tokens of a prompt that repeat the prompt and the answer of an earlier turn. The
+    key of an answer's block is that of the same tokens in the later prompt, if it is known. Otherwise it is a new key,
     which both turns share.
     """
     if turns is None:
@@ -239,8 +239,8 @@ def _check_sizes(unit_tokens: int, block_size: int) -> None:
 def all_prompt_keys(known: Ragged[np.int64], num_blocks: npt.NDArray[np.integer[Any]], rows: range) -> Ragged[np.int64]:
     """Return the keys of all `num_blocks` full blocks of every prompt, as `prefix_hits.key_of` computes them.
 
-    Blocks with `known` keys have these. Every other block gets a negative key that no other request has, which combines
-    the request's row in the workload of all servers (from `rows`) and the block's index.
+    Blocks with `known` keys have these. Every other block gets a negative key that no other request has. It combines
+    the request's row in the workload of all servers (from `rows`) with the index of the block.
     """
     lengths = np.where(known.lengths > 0, num_blocks, 0).astype(np.int64)
     block, row = _blocks_of_rows(lengths)

@@ -7,7 +7,7 @@ from kvsim.engine.radix_records import FIFO, FILO, LEAST_PRIORITY, LFU, LRU, MRU
 from kvsim.engine.state import Engine
 
 _OFTEN = 2
-"""Number of hits from which on `SLRU` keeps a node longer."""
+"""Smallest number of hits with which `SLRU` keeps a node longer."""
 
 
 @part
@@ -60,7 +60,7 @@ def goes_first(engine: Engine, node: int, other: int) -> bool:
 
 @part
 def _rise(engine: Engine, node: int, place: int) -> None:
-    """Put a node at `place` of the heap, or further up, above all parents that are evicted after it."""
+    """Put a node at `place` of the heap, or above all parents that are evicted after it."""
     nodes, leaves = engine.radix.nodes, engine.radix.leaves
     while place > 0 and goes_first(engine, node, leaves[(place - 1) // 2]):
         leaves[place] = leaves[(place - 1) // 2]
@@ -72,7 +72,7 @@ def _rise(engine: Engine, node: int, place: int) -> None:
 
 @part
 def _sink(engine: Engine, node: int, place: int) -> int:
-    """Make room for a node at `place` of the heap, or further down, below all children that are evicted first.
+    """Make room for a node at `place` of the heap, or below all children that are evicted before it.
 
     Return the index of the free place.
     """

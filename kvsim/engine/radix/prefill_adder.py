@@ -1,8 +1,9 @@
 """Admission of requests to the next prefill, as in SGLang's `PrefillAdder`.
 
-Admission estimates the slots that requests will need. A candidate must fit with its whole prompt and the longest answer
-that it may have; running requests are expected to use a share (`ratio`) of their remaining answers. A hit saves no
-room, since locking the prefix takes as many evictable slots away. The first candidate that does not fit ends the pass.
+Admission estimates the slots that requests will need. A candidate must fit with its whole prompt and its longest
+possible answer. A running request is expected to use a share (`ratio`) of its remaining answer. A hit saves no room,
+because a locked prefix leaves the same number of slots less to evict. The first candidate that does not fit ends the
+pass.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import RUNNING, Engine
 
 CONTINUE, NO_TOKEN, OTHER = range(3)
-"""Verdicts: go on to the next candidate; stop, since no memory is left; stop, since another budget is spent."""
+"""Verdicts: go on with the next candidate; stop because no memory is left; stop because another budget is used up."""
 _RESERVED = 1
 """Slots reserved for each request without a prefix cache, if no request can stop early."""
 
@@ -78,7 +79,7 @@ def _rem_window_tokens(engine: Engine) -> int:
 def _window_tokens(engine: Engine, num_tokens: int, most_new: int, most_at_once: int) -> int:
     """Return the largest number of window slots that a request needs.
 
-    Its prompt has `num_tokens` to compute, at most `most_at_once` of these in one piece, and `most_new` outputs follow.
+    Its prompt has `num_tokens` to compute, at most `most_at_once` of these in one piece. Then come `most_new` outputs.
     """
     window = engine.radix.settings.window_tokens
     beyond = max(min(num_tokens, most_at_once) - window, 0)
@@ -241,8 +242,8 @@ def _admit(engine: Engine, sequence: Sequence, num_tokens: int, is_cut: bool) ->
 def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
     """Admit a waiting request that ignores stop tokens, without a prefix cache, if memory lasts until all requests end.
 
-    Lengths are known, so the estimate walks through the ends of requests in order: before each end, all that are left
-    must have room for their tokens up to then; after it, the slots of the request that ended are free.
+    Lengths are known, so the estimate visits the ends of requests in order. Before each end, all remaining requests
+    must have room for their tokens. After it, the slots of the request that has ended are free.
     """
     settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
     holding = engine.radix.holdings[sequence.number]
@@ -291,7 +292,7 @@ def _insert_needs(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _tokens_left(engine: Engine, sequence: Sequence) -> float:
-    """Return the number of output tokens that a request is expected to have still."""
+    """Return the expected number of further output tokens of a request."""
     holding = engine.radix.holdings[sequence.number]
     return holding.limit * (1.0 if holding.ignores_eos else engine.radix.state.ratio) - num_outputs(sequence)
 
@@ -308,7 +309,7 @@ def _insert_in_order(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _insert_later_need(engine: Engine, sequence: Sequence) -> None:
-    """Insert the future needs of a later candidate before equal ones and, as in SGLang, never after the last."""
+    """Insert the future needs of a later candidate before equal needs and, as in SGLang, never at the end."""
     left, index = _tokens_left(engine, sequence), 0
     last = engine.radix.state.num_needs - 1
     if left > 0:
@@ -330,8 +331,8 @@ def _insert_at(engine: Engine, place: int, left: float, held: int) -> None:
 def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
     """Choose the running requests to preempt for a candidate, the least important first; return their number.
 
-    They are listed in `order`. None is chosen if the candidate is not more important by the threshold, or if they would
-    free too little.
+    They are listed in `order`. No request is chosen if the priority of the candidate is not higher by the threshold, or
+    if the requests would free too little.
     """
     settings, num_victims = engine.radix.settings, 0
     holding = engine.radix.holdings[sequence.number]
@@ -358,7 +359,7 @@ def _lead(engine: Engine, number: int, other: int) -> int:
 
 @part
 def _least_important(engine: Engine, num_chosen: int) -> int:
-    """Return the least important running request that is not chosen yet, of equal ones the last queued; 0 for none."""
+    """Return the least important running request that is not chosen yet; among equals, the last queued; 0 for none."""
     found = 0
     for index in range(engine.state.num_running):
         number = engine.running[index]

@@ -32,7 +32,7 @@ def window(engine: Engine, node: Node) -> None:
 
 @part
 def duplicate_of_node(engine: Engine, node: Node) -> None:
-    """Record the pages that a node frees because it takes those of a request, which have windows."""
+    """Record the pages that a node frees because it replaces them by pages of a request with windows."""
     _write_node(engine, DUPLICATE, node)
 
 

@@ -63,8 +63,8 @@ def radix(
 ) -> Any:
     """Return the records of the cache, with all pages free in ascending order, and of the scheduler.
 
-    `windows` is the number of pages in the pool for windows, and the tokens of a window; both are 0 without windows.
-    `hicache` is the write policy and the number of pages of the host tier, if there is one.
+    `windows` has the number of pages in the pool for windows, and the tokens of a window; both are 0 without windows.
+    `hicache` has the write policy and the number of pages of the host tier, if there is one.
     """
     num_requests, (num_windows, window_tokens) = len(demand.prompt), windows
     num_rows = min(policy.scheduler.max_running_requests, num_requests)

@@ -1,7 +1,7 @@
-"""Changes of ownership of SGLang's slots, written as rows of a recording during the run if recording is on.
+"""Changes of ownership of SGLang's slots, written as rows of a recording during the run if it is recorded.
 
-Each row describes one run of consecutive pages. A request may have as many runs as pages, so a step may change more
-than there are rows for: `is_crowded` then tells so, and the run ends with an error.
+A row describes consecutive pages. The pages of a request may all be apart, so a step may need more rows than there is
+room for. `is_crowded` is then True, and the run ends with an error.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """SGLang's radix tree, which caches prefixes: match, insert, split and evict.
 
-A node holds a run of consecutive pages of a prefix. Two pages have the same key exactly if all tokens up to their ends
-are the same (see `prefix_keys`). So the key of its first page is enough to find a child, and a binary search over the
-keys of a node finds how many of its pages match a request. A match that ends inside a node splits the node there.
-A request locks the path from the root to the end of its prefix. Nodes that no request locks can be evicted: one whole
-leaf after the other.
+A node holds consecutive pages of a prefix. Two pages have the same key exactly if all tokens up to their ends are the
+same (see `prefix_keys`). So the key of a node's first page suffices to find a child, and a binary search over the keys
+of a node finds how many of its pages match a request. A match that ends inside a node splits the node there. A request
+locks the path from the root to the end of its prefix. Nodes that no request locks can be evicted: one whole leaf after
+the other.
 
 Each access to the tree has a number, from which nodes get their stamps for the eviction policy. A match stamps its path
-from the end up, each node a little older than its child; an insert stamps its path from the root down.
+from the end upwards, each node a little older than its child. An insert stamps its path from the root downwards.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
     """Return the node at which the longest cached prefix of the first `num_tokens` tokens ends; stamp its path.
 
     Only nodes on the device are returned. With a host tier, the path continues on the host to `RadixState.host_node`,
-    and all of it is stamped. With windows, the path ends at the last node from which the tokens of a whole window, or
-    of the whole path, have their window slots.
+    and all of it is stamped. With windows, the path ends at the last node before whose end the tokens of a whole
+    window, or of the whole path, have window slots.
     """
     radix, num_pages = engine.radix.state, num_tokens // engine.settings.unit_tokens
     radix.matched_pages, radix.host_node = 0, ROOT
@@ -98,8 +98,8 @@ def _num_live_tokens(engine: Engine, node: int, num_before: int) -> int:
 def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, inserted: int, priority: int) -> int:
     """Insert the first `num_pages` pages of a request's row into the tree; return the node at which they end.
 
-    Where the tree has the same tokens already, it keeps its own pages. The request's duplicates from page `protected`
-    on are freed, and its row lists the tree's pages instead. Nodes that end after page `inserted` count a hit.
+    If the tree has the same tokens already, it keeps its own pages. The request's duplicates from page `protected` on
+    are freed, and its row lists the pages of the tree instead. Nodes that end after page `inserted` count a hit.
     """
     nodes = engine.radix.nodes
     _tick(engine)  # the access of the root, which has no stamp
@@ -142,7 +142,7 @@ def insert_prompt(engine: Engine, sequence: Sequence, num_pages: int, priority: 
 def split(engine: Engine, node: int, num_pages: int) -> int:
     """Split a node after its first `num_pages` pages; return the new node, which holds these pages.
 
-    The new node becomes the parent of the old one. It copies the old one's locks, hits and priority, and takes its
+    The new node becomes the parent of the old one. It copies the locks, hits and priority of the old one, and takes its
     place among the children of the parent.
     """
     nodes, buckets = engine.radix.nodes, engine.buckets
@@ -300,7 +300,7 @@ def _replace_run(engine: Engine, sequence: Sequence, node: int, begin: int, end:
 
 @part
 def _restore_windows(engine: Engine, sequence: Sequence, node: int) -> None:
-    """Give a node without windows those of a request that has the same tokens.
+    """Give the windows of a request to a node without windows that has the same tokens.
 
     If no request locks the node, it takes the request's pages with their windows and frees its own. Otherwise it keeps
     its pages, and the request's pages are freed.
@@ -326,8 +326,8 @@ def _restore_windows(engine: Engine, sequence: Sequence, node: int) -> None:
 def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, inserted: int, priority: int) -> int:
     """Add a leaf below `parent` with the pages of a row after the path, up to page `num_pages`; return the last node.
 
-    With windows it may be split into up to three nodes: one without windows, one with them, and a last one that is one
-    window long.
+    With windows, the leaf may be split into up to three nodes: one without windows, one with windows, and a last node
+    of one window.
     """
     nodes, begin = engine.radix.nodes, end_of(engine, parent)
     first_entry = tree_nodes.new_entries(engine, num_pages - begin)

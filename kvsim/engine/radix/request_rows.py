@@ -51,7 +51,7 @@ def match_kv_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def init_next_round_input(engine: Engine, sequence: Sequence) -> None:
-    """Match a candidate with the tree, but for its last token, which is always computed."""
+    """Match a candidate with the tree, except for its last token, which is always computed."""
     engine.radix.holdings[sequence.number].laid_out_tokens = sequence.num_tokens
     match_kv_cache(engine, sequence, sequence.num_tokens - 1)
 
@@ -122,9 +122,9 @@ def make_room_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
 
 @part
 def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
-    """Free the window slots that the first `num_seqs` requests of the batch read no more, without a prefix cache.
+    """Free the window slots that the first `num_seqs` requests of the batch no longer read, without a prefix cache.
 
-    With overlap, the piece before may still be computed, and it reads the window before that piece.
+    With overlap, the piece before may not be computed yet, and it reads the window before itself.
     """
     chunk_tokens = engine.radix.settings.chunk_tokens
     token_slots.begin_free_group(engine)
@@ -154,7 +154,7 @@ def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
 
 @part
 def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Free the window slots of a request before the window of token `num_tokens`, except those in the tree."""
+    """Free the window slots of a request that are before the window of token `num_tokens`, except those in the tree."""
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     window = engine.radix.settings.window_tokens
     if num_tokens - window < holding.gone_tokens + 1:
@@ -197,8 +197,8 @@ def _num_new_pages(engine: Engine, computed: int, num_tokens: int) -> int:
 def checkpoint(engine: Engine, sequence: Sequence, up_to: int, is_over: bool) -> None:
     """Insert the first `up_to` tokens of a request into the tree, in whole pages, and lock their path.
 
-    The path is split where the prompt ends. If the request matched a path whose windows were evicted, only the tokens
-    up to the end of that match (`branch_tokens`) are inserted.
+    The path is split at the end of the prompt. If the request matched a path whose windows were evicted, only the
+    tokens up to the end of that match (`branch_tokens`) are inserted.
     """
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     if not engine.radix.settings.has_tree or up_to == 0:

@@ -14,7 +14,7 @@ from kvsim.engine.state import Engine
 _MOST_MATCHED = 128
 """Largest number of waiting requests that are matched in one pass."""
 _SHARED_TOKENS = 32
-"""Shared tokens from which on one request waits for another; a request with more hits is not compared."""
+"""Number of shared tokens from which one request waits for another. A request with more hits is not compared."""
 _AT_ONCE = 1e300
 """The response ratio of a request that has nothing to compute."""
 _REFRESH_INTERVAL = 32
@@ -40,10 +40,10 @@ def calc_priority(engine: Engine) -> None:
 
 @part
 def _compute_prefix_matches(engine: Engine) -> None:
-    """Match all waiting requests; put a request back if one before it has the same beginning and the tree lacks it.
+    """Match all waiting requests; put a request back if one before it has the same begin, which the tree lacks.
 
-    The request that is put back can then hit what the other one computes. Beginnings are compared in whole pages,
-    since single tokens are not known.
+    The request that is put back can then hit what the other request computes. Begins are compared in whole pages, since
+    single tokens are not known.
     """
     order, num_compared = engine.radix.order, 0
     first_pages = _SHARED_TOKENS // engine.settings.unit_tokens
@@ -109,7 +109,7 @@ def _goes_before(engine: Engine, number: int, other: int) -> bool:
 
 @part
 def _response_ratio(engine: Engine, number: int) -> float:
-    """Return the tokens prefilled since a request was queued, divided by those that the request has to compute."""
+    """Return the number of tokens prefilled since a request was queued, divided by its number of tokens to compute."""
     holding = engine.radix.holdings[number]
     uncached = engine.sequences[number].prompt_tokens - holding.matched_tokens
     if holding.is_put_back:
@@ -193,7 +193,9 @@ def _take_heaviest_child(engine: Engine, parent: int) -> int:
 
 @part
 def chunk_limit(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of tokens that the chunked request may compute, so that shorter waiting ones fit beside it."""
+    """Return the number of tokens that the chunked request may compute, so that shorter waiting requests fit as
+    well.
+    """
     unit, budget = engine.settings.unit_tokens, engine.radix.state.chunk_left
     if engine.radix.settings.order != SHORTEST_PREFILL_FIRST or budget < 2 * unit:
         return NEVER
@@ -229,7 +231,9 @@ def _touch_waiting_prefixes(engine: Engine) -> None:
 
 @part
 def order_for_retraction(engine: Engine) -> None:
-    """Sort running requests so that the last is retracted first: more outputs first, then the shorter prompt."""
+    """Sort running requests so that the last one is retracted first: by descending outputs, then by ascending
+    prompts.
+    """
     running = engine.running
     for index in range(1, engine.state.num_running):
         number, place = running[index], index

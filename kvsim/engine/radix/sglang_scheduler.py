@@ -31,7 +31,7 @@ from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, RUNNING, WAITING, E
 
 @part
 def has_work(engine: Engine) -> bool:
-    """Tell whether another pass is due; after the last batch, one more pass resets the estimate of answers."""
+    """Tell whether another pass is due. After the last batch, one more pass resets the estimate of answers."""
     state, radix = engine.state, engine.radix.state
     has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
     return has_requests or radix.last_mode != NO_BATCH or not radix.is_rested
@@ -50,8 +50,8 @@ def add(engine: Engine, sequence: Sequence) -> None:
 def schedule(engine: Engine) -> None:
     """Run one pass: choose a batch, allocate its slots and put it in flight.
 
-    With `is_exclusive`, a prefill that follows another one is chosen now and launched in a later call, once the output
-    of the other is processed.
+    With `is_exclusive`, a prefill that follows another prefill is chosen now and launched in a later call, once the
+    output of the other is processed.
     """
     state, radix = engine.state, engine.radix.state
     mode = radix.chosen_mode
@@ -78,7 +78,7 @@ def schedule(engine: Engine) -> None:
 def awaits_output(engine: Engine) -> bool:
     """Tell whether the oldest result is processed before the next pass.
 
-    This is so if no further batch may be in flight, or if the last pass launched no batch.
+    This is the case if no further batch may be in flight, or if the last pass launched no batch.
     """
     state = engine.state
     is_full = state.num_in_flight >= engine.settings.most_in_flight
@@ -109,7 +109,7 @@ def num_running(engine: Engine) -> int:
 def is_stalled(engine: Engine) -> bool:
     """Tell whether the run cannot continue: the head of the queue is not admitted although nothing runs.
 
-    The same holds after a batch was admitted without enough slots, which ends SGLang.
+    This is also the case after a batch was admitted without enough slots, which ends SGLang.
     """
     state = engine.state
     if engine.radix.state.has_failed:
@@ -135,8 +135,8 @@ def _rest(engine: Engine) -> None:
 def _run_batch(engine: Engine, mode: int) -> None:
     """Launch the batch: its tokens count as computed from now on.
 
-    A simulation spends most of its time in this loop, so the figures of the batch are summed in it too, and a decode
-    gets its slots in it.
+    A simulation spends most of its time in this loop. So it also sums the figures of the batch, and allocates the slots
+    of a decode.
     """
     state, radix = engine.state, engine.radix.state
     radix.num_launched += 1

@@ -1,8 +1,8 @@
 """SGLang's HiCache: copies of the radix tree's nodes in host memory, which a match also finds.
 
-A node is on the device, on the host, or on both (then it is double). The write policy decides when a node is copied to
-the host: `write_through` at its first hit by an insert, `write_through_selective` at its second, and `write_back` when
-it is evicted. A copy locks its path from its begin until a later pass of the scheduler finds it finished.
+A node is on the device, on the host, or on both (double). The write policy decides when a node is copied to the host:
+`write_through` at its first hit by an insert, `write_through_selective` at its second, and `write_back` when it is
+evicted. A copy locks its path from its begin until a later pass of the scheduler finds that it is finished.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def count_hit(engine: Engine, node: int) -> None:
 
 @part
 def _copy(engine: Engine, node: int) -> bool:
-    """Allocate pages on the host for a node, after evicting there; return False if the room is not enough."""
+    """Allocate pages on the host for a node, if necessary by evicting others there; return False if there is no
+    room.
+    """
     record, radix = engine.radix.nodes[node], engine.radix.state
     missing = record.num_pages - radix.num_free_host
     if missing > 0 and _evict_host(engine, missing) < missing:
@@ -98,7 +100,7 @@ def update_double(engine: Engine, node: int) -> None:
 
 @part
 def demote(engine: Engine, node: int) -> bool:
-    """Evict the device pages of a leaf that has, or now gets, a copy on the host; return False if it has none."""
+    """Evict the device pages of a leaf with a copy on the host, which it may get now; return False if it has none."""
     record = engine.radix.nodes[node]
     if not record.is_on_host:
         if engine.radix.settings.write_policy != WRITE_BACK:
@@ -115,7 +117,7 @@ def demote(engine: Engine, node: int) -> bool:
 
 @part
 def _drop_below(engine: Engine, top: int) -> None:
-    """Remove all nodes below `top`, a leaf on the device; they are only on the host."""
+    """Remove all nodes below `top`, a leaf on the device. They are only on the host."""
     while engine.radix.nodes[top].num_host_children > 0:
         for node in range(1, engine.radix.state.num_nodes + 1):
             record = engine.radix.nodes[node]

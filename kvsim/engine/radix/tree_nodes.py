@@ -80,9 +80,9 @@ def get_device_pages(engine: Engine, node: int) -> None:
 
 @part
 def new_entries(engine: Engine, num_pages: int) -> int:
-    """Return the first index of `num_pages` unused entries of `node_pages`. If the half is full, begin the other.
+    """Return the first index of `num_pages` unused entries of `node_pages`. If the half is full, begin the other half.
 
-    The pages of all nodes on the device are then copied to the other half. It has room for these and the new pages.
+    The pages of all nodes on the device are then copied to the other half, which has room for these and the new pages.
     """
     radix, nodes, pages = engine.radix.state, engine.radix.nodes, engine.radix.node_pages
     if radix.entries_end + num_pages > radix.entries_limit:

@@ -1,8 +1,8 @@
 """Window slots in SGLang's radix tree, for models with sliding-window layers: locks and order of eviction.
 
 A node has window slots (its windows, for short) for all of its pages or for none. A request locks the windows of the
-last nodes of its path: as many as cover one window of tokens. The topmost of these nodes is the edge, at which
-unlocking ends. Windows that no request locks can be evicted, the least recently used first; their node stays in the
+last nodes of its path, which together cover one window of tokens. The topmost of these nodes is the edge, at which
+unlocking ends. Windows that no request locks can be evicted, the least recently used first. Their node stays in the
 tree.
 """
 
@@ -52,7 +52,7 @@ def share_with(engine: Engine, node: int, upper: int) -> None:
 
 @part
 def touch(engine: Engine, node: int) -> None:
-    """Mark the windows at the end of a path as the most recently used, over one window of tokens and a page."""
+    """Mark the windows of the last tokens of a path (one window and a page) as the most recently used."""
     nodes, previous, covered = engine.radix.nodes, ROOT, 0
     reach = engine.radix.settings.window_tokens + engine.settings.unit_tokens
     while node != ROOT and covered < reach:

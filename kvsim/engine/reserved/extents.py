@@ -1,9 +1,10 @@
 """Allocators of contiguous memory: first fit, best fit, next fit and buddy.
 
-They allocate extents, contiguous ranges of slots, from a list of holes, the free ranges, which is sorted by address. A
-freed extent is merged with the holes next to it. In a buddy allocator the length of an extent is a power of two, its
-address is a multiple of its length, and a hole merges only with the other half of the extent twice as long. A memory
-whose length is not a power of two is split into the largest powers of two that fill it: 13 slots into 8, 4 and 1.
+They allocate extents (contiguous ranges of slots) from a list of holes (free ranges), which is sorted by address. A
+freed extent is merged with the holes next to it. In a buddy allocator, the length of an extent is a power of two, and
+its address is a multiple of its length. A hole merges only with the other half of the extent that is twice as long. A
+memory whose length is not a power of two is split into the largest powers of two that fill it: 13 slots into 8, 4 and
+1.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def _delete(engine: Engine, index: int) -> None:
 
 @part
 def _smallest_hole(engine: Engine, length: int) -> int:
-    """Return the index of the smallest hole that is long enough; of equal holes, the one with the lowest address."""
+    """Return the index of the smallest hole that is long enough; among equal holes, the one with the lowest address."""
     best, holes = NO_HOLE, engine.holes
     for index in range(engine.state.num_holes):
         if holes[index].length >= length and (best == NO_HOLE or holes[index].length < holes[best].length):

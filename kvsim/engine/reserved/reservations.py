@@ -1,8 +1,8 @@
 """Contiguous reservations, as in servers before paging: every sequence gets one extent of memory when it is admitted.
 
-Most kinds of reservation never grow, so that no sequence is ever preempted, but slots are reserved that are never
-written. A reservation that doubles grows in place or, if allowed, moves to another hole; otherwise a sequence is
-preempted. A move copies all slots that were written, and the step waits for the copy.
+Most kinds of reservation never grow. No sequence is then ever preempted, but some reserved slots are never written. A
+reservation that doubles grows in place or, if allowed, moves to another hole; otherwise a sequence is preempted. A move
+copies all written slots, and the step waits for the copy.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def unusable_slots(engine: Engine, head: Sequence) -> int:
-    """Return the number of free slots if they would suffice for `head`, but no hole does; otherwise 0."""
+    """Return the number of free slots if their sum suffices for `head`, but no hole does; otherwise 0."""
     wanted, num_free = reservation(engine, head), engine.state.num_free
     if num_free < wanted or extents.find_hole(engine, extents.rounded(engine, wanted)) != NO_HOLE:
         return 0
@@ -108,8 +108,8 @@ def _make_hole(engine: Engine, num_slots: int) -> bool:
 def _compact(engine: Engine, length: int) -> bool:
     """Move all extents together at the start of memory, if that makes a hole of `length`; return whether it does.
 
-    All extents are allocated anew in an empty memory, in order of address, so that those below the first hole stay. In
-    a buddy allocator the longest come first, which leaves no gaps between them.
+    All extents are allocated again in an empty memory, in order of address, so extents below the first hole keep their
+    addresses. In a buddy allocator, the longest extents come first, which leaves no gaps between them.
     """
     state, holes, size = engine.state, engine.holes, len(engine.holes) // 2
     for index in range(state.num_holes):  # save the holes in the upper half, to restore them if no hole is made

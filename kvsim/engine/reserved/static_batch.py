@@ -29,7 +29,7 @@ _HALF_ULP_OF_ONE = 2.0**-53
 def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one return for each outcome
     """Run to the next moment at which the caller has to act; see `clock.advance`.
 
-    After the outcome `BATCHED` the caller writes the costs of new shapes in the batch's steps into `first_uses`.
+    After the outcome `BATCHED`, the caller writes the costs of new shapes in the steps of the batch into `first_uses`.
     """
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     while clock.has_room(engine):
@@ -72,7 +72,7 @@ def width_at(engine: Engine, step: int) -> int:
 
 @part
 def _form_batch(engine: Engine) -> bool:
-    """Form a batch that includes the oldest waiting sequence, if one is due; return whether it has any rows."""
+    """Form a batch that includes the oldest waiting sequence, if it is time for one; return whether it has any rows."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     if state.num_waiting == 0 or (state.num_waiting < settings.batch_size and state.host_s < _due_s(engine)):
         return False
@@ -115,8 +115,8 @@ def _choose_alike(engine: Engine) -> None:
 def _join(engine: Engine, sequence: Sequence) -> bool:
     """Add a sequence to the batch as a row; return False if there is no room for it.
 
-    The memory guard refuses a row with which the rectangle might not fit. Output lengths are not known beforehand, so
-    it counts columns for the largest number of outputs that any request allows, less the last token.
+    The memory guard refuses a row with which the rectangle might not fit. Output lengths are not known in advance, so
+    the guard counts a column for each output that any request allows, except the last.
     """
     settings, batch = engine.settings, engine.rectangle
     wider = max(batch.prompt_width, sequence.prompt_tokens)
@@ -190,7 +190,7 @@ def _take_step(engine: Engine) -> None:
 
 @part
 def _drop_ended(engine: Engine) -> None:
-    """Update the figures of the live rows, without the rows that had their last token in the step before."""
+    """Update the figures of the live rows for the rows that ended in the step before."""
     batch = engine.rectangle
     batch.num_live = batch.live_prompt_tokens = batch.live_new_tokens = 0
     batch.next_end = batch.longest_answer
