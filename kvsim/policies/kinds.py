@@ -22,18 +22,31 @@ from kvsim.policies.settings import (
 from kvsim.policies.sglang import Radix, RadixSettings, SGLangSettings
 
 
+class _Limited:
+    """Figures of a policy that follow from its settings; a unit of memory is a slot unless it is a block."""
+
+    __slots__ = ()
+    scheduler: Any
+
+    @property
+    def max_model_len(self) -> int:
+        """Length of the longest sequence in tokens, prompt and answer together."""
+        longest: int = self.scheduler.max_model_len
+        return longest
+
+    @property
+    def unit_tokens(self) -> int:
+        """Number of slots in a unit of the pool."""
+        return 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paged:
+class Paged(_Limited):
     """vLLM V1: continuous batching over fixed-size blocks."""
 
     name: ClassVar[str] = "paged"
     scheduler: ContinuousSettings = field(default_factory=ContinuousSettings)
     cache: PagedSettings = field(default_factory=PagedSettings)
-
-    @property
-    def max_model_len(self) -> int:
-        """Length of the longest sequence in tokens, prompt and answer together."""
-        return self.scheduler.max_model_len
 
     @property
     def unit_tokens(self) -> int:
@@ -42,40 +55,20 @@ class Paged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contiguous:
+class Contiguous(_Limited):
     """Orca and FasterTransformer: continuous batching over one contiguous reservation per sequence."""
 
     name: ClassVar[str] = "contiguous"
     scheduler: ContinuousSettings = field(default_factory=ContinuousSettings)
     cache: ContiguousSettings = field(default_factory=ContiguousSettings)
 
-    @property
-    def max_model_len(self) -> int:
-        """Length of the longest sequence in tokens, prompt and answer together."""
-        return self.scheduler.max_model_len
-
-    @property
-    def unit_tokens(self) -> int:
-        """Number of slots in a unit of the pool."""
-        return 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Static:
+class Static(_Limited):
     """Hugging Face's `generate()`: padded batches, each held until its last row ends."""
 
     name: ClassVar[str] = "static"
     scheduler: StaticSettings = field(default_factory=StaticSettings)
-
-    @property
-    def max_model_len(self) -> int:
-        """Length of the longest sequence in tokens, prompt and answer together."""
-        return self.scheduler.max_model_len
-
-    @property
-    def unit_tokens(self) -> int:
-        """Number of slots in a unit of the pool."""
-        return 1
 
 
 Policy: TypeAlias = Paged | Contiguous | Static | Radix

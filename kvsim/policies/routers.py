@@ -205,8 +205,8 @@ class DataParallel:
         return self._balancer.choose()
 
 
-class RanksTogether:
-    """A `RoutedServer` whose data-parallel ranks have pools of the same size."""
+class _RanksTogether:
+    """Several data-parallel ranks as one `RoutedServer`; their pools have the same size."""
 
     def __init__(self, number: int, ranks: Sequence[RoutedServer]) -> None:
         """Describe server `number` with these ranks."""
@@ -214,47 +214,38 @@ class RanksTogether:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests that were sent to any rank and have not ended."""
         return sum(rank.num_requests for rank in self.ranks)
 
     @property
     def num_running(self) -> int:
-        """Number of requests that run on any rank."""
         return sum(rank.num_running for rank in self.ranks)
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests in the queues of all ranks."""
         return sum(rank.num_waiting for rank in self.ranks)
 
     @property
     def unit_tokens(self) -> int:
-        """Number of tokens in a block."""
         return self.ranks[0].unit_tokens
 
     @property
     def num_used_units(self) -> int:
-        """Number of blocks that requests hold on all ranks."""
         return sum(rank.num_used_units for rank in self.ranks)
 
     @property
     def kv_usage(self) -> float:
-        """Share of all pools that requests hold, 0 to 1."""
         return sum(rank.kv_usage for rank in self.ranks) / len(self.ranks)
 
     @property
     def prefill_tokens(self) -> int:
-        """Number of prompt tokens that were sent to any rank and are not computed yet."""
         return sum(rank.prefill_tokens for rank in self.ranks)
 
     @property
     def hit_tokens(self) -> int:
-        """Number of leading prompt tokens in the cache of the rank that has most."""
         return max(rank.hit_tokens for rank in self.ranks)
 
     @property
     def held_tokens(self) -> int:
-        """Number of leading prompt tokens that requests hold on the rank that has most."""
         return max(rank.held_tokens for rank in self.ranks)
 
 
@@ -275,7 +266,7 @@ class ServersOfRanks:
         """Return the number of the rank, counted over the ranks of all servers."""
         size = self._num_ranks
         together = [
-            RanksTogether(number, servers[number * size : (number + 1) * size])
+            _RanksTogether(number, servers[number * size : (number + 1) * size])
             for number in range(len(servers) // size)
         ]
         number = self._router(request, together)

@@ -21,83 +21,73 @@ _MOST_STEPS = 10_000_000
 _MOST_LAYERS = 1 << 14
 _OF_LAYERS = ("num_layers", "num_hidden_layers", "num_attention_heads", "num_kv_heads")
 """Fields of a model's shape that are at most `_MOST_LAYERS`, because kvsim iterates over them."""
-_COUNTS = {
-    "policy": (
-        "block_size",
-        "batch_size",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "row_tokens",
-        "page_size",
-        "max_running_requests",
-    ),
-    "engine": (
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "hash_block_size",
-        "tensor_parallel_size",
-        "num_hash_lookahead_tokens",
-        "num_draft_modules",
-    ),
-    "model": ("tensor_parallel_size", "pipeline_parallel_size", "num_draft_layers", "draft_bytes_per_token"),
-}
-_SIZES_OF_POLICY = ("kv_offloading_block_size", "host_blocks", "store_threshold", "max_loras")
-_AMOUNTS = {
-    "policy": ("kv_offloading_size", "load_gb_per_s", "store_gb_per_s", "copy_latency_s", "swap_gib", "watermark"),
-    "engine": ("gpu_memory_utilization",),
-}
-_SIZES = ("baseline_allocated_bytes", "baseline_reserved_bytes", "baseline_private_bytes", "num_batches")
-_LISTS_OF_SIZES = ("private_segment_bytes", "given_back_before")
-_FLAGS = {
-    "policy": ("enable_prefix_caching", "disable_radix_cache"),
-    "engine": ("enable_prefix_caching", "enforce_eager", "in_process", "min_new_tokens"),
-}
+
+
+def _is_whole(value: object, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
+
+
+def _is_positive(value: object) -> bool:
+    return _is_whole(value, 1)
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _LARGEST
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _are_whole(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_whole, value))
+
+
+_RULES = (
+    ("a text", _is_text, ("gpu", "command", "created", "notes", "identity", "policy.rules", "policy.allocator")),
+    ("a whole number above 0", _is_positive, (
+        "policy.block_size", "policy.batch_size", "policy.max_model_len", "policy.max_num_seqs",
+        "policy.max_num_batched_tokens", "policy.row_tokens", "policy.page_size", "policy.max_running_requests",
+        "engine.max_model_len", "engine.max_num_seqs", "engine.max_num_batched_tokens", "engine.hash_block_size",
+        "engine.tensor_parallel_size", "engine.num_hash_lookahead_tokens", "engine.num_draft_modules",
+        "model.tensor_parallel_size", "model.pipeline_parallel_size", "model.num_draft_layers",
+        "model.draft_bytes_per_token", HASH_TOKENS,
+    )),
+    ("a whole number from 0 on", _is_whole, (
+        "policy.kv_offloading_block_size", "policy.host_blocks", "policy.store_threshold", "policy.max_loras",
+        "baseline_allocated_bytes", "baseline_reserved_bytes", "baseline_private_bytes", "num_batches",
+    )),
+    ("a number from 0 on", _is_amount, (
+        "policy.kv_offloading_size", "policy.load_gb_per_s", "policy.store_gb_per_s", "policy.copy_latency_s",
+        "policy.swap_gib", "policy.watermark", "engine.gpu_memory_utilization",
+    )),
+    ("true or false", _is_flag, (
+        "policy.enable_prefix_caching", "policy.disable_radix_cache", "engine.enable_prefix_caching",
+        "engine.enforce_eager", "engine.in_process", "engine.min_new_tokens",
+    )),
+    ("a list of whole numbers from 0 on", _are_whole, ("private_segment_bytes", "given_back_before")),
+)  # fmt: skip
+"""The form of a value, its check, and the fields that have this form if they are present."""
 
 
 def check_meta(document: Mapping[str, Any], file: Path) -> None:
     """Check the document of a `meta.json`, or of the first line of a log."""
-    for name in ("gpu", "command", "created", "notes", "identity"):
-        _require(document.get(name) is None or isinstance(document[name], str), file, name, "a text", document)
-    _check_policy(document.get("policy", {}), file, document)
-    for part, names in _COUNTS.items():
-        for name in names:
-            value = document.get(part, {}).get(name)
-            _require(value is None or _is_whole(value, 1), file, f"{part}.{name}", "a whole number above 0", document)
-    for part, names in _AMOUNTS.items():
-        for name in names:
-            value = document.get(part, {}).get(name)
-            _require(value is None or _is_amount(value), file, f"{part}.{name}", "a number from 0 on", document)
-    for part, names in _FLAGS.items():
-        for name in names:
-            value = document.get(part, {}).get(name)
-            _require(value is None or isinstance(value, bool), file, f"{part}.{name}", "true or false", document)
-    _check_model(document.get("model", {}), file, document)
-    for name in _SIZES:
-        _require(document.get(name) is None or _is_whole(document[name], 0), file, name, "a whole number from 0 on",
-                 document)  # fmt: skip
-    _require(document.get(HASH_TOKENS) is None or _is_whole(document[HASH_TOKENS], 1), file, HASH_TOKENS,
-             "a whole number above 0", document)  # fmt: skip
-    for name in _LISTS_OF_SIZES:
-        value = document.get(name)
-        listed = isinstance(value, list) and all(_is_whole(item, 0) for item in value)
-        _require(value is None or listed, file, name, "a list of whole numbers from 0 on", document)
-    if document.get("earlier_batches") is not None:
-        _check_batches(document["earlier_batches"], file, document)
-
-
-def _check_policy(policy: Mapping[str, Any], file: Path, document: Mapping[str, Any]) -> None:
-    """Check the fields that only the policy has; `check_meta` checks the names that other parts have, too."""
-    _require(policy.get("name", "paged") in EVERY_POLICY, file, "policy.name", f"one of {', '.join(EVERY_POLICY)}",
-             document)  # fmt: skip
-    for name in ("rules", "allocator"):
-        _require(policy.get(name) is None or isinstance(policy[name], str), file, f"policy.{name}", "a text", document)
+    policy = document.get("policy", {})
+    names = ", ".join(EVERY_POLICY)
+    _require(policy.get("name", "paged") in EVERY_POLICY, file, "policy.name", f"one of {names}", document)
+    for form, is_valid, fields in _RULES:
+        for field in fields:
+            value = _value_of(field, document)
+            _require(value is None or is_valid(value), file, field, form, document)
     if policy.get("speculative_config") not in (None, ""):
         _check_drafts(policy["speculative_config"], file)
-    for name in _SIZES_OF_POLICY:
-        _require(policy.get(name) is None or _is_whole(policy[name], 0), file, f"policy.{name}",
-                 "a whole number from 0 on", document)  # fmt: skip
+    _check_model(document.get("model", {}), file, document)
+    if document.get("earlier_batches") is not None:
+        _check_batches(document["earlier_batches"], file, document)
 
 
 def _check_drafts(config: object, file: Path) -> None:
@@ -133,19 +123,13 @@ def _check_batches(batches: object, file: Path, document: Mapping[str, Any]) -> 
     _require(total <= _MOST_STEPS, file, name, f"of {_MOST_STEPS:,} new_tokens in all at most", document)
 
 
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
-
-
-def _is_amount(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _LARGEST
+def _value_of(field: str, document: Mapping[str, Any]) -> Any:
+    """Return the value of a field such as `pool.num_units`; None if it is absent."""
+    part, _, name = field.rpartition(".")
+    return (document.get(part, {}) if part else document).get(name)
 
 
 def _require(holds: bool, file: Path, name: str, what: str, document: Mapping[str, Any]) -> None:
     """Raise an error unless `holds`: the field `name`, such as `pool.num_units`, should be `what`."""
-    if holds:
-        return
-    value: Any = document
-    for key in name.split("."):
-        value = value.get(key)
-    raise RecordingError(f"{file}: {name} should be {what}, not {shortened(value)}.")
+    if not holds:
+        raise RecordingError(f"{file}: {name} should be {what}, not {shortened(_value_of(name, document))}.")

@@ -20,8 +20,8 @@ CachedKeys = npt.NDArray[np.int64]
 """Distinct keys of the cached prefix blocks of one server at one time."""
 
 
-class ServerView:
-    """A `RoutedServer`: the present state of a server, and the prefix hits of the prompt now or some time ago."""
+class _ServerView:
+    """A `RoutedServer`: the present state of a server, and the prefix hits of the prompt now or at an earlier time."""
 
     def __init__(self, number: int, server: ServerProcess, hit_tokens: int | None, row: int, num_units: int) -> None:
         """Describe `server` to a router. `hit_tokens` are earlier hits of the prompt in `row`; None to look them up
@@ -33,49 +33,40 @@ class ServerView:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests that were sent to the server and have not ended: waiting and running."""
         return self._server.num_requests
 
     @property
     def num_running(self) -> int:
-        """Number of running requests."""
         return self.num_requests - self.num_waiting
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests in the server's queue."""
         return self._server.num_waiting
 
     @property
     def num_used_units(self) -> int:
-        """Number of units (blocks) that requests hold; units that are only cached count as free."""
         return self.num_units - int(self._server.driver.engine.state.num_free)
 
     @property
     def kv_usage(self) -> float:
-        """Share of the pool that requests hold, 0 to 1."""
         return self.num_used_units / self.num_units
 
     @property
     def unit_tokens(self) -> int:
-        """Number of tokens in a unit of the pool."""
         return int(self._server.driver.engine.settings.unit_tokens)
 
     @property
     def prefill_tokens(self) -> int:
-        """Number of prompt tokens that were sent to the server and are not computed yet."""
         return self._server.num_prefill_tokens()
 
     @property
     def hit_tokens(self) -> int:
-        """Number of leading tokens of the prompt that are in the server's prefix cache, or were `lag_s` seconds ago."""
         if self._hit_tokens is None:
             self._hit_tokens = self._server.hit_tokens(self._row)
         return self._hit_tokens
 
     @property
     def held_tokens(self) -> int:
-        """Number of leading tokens of the prompt in blocks that requests hold now."""
         return self._server.held_tokens(self._row)
 
 
@@ -131,7 +122,9 @@ class Dispatcher:
     def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> ServerProcess:
         """Return the server that gets the request in `row`."""
         hits = self._hits.pop(row, [None] * len(servers))
-        seen = [ServerView(number, server, hits[number], row, self._num_units) for number, server in enumerate(servers)]
+        seen = [
+            _ServerView(number, server, hits[number], row, self._num_units) for number, server in enumerate(servers)
+        ]
         self.duplicates.sample(servers)
         try:
             number = self._router(self._requests(row, at_s), seen)

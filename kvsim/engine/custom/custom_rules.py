@@ -54,8 +54,8 @@ def _reads(path: str) -> Any:
     return property(attrgetter(path))
 
 
-class Served:
-    """A request as a policy sees it; `ServedRequest` describes the attributes."""
+class _Served:
+    """A request as a policy sees it: a `ServedRequest`."""
 
     __slots__ = ("_engine", "_keys", "sequence", "times")
     arrival_s: float = _reads("times.arrival_s")
@@ -75,27 +75,22 @@ class Served:
 
     @property
     def row(self) -> int:
-        """The request's row in the workload."""
         return self.sequence.number - 1
 
     @property
     def max_tokens(self) -> int:
-        """Number of output tokens after which the server stops the request."""
         return self.sequence.limit_tokens - self.sequence.prompt_tokens
 
     @property
     def output_tokens(self) -> int:
-        """Number of output tokens that the request will have in the end."""
         return self.sequence.end_tokens - self.sequence.prompt_tokens
 
     @property
     def hit_tokens(self) -> int:
-        """Number of leading tokens that the waiting request would find in the prefix cache now."""
         return step_costs.hits(self._engine, self.sequence)[0] if self.sequence.status in QUEUED else 0
 
     @property
     def prefix_keys(self) -> list[int]:
-        """Keys of the full units of the known tokens, without the last token."""
         num_keys = (self.sequence.num_tokens - 1) // self._engine.settings.unit_tokens
         for index in range(len(self._keys), num_keys):
             self._keys.append(prefix_hits.key_of(self._engine, self.sequence, 0, index))
@@ -119,7 +114,7 @@ class CustomRules:
         """The remaining blocks of the list that `evict` returned last."""
         self._listed_in = 0
         """Number of the step in which `evict` returned this list."""
-        self._served: dict[int, Served] = {}
+        self._served: dict[int, _Served] = {}
         self._engine: Engine | None = None
         self._num_empty = 0
         """Number of consecutive steps without computed tokens although there are requests."""
@@ -150,11 +145,11 @@ class CustomRules:
         assert self.own_units is not None
         return self.own_units
 
-    def served(self, engine: Engine, sequence: Sequence) -> Served:
+    def served(self, engine: Engine, sequence: Sequence) -> _Served:
         """Return the object by which the policy sees a request, the same one for the whole run."""
         number = sequence.number
         if number not in self._served:
-            self._served[number] = Served(engine, sequence)
+            self._served[number] = _Served(engine, sequence)
         return self._served[number]
 
     def fill_step(self, engine: Engine) -> int:
@@ -189,7 +184,7 @@ class CustomRules:
                 f"preempted before: {self._rows((*self.running, *self.waiting))}"
             )
 
-    def _rows(self, requests: Iterable[Served]) -> str:
+    def _rows(self, requests: Iterable[_Served]) -> str:
         rows = [str(request.row) for request in requests]
         return f"rows {', '.join(rows[:5])}" + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
 
@@ -286,18 +281,18 @@ class CustomRules:
         return self.engine.state.host_s
 
     @property
-    def waiting(self) -> list[Served]:
+    def waiting(self) -> list[_Served]:
         """The waiting requests, the head of the queue first."""
         return self._served_all(waiting_queue.in_order(self.engine))
 
     @property
-    def running(self) -> list[Served]:
+    def running(self) -> list[_Served]:
         """The running requests, in order of admission."""
         engine = self.engine
         return self._served_all([engine.running[index] for index in range(engine.state.num_running)])
 
     @property
-    def preempted(self) -> list[Served]:
+    def preempted(self) -> list[_Served]:
         """The requests that this step has preempted so far."""
         engine = self.engine
         return self._served_all([engine.lists[index].preempted for index in range(engine.state.num_preempted)])
@@ -376,11 +371,11 @@ class CustomRules:
             self.refuse(f"named {request!r} as {role}, and it does not run")
         return running.index(number)
 
-    def _served_all(self, numbers: list[int]) -> list[Served]:
+    def _served_all(self, numbers: list[int]) -> list[_Served]:
         return [self.served(self.engine, self.engine.sequences[number]) for number in numbers]
 
     def _sequence(self, request: object) -> Sequence:
-        if not isinstance(request, Served):
+        if not isinstance(request, _Served):
             self.refuse(f"returned {request!r}, which is no request of the step")
         return request.sequence
 

@@ -122,7 +122,7 @@ def key_of(engine: Engine, sequence: Sequence, index: int) -> int:
 def _num_tokens_to_load(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
     """Return the number of tokens after the hits to load, up to the end of a host block.
 
-    Return `SKIP` while a store still writes one of the host blocks, or another load brings one of them to the GPU.
+    Return `SKIP` while a store still writes one of the host blocks, or another load brings such a block to the GPU.
     """
     slot_tokens = engine.host.settings.slot_tokens
     most = sequence.num_tokens // slot_tokens
