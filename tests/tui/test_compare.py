@@ -12,8 +12,7 @@ import kvsim_tui as tui
 from kvsim.errors import BudgetError
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.dialogs.find_dialog import FindScreen
-from kvsim_tui.facts.telling import gap_words, story_of_comparison
-from kvsim_tui.look.digits import tall
+from kvsim_tui.facts.telling import gap_of, story_of_comparison
 from kvsim_tui.look.states import COLOR
 from kvsim_tui.playback.compared_runs import ComparedRuns
 from kvsim_tui.playback.served import tokens_served
@@ -107,12 +106,12 @@ async def test_the_gap_is_on_the_screen(comparison: ComparedRuns) -> None:
         await pilot.press("]", "]")
         await pilot.pause()
         text = screen_text(app)
-        assert tall("100%")[0] in text
-        assert "of its" in text
-        assert "tokens" in text
-        assert "done after" in text
+        assert re.search(r"served +█+ +100%", text)
+        assert re.search(r"tokens/s +\d+ so far", text)
+        assert re.search(r"done +after", text)
         assert text.count("1 refused") == 3
-        assert "next: q" in text
+        assert re.search(r"in all +[^ ]+ m?s, ×\d", text)
+        assert "the fastest" in text
         for label in ("static batches", "contiguous", "paged"):
             assert label in text
 
@@ -246,7 +245,7 @@ async def test_bars_tell_how_long_each_run_takes(comparison: ComparedRuns) -> No
         await pilot.press("end")
         await pilot.pause()
         race = app.query_one(Race)
-        spans = [race.render_line(y).text[GUTTER:].count(COLOR.up[8]) for y in range(3)]
+        spans = [race.render_line(y).text[GUTTER:].count(COLOR.held) for y in range(3)]
     durations = [lane.session.player.duration_s for lane in comparison.lanes]
     assert spans == sorted(spans, reverse=True)
     assert spans[2] / spans[0] == pytest.approx(durations[2] / durations[0], abs=0.05)
@@ -266,14 +265,18 @@ def test_the_share_of_memory_is_what_ample_memory_would_take_away(three_runs: li
     story, near = story_of_comparison(comparison), comparison.lanes[-2].label
     assert f"{near} (all of it is memory), " in story.parts[0]
     assert story.parts[0].endswith(f"{slow.recording.meta.policy_name} batches (×{gap / 2:,.1f} of it is memory)")
-    for shorter in story.shorter:
-        assert re.search(rf"{near} \(all memory\) ×[\d.]+, .* batches \(memory ×{gap / 2:,.1f}\) ×{gap:,.1f}$", shorter)
+    short, shortest = story.shorter
+    assert re.search(rf"{near} \(all memory\) ×[\d.]+, .* batches \(memory ×{gap / 2:,.1f}\) ×{gap:,.1f}$", short)
+    assert re.search(rf"{near} ×[\d.]+ \(memory\), static ×{gap:,.1f} \(memory ×{gap / 2:,.1f}\)$", shortest)
+    assert gap_of(comparison, 0).because == f"of memory ×{gap / 2:,.1f}"
+    assert gap_of(comparison, len(comparison.lanes) - 2).because == "of memory, all of it"
     comparison.learn([100.0 if run.name == slow.recording.name else 100.0 * gap for run in three_runs])
     both = story_of_comparison(comparison)
     assert both.parts[0].endswith("batches (not memory: waits for longest rows)")
     assert both.shorter[0].endswith(f"batches (not memory: long rows) ×{gap:,.1f}")
-    assert both.shorter[1].endswith(f"batches ×{gap:,.1f}")
-    assert f"as long as {comparison.lanes[-1].label} (not memory: waits" in gap_words(comparison, 0)
+    assert both.shorter[1].endswith(f"static ×{gap:,.1f} (long rows)")
+    assert f"as long as {comparison.lanes[-1].label} (not memory: waits" in gap_of(comparison, 0).in_full
+    assert gap_of(comparison, 0).because == "of its longest rows"
 
 
 async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs: list[Recording]) -> None:
@@ -282,7 +285,7 @@ async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs
         await app.workers.wait_for_complete()
         await pilot.pause()
         screen = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-        assert len(re.findall("ample( memory)? 1,234", screen)) == 3
+        assert len(re.findall("ample: 1,234|1,234 with ample memory", screen)) == 3
         assert "tokens/s of the whole run; ample: memory for all" in screen
         assert re.search("is memory|all memory|memory ×", screen)
 

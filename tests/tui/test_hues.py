@@ -41,6 +41,13 @@ def test_requests_that_follow_each_other_look_different_to_all_eyes(palette: Pal
             assert np.linalg.norm(one - seen[(number + later) % NUM_HUES]) > 0.055
 
 
+@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
+def test_no_request_has_the_colour_of_a_state(palette: Palette) -> None:
+    beside = (SlotState.TOKEN, SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.CACHED)
+    states = [_oklab(palette.states[state], "usual") for state in beside]
+    assert min(np.linalg.norm(_oklab(hue, "usual") - state) for hue in palette.hues for state in states) > 0.1
+
+
 @pytest.mark.parametrize("theme", ALL_THEMES, ids=lambda theme: theme.name)
 def test_free_memory_stands_out_from_the_background_of_every_theme(theme: object) -> None:
     palette = palette_of(theme)  # type: ignore[arg-type]

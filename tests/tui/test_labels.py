@@ -22,7 +22,7 @@ from kvsim_tui.look.states import ASCII, COLOR, GLYPHS
 from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.brush import Brush
 from kvsim_tui.pool.canvas import Canvas
-from kvsim_tui.pool.labels import names_every_line
+from kvsim_tui.pool.labels import longest_name, names_every_line
 from kvsim_tui.pool.levels import levels
 from kvsim_tui.pool.line_lengths import LineLengths
 from kvsim_tui.pool.paint import OWNER, ColorBy, paint_colors
@@ -38,7 +38,14 @@ LLAMA = find_model("Llama-3-8B")
 
 def drawn(session: Session, symbols: Symbols, level: int, size: tuple[int, int], stride: int | None = None) -> str:
     replay = session.replay
-    tilings = levels(replay.num_units, replay.unit_tokens, *size, stride=stride, half_blocks=symbols.color)
+    tilings = levels(
+        replay.num_units,
+        replay.unit_tokens,
+        *size,
+        stride=stride,
+        half_blocks=symbols.color,
+        names=longest_name(replay),
+    )
     canvas = Canvas(replay, tilings[level], half_blocks=symbols.color)
     brush = Brush(symbols)
     return "\n".join("".join(brush[key][0] for key in row) for row in canvas.draw(0, size[1]).tolist())
@@ -68,7 +75,7 @@ def test_a_shared_block_says_how_many_hold_it() -> None:
 def test_a_row_bears_the_name_of_its_request(symbols: Symbols) -> None:
     guided = Guided(find_lesson("2"))
     lines = drawn(guided.sessions[0], symbols, 0, (80, 20), stride=135).splitlines()
-    named = [name[0] for line in lines if line.startswith(" ") for name in line.split()[:1] if name[0].isalpha()]
+    named = [line[1] for line in lines if line[1:2].isalpha()]
     assert named == list("ABCDEF")
 
 
@@ -145,27 +152,23 @@ def test_rows_that_share_a_character_are_above_each_other() -> None:
 
 
 @pytest.mark.parametrize("lesson", ["1", "2"])
-def test_a_name_stands_where_its_row_looks_alike_and_hides_nothing(lesson: str) -> None:
+def test_a_name_is_beside_its_row_and_hides_nothing(lesson: str) -> None:
     guided = Guided(find_lesson(lesson))
     guided.show(guided.captions[1].frame)
     session = guided.sessions[0]
     stride = LineLengths(session.replay).length_at(int(session.replay.frame_seq[session.replay.frame]))
-    tiling = levels(session.replay.num_units, 1, 84, 20, stride=stride, half_blocks=True)[0]
+    tiling = levels(session.replay.num_units, 1, 84, 20, stride=stride, half_blocks=True, names=1)[0]
     assert names_every_line(tiling, session.replay)
     canvas = Canvas(session.replay, tiling, half_blocks=True, color_by=ColorBy.OWNER)
     session.followed = canvas.followed = int(session.replay.live_requests()[0])
     assert canvas.lit_request is None, "its name is marked instead"
     brush, picture = Brush(COLOR), canvas.draw(0, 20)
-    marked = 0
-    for line in picture:
-        letters = np.flatnonzero([brush[int(key)][0].isalpha() or brush[int(key)][0] == ">" for key in line])
-        if len(letters):
-            grounds = {brush[int(line[at])][1].bgcolor for at in range(letters[0], letters[-1] + 2)}
-            after = brush[int(line[letters[-1] + 2])][1]
-            assert len(grounds) == 1
-            assert grounds <= {after.color, after.bgcolor}
-            marked += any(brush[int(line[at])][0] == ">" for at in letters)
-    assert marked == 1
+    beside = ["".join(brush[int(key)][0] for key in line[: tiling.margin]) for line in picture]
+    inside = {brush[int(key)][0] for line in picture for key in line[tiling.margin :]}
+    assert not any(character.isalpha() for character in inside)
+    holders = {session.request_name(request) for request in session.replay.live_requests().tolist()}
+    assert {line.strip(" >") for line in beside if line.strip()} == holders
+    assert sum(">" in line for line in beside) == 1
 
 
 def test_a_run_too_narrow_for_a_name_has_no_part_of_it() -> None:

@@ -127,7 +127,7 @@ async def test_who_wins_and_how_much_of_it_is_memory(three_runs: list[Recording]
         Question(
             "How much of it is memory?",
             "",
-            r"all of it is memory|×\d\S* of it is memory|\((all memory|memory ×\d\S*)\)",
+            r"all of it is memory|×\d\S* of it is memory|\((all memory|memory( ×\d\S*)?)\)",
         ),
     )
     async with KvsimApp(comparison).run_test(size=size) as pilot:

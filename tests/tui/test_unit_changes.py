@@ -14,7 +14,7 @@ from kvsim.simulation import Machine, simulate
 from kvsim.workload import generate
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.facts.last_step import last_step
-from kvsim_tui.facts.telling import begin_story, gap_words, story_of, story_of_comparison
+from kvsim_tui.facts.telling import begin_story, gap_of, story_of, story_of_comparison
 from kvsim_tui.lessons import Guided, find_lesson
 from kvsim_tui.look.wording import duration
 from kvsim_tui.playback.compared_runs import ComparedRuns
@@ -143,10 +143,11 @@ def test_the_story_of_a_comparison_is_its_factor(three_runs: list[Recording]) ->
     for number, rival in enumerate((slow, near)):
         factor = rival.session.player.duration_s / fast.session.player.duration_s
         assert f"{factor:,.1f} times as fast as {rival.label}" in story.parts[0]
-        assert gap_words(comparison, number).endswith(f"{factor:,.1f} times as long as {fast.label}")
-        assert all(f"{rival.label} ×{factor:,.1f}" in shorter for shorter in story.shorter)
+        assert gap_of(comparison, number).in_full.endswith(f"{factor:,.1f} times as long as {fast.label}")
+        assert f"{rival.label} ×{factor:,.1f}" in story.shorter[0]
+        assert f"{rival.label.removesuffix(' batches')} ×{factor:,.1f}" in story.shorter[1]
     assert story.parts[0].startswith(f"{fast.label} ")
-    assert gap_words(comparison, 2) == duration(fast.session.player.duration_s)
+    assert gap_of(comparison, 2).in_full == duration(fast.session.player.duration_s)
 
 
 async def test_c_keeps_the_moment_and_the_followed_request(three_runs: list[Recording]) -> None:

@@ -14,6 +14,7 @@ from ..look.wording import percent, plural
 from ..pool.brush import Brush
 from ..pool.canvas import Canvas
 from ..pool.host_blocks import legend_now, map_keys
+from ..pool.labels import longest_name
 from ..pool.layer_kinds import layer_kinds, places_of_units
 from ..pool.levels import best_level, levels
 from ..pool.line_lengths import LineLengths
@@ -53,6 +54,7 @@ def still(
         stride=stride,
         half_blocks=symbols.color,
         has_slots=len(replay.groups) == 1,
+        names=longest_name(replay),
     )
     canvas.tiling = tilings[best_level(tilings, height)]
     return _drawn(canvas.draw(0, canvas.height), symbols)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -91,23 +91,62 @@ def story_of_comparison(comparison: ComparedRuns) -> Story:
     ]
     batches = [(_mean_of(lane.session, lane.session.recording.steps.running), lane.label) for lane in (fast, *rivals)]
     running = ", ".join(f"{batch:,.0f} ({label})" for batch, label in batches)
-    shorter = tuple(
-        begin + between + ", ".join(_factor(comparison, place, says_none=says_none) for place in places)
-        for says_none, between in ((True, "; longer: "), (False, "; longer: "), (False, ", "))
+    shorter = (
+        f"{begin}; longer: {', '.join(_factor(comparison, place) for place in places)}",
+        f"{begin}; {', '.join(_factor_in_short(comparison, place) for place in places)}",
     )
     parts = (f"{begin}: {', '.join(factors)}", f"running on average: {running}")
     return Story(frame=0, parts=parts, shorter=shorter)
 
 
-def gap_words(comparison: ComparedRuns, number: int) -> str:
-    """Return the duration of the lane `number`, its ratio to the shortest duration, and the part due to memory."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """How much longer a run takes than the fastest, in words; empty words are unknown or do not apply."""
+
+    duration: str = ""
+    factor: str = ""
+    """Ratio to the duration of the fastest run: `11.9 times as long as paged`."""
+    factor_in_short: str = ""
+    because: str = ""
+    """Reason in a few words, after the label `because`: `of memory, all of it`."""
+    remark: str = ""
+    """The same reason in parentheses, after `factor`."""
+
+    @property
+    def in_full(self) -> str:
+        """The duration, the ratio and the reason in one line."""
+        return f"{self.duration}{', ' * bool(self.factor)}{self.factor}{self.remark}"
+
+
+def gap_of(comparison: ComparedRuns, number: int) -> Gap:
+    """Return the gap between lane `number` and the fastest lane, and how much of it is due to memory."""
     duration_s, place = comparison.lanes[number].session.player.duration_s, len(comparison.lanes) - number
     fast = comparison.lanes[-1]
     words = duration(duration_s)
-    if place == 1 or not comparison.slowest_first or fast.session.player.duration_s <= 0:
-        return words
-    times = f"{_times(_gap(comparison, place))} times as long as {fast.label}"
-    return f"{words}, {times}{_because_of_memory(comparison, place)}"
+    if not comparison.slowest_first or fast.session.player.duration_s <= 0:
+        return Gap(duration=words)
+    if place == 1:
+        return Gap(duration=words, factor_in_short="the fastest")
+    times = _times(_gap(comparison, place))
+    return Gap(
+        duration=words,
+        factor=f"{times} times as long as {fast.label}",
+        factor_in_short=f"×{times}",
+        because=_reason(comparison, place),
+        remark=_because_of_memory(comparison, place),
+    )
+
+
+def _reason(comparison: ComparedRuns, place: int) -> str:
+    """Return the reason of `_gap` in a few words; empty if unknown."""
+    by_memory = _by_memory(comparison, place)
+    if by_memory is None:
+        return ""
+    if by_memory == _gap(comparison, place):
+        return "of memory, all of it"
+    if by_memory >= _NONE_LEFT:
+        return f"of memory ×{_times(by_memory)}"
+    return "of its longest rows" if _is_static(comparison, place) else "not of memory"
 
 
 def _factor_words(comparison: ComparedRuns, place: int) -> str:
@@ -116,18 +155,26 @@ def _factor_words(comparison: ComparedRuns, place: int) -> str:
     return f"{gap:,.1f} times as fast as" if gap >= _NOTICED else "hardly faster than"
 
 
-def _factor(comparison: ComparedRuns, place: int, *, says_none: bool) -> str:
-    """Return a short form: how much longer the run at `place` from the end takes, and the part due to memory.
-
-    With `says_none`, the text also reports that no part is due to memory.
-    """
+def _factor(comparison: ComparedRuns, place: int) -> str:
+    """Return a short form: how much longer the run at `place` from the end takes, and the part due to memory."""
     by_memory, gap = _by_memory(comparison, place), _gap(comparison, place)
     share = ""
     if by_memory is not None and by_memory >= _NONE_LEFT:
         share = " (all memory)" if by_memory == gap else f" (memory ×{_times(by_memory)})"
-    elif by_memory is not None and says_none:
+    elif by_memory is not None:
         share = " (not memory: long rows)" if _is_static(comparison, place) else " (not memory)"
     return f"{comparison.lanes[-place].label}{share} ×{_times(gap)}"
+
+
+def _factor_in_short(comparison: ComparedRuns, place: int) -> str:
+    """Return the shortest form of `_factor`, with the reason in one or two words."""
+    by_memory, gap, static = _by_memory(comparison, place), _gap(comparison, place), _is_static(comparison, place)
+    reason = ""
+    if by_memory is not None and by_memory >= _NONE_LEFT:
+        reason = " (memory)" if by_memory == gap else f" (memory ×{_times(by_memory)})"
+    elif by_memory is not None and static:
+        reason = " (long rows)"
+    return f"{'static' if static else comparison.lanes[-place].label} ×{_times(gap)}{reason}"
 
 
 def _times(factor: float) -> str:

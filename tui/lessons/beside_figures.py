@@ -84,7 +84,7 @@ class Drafted(NamedTuple):
 
 def with_drafts(recording: Recording) -> list[Drafted]:
     """Return the results of the requests of `recording` without drafts, and with three drafts a step."""
-    runs = {"no drafts: the run above": recording} | {
+    runs = {"this lesson, no drafts": recording} | {
         f"3 drafts a step, {words} right": _drafted(recording, _ACCEPTANCE[how])
         for how, words in (("none", "none"), ("most", "7 of 10"))
     }

@@ -371,12 +371,15 @@ def remedies(tried: Sequence[Remedied], width: int, symbols: Symbols) -> Lines:
 def drafts(tried: Sequence[Drafted], width: int, symbols: Symbols) -> Lines:
     """Draw the steps before the first preemption with drafts and without, and the times until the last answer."""
     pen, most = Pen(symbols), max(result.steps for result in tried)
-    room = max(width - _DRAFTS - 10, 8)
-    lines: Lines = []
+    heads = ("pool runs out", "last answer")
+    room = max(width - _DRAFTS - sum(len(head) + 2 for head in heads), 8)
+    heading = "".join(f"  {head}" for head in heads)
+    lines: Lines = [[pen.text(" " * (_DRAFTS + room) + heading, weak=True)]]
     for result in tried:
         bar = pen.bar(result.steps / most, room, symbols.palette.states[SlotState.TOKEN])
-        lines.append([pen.text(result.name.ljust(_DRAFTS)), bar, pen.text(f" step {result.steps:>4,}")])
-        lines.append([pen.text(f"  last answer after {milliseconds(result.duration_s)}", weak=True)])
+        cells = (f"at step {result.steps:,}", f"at {milliseconds(result.duration_s)}")
+        figures = "".join(f"  {cell:>{len(head)}}" for cell, head in zip(cells, heads, strict=True))
+        lines.append([pen.text(result.name.ljust(_DRAFTS)), bar, pen.text(figures)])
     return lines
 
 

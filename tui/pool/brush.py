@@ -45,6 +45,8 @@ _REVERSE = 1 << 24
 """Bit that is set in the key of a character under the cursor."""
 _TEXT = 1 << 30
 """Bit that is set in the key of a letter: the code point is in bits 8 and up, the paint in bits 0 to 7."""
+_STRONG = 1 << 29
+"""Bit that is set in the key of a letter that is written beside the pool in the colour of text."""
 _PAINT = 0xFF
 """Mask of a paint, and of a shape."""
 
@@ -73,11 +75,10 @@ def reverse(keys: KeyArray) -> KeyArray:
     return keys | _REVERSE
 
 
-def text_keys(text: str, under: KeyArray, *, alike: bool = True) -> KeyArray:
+def text_keys(text: str, under: KeyArray) -> KeyArray:
     """Return the keys of `text` written over the characters `under`; a text longer than `under` is cut.
 
-    If `alike`, all letters have one background, the most frequent paint; otherwise each letter has the paint that it
-    covers. Characters under the cursor, and earlier text, stay.
+    All letters have one background, the most frequent paint. Characters under the cursor, and earlier text, stay.
     """
     under = under[: len(text)]
     letters = np.array([ord(letter) for letter in text[: len(under)]], np.int32)
@@ -86,10 +87,15 @@ def text_keys(text: str, under: KeyArray, *, alike: bool = True) -> KeyArray:
     mostly_second = ((shape > UP) & (shape <= UP + 4)) | ((shape > RIGHT) & (shape <= RIGHT + 4))
     mostly_second |= (shape >= DIGIT) & (shape <= DIGIT + 4)
     paint = np.where(mostly_second, second, first)
-    if alike and len(paint):
+    if len(paint):
         paint = np.full_like(paint, np.bincount(paint).argmax())
     taken = ((under & _REVERSE) > 0) | ((shape == HALF) & ((first == CURSOR) | (second == CURSOR)))
     return np.where(taken & (under < _TEXT), under, _TEXT | (letters << 8) | paint).astype(np.int32)
+
+
+def strong(keys: KeyArray) -> KeyArray:
+    """Return the keys of letters beside the pool as they are drawn in the colour of text."""
+    return keys | _STRONG
 
 
 def glyph_paint_color(paint: int, symbols: Symbols) -> str:
@@ -122,7 +128,7 @@ class Brush:
 
     def _draw(self, key: int) -> tuple[str, RichStyle]:
         if key >= _TEXT:
-            return self._draw_letter((key - _TEXT) >> 8, key & _PAINT)
+            return self._draw_letter((key & (_STRONG - 1)) >> 8, key & _PAINT, strong=bool(key & _STRONG))
         if key & _REVERSE:
             return self._draw_cursor(key & ~_REVERSE)
         shape, second, first = key >> _SHAPE, (key >> 8) & _PAINT, key & _PAINT
@@ -151,13 +157,16 @@ class Brush:
         character = character if character.strip() else "_"
         return character, style + Style(color=palette.void, bgcolor=palette.cursor, bold=True)
 
-    def _draw_letter(self, letter: int, paint: int) -> tuple[str, RichStyle]:
+    def _draw_letter(self, letter: int, paint: int, *, strong: bool) -> tuple[str, RichStyle]:
+        palette = self._symbols.palette
+        if strong:
+            return chr(letter), Style(color=palette.ink, bgcolor=palette.void, bold=True)
         # A name on a free unit has a weak colour.
         if self._symbols.color and paint % DIM not in (EMPTY, SlotState.FREE):
             color = self._colors[paint]
             return chr(letter), Style(color=ink_on(color), bgcolor=color, bold=True)
         back = self._colors[paint if self._symbols.color else EMPTY]
-        return chr(letter), Style(color=self._symbols.palette.free_glyph, bgcolor=back)
+        return chr(letter), Style(color=palette.free_glyph, bgcolor=back)
 
     def _glyph_color(self, paint: int) -> str:
         return glyph_paint_color(paint, self._symbols)

@@ -13,7 +13,7 @@ from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS
 from .brush import BLANK, DIGIT, GLYPH, RIGHT, UP, half_keys, keys_of, reverse
-from .cell_shapes import hairlines_above, ledges, spread, spread_glyphs
+from .cell_shapes import hairlines_above, ledges, settled, spread, spread_glyphs
 from .cells import Cells
 from .labels import names_every_line, write_names
 from .paint import CURSOR, DIM, EMPTY, ColorBy
@@ -100,6 +100,7 @@ class Canvas:
     def unit_at(self, x: int, y: int) -> int | None:
         """Return the first unit of the cell at character `x` of line `y`; None outside the pool."""
         tiling, line = self.tiling, y * self.lines_per_character
+        x = max(x - tiling.margin, 0)
         if not (0 <= x < tiling.width and 0 <= line < tiling.height):
             return None
         column, row = (
@@ -112,7 +113,9 @@ class Canvas:
     def place_of(self, unit: int) -> tuple[int, int]:
         """Return the column and the line of characters at which the cell of `unit` begins."""
         row, column = divmod(self._cell(unit), self.tiling.columns)
-        return int(self.tiling.column_edges[column]), int(self.tiling.row_edges[row]) // self.lines_per_character
+        return self.tiling.margin + int(self.tiling.column_edges[column]), int(
+            self.tiling.row_edges[row]
+        ) // self.lines_per_character
 
     def moved(self, unit: int, right: int, down: int) -> int:
         """Return the first unit of the cell that is `right` columns and `down` rows from the cell of `unit`.
@@ -135,7 +138,7 @@ class Canvas:
         row = np.searchsorted(tiling.row_edges, line, side="right") - 1
         rows = np.arange(row[0], row[-1] + 1) if len(row) else row
         if not len(rows):
-            return np.empty((0, tiling.width), np.int32)
+            return np.empty((0, tiling.span), np.int32)
         cells = np.add.outer(rows * tiling.columns, np.arange(tiling.columns)).ravel()
         draw = {Detail.MIX: self._mix, Detail.HALF: self._halves, Detail.FILL: self._fill, Detail.SLOTS: self._slots}
         lines: KeyArray = draw[tiling.detail](cells)[row - rows[0]]
@@ -144,11 +147,15 @@ class Canvas:
         if tiling.gap:
             lines[last] = EMPTY if per_character == 2 else BLANK
         elif tiling.detail in (Detail.FILL, Detail.MIX) and tiling.tall >= 2 and self._half_blocks:
+            lines = settled(lines)
             lines[last] = ledges(lines[last])
         elif tiling.stride is not None and tiling.detail is Detail.MIX and tiling.down == 1 and self._half_blocks:
+            lines = settled(lines)
             first = line == tiling.row_edges[row]
             lines[first] = hairlines_above(lines[first])
         picture = half_keys(lines.astype(np.uint8)) if per_character == 2 else lines
+        if tiling.margin:
+            picture = np.pad(picture, ((0, 0), (tiling.margin, 0)), constant_values=BLANK)
         write_names(
             picture,
             top,
@@ -249,12 +256,12 @@ class Canvas:
         slots = paints_of_slots(self._replay, units, written, self.color_by, self._lit(cells))
         # If a gap separates rows, the lines of a unit touch each other. Otherwise, each line ends in a seam.
         keys = keys_of(RIGHT + EIGHTHS if self._half_blocks and tiling.gap else GLYPH, slots, slots)
-        keys = keys.repeat((tiling.wide - 1) // num_slots, axis=1)
+        keys = keys.repeat((tiling.wide - 1 - tiling.gutter) // num_slots, axis=1)
         keys[cells >= tiling.num_units] = BLANK
         at_cursor = self._at_cursor(cells)
         keys[at_cursor] = reverse(keys[at_cursor])
         picture = np.full((len(cells) // tiling.columns, tiling.width), BLANK, np.int32)
-        for column, begin in enumerate(tiling.column_edges[:-1].tolist()):
+        for column, begin in enumerate((tiling.column_edges[:-1] + tiling.gutter).tolist()):
             picture[:, begin : begin + keys.shape[1]] = keys[column :: tiling.columns]
         return picture
 

@@ -56,6 +56,20 @@ def _by_character(
     return front, back, filled, offset, width
 
 
+def settled(keys: KeyArray) -> KeyArray:
+    """Return `keys` without characters of two paints that only continue those at their sides.
+
+    Half a line can show one paint alone. So borders between paints are moved to the nearest character, to be straight.
+    """
+    shape, first, second = keys >> 16 & 0xFF, keys & 0xFF, keys >> 8 & 0xFF
+    mixed = (shape > RIGHT) & (shape < RIGHT + EIGHTHS) & (first != second) & (keys < 1 << 24)
+    at_right = np.where(mixed, second, first)
+    continues = np.zeros_like(mixed)
+    continues[:, 1:-1] = (at_right[:, :-2] == first[:, 1:-1]) & (first[:, 2:] == second[:, 1:-1])
+    paint = np.where(shape >= RIGHT + EIGHTHS // 2, first, second)
+    return np.where(mixed & continues, keys_of(RIGHT + EIGHTHS, paint, paint), keys).astype(np.int32)
+
+
 def hairlines_above(keys: KeyArray) -> KeyArray:
     """Return `keys` with a hairline above cells of one paint, to keep touching rows apart."""
     plain = (keys & 0xFF) == (keys >> 8 & 0xFF)

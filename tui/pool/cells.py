@@ -9,7 +9,7 @@ import numpy as np
 from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS
-from .paint import EMPTY, NUM_PAINTS, WRITTEN, importance
+from .paint import EMPTY, MATTERS, NUM_PAINTS, WRITTEN, importance
 
 if TYPE_CHECKING:
     from .array_types import IndexArray, PaintArray
@@ -81,7 +81,10 @@ class Cells:
         first, second = self._with_written(counts, first, second)
         most = counts[rows, first]
         less = counts[rows, second] * (second != first)
-        eighths = np.clip(np.rint(EIGHTHS * most / np.maximum(most + less, 1)), 1, EIGHTHS - 1).astype(np.int64)
+        eighths = np.rint(EIGHTHS * most / np.maximum(most + less, 1)).astype(np.int64)
+        # Tokens and waste are visible however few they are. A trace of other memory is left out.
+        less[(eighths == EIGHTHS) & (self._weights[second] < MATTERS)] = 0
+        eighths = np.clip(eighths, 1, EIGHTHS - 1)
         second = np.where(less > 0, second, first)
         # The paint of the cell's first unit is drawn first.
         begins = self._paints[np.minimum(self._first_unit[cells], self.tiling.num_units - 1)]

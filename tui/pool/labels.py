@@ -10,7 +10,7 @@ import numpy as np
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.wording import ending
-from .brush import text_keys
+from .brush import strong, text_keys
 from .paint import ColorBy
 from .tiling import Detail
 
@@ -26,6 +26,10 @@ _LONGEST_NAME = 12
 
 _WIDE_ENOUGH = 3
 """Smallest width of a unit with a name, in characters; a name would hide a narrower unit."""
+
+
+_MOST_UNITS = 16
+"""Largest number of units in a cell of a pool without lines whose owners are named; a name would hide too many."""
 
 
 def write_names(
@@ -49,25 +53,44 @@ def write_names(
     match tiling.detail:
         case Detail.MIX | Detail.HALF if replay.unit_tokens > 1 or tiling.down > 1:
             return
+        case Detail.MIX if tiling.stride is None and tiling.units_per_cell > _MOST_UNITS:
+            return
         case Detail.FILL if not tiling.gap:
-            if color_by in (ColorBy.OWNER, ColorBy.SHARING):
+            counted = color_by in (ColorBy.OWNER, ColorBy.SHARING)
+            if counted:
                 _count_holders(picture, top, cells, tiling, replay)
             if tiling.wide < _WIDE_ENOUGH or not half_blocks:
                 return
             # A name is on the first of consecutive units of one request.
-            name, lines = name_runs, tiling.row_edges[rows] - top
+            name, lines = partial(name_runs, counted=counted), tiling.row_edges[rows] - top
         case Detail.MIX | Detail.HALF:
-            name = partial(name_runs, marked=marked if names_every_line(tiling, replay) else None)
+            name = partial(
+                name_lines if tiling.margin else name_runs,
+                marked=marked if names_every_line(tiling, replay) else None,
+            )
             first, last = _lines_for_names(tiling, rows)
             lines = np.where(first <= last, (first + last) // 2 - top, -1)
-        case _:  # a name is on the last line of each unit
-            name = name_units
-            lines = tiling.row_edges[rows + 1] - 1 - top
+        case Detail.FILL:  # a name is on the empty line below each unit
+            name, lines = name_units, tiling.row_edges[rows + 1] - 1 - top
+        case Detail.SLOTS:  # a name is left of each unit
+            name, lines = name_units, tiling.row_edges[rows] - top
     seen = (lines >= 0) & (lines < len(picture))
     if seen.any():
         through = picture[lines[seen]]
         name(through, tiling, replay, cells.reshape(len(rows), -1)[seen].ravel())
         picture[lines[seen]] = through
+
+
+def longest_name(replay: Replay) -> int:
+    """Return the length of the longest name of a request, with the number of other holders if units can be shared.
+
+    It is 0 for training batches, which have several sequences in a row.
+    """
+    meta = replay.recording.meta
+    if "row_tokens" in meta.policy:
+        return 0
+    longest = max((len(name) for name in replay.recording.requests.id.tolist()), default=0)
+    return min(longest + 2 * (meta.prefix_caching and replay.unit_tokens > 1), _LONGEST_NAME)
 
 
 def names_every_line(tiling: Tiling, replay: Replay) -> bool:
@@ -104,27 +127,54 @@ def _count_holders(picture: KeyArray, top: int, cells: IndexArray, tiling: Tilin
 
 
 def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray) -> None:
-    """Write into each of `cells` the number of its unit, the first holder, and the number of other holders.
+    """Write beside each of `cells` the number of its unit, the first holder, and the number of other holders.
 
-    `lines` has the last line of characters of each row of cells: shape (rows, characters).
+    `lines` has the line of characters for the names of each row of cells: shape (rows, characters).
     """
+    digits = len(str(tiling.num_units + replay.first_unit - 1)) if tiling.gutter else 0
     for place, unit in enumerate(cells[cells < tiling.num_units].tolist()):
         row, column = divmod(place, tiling.columns)
         begin, end = tiling.column_edges[column : column + 2].tolist()
         owner, refs = int(replay.owner[unit]), int(replay.refs[unit])
-        # The last character of a cell separates it from the next one.
-        room = end - begin - 1
-        text = f"{unit + replay.first_unit}"
-        if owner != NO_OWNER:
+        # The last character separates the name from the unit, or from the next name.
+        number, all_room = f"{unit + replay.first_unit:>{digits}} ", (tiling.gutter or end - begin) - 1
+        room = all_room - len(number)
+        _write(number[:all_room], lines[row, begin:])
+        if owner != NO_OWNER and room > 0:
             others = f"+{refs - 1}" if refs > 1 else ""
-            text += f" {_name(replay, owner, max(room - len(text) - len(others) - 1, 1))}{others}"
-        _write(text[:room], lines[row, begin:], alike=False)  # where a character is a slot, each keeps its colour
+            others = others if len(others) < room else ""
+            name = f"{_name(replay, owner, room - len(others))}{others}"
+            _write(name, lines[row, begin + len(number) :], weak=False)
 
 
-def name_runs(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray, *, marked: int | None = None) -> None:
+def name_lines(
+    lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray, *, marked: int | None = None
+) -> None:
+    """Write the owner's name left of each row or reservation among `cells`, with a mark before the name of `marked`.
+
+    `lines` has one line of characters of each row of cells, with the margin: shape (rows, characters).
+    """
+    for line, row in zip(lines, cells.reshape(-1, tiling.columns), strict=True):
+        owners = replay.owner[tiling.units_of(int(row[0]))]
+        held = owners[owners != NO_OWNER]
+        if len(held):
+            mark = ">" if held[0] == marked else " "
+            _write(mark + _name(replay, int(held[0]), tiling.margin - 2), line, weak=False)
+
+
+def name_runs(
+    lines: KeyArray,
+    tiling: Tiling,
+    replay: Replay,
+    cells: IndexArray,
+    *,
+    marked: int | None = None,
+    counted: bool = False,
+) -> None:
     """Write the owner's name on each row or reservation among `cells`, with a mark before the name of `marked`.
 
-    If other requests hold the same units, their number follows the name.
+    If other requests hold the same units, their number follows the name. If the number of holders is `counted` on each
+    shared unit, these have no name.
 
     The name is written over equal characters, so that it hides no difference, or else at the beginning. `lines` has one
     line of characters of each row of cells: shape (rows, characters).
@@ -142,6 +192,8 @@ def name_runs(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray
             # An owner without a prompt is the padding at the end of a row, not a request.
             if owner == NO_OWNER or not replay.recording.requests.prompt_tokens[owner]:
                 continue
+            if counted and others[begin] > 0:
+                continue
             name = _name(replay, owner) + (f"+{others[begin]}" if others[begin] > 0 else "")
             if len(name) > room:  # a shortened name could be mistaken for another request's name
                 continue
@@ -153,9 +205,9 @@ def name_runs(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray
                 _write_where_alike(f"{mark}{name} ", line[edges[begin] : edges[end]])
 
 
-def _write(text: str, place: KeyArray, *, alike: bool = True) -> None:
-    keys = text_keys(text, place, alike=alike)
-    place[: len(keys)] = keys
+def _write(text: str, place: KeyArray, *, weak: bool = True) -> None:
+    keys = text_keys(text, place)
+    place[: len(keys)] = keys if weak else strong(keys)
 
 
 def _write_where_alike(text: str, place: KeyArray) -> None:

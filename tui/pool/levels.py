@@ -9,6 +9,10 @@ from .tiling import Detail, Tiling
 
 _MOST_WIDE, _MOST_TALL = 12, 4
 """Largest cell of one unit: its width in characters, and its height in lines."""
+_ROOMY = 12
+"""Characters per unit from which units are drawn wider than high."""
+_MOST_MARGIN = 0.25
+"""Largest share of the width that names of lines may take."""
 _LEAST_FILL = 0.9
 """Least share of the picture that the pool should cover."""
 
@@ -22,6 +26,7 @@ def levels(
     stride: int | None,
     half_blocks: bool,
     has_slots: bool = True,
+    names: int = 0,
 ) -> list[Tiling]:
     """Return every level of detail for a picture of `width` by `height` characters, coarsest first.
 
@@ -36,9 +41,10 @@ def levels(
         stride: units of one line, for a pool that consists of lines; None for a paged pool.
         half_blocks: whether the terminal shows characters of half a line's height.
         has_slots: whether single slots can be shown; units of several KV-cache groups have different slots.
+        names: characters of the longest name of a request, which is written beside its row or unit where there is room.
     """
     if stride is not None:
-        return _levels_of_lines(num_units, width, height, stride, half_blocks=half_blocks)
+        return _levels_of_lines(num_units, width, height, stride, half_blocks=half_blocks, names=names)
     found = []
     rows = height
     # Add levels of twice as many rows until a cell has one unit; if the picture fits in, a character shows two units.
@@ -50,7 +56,7 @@ def levels(
     if unit_tokens > 1:
         found.append(_one_each(num_units, width, height, Detail.FILL))
         if has_slots:
-            found.append(_slots_level(num_units, unit_tokens, width, height))
+            found.append(_slots_level(num_units, unit_tokens, width, height, names))
     elif not found or found[-1].detail is not Detail.HALF:
         found.append(_one_each(num_units, width, 2 * height if half_blocks else height, _UNIT[half_blocks]))
     return found
@@ -70,18 +76,22 @@ def best_level(tilings: list[Tiling], height: int) -> int:
     return max(whole, default=0)
 
 
-def _levels_of_lines(num_units: int, width: int, height: int, stride: int, *, half_blocks: bool) -> list[Tiling]:
+def _levels_of_lines(
+    num_units: int, width: int, height: int, stride: int, *, half_blocks: bool, names: int
+) -> list[Tiling]:
     """Return the levels of a pool of lines, which are drawn one below the other.
 
     The first level shows all lines in the picture. Each further level has up to twice as many rows and columns of
     cells; its picture may be larger than the view, and is then scrolled.
     """
     num_lines = -(-num_units // stride)
+    margin = names + 2 if names and num_lines <= height and names + 2 <= _MOST_MARGIN * width else 0
+    width -= margin
     columns, rows = min(width, stride), min(height, num_lines)
-    found = [_lines(num_units, stride, columns, rows, width, height)]
+    found = [_lines(num_units, stride, columns, rows, width, height, margin)]
     while columns < stride or rows < num_lines:
         columns, rows = min(2 * columns, stride), min(2 * rows, num_lines)
-        found.append(_lines(num_units, stride, columns, rows, max(width, columns), max(height, rows)))
+        found.append(_lines(num_units, stride, columns, rows, max(width, columns), max(height, rows), margin))
     # If lines are too many for whole characters, the finest level draws them at half height.
     if half_blocks and found[-1].units_per_cell == 1 and num_lines > height:
         finest = found.pop()
@@ -99,10 +109,16 @@ def _levels_of_lines(num_units: int, width: int, height: int, stride: int, *, ha
     return found
 
 
-def _lines(num_units: int, stride: int, columns: int, rows: int, width: int, height: int) -> Tiling:
-    height = _equally_high(rows, height)
+def _lines(num_units: int, stride: int, columns: int, rows: int, width: int, height: int, margin: int) -> Tiling:
     return Tiling(
-        num_units=num_units, stride=stride, columns=columns, rows=rows, width=width, height=height, detail=Detail.MIX
+        num_units=num_units,
+        stride=stride,
+        columns=columns,
+        rows=rows,
+        width=width,
+        height=_equally_high(rows, height),
+        detail=Detail.MIX,
+        margin=margin,
     )
 
 
@@ -120,8 +136,11 @@ def _one_each(num_units: int, width: int, height: int, detail: Detail) -> Tiling
     If the picture is too small, each unit has a character or half a character, in more lines than are visible.
     """
     aspect = 1 if detail is Detail.HALF else 2  # height of a line divided by the width of a character
+    most_rows = height
+    if detail is Detail.FILL and width * height >= _ROOMY * num_units and height > 1:
+        aspect, most_rows = 5, height // 2  # wide and low, with a line for a name
     best: tuple[float, Tiling] | None = None
-    for rows in range(-(-num_units // width), height + 1):
+    for rows in range(-(-num_units // width), most_rows + 1):
         columns = -(-num_units // rows)
         for cell_width, cell_height in ((width / columns, height / rows), (width // columns, height // rows)):
             fill = num_units * cell_width * cell_height / (width * height)
@@ -158,13 +177,14 @@ def _one_each(num_units: int, width: int, height: int, detail: Detail) -> Tiling
     )
 
 
-def _slots_level(num_units: int, unit_tokens: int, width: int, height: int) -> Tiling:
+def _slots_level(num_units: int, unit_tokens: int, width: int, height: int, names: int) -> Tiling:
     """Return a tiling with a character per slot, or a square of characters per slot if the whole pool fits.
 
-    A gap separates neighbouring units; if there is room, a line for names is below each row of units.
+    The number and the holder of a unit are left of it, and a gap separates neighbouring units.
     """
+    gutter = min(len(str(num_units)) + 1 + (names + 1 if names else 0), max(width - unit_tokens - 1, 0))
     for scale in range(_MOST_TALL, 0, -1):
-        wide = unit_tokens * scale + 1
+        wide = gutter + unit_tokens * scale + 1
         columns = min(max(width // wide, 1), num_units)
         rows = -(-num_units // columns)
         if scale == 1 or (wide <= width and rows * (scale + 1) <= height):
@@ -178,4 +198,5 @@ def _slots_level(num_units: int, unit_tokens: int, width: int, height: int) -> T
         width=max(width, wide) if columns * wide <= width else wide * columns,
         height=lines,
         detail=Detail.SLOTS,
+        gutter=gutter,
     )

@@ -85,11 +85,15 @@ WRITTEN: Final = np.array((SlotState.TOKEN, *range(OWNER, AGE), *range(KIND, KEP
 """Paints of written slots of tokens."""
 
 
+MATTERS: Final = 16
+"""Weight from which a paint is visible in a cell of many units, even if a single one has it."""
+
+
 def importance() -> list[int]:
     """Return the weight of each paint: number of units times weight decides which paint a cell shows second."""
     weights = [4] * NUM_PAINTS
     for paint in WRITTEN.tolist():
-        weights[paint] = 16  # written slots weigh more than reserved ones
+        weights[paint] = MATTERS  # written slots weigh more than reserved ones
     for paint in _IMPORTANT:
         weights[paint] = 1 << 20
     weights[SlotState.FREE] = 1

@@ -50,6 +50,15 @@ class Tiling:
     height: int
     """Height of the picture in lines; for `Detail.HALF`, two of these lines share a line of characters."""
     detail: Detail
+    margin: int = 0
+    """Number of characters left of the picture, for the names of lines."""
+    gutter: int = 0
+    """Number of characters left of each unit, for its number and its holder; for `Detail.SLOTS` alone."""
+
+    @property
+    def span(self) -> int:
+        """Width of the picture and its margin in characters."""
+        return self.margin + self.width
 
     @property
     def num_cells(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..look.wording import plural
+from .labels import longest_name
 from .levels import best_level, levels
 from .tiling import Detail, Tiling
 
@@ -41,6 +42,7 @@ class Zoom:
             stride=stride,
             half_blocks=self._half_blocks,
             has_slots=self._slots and len(replay.groups) == 1,
+            names=longest_name(replay),
         )
         if not self._chosen:
             self._level = best_level(self._levels, height)
@@ -85,14 +87,12 @@ class Zoom:
             case _:
                 cell = f"1 cell = {_about(tiling.units_per_cell, unit)}"
         if self._heading is not None:  # one of several pools, all of the same size
-            short, *shorter = (
+            texts = (
                 f"{self._heading}: {cell}",
                 f"{self._heading}: {cell.removeprefix('1 cell = ').partition(',')[0]} a cell",
-                f"{self._heading}, {round(tiling.units_per_cell):,} a cell",
             )
-            if len(short) + max(self._longest - len(self._heading), 0) <= width:  # if it fits with the longest name too
-                return short
-            return next((text for text in shorter if len(text) <= width), self._heading)
+            longer = max(self._longest - len(self._heading), 0)  # a text should fit with the longest name, too
+            return next((text for text in texts if len(text) + longer <= width), self._heading)
         return f"memory pool, {plural(tiling.num_units, unit)}: {cell} {symbols.dot} colour: {color_by.value}"
 
 

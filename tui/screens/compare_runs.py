@@ -9,7 +9,7 @@ from textual import on
 from textual.containers import Container, Vertical
 
 from ..facts.headlines import comparison_headline
-from ..facts.telling import gap_words, story_of_comparison
+from ..facts.telling import gap_of, story_of_comparison
 from ..pool.colors import next_color
 from ..pool.paint import ColorBy
 from ..widgets.host_map import HostMap
@@ -49,7 +49,8 @@ class Compare(PlaybackScreen):
         super().__init__(comparison.player, symbols, guided)
         self.comparison = comparison
         self._ample = ample
-        self._color_by = ColorBy.OWNER if guided is None else guided.color_by
+        # Pools of many requests are told apart by what they waste; one meaning of colour holds for the bars, too.
+        self._color_by = ColorBy.STATE if guided is None else guided.color_by
         story = story_of_comparison(comparison)
         self.story = story if guided is None and story.parts else None
 
@@ -113,7 +114,7 @@ class Compare(PlaybackScreen):
             line.tell(story_of_comparison(self.comparison))
         ample = self.comparison.ample_tokens_per_s or (0.0,) * len(self.comparison.lanes)
         for number, (figures, tokens_per_s) in enumerate(zip(self.query(LaneFigures), ample, strict=True)):
-            figures.learn(gap_words(self.comparison, number), tokens_per_s)
+            figures.learn(gap_of(self.comparison, number), tokens_per_s)
         self.query_one(Race).show_transport()
 
     def headline(self) -> tuple[list[str], list[str]]:

@@ -1,9 +1,8 @@
-"""Figures below the pool of a compared run: progress, states of the slots, running and waiting requests."""
+"""Figures below the pool of a compared run: progress, states of the slots, requests, duration and its reason."""
 
 from __future__ import annotations
 
-from itertools import zip_longest
-from textwrap import wrap
+import re
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from rich.segment import Segment
@@ -12,8 +11,8 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from ..facts.headlines import selection
-from ..look import digits
-from ..look.wording import duration, plural, shortened, whole_words
+from ..facts.telling import Gap
+from ..look.wording import duration, plural, shortened
 from .waste_bar import state_bar
 
 if TYPE_CHECKING:
@@ -21,21 +20,19 @@ if TYPE_CHECKING:
     from ..playback.compared_runs import ComparedRun
 
 _NAMES_SHOWN = 12
-"""Largest number of waiting requests that are named."""
+"""Number of waiting requests from which none is named."""
 MANY_LANES: Final = 3
 """Largest number of runs whose pools are shown on a narrow screen."""
-_WORD = 8
-"""Width of the name of a bar, in columns."""
-_LONG_LINE = 52
-"""Width from which the throughput of the whole run is written in long words, in columns."""
+_LABEL = 9
+"""Width of the label of a line, in columns."""
+_WIDE = 38
+"""Width from which the share beside the bar says what it is a share of, in columns."""
 _SHARE = 15
-"""Width of the share beside a bar of one line, in columns."""
-_SHORT_LINE = 9
-"""Width of the words beside large digits, in columns."""
+"""Width of the share beside a bar, in columns, where it says what it is a share of."""
 
 
 class LaneFigures(Widget):
-    """Bar of the tokens served so far, bar of states, and running and waiting requests, or the end of the run."""
+    """A line for each figure of a run, each with a label; as many of them as there are lines."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "lane--text",
@@ -62,12 +59,12 @@ class LaneFigures(Widget):
         self._num_lanes = num_lanes
         self._lane = lane
         self._symbols = symbols
-        self._gap, self._ample = "", 0.0
+        self._gap, self._ample = Gap(), 0.0
         self.set_class(lane.session.rows is not None, "-rows")
         self._num_running, self._num_waiting = (lane.session.counts(name) for name in ("running", "waiting"))
 
-    def learn(self, gap: str, ample_tokens_per_s: float = 0.0) -> None:
-        """Set the text about the gap to the fastest run, and the throughput with ample memory, 0 if unknown."""
+    def learn(self, gap: Gap, ample_tokens_per_s: float = 0.0) -> None:
+        """Set the gap to the fastest run, and the throughput with ample memory, 0 if unknown."""
         self._gap, self._ample = gap, ample_tokens_per_s
         self.refresh()
 
@@ -76,143 +73,150 @@ class LaneFigures(Widget):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Render a line: first the progress in as many lines as there are, then the bar of states, then texts."""
-        width, height = self.size
-        if self._num_lanes > MANY_LANES and self.screen.has_class("-narrow"):
-            line = self._in_short(y, width)
-            return line.adjust_cell_length(width, self._style("text"))
-        num_bars = max(height - 3, 1) if height > 4 else 1
-        if y < num_bars:
-            line = self._progress(width, y, num_bars)
-        elif y == num_bars and height > 2:
-            line = state_bar(self._lane.session.breakdown, width, self._symbols)
-        elif y == min(num_bars + 1, height - 1):
-            line = Strip(self._counts(with_rate=height < 4))
-        else:
-            line = Strip(self._who())
-        return line.adjust_cell_length(width, self._style("text"))
+        """Render the figure of line `y`."""
+        kinds = self._kinds()
+        line = Strip(self._segments(kinds[y], self.size.width) if y < len(kinds) else [])
+        return line.adjust_cell_length(self.size.width, self._style("text"))
 
     def _style(self, name: str) -> Style:
         return self.get_component_rich_style(f"lane--{name}")
 
-    def _in_short(self, y: int, width: int) -> Strip:
-        """Render a line of a run without its pool: name and requests, progress, bar of states, gap to the fastest."""
-        lanes = self.screen.query_one("#lanes").size.height // self._num_lanes
-        kinds = {4: "name served memory gap", 3: "name served memory"}.get(min(lanes, 4), "name memory").split()
-        match kinds[y] if y < len(kinds) else "blank":
-            case "name":
-                counts = self._counts(with_rate=True)
-                room = width - sum(len(segment.text) for segment in counts) - 1
-                return Strip(
-                    [Segment(shortened(self._lane.label, room, "").ljust(room + 1), self._style("name")), *counts]
-                )
-            case "served":
-                bar = self._progress(width - _WORD, 0, 1, short=True)
-                return Strip([Segment("served".ljust(_WORD), self._style("label")), *bar])
-            case "memory":
-                bar = state_bar(self._lane.session.breakdown, width - _WORD - _SHARE, self._symbols)
-                return Strip([Segment("memory".ljust(_WORD), self._style("label")), *bar])
-            case "gap":
-                words = shortened(self._gap, width - _WORD, self._symbols.cut)
-                return Strip(
-                    [Segment("in all".ljust(_WORD), self._style("label")), Segment(words, self._style("text"))]
-                )
-        return Strip([])
+    @property
+    def _replaces_pool(self) -> bool:
+        return self._num_lanes > MANY_LANES and self.screen.has_class("-narrow")
 
-    def _progress(self, width: int, y: int, num_bars: int, *, short: bool = False) -> Strip:
-        """Render line `y` of the progress bar: the share of output tokens served, or of a batch's slots with tokens."""
+    def _kinds(self) -> list[str]:
+        """Return the figures that have a line, from above; what the user selected is always among them."""
+        height, session = self.size.height, self._lane.session
+        if self._replaces_pool:
+            lines = self.screen.query_one("#lanes").size.height // self._num_lanes
+            return {4: "name served memory gap", 3: "name served memory"}.get(min(lines, 4), "name memory").split()
+        last = ["selected"] if height > 3 and selection(session) else []
+        if session.rows is not None:
+            kinds = ["served", "counts"] if height < 3 else ["served", "memory", "counts"]
+        else:
+            kinds = ["served", "memory", *(["counts"] if height < 6 else ["running", "waiting"]), "gap"]
+            kinds += ["speed", *(["because"] if self._gap.because else [])]
+        return kinds[: height - len(last)] + last
+
+    def _segments(self, kind: str, width: int) -> list[Segment]:
+        """Return the line of one figure."""
+        text, label, room = self._style("text"), self._style("label"), width - _LABEL
+        bar_room = room - (_SHARE if width >= _WIDE else 5)
+        match kind:
+            case "name":
+                counts = self._counts(width, with_rate=True)
+                room = width - len(counts) - 1
+                name = shortened(self._lane.label, room, "").ljust(room + 1)
+                return [Segment(name, self._style("name")), Segment(counts, text)]
+            case "served":
+                return self._progress(bar_room, in_words=width >= _WIDE)
+            case "memory":
+                bar = state_bar(self._lane.session.breakdown, bar_room if self._replaces_pool else room, self._symbols)
+                return [Segment("memory".ljust(_LABEL), label), *bar]
+            case "counts":
+                counts = self._counts(width, with_rate=self.size.height < 4)
+                return [Segment(counts, self._style("strong") if self._lane.over else text)]
+            case "selected":
+                words = selection(self._lane.session)
+                words = words if len(words) <= width else re.sub(r" = [\d.,]+ \w+", "", words)
+                return [Segment(shortened(words, width, self._symbols.cut), text)]
+        name, *texts = {
+            "running": self._running_words,
+            "waiting": self._waiting_words,
+            "gap": self._in_all,
+            "because": lambda: ("because", self._gap.because),
+            "speed": self._speed,
+        }[kind]()
+        value = next((each for each in texts if len(each) <= room), texts[-1])
+        style = self._style("strong") if self._lane.over and kind == "running" else text
+        return [Segment(name.ljust(_LABEL), label), Segment(shortened(value, room, self._symbols.cut), style)]
+
+    def _progress(self, room: int, *, in_words: bool) -> list[Segment]:
+        """Return the progress bar: the share of output tokens served, or of a batch's slots with tokens."""
         rows, session = self._lane.session.rows, self._lane.session
         if rows is None:
+            label, meaning = "served", "tokens"
             share = session.served[session.player.frame] / max(int(session.served[-1]), 1)
-            meaning = "of its tokens served"
         else:
-            share, meaning = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1), "tokens in used rows"
+            label, meaning = "tokens", "used rows"
+            share = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1)
         # The share of an unfinished run must not be rounded to 100%.
         percents = f"{min(100 * share, 99.0 if share < 1 else 100.0):.0f}%"
-        figures = [f" {percents:>4} of tokens"] if short else self._figures(percents, meaning, num_bars)
-        room = max(width - len(figures[0]), 1)
+        figures = f" {percents:>4}" + f" of {meaning}".ljust(_SHARE - 5) * in_words
+        room = max(room, 1)
         whole, part = divmod(max(round(share * room * 8), share > 0), 8)
         glyphs = self._symbols.right or self._symbols.up
         edge = glyphs[part] if part and self._symbols.right else ""
-        done = self._style("served")
-        return Strip(
-            [
-                Segment(glyphs[8] * whole + edge, self._style("left") + Style(color=done.color)),
-                Segment(
-                    (" " if self._symbols.color else self._symbols.states[-1]) * (room - whole - len(edge)),
-                    self._style("left"),
-                ),
-                Segment(figures[y], self._style("strong")),
-            ]
-        )
+        left = (" " if self._symbols.color else self._symbols.states[-1]) * (room - whole - len(edge))
+        return [
+            Segment(label.ljust(_LABEL), self._style("label")),
+            Segment(glyphs[8] * whole + edge, self._style("left") + Style(color=self._style("served").color)),
+            Segment(left, self._style("left")),
+            Segment(figures, self._style("strong")),
+        ]
 
-    def _figures(self, share: str, meaning: str, num_lines: int) -> list[str]:
-        """Return the equally long lines beside the bar, with large digits if there is room and Unicode."""
-        if num_lines < digits.HEIGHT or self._symbols.ascii:
-            lines = [f" {share:>4} {meaning} "]
-        else:
-            lines = [f" {line}" for line in digits.tall(share.rjust(4))]
-            if num_lines > digits.HEIGHT:
-                lines.append(f" {meaning}")
-            else:
-                words = wrap(meaning, _SHORT_LINE)
-                lines = [f"{line} {word}" for line, word in zip_longest(lines, words, fillvalue="")]
-        width = max(map(len, lines))
-        return [line.ljust(width) for line in lines] + [" " * width] * (num_lines - len(lines))
-
-    @property
-    def _rate(self) -> str:
-        session, time_s = self._lane.session, self._lane.session.player.clock_s
-        return f"so far {int(session.served[session.player.frame]) / time_s if time_s else 0:,.0f} tokens/s"
-
-    def _counts(self, *, with_rate: bool) -> list[Segment]:
+    def _counts(self, width: int, *, with_rate: bool) -> str:
+        """Return the running and waiting requests in one line, or the end of the run, or the rows of a batch."""
         session, dot = self._lane.session, self._symbols.dot
         if session.rows is not None:
-            text = str(session.rows) if len(str(session.rows)) <= self.size.width else session.rows.in_short
-            return [Segment(text, self._style("strong" if self._lane.over else "text"))]
+            return str(session.rows) if len(str(session.rows)) <= width else session.rows.in_short
         frame = session.player.frame
         parts = [f"{session.num_refused:,} refused"] if session.num_refused else []
         if with_rate and self._rate:
-            parts.append(self._rate)
+            parts.append(f"so far {self._rate}")
         if self._lane.over:
-            done = Segment(f"done after {duration(session.player.duration_s)}", self._style("strong"))
-            return [done, Segment("".join(f" {dot} {part}" for part in parts), self._style("text"))]
+            return f" {dot} ".join([f"done after {duration(session.player.duration_s)}", *parts])
         idle = session.num_idle
         held = [f"{idle:,} held"] if idle else []
         running = f"{self._num_running[frame] - idle:,} running"
         parts = [f"{self._num_waiting[frame]:,} waiting", *parts]
-        choices: tuple[tuple[str, list[str]], ...] = (("now ", held), ("", held), ("now ", []), ("", []))
-        texts = [now + f" {dot} ".join([running, *extra, *parts]) for now, extra in choices]
-        if held:  # without the held rows, the numbers would not add up to all requests
-            texts.insert(2, texts[1].replace("running", "run").replace("waiting", "wait"))
-        return [Segment(next((text for text in texts if len(text) <= self.size.width), texts[-1]), self._style("text"))]
+        texts = [start + f" {dot} ".join([running, *held, *parts]) for start in ("now ", "")]
+        texts += [text.replace("running", "run").replace("waiting", "wait") for text in texts[1:]]
+        texts += [f" {dot} ".join([running, *held, *parts[:1]]), f" {dot} ".join([running, *parts[:1]])]
+        return next((text for text in texts if len(text) <= width), texts[-1])
 
-    def _who(self) -> list[Segment]:
-        """Return the last line: what the user selected, or else throughputs, or else the head of the queue."""
-        session, cut, dot = self._lane.session, self._symbols.cut, self._symbols.dot
-        inspected = selection(session)
-        if inspected:
-            return [Segment(shortened(inspected, self.size.width, cut), self._style("text"))]
-        if self._ample and session.player.duration_s:
-            # Throughput with ample memory is known for the whole run alone, so compare it with that of the whole run.
-            whole_run = int(session.served[-1]) / session.player.duration_s
-            texts = (
-                f"whole run: {whole_run:,.0f} tokens/s, with ample memory {self._ample:,.0f}",
-                f"{whole_run:,.0f} tokens/s, ample {self._ample:,.0f}",
-            )
-            text = texts[self.size.width < _LONG_LINE]  # the same words in all runs
-            return [Segment(shortened(text, self.size.width, cut), self._style("text"))]
-        waiting = session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()
-        if not waiting or self._lane.over:
-            finished = plural(session.num_finished, "request") + " finished" if session.rows is None else ""
-        else:
-            finished = f"next: {' '.join(session.request_name(request) for request in waiting)}"
-        rate = self._rate if session.rows is None else ""
-        text = f" {dot} " * bool(rate and finished) + finished
-        if not waiting and len(rate) + len(text) > self.size.width:
-            text = f" {dot} {session.num_finished:,} done" if rate else ""
-        label = self._style("label")
-        return [
-            Segment(rate, self._style("text")),
-            Segment(whole_words(text, self.size.width - len(rate), cut).removesuffix(f" {dot} next: {cut}"), label),
-        ]
+    @property
+    def _rate(self) -> str:
+        session, time_s = self._lane.session, self._lane.session.player.clock_s
+        return f"{int(session.served[session.player.frame]) / time_s if time_s else 0:,.0f} tokens/s"
+
+    def _running_words(self) -> tuple[str, ...]:
+        session = self._lane.session
+        if self._lane.over:
+            return "done", f"after {duration(session.player.duration_s)}"
+        idle = session.num_idle
+        running = f"{self._num_running[session.player.frame] - idle:,}"
+        if not idle:
+            return "running", running
+        rows = (f"and {plural(idle, 'finished row')} held", f"{plural(idle, 'row')} held")
+        return "running", *(f"{running}, {words}" for words in rows)
+
+    def _waiting_words(self) -> tuple[str, ...]:
+        session = self._lane.session
+        refused = f", {session.num_refused:,} refused" if session.num_refused else ""
+        if self._lane.over:
+            return "finished", plural(session.num_finished, "request") + refused, f"{session.num_finished:,}{refused}"
+        words = f"{self._num_waiting[session.player.frame]:,}{refused}"
+        names = [session.request_name(row) for row in session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()]
+        return "waiting", f"{words}, first {' '.join(names)}" if 0 < len(names) < _NAMES_SHOWN else words, words
+
+    def _in_all(self) -> tuple[str, ...]:
+        gap = self._gap
+        times = [f", {words}" for words in (gap.factor, gap.factor_in_short) if words]
+        if self._replaces_pool:
+            return "in all", gap.in_full
+        return "in all", *(gap.duration + words for words in times), gap.duration
+
+    def _speed(self) -> tuple[str, ...]:
+        """Return the throughput so far, or that of the whole run beside the one with ample memory."""
+        session = self._lane.session
+        if not self._ample or not session.player.duration_s:
+            return "tokens/s", f"{self._rate.removesuffix(' tokens/s')} so far"
+        # Throughput with ample memory is known for the whole run alone, so compare it with that of the whole run.
+        whole_run = f"{int(session.served[-1]) / session.player.duration_s:,.0f}"
+        return (
+            "tokens/s",
+            f"{whole_run} in the whole run, {self._ample:,.0f} with ample memory",
+            f"{whole_run}, ample: {self._ample:,.0f}",
+        )

@@ -13,7 +13,7 @@ from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 from ..look.states import STACK
 from ..pool.legend_entries import legend_entries
 from ..pool.paint import ColorBy
-from ..pool.swatches import swatch
+from ..pool.swatches import paint_swatch
 from .entries import whole_entries
 from .pool_picture import PoolPicture
 
@@ -47,13 +47,14 @@ class Legend(Widget):
             lit = next((name for pool in self.screen.query(PoolPicture) if (name := pool.lit_name) is not None), None)
             entries = legend_entries(self.color_by, self._sessions, self._symbols, style, width, lit=lit, bars=True)
             return whole_entries(entries, width, style, self._symbols.cut).adjust_cell_length(width, style)
+        gap = Segment("  ", style)
         states = [state for state in STACK if any(session.breakdown[state] for session in self._sessions)]
         texts = [[self._entry(state, meaning=meaning) for state in states] for meaning in (True, False)]
-        words = next((line for line in texts if sum(map(len, line)) + 2 * len(line) <= width), texts[-1])
+        words = next((line for line in texts if sum(map(len, line)) + 3 * len(line) <= width), texts[-1])
         segments = [
             segment
             for state, text in zip(states, words, strict=True)
-            for segment in (swatch(state, self._symbols), Segment(text + " ", style))
+            for segment in (paint_swatch(int(state), self._symbols), Segment(text, style), gap)
         ]
         return Strip(segments).adjust_cell_length(width, style)
 

@@ -217,9 +217,9 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         self._show_title()
         self._strips.clear()
         self._keys = np.empty((0, 0), np.int32)
-        self.virtual_size = Size(self.tiling.width, self._canvas.height)
+        self.virtual_size = Size(self.tiling.span, self._canvas.height)
         # Textual would keep a scrollbar that was needed only during the layout.
-        self.styles.overflow_x = "auto" if self.tiling.width > self.size.width else "hidden"
+        self.styles.overflow_x = "auto" if self.tiling.span > self.size.width else "hidden"
         self._scroll_to_cursor()
         self._repaint()
 

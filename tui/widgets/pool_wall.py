@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from ..look.states import Symbols
     from ..playback.fleet_servers import FleetServer, FleetServers, ServerNow, Stop
 
-_HELD, _RUNS, _WAITS, _HITS = 7, 7, 8, 8
+_HELD, _RUNNING, _WAITING, _FOUND = 7, 9, 9, 8
 """Widths of the columns of figures beside a strip, in characters."""
-FIGURES: Final = _HELD + _RUNS + _WAITS + _HITS + 1
+FIGURES: Final = _HELD + _RUNNING + _WAITING + _FOUND + 1
 _MOST_BAR, _LEAST_AXIS = 10, 60
 """Width of the bar of waiting requests, and the least width that the time axis must keep beside the bar."""
 _MOST_LINES = 9
@@ -112,8 +112,8 @@ class PoolWall(LineBox):
         return [*drawn[: height - _BELOW], legend, self._telling(now, stops)]
 
     def _heading(self, axis_width: int) -> Strip:
-        words, note = "the run from left to right" if axis_width > 26 else "", "now; hits so far:"
-        figures = f"{'held':>{_HELD}}{'runs':>{_RUNS}}{'hits':>{_HITS}}{'waits':>{_WAITS}}"
+        words, note = "the run from left to right" if axis_width > 26 else "", "now:"
+        figures = f"{'held':>{_HELD}}{'running':>{_RUNNING}}{'found':>{_FOUND}}{'waiting':>{_WAITING}}"
         return Strip(
             [
                 self.text(" " * GUTTER),
@@ -154,10 +154,10 @@ class PoolWall(LineBox):
     def _figures(self, one: ServerNow, most_waiting: int, *, finds: bool = True) -> list[Segment]:
         bar = columns_right_of_axis(self.size.width) - FIGURES
         hits = percent(one.hit_tokens, one.prompt_tokens) if finds and one.prompt_tokens else ""
-        text = f"{percent(one.held, 1):>{_HELD}}{one.running:>{_RUNS},}{hits:>{_HITS}}"
+        text = f"{percent(one.held, 1):>{_HELD}}{one.running:>{_RUNNING},}{hits:>{_FOUND}}"
         return [
             self.text(text),
-            self.text(f"{one.waiting:>{_WAITS},} ", "strong" if one.waiting else "text"),
+            self.text(f"{one.waiting:>{_WAITING},} ", "strong" if one.waiting else "text"),
             *([self._bar(one.waiting, most_waiting, bar)] if bar else []),
         ]
 
@@ -274,7 +274,8 @@ class PoolWall(LineBox):
             segments += [self.text(f" {words}   ", "weak")]
         used = sum(len(segment.text) for segment in segments)
         hint, folded = "up down enter: open a server", f"{num_folded:,} more: mean held, else sums"
-        hints = (f"{folded} {symbols.dot} {hint}", folded) if num_folded else (hint,)
+        found = "found: of all prompt tokens so far, in the cache"
+        hints = (f"{folded} {symbols.dot} {hint}", folded) if num_folded else (f"{found} {symbols.dot} {hint}", found)
         fitting = next((words for words in hints if used + len(words) <= self.size.width), "")
         segments.append(self.text(fitting.rjust(max(self.size.width - used, 0)), "weak"))
         return Strip(segments)

@@ -85,9 +85,10 @@ class Race(Scrubber):
             return Strip.blank(self.size.width, rest)
         cells = self._track(width) if last else self._span(y, width)
         column = self.cursor_column
+        lines = (self.symbols.held, self.symbols.track)
         line = self.symbols.knob if last else "│" if self.symbols.color else "|"
         # The cursor must not hide a duration.
-        if last or cells[column].style not in (self._style("value"), self._style("label")):
+        if last or cells[column].text in lines or cells[column].style == rest:
             cells[column] = Segment(line, Style(color=self.symbols.palette.cursor, bold=True))
         if last:
             rows = lanes[0].session.rows
@@ -114,7 +115,7 @@ class Race(Scrubber):
         when = f" {self.symbols.arrow}" if self._is_beyond(session) else ""
         # The blank before the time leaves room for the cursor at the end of the run.
         when += f" {duration(session.player.duration_s)} "
-        cells = [Segment(self.symbols.up[8], self._style("bar"))] * (gone + 1)
+        cells = [Segment(self.symbols.held, self._style("value"))] * (gone + 1)
         cells += [Segment(self.symbols.track, self._style("bar"))] * (end - gone)
         over = self._comparison.lanes[number].over
         width += _TIME
@@ -137,5 +138,6 @@ class Race(Scrubber):
         cells = [Segment(self.symbols.track, self._style("track")) for _ in range(width)]
         for lane in self._comparison.lanes:
             if not self._is_beyond(lane.session):
-                cells[self._column_of_end(lane.session, width)] = Segment(self.symbols.up[8], self._style("value"))
+                mark = "#" if self.symbols.ascii else "■"
+                cells[self._column_of_end(lane.session, width)] = Segment(mark, self._style("value"))
         return cells

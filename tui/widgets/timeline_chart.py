@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _FULL_MARK = 4
 """Number of events that fill the mark of a column; more if any column has more."""
+_MOST_SQUARES = 12
+"""Largest number of columns whose events are marked by squares."""
 _MOST_KINDS = 2
 """Largest number of kinds of events that are named in the title."""
 _FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
@@ -233,8 +235,8 @@ class TimelineChart(Scrubber):
         symbols = self.symbols
         events = self._events = self._events_of_columns(width)
         marks = columns(events, max(events.max(), _FULL_MARK), 1)[0]
-        # Few events have one square each, like the sample in the title; where there are many, bars count them.
-        glyphs = symbols.up if symbols.ascii or events.max() >= _FULL_MARK else " " + "■" * EIGHTHS
+        # In few columns, events have a square, like the sample in the title; where there are many, bars count them.
+        glyphs = symbols.up if symbols.ascii or not self._has_squares else " " + "■" * EIGHTHS
         held = self._residency(width)
         track, hold = (self.get_component_rich_style(f"timeline--{name}") for name in ("track", "held"))
         tick = Style(color=self._mark_color(), bold=True)
@@ -251,8 +253,13 @@ class TimelineChart(Scrubber):
 
     def _knob_color(self, column: int) -> str:
         """Return the colour of the marks if the knob hides the only sign of an event: a square, not a bar."""
-        hides = len(self._events) > column and self._events[column] > 0 and self._events.max() < _FULL_MARK
+        hides = len(self._events) > column and self._events[column] > 0 and self._has_squares
         return self._mark_color() if hides else self.symbols.palette.cursor
+
+    @property
+    def _has_squares(self) -> bool:
+        """Whether so few columns have events that squares mark them."""
+        return int(np.count_nonzero(self._events)) <= _MOST_SQUARES
 
     def _events_of_columns(self, width: int) -> npt.NDArray[np.int64]:
         events = self._marked_events()
