@@ -101,7 +101,7 @@ def story_of_comparison(comparison: ComparedRuns) -> Story:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """How much longer a run takes than the fastest, in words; empty words are unknown or do not apply."""
+    """Words about the time that a run takes more than the fastest run; empty where they are unknown or do not apply."""
 
     duration: str = ""
     factor: str = ""

@@ -32,7 +32,7 @@ _SHARE = 15
 
 
 class LaneFigures(Widget):
-    """A line for each figure of a run, each with a label; as many of them as there are lines."""
+    """Lines with the figures of a run, each with a label; a low widget shows the first lines alone."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "lane--text",
