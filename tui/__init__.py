@@ -37,15 +37,20 @@ _LONG_ROWS = 200_000
 __all__ = ["attach", "fleet_of", "open_fleet", "run", "screenshot", "watch_metrics"]
 
 
-def fleet_of(recordings: Sequence[Recording], num_prefill: int = 0) -> FleetServers:
-    """Return the servers of a fleet on one clock; the first `num_prefill` compute prompts for the other servers.
+def fleet_of(recordings: Sequence[Recording], folders: Sequence[str] = ()) -> FleetServers:
+    """Return the servers of a fleet on one clock.
+
+    Args:
+        recordings: one recording for each server.
+        folders: names of the folders that `kvsim run -o` writes them to; by default their numbers.
 
     Raises:
         RecordingError: no server has steps.
     """
-    from .playback.fleet_servers import FleetServers, server_names  # noqa: PLC0415 - pulls in numpy
+    from .playback.fleet_servers import FleetServers, shown_name  # noqa: PLC0415 - pulls in numpy
 
-    return FleetServers.of(recordings, server_names(len(recordings), num_prefill))
+    names = folders or [str(number) for number in range(len(recordings))]
+    return FleetServers.of(recordings, [shown_name(name) for name in names])
 
 
 def open_fleet(folders: Sequence[Path], report: Callable[[int, int], None] | None = None) -> FleetServers:

@@ -59,14 +59,14 @@ class FleetRun(Sequence[Run]):
             del report
             from kvsim_tui import fleet_of  # noqa: PLC0415  the interface is loaded when it is needed
 
-            return fleet_of(self._runs, self._fleet.num_prefill)
+            return fleet_of(self._runs, self._fleet.names)
 
         play(fleet, at_s=at_s)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write server `n` as the folder `path/n`, as `kvsim run --replicas -o` does; see `kvsim.write`."""
-        for number, run in enumerate(self._runs):
-            write(run, Path(path) / str(number), overwrite=overwrite)
+        """Write a folder for each server into `path`, with the names that `kvsim run -o` gives; see `kvsim.write`."""
+        for name, run in zip(self._fleet.names, self._runs, strict=True):
+            write(run, Path(path) / name, overwrite=overwrite)
         return Path(path)
 
     def __repr__(self) -> str:

@@ -142,7 +142,11 @@ def _servers(
         raise UsageError("prefill and decode servers take the place of replicas; leave out replicas, route_lag_s "
                          "and prefix_store.")  # fmt: skip
     return Disaggregation(
-        num_prefill=prefill or 0, num_decode=decode or 0, route=route or "shortest", link=link or KvLink()
+        num_prefill=prefill or 0,
+        num_decode=decode or 0,
+        route=route or "shortest",
+        ranks=on.model.data_parallel_size,
+        link=link or KvLink(),
     )
 
 
@@ -155,15 +159,15 @@ def _equal_servers(
     store: PrefixStore | None,
 ) -> Replicas | None:
     """Return the equal servers with a router, or the data-parallel ranks of the machine; None for one server."""
-    if on.model.data_parallel_size > 1 and store is None and (number is None or number > 0):
-        return Replicas.ranks_of(on, policy, number or 1, route, route_lag_s)
+    if on.model.data_parallel_size > 1 and (number is None or number > 0):
+        return Replicas.ranks_of(on, policy, number or 1, route, route_lag_s, store)
     if number is None:
         if route is not None or route_lag_s or store is not None:
             raise UsageError("route, route_lag_s and prefix_store are of several servers; give replicas as well.")
         return None
     if number < 1:
         raise UsageError(f"replicas should be at least 1, not {number}.")
-    return Replicas(number=number, route=route or "shortest", route_lag_s=route_lag_s, store=store)
+    return Replicas(number=number, route=route, route_lag_s=route_lag_s, store=store)
 
 
 def compare(

@@ -56,10 +56,11 @@ class Sides(NamedTuple):
 
 def _apart(flags: Mapping[str, Any]) -> Iterator[Side]:
     prefill, decode = flags["prefill"] or 0, flags["decode"] or 0
-    number = prefill + decode
+    number, ranks = prefill + decode, flags["data_parallel_size"] or 1
+    of_ranks = f" of {ranks} ranks" if ranks > 1 else ""
     equal = dict.fromkeys(("prefill", "decode", *OF_TRANSFERS)) | {"replicas": number}
-    yield Side(f"{number} servers", {**flags, **equal})
-    yield Side(f"{prefill} prefill, {decode} decode", flags)
+    yield Side(f"{number} servers{of_ranks}", {**flags, **equal})
+    yield Side(f"{prefill} prefill, {decode} decode{of_ranks}", flags)
 
 
 def _ranks(flags: Mapping[str, Any]) -> Iterator[Side]:
@@ -126,7 +127,7 @@ def _simulate(side: Side, policy: str, folder: Path | None) -> tuple[SideRun, li
         }  # fmt: skip
         fleet = simulate_servers((scenario.workload, settings, machine), servers, options, folder)
     run = SideRun(scenario.workload, settings, machine, fleet)
-    notes = [] if servers is None or side.name == servers.route else [routed_words(servers)]
+    notes = [] if servers is None or side.name == servers.route_name else [routed_words(servers)]
     if (link := fleet_flags.link) is not None:
         notes.append(f"each server fetches KV over {link.gb_per_s:g} GB/s, {link.num_transfers} at a time")
     notes += [*(scenario.notes if policy == Paged.name else ()), *failure_notes([each.meta for each in fleet.servers])]

@@ -60,23 +60,23 @@ def _sentence(totals: FleetTotals) -> str:
 
 
 def _servers(totals: FleetTotals) -> str:
-    if totals.num_prefill:
-        return f"{totals.num_prefill} prefill and {totals.num_servers - totals.num_prefill} decode servers"
-    if totals.num_ranks == 1:
-        return f"{totals.num_servers} servers"
-    number = totals.num_servers // totals.num_ranks
-    return f"{f'{number} servers of ' if number > 1 else ''}{totals.num_ranks} data-parallel ranks"
+    ranks = totals.num_ranks
+    number, num_prefill = totals.num_servers // ranks, totals.num_prefill // ranks
+    if ranks > 1 and number == 1:
+        return f"{ranks} data-parallel ranks"
+    kinds = f"{num_prefill} prefill and {number - num_prefill} decode servers" if num_prefill else f"{number} servers"
+    return f"{kinds} of {ranks} data-parallel ranks" if ranks > 1 else kinds
 
 
 def _name(totals: FleetTotals, number: int) -> str:
     """Return the number of a server, with its kind or rank if there are several."""
-    if 1 < totals.num_ranks < totals.num_servers:
-        server, rank = divmod(number, totals.num_ranks)
-        return f"{server}, rank {rank}"
-    if not totals.num_prefill:
+    if totals.num_ranks == totals.num_servers:
         return str(number)
-    is_prefill = number < totals.num_prefill
-    return f"prefill {number}" if is_prefill else f"decode {number - totals.num_prefill}"
+    server, rank = divmod(number, totals.num_ranks)
+    name, num_prefill = str(server), totals.num_prefill // totals.num_ranks
+    if num_prefill:
+        name = f"prefill {server}" if server < num_prefill else f"decode {server - num_prefill}"
+    return f"{name}, rank {rank}" if totals.num_ranks > 1 else name
 
 
 def _figures(totals: FleetTotals) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,12 +111,8 @@ def fleet_of(flags: dict[str, Any]) -> FleetFlags:
     replicas, route = flags.pop("replicas", 1), flags.pop("route", None)
     route_lag_s, store = flags.pop("route_lag_s", 0.0), _store_of(flags)
     apart = _apart_of(flags, route or "shortest", others=replicas > 1 or route_lag_s > 0)
-    if (flags["data_parallel_size"] or 1) > 1 and apart:
-        raise UsageError("prefill and decode servers with data-parallel ranks are not modelled; leave out "
-                         "--data-parallel-size, or give --replicas instead of --prefill and --decode.")  # fmt: skip
-    if store and (apart or (flags["data_parallel_size"] or 1) > 1):
-        raise UsageError("--prefix-store-gib is shared by equal servers; leave out --prefill, --decode and "
-                         "--data-parallel-size.")  # fmt: skip
+    if store and apart:
+        raise UsageError("--prefix-store-gib is shared by equal servers; leave out --prefill and --decode.")
     return FleetFlags(apart, replicas, route, route_lag_s, store)
 
 
@@ -145,20 +142,22 @@ def servers_of(fleet: FleetFlags, policy: AnyPolicy, machine: Machine) -> Server
     from kvsim.simulation import Replicas
 
     if fleet.apart is not None:
-        return fleet.apart
+        return replace(fleet.apart, ranks=machine.model.data_parallel_size)
     if machine.model.data_parallel_size > 1:
-        return Replicas.ranks_of(machine, policy, fleet.replicas, fleet.route, fleet.route_lag_s)
+        return Replicas.ranks_of(machine, policy, fleet.replicas, fleet.route, fleet.route_lag_s, fleet.store)
     if fleet.replicas == 1 and fleet.store is None:
         return None
-    route = fleet.route or "shortest"
-    return Replicas(number=fleet.replicas, route=route, route_lag_s=fleet.route_lag_s, store=fleet.store)
+    return Replicas(number=fleet.replicas, route=fleet.route, route_lag_s=fleet.route_lag_s, store=fleet.store)
 
 
 def routed_words(servers: Servers) -> str:
     """Describe how requests are routed."""
-    route = servers.route if isinstance(servers.route, str) else getattr(servers.route, "name", "data-parallel")
-    lag_s = getattr(servers, "route_lag_s", 0.0)
-    return f"routed by {route}{f', {lag_s:g} s late' if lag_s else ''}"
+    from kvsim.simulation import Disaggregation
+
+    if isinstance(servers, Disaggregation):
+        assumed = ", and to a rank of each server by its front end, which is assumed" if servers.ranks > 1 else ""
+        return f"routed by {servers.route_name}{assumed}"
+    return f"routed by {servers.route_name}{f', {lag_s:g} s late' if (lag_s := servers.route_lag_s) else ''}"
 
 
 def _apart_of(flags: dict[str, Any], route: str, *, others: bool) -> Disaggregation | None:

@@ -191,8 +191,9 @@ def _admission_rank(recording: Recording) -> IntArray:
     released = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
     span = int(max(steps.output_seq.max(initial=0), memory.seq.max(initial=0))) + 1
     release_key = np.sort(memory.request[released].astype(np.int64) * span + memory.seq[released])
+    # A release with the seq of the step comes before the admission: of a request whose load failed as a whole.
     residency = np.searchsorted(
-        release_key, schedule.request.astype(np.int64) * span + steps.schedule_seq[schedule.step]
+        release_key, schedule.request.astype(np.int64) * span + steps.schedule_seq[schedule.step], side="right"
     )
     key = schedule.request.astype(np.int64) * (len(release_key) + 1) + residency
     _, first, group = np.unique(key, return_index=True, return_inverse=True)

@@ -110,11 +110,11 @@ def _after_step(engine: Engine) -> int:
         return STALLED
     if state.is_crowded:
         return CROWDED
-    if engine.memory.has_news(engine) and not engine.settings.checking:
-        return NEWS
-    if engine.settings.lockstep and not engine.settings.checking:
+    if engine.settings.checking:
+        return CHECK
+    if engine.settings.lockstep:
         return LAUNCHED
-    return CHECK if engine.settings.checking else SCHEDULED
+    return NEWS if engine.memory.has_news(engine) else SCHEDULED
 
 
 @part

@@ -290,15 +290,18 @@ class Driver:
     def settle_step(self, launched_s: float | None, done_s: float) -> None:
         """Set the times at which the step scheduled last was launched and at which its kernels are done, in seconds.
 
-        `launched_s` is None for a step without a batch: an engine that awaits no output then continues at `done_s`.
+        `launched_s` is None for a step without a batch, whose output is processed at `done_s`; an engine that awaits
+        no output continues then. Transfers that have ended by the launch are reported with the output of the step.
         """
         engine = self.engine
         engine.stages[0].free_s = done_s
-        if launched_s is not None:
-            engine.launched[in_flight.earlier(engine, engine.state.next_launched)].done_s = done_s
-            engine.state.host_s = launched_s
-        elif engine.state.num_in_flight == 0:
+        if engine.state.num_in_flight == 0:
             self.skip_to(done_s)
+            return
+        engine.launched[in_flight.earlier(engine, engine.state.next_launched)].done_s = done_s
+        if launched_s is not None:
+            engine.state.host_s = launched_s
+            engine.memory.poll_transfers(engine)
 
     def skip_to(self, at_s: float) -> None:
         """Advance the clock of an engine without work to `at_s`, in seconds, if it is earlier."""
@@ -309,8 +312,14 @@ class Driver:
         """Tell whether a request was sent that has not arrived yet."""
         return bool(self.engine.state.num_arrived < self.engine.state.num_submitted)
 
+    def has_requests(self) -> bool:
+        """Tell whether requests have arrived that have not ended."""
+        return bool(self.engine.state.num_arrived > self.engine.state.num_ended)
+
     def tell_read(self, number: int, at_s: float) -> None:
         """Set the time at which another server has read the blocks that an ended sequence keeps."""
+        if self.engine.settings.lockstep and not self.has_requests():
+            self.skip_to(at_s)  # no step of the other ranks may advance its clock
         self.engine.connector.transfers[number].done_s = at_s
         transfers.expect_end(self.engine, self.sequence(number))
 

@@ -127,7 +127,7 @@ def _splits(server: Server, number: int) -> Iterator[ServerChange]:
     """Yield `number` servers, split into prefill and decode servers in other ways, or not split."""
     kind = Kind.SETTING if number == server.replicas else Kind.GPUS
     fields = ("apart",) if kind is Kind.SETTING else ("apart", "replicas")
-    if number < 2 or server.model.data_parallel_size > 1:
+    if number < 2 or (server.apart is None and server.model.data_parallel_size > 1):
         return
     asked = server.apart or Disaggregation(num_prefill=1, num_decode=1)
     for prefill in range(1, number) if server.apart is not None else _some_prefill(number):

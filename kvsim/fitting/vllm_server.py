@@ -168,9 +168,10 @@ class Server(ContinuousSettings):
 
     def servers(self) -> Servers | None:
         """Return the servers of a fleet, or the data-parallel ranks of the server; None for one server."""
-        if self.model.data_parallel_size > 1:
-            return Replicas.ranks_of(self.machine(), self.policy(), self.replicas)
-        return self.apart or (Replicas(number=self.replicas) if self.replicas > 1 else None)
+        ranks = self.model.data_parallel_size
+        if self.apart is not None:
+            return replace(self.apart, ranks=ranks)
+        return Replicas(number=self.replicas, ranks=ranks) if self.replicas * ranks > 1 else None
 
     @property
     def fleet_words(self) -> str:

@@ -60,7 +60,8 @@ class FleetTotals:
     most_duplicate_bytes: int
     """Largest number of these bytes at any time."""
     num_prefill: int = 0
-    """Number of servers that only compute prompts; 0 if every server decodes. If any do, only they count hits."""
+    """Number of servers, or ranks, that only compute prompts; 0 if every server decodes. If any do, only they count
+    hits."""
     fetched_bytes: int = 0
     """Bytes of KV that servers fetched from each other, per GPU."""
     num_ranks: int = 1

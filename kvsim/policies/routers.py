@@ -205,6 +205,11 @@ class DataParallel:
         return self._balancer.choose()
 
 
+def rank_names(servers: Sequence[str], num_ranks: int) -> list[str]:
+    """Return the names of the data-parallel ranks of all `servers`, in order."""
+    return [f"{server}-rank-{rank}" for server in servers for rank in range(num_ranks)]
+
+
 class _RanksTogether:
     """Several data-parallel ranks as one `RoutedServer`; their pools have the same size."""
 
@@ -257,7 +262,6 @@ class ServersOfRanks:
 
     def __init__(self, route: str | Router, num_ranks: int, release: str = NEWEST) -> None:
         """Choose the server by `route`, and one of its `num_ranks` ranks as a front end of vLLM `release` does."""
-        self.name = route if isinstance(route, str) else getattr(route, "__name__", "a function")
         self._router, self._num_ranks = router_of(route), num_ranks
         self._new_front_end = partial(DataParallel, release)
         self._front_ends: dict[int, DataParallel] = {}

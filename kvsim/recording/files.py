@@ -23,7 +23,7 @@ from kvsim.recording.writer import RecordingWriter
 
 _ATTEMPTS, _PAUSE_S = 20, 0.005
 """Number of attempts to read a folder that is being replaced, with growing pauses: one second in total."""
-_SERVER = re.compile(r"\d+|(prefill|decode)-\d+|server-\d+-rank-\d+")
+_SERVER = re.compile(r"\d+|(prefill|decode)-\d+(-rank-\d+)?|server-\d+-rank-\d+")
 """Names of the folders of a fleet's servers."""
 _NUMBER = re.compile(r"\d+")
 _Read = TypeVar("_Read", Recording, Outline)

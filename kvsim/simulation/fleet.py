@@ -12,11 +12,11 @@ from kvsim.metrics.fleet_totals import FleetTotals, fleet_totals
 from kvsim.metrics.summary import Summary
 from kvsim.policies import AnyPolicy, Paged, base_of
 from kvsim.policies.custom import CustomPolicy
-from kvsim.policies.routers import DataParallel, RouteName, Router, ServersOfRanks
+from kvsim.policies.routers import DataParallel, RouteName, Router, ServersOfRanks, rank_names
 from kvsim.recording import Recording, RecordingBuilder, write
 from kvsim.recording.tables import Requests
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher, DuplicatePrefixes, sampled_arrivals
-from kvsim.simulation.machine import Machine
+from kvsim.simulation.machine import Machine, release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.prefill_decode import Disaggregation, PrefillDecodeRun, check_policy
 from kvsim.simulation.prefix_store import PrefixStore, StoreTotals
@@ -44,11 +44,14 @@ class Fleet(NamedTuple):
     """Measurements of several equal servers with one router."""
 
     servers: list[Measured]
+    names: Sequence[str] = ()
+    """Names of the servers, which are those of the folders of their recordings; empty for a server alone."""
     mean_duplicate_blocks: float = 0.0
     """Mean number, over the sampled arrivals, of cached blocks beyond the first with the same prefix."""
     most_duplicate_blocks: int = 0
     num_prefill: int = 0
-    """Number of prefill servers, which are first in the list; 0 if each server computes prompts and decodes."""
+    """Number of prefill servers, or of their ranks, which are first in the list; 0 if each server computes prompts and
+    decodes."""
     clients: Sequence[Requests] = ()
     """Requests of the decode servers as the clients see them; empty if each server computes prompts and decodes."""
     fetched_blocks: int = 0
@@ -89,10 +92,13 @@ class Replicas:
     """Equal servers behind one router; each may have data-parallel ranks behind a front end of its own."""
 
     number: int
-    route: RouteName | str | Router = "shortest"
-    """Chooses the server of each request: a name, a Python file with a function `route`, or a `Router`."""
+    route: RouteName | str | Router | None = None
+    """Chooses the server of each request: a name, a Python file with a function `route`, or a `Router`.
+
+    Of a single server with ranks, it chooses the rank in place of the front end. None for "shortest", or the front end.
+    """
     ranks: int = 1
-    """Data-parallel ranks of each server; `route` chooses among the ranks of all servers."""
+    """Data-parallel ranks of each server."""
     route_lag_s: float = 0.0
     """The router sees prefix caches as they were this many seconds before the request."""
     store: PrefixStore | None = None
@@ -106,10 +112,9 @@ class Replicas:
         number: int = 1,
         route: RouteName | str | Router | None = None,
         route_lag_s: float = 0.0,
+        store: PrefixStore | None = None,
     ) -> Replicas:
-        """Return `number` servers with the data-parallel ranks of `machine`, among which vLLM's front end chooses.
-
-        `route` chooses the server; if there is one server, it chooses the rank instead of the front end.
+        """Return `number` servers with the data-parallel ranks of `machine`.
 
         Raises:
             UsageError: the policy is not vLLM's.
@@ -118,11 +123,22 @@ class Replicas:
         if not isinstance(base, Paged):
             raise UsageError("--data-parallel-size is vLLM's; take --policy paged, or --replicas for servers of "
                              "another policy.")  # fmt: skip
-        ranks, release = machine.model.data_parallel_size, base.scheduler.vllm
-        router = route or DataParallel(release)
-        if number > 1:
-            router = ServersOfRanks(route or "shortest", ranks, release)
-        return cls(number=number, route=router, ranks=ranks, route_lag_s=route_lag_s)
+        ranks = machine.model.data_parallel_size
+        return cls(number=number, route=route, ranks=ranks, route_lag_s=route_lag_s, store=store)
+
+    @property
+    def route_name(self) -> str:
+        """Name of the route; empty for a custom router."""
+        default = "data-parallel" if self.ranks > 1 and self.number == 1 else "shortest"
+        return (self.route or default) if isinstance(self.route, str | None) else ""
+
+    def router(self, release: str) -> RouteName | str | Router:
+        """Return the route among all ranks; front ends are those of a `release` of vLLM."""
+        if self.ranks > 1 and self.number > 1:
+            return ServersOfRanks(self.route or "shortest", self.ranks, release)
+        if self.ranks > 1 and self.route is None:
+            return DataParallel(release)
+        return self.route or "shortest"
 
     @property
     def num_engines(self) -> int:
@@ -133,7 +149,7 @@ class Replicas:
         """Return the names of the servers, or of their ranks, in order."""
         if self.number == 1 or self.ranks == 1:
             return [str(number) for number in range(self.num_engines)]
-        return [f"server-{server}-rank-{rank}" for server in range(self.number) for rank in range(self.ranks)]
+        return rank_names([f"server-{number}" for number in range(self.number)], self.ranks)
 
 
 Servers = Replicas | Disaggregation
@@ -216,9 +232,8 @@ def _simulate(setup: Setup, servers: Servers) -> tuple[list[Recording], Fleet]:
 def _serve(setup: Setup, servers: Servers, spread: Spread, builders: Sequence[RecordingBuilder] = ()) -> Fleet:
     """Run the servers to the end, recorded to `builders` if there are any."""
     if isinstance(servers, Disaggregation):
-        dispatchers = Dispatcher.of(setup, servers.route), Dispatcher.of(setup)
-        return _finish_prefill_decode(PrefillDecodeRun(setup, servers, dispatchers, builders))
-    dispatcher = Dispatcher.of(setup, servers.route, servers.route_lag_s)
+        return _finish_prefill_decode(PrefillDecodeRun(setup, servers, builders))
+    dispatcher = Dispatcher.of(setup, servers.router(release_of(setup.base)), servers.route_lag_s)
     if _are_apart(setup, servers):
         return _finish_apart(Apart.of(setup, servers.number, builders=builders), _measure_one, spread)
     run = SimulationRun(setup, builders, num_replicas=servers.number, num_ranks=servers.ranks,
@@ -226,10 +241,11 @@ def _serve(setup: Setup, servers: Servers, spread: Spread, builders: Sequence[Re
     measured, duplicates = run.finish(), dispatcher.duplicates
     return Fleet(
         measured,
+        servers.names(),
         duplicates.mean_blocks,
         duplicates.most_blocks,
         num_ranks=servers.ranks,
-        idle_steps=tuple(number for lockstep in run.locksteps for number in lockstep.num_idle_steps),
+        idle_steps=run.idle_steps,
         store=None if run.store is None else run.store.totals,
     )
 
@@ -239,11 +255,14 @@ def _finish_prefill_decode(run: PrefillDecodeRun) -> Fleet:
     measured = run.finish()
     return Fleet(
         measured,
+        run.apart.names(),
         run.duplicates.mean_blocks,
         run.duplicates.most_blocks,
-        num_prefill=run.apart.num_prefill,
+        num_prefill=run.apart.num_prefill_ranks,
         clients=run.clients(measured),
         fetched_blocks=run.fetched_blocks,
+        num_ranks=run.apart.ranks,
+        idle_steps=run.idle_steps,
     )
 
 
@@ -314,4 +333,5 @@ def _finish_apart(
         if progress:
             progress(num_ended, num_requests)
     duplicates = DuplicatePrefixes(num_requests, samples)
-    return Fleet(measured, duplicates.mean_blocks, duplicates.most_blocks)
+    names = [str(number) for number in range(apart.num_servers)]
+    return Fleet(measured, names, duplicates.mean_blocks, duplicates.most_blocks)

@@ -4,6 +4,9 @@ A request goes to a prefill server first, which computes its prompt and one toke
 which allocates blocks, fetches the prompt's KV over its link and generates the answer. The prefill server keeps its
 blocks until the decode server has read them. Both kinds of server run vLLM's scheduler with its KV connector
 (`kvsim.engine.connector`); transfers take the time of the link.
+
+A server may have data-parallel ranks, each with a connector and a link of its own. The front end of each server chooses
+a rank as for any other request.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from kvsim.engine.arrays import column
 from kvsim.errors import IntegrityError, UsageError
 from kvsim.policies import AnyPolicy, Paged
 from kvsim.policies.connectors import Connector, Exchange, KvLink, Remote, Role, refuse_with_connector
-from kvsim.policies.routers import RouteName, Router
+from kvsim.policies.routers import RouteName, Router, ServersOfRanks, rank_names
 from kvsim.recording import Meta, RecordingBuilder
 from kvsim.recording.tables import Requests
 from kvsim.simulation.dispatch import Dispatcher, DuplicatePrefixes
+from kvsim.simulation.machine import release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.results import rows_of, transfers_of
 from kvsim.simulation.setup import Setup, check_ranks
@@ -31,7 +35,6 @@ from kvsim.simulation.simulation_run import SimulationRun
 
 if TYPE_CHECKING:
     from kvsim.simulation.server import ServerProcess
-    from kvsim.simulation.sources import Source
 
 
 _DEFAULT_LINK = KvLink()
@@ -45,8 +48,10 @@ class Disaggregation:
     num_decode: int
     route: RouteName | str | Router = "shortest"
     """Chooses the prefill server of each request; the decode server is the one with the fewest requests."""
+    ranks: int = 1
+    """Data-parallel ranks of each server, among which its front end chooses."""
     link: KvLink = _DEFAULT_LINK
-    """The link of each decode server."""
+    """The link of each rank of a decode server."""
     failed_share: float = 0.0
     """Share of the loads in which a block fails, 0 to 1."""
     recomputes: bool = False
@@ -60,10 +65,31 @@ class Disaggregation:
         if not 0 <= self.failed_share <= 1:
             raise UsageError(f"failed_share should be from 0 to 1, not {self.failed_share!r}.")
 
+    @property
+    def route_name(self) -> str:
+        """Name of the route; empty for a custom router."""
+        return self.route if isinstance(self.route, str) else ""
+
+    @property
+    def num_prefill_ranks(self) -> int:
+        """Number of schedulers of all prefill servers."""
+        return self.num_prefill * self.ranks
+
     def names(self) -> list[str]:
-        """Return the names of the servers, in order."""
+        """Return the names of the servers, or of their ranks, in order."""
         kinds = (("prefill", self.num_prefill), ("decode", self.num_decode))
-        return [f"{kind}-{number}" for kind, count in kinds for number in range(count)]
+        servers = [f"{kind}-{number}" for kind, count in kinds for number in range(count)]
+        return servers if self.ranks == 1 else rank_names(servers, self.ranks)
+
+    def dispatchers(self, setup: Setup) -> tuple[Dispatcher, Dispatcher]:
+        """Return the dispatchers that choose a prefill and a decode server for each request, or one of their ranks."""
+        routes = self.route, "shortest"
+        if self.ranks == 1:
+            first, second = (Dispatcher.of(setup, route) for route in routes)
+        else:
+            release = release_of(setup.base)
+            first, second = (Dispatcher.of(setup, ServersOfRanks(route, self.ranks, release)) for route in routes)
+        return first, second
 
     def prefills(self, size: int) -> Connector:
         """Return the connector of a prefill server for `size` requests."""
@@ -96,37 +122,40 @@ class PrefillDecodeRun(SimulationRun):
         self,
         setup: Setup,
         apart: Disaggregation,
-        dispatchers: tuple[Dispatcher, Dispatcher],
         builders: Sequence[RecordingBuilder] = (),
     ) -> None:
         """Build the servers. `setup` is that of the decode servers; `builders` begin with those of the prefill
         servers.
         """
-        check_ranks(setup, 1)
+        check_ranks(setup, apart.ranks)
         if setup.pipeline.pipeline_parallel_size > 1:
             raise UsageError("prefill and decode servers are modelled where one stage holds all layers; leave out "
                              "--pipeline-parallel-size.")  # fmt: skip
-        self.setup, self.apart, self._dispatchers = setup, apart, dispatchers
+        self.setup, self.apart, self._dispatchers = setup, apart, apart.dispatchers(setup)
         self.samples = []
         self._expected_rows = self.store = None
         self._environment = simpy.Environment()
         self._prefill_setup = _with_one_output(setup)
-        self._pair = Pair(self._environment, dispatchers, setup)
+        self._pair = Pair(self._environment, self._dispatchers, setup)
         source = self._source(1 + apart.num_prefill, cast("Dispatcher", self._pair), ())
+        num_decode_ranks = apart.num_decode * apart.ranks
         prefills, decodes = apart.prefills(len(setup.workload)), apart.decodes(setup)
-        kinds = [(self._prefill_setup, prefills)] * apart.num_prefill + [(setup, decodes)] * apart.num_decode
+        kinds = [(self._prefill_setup, prefills)] * apart.num_prefill_ranks + [(setup, decodes)] * num_decode_ranks
         self._bad = [[exchange.bad for exchange in each.exchanges] for each in (decodes, prefills)]
+        self.locksteps = self._locksteps(apart.num_prefill + apart.num_decode)
         self._replicas = [
             self._replica(
-                source, builders[number] if builders else None, setup=of_kind, connector=connector, exchange=self._pair
+                source,
+                builders[number] if builders else None,
+                setup=of_kind,
+                connector=connector,
+                exchange=self._pair,
+                lockstep=self.locksteps[number // apart.ranks] if self.locksteps else None,
             )
             for number, (of_kind, connector) in enumerate(kinds)
         ]
-        servers = [replica.server for replica in self._replicas]
-        self._pair.prefills, self._pair.decodes = servers[: apart.num_prefill], servers[apart.num_prefill :]
-        self._start(source)
-
-    def _start(self, source: Source) -> None:
+        servers = self._connect_ranks(apart.ranks)
+        self._pair.prefills, self._pair.decodes = servers[: apart.num_prefill_ranks], servers[apart.num_prefill_ranks :]
         source.start(self._environment, self._pair.decodes)
 
     def finish(self) -> list[Measured]:
@@ -134,7 +163,7 @@ class PrefillDecodeRun(SimulationRun):
         self._environment.run()
         measured = []
         for number, replica in enumerate(self._replicas):
-            is_prefill = number < self.apart.num_prefill
+            is_prefill = number < self.apart.num_prefill_ranks
             setup = self._prefill_setup if is_prefill else self.setup
             servers, bad = self._pair.decode_of if is_prefill else self._pair.prefill_of, self._bad[is_prefill]
             transfers = partial(transfers_of, servers=servers, bad=bad)
@@ -147,7 +176,7 @@ class PrefillDecodeRun(SimulationRun):
     def meta(self, number: int = 0) -> Meta:
         """Return the provenance of the results of server `number`, with its kind."""
         meta = super().meta(number)
-        part = "prefill" if number < self.apart.num_prefill else "decode"
+        part = "prefill" if number < self.apart.num_prefill_ranks else "decode"
         failures = "recompute" if self.apart.recomputes else "fail"
         engine = {**meta.engine, "kv_connector": part, "kv_load_failure_policy": failures}
         return replace(meta, engine=engine)
@@ -155,7 +184,7 @@ class PrefillDecodeRun(SimulationRun):
     def clients(self, measured: Sequence[Measured]) -> list[Requests]:
         """Return the requests of each decode server with the times at which clients sent them to the fleet."""
         requests = []
-        for of_server, server in zip(measured[self.apart.num_prefill :], self._pair.decodes, strict=True):
+        for of_server, server in zip(measured[self.apart.num_prefill_ranks :], self._pair.decodes, strict=True):
             rows = rows_of(server.driver.engine)
             requests.append(replace(of_server.requests, arrival_s=self._pair.sent_s[rows]))
         return requests
@@ -186,7 +215,7 @@ class Pair:
         """Time at which each request came to the fleet, in seconds."""
         self._environment, self._dispatchers, self._refused = environment, dispatchers, setup.refused
         self.prefill_of, self.decode_of = np.full((2, len(setup.workload)), -1, np.int32)
-        """Numbers of the servers of each request; -1 until they are chosen."""
+        """Numbers of the servers, or of their ranks, of each request; -1 until they are chosen."""
         self._homes: dict[int, ServerProcess] = {}
         """The prefill server of each request whose KV is not read yet."""
         self._num_prefilled = 0

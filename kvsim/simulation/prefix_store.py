@@ -40,7 +40,7 @@ class PrefixStore:
     gib: float
     """Size of the store."""
     link: KvLink = _DEFAULT_LINK
-    """The link of each server to the store."""
+    """The link of each server, or of each of its data-parallel ranks, to the store."""
 
     def __post_init__(self) -> None:
         if not self.gib > 0:
@@ -220,6 +220,5 @@ def _check(setup: Setup) -> None:
         raise UsageError("--prefix-store-gib stores prefixes by the keys of prefix caching; leave out "
                          "--no-prefix-caching.")  # fmt: skip
     refuse_with_connector(policy, "beside a prefix store")
-    if setup.pipeline.pipeline_parallel_size > 1 or setup.machine.model.data_parallel_size > 1:
-        raise UsageError("a prefix store is modelled for servers of one stage and one rank; leave out "
-                         "--pipeline-parallel-size and --data-parallel-size.")  # fmt: skip
+    if setup.pipeline.pipeline_parallel_size > 1:
+        raise UsageError("a prefix store is modelled for servers of one stage; leave out --pipeline-parallel-size.")

@@ -155,10 +155,19 @@ class SimulationRun:
             )
             for number in range(num_engines)
         ]
+        source.start(self._environment, self._connect_ranks(num_ranks))
+
+    def _connect_ranks(self, num_ranks: int) -> list[ServerProcess]:
+        """Let the ranks of each server wait for each other if they share experts; return all ranks in order."""
         servers = [replica.server for replica in self._replicas]
         for number, lockstep in enumerate(self.locksteps):
             lockstep.ranks = servers[number * num_ranks : (number + 1) * num_ranks]
-        source.start(self._environment, servers)
+        return servers
+
+    @property
+    def idle_steps(self) -> tuple[int, ...]:
+        """Number of steps without a batch of each rank; empty if ranks do not wait for each other."""
+        return tuple(number for lockstep in self.locksteps for number in lockstep.num_idle_steps)
 
     def finish(self) -> list[Measured]:
         """Run to the end and return the measurements of each server."""

@@ -38,11 +38,18 @@ class WaitingRanks:
         self._released = environment.event()
 
     def meet(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
-        """Take part in a step with the batch that `rank` has scheduled; return when all ranks take part."""
-        if not self._awake:
-            self._wake_all()
+        """Take part in a step with the batch that `rank` has scheduled; return when all ranks take part.
+
+        A rank without requests wakes no others: it only reports that its blocks were read by another server.
+        """
         shape, begin_s = rank.driver.last_step()
-        step = RankStep(shape if shape.num_tokens else IDLE_STEP, begin_s, has_batch=shape.num_tokens > 0)
+        has_batch = shape.num_tokens > 0
+        has_requests = has_batch or rank.driver.has_requests()
+        if not self._awake:
+            if not has_requests:
+                return
+            self._wake_all()
+        step = RankStep(shape if has_batch else IDLE_STEP, begin_s, has_batch=has_batch, has_requests=has_requests)
         yield from self._take_part(rank, step)
 
     def rest(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:

@@ -187,13 +187,6 @@ def test_a_comparison_has_ranks_beside_tensor_parallelism_and_whole_servers() ->
     assert all(each["num_finished"] == 20 for each in found.values())
 
 
-def test_prefill_servers_of_ranks_are_refused() -> None:
-    flags = ["--data-parallel-size", "2", "--prefill", "1", "--decode", "1"]
-    result = CliRunner().invoke(cli, ["run", *MACHINE, *LOAD, *flags])
-    assert result.exit_code
-    assert "prefill and decode servers with data-parallel ranks are not modelled" in str(result.exception)
-
-
 @pytest.mark.parametrize("policy", [POLICY, SYNCHRONOUS, OLD], ids=["0.33.0", "synchronous", "0.25.1"])
 def test_servers_of_ranks_in_turn_are_as_many_separate_servers(policy: Paged) -> None:
     """Ranks wait for those of their own server only, and each front end knows its own ranks only.

@@ -136,7 +136,7 @@ async def test_the_column_under_the_cursor_is_the_share_held_now(recordings: lis
 
 
 async def test_a_request_is_followed_from_server_to_server(apart: list[Recording]) -> None:
-    app = KvsimApp(fleet_of(apart, 1), clock=lambda: 0.0)
+    app = KvsimApp(fleet_of(apart, ["prefill-0", "decode-0", "decode-1"]), clock=lambda: 0.0)
     async with app.run_test(size=(160, 40)) as pilot:
         await pilot.press("n")
         await pilot.pause()

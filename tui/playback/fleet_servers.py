@@ -235,11 +235,3 @@ class FleetServers:
 def shown_name(folder: str) -> str:
     """Return the name of a server by the name of its recording's folder: `3` gives `server 3`."""
     return f"server {folder}" if folder.isdecimal() else printable(folder)
-
-
-def server_names(num_servers: int, num_prefill: int = 0) -> list[str]:
-    """Return the names of servers in order; the first `num_prefill` compute prompts for the other servers."""
-    if not num_prefill:
-        return [f"server {number}" for number in range(num_servers)]
-    decode = range(num_servers - num_prefill)
-    return [*(f"prefill-{number}" for number in range(num_prefill)), *(f"decode-{number}" for number in decode)]

@@ -64,11 +64,12 @@ def poll(engine: Engine) -> None:
 def pass_time(engine: Engine, until_s: float) -> None:
     """Advance the clock to the next arrival or end of a transfer, if no step before it can have an effect.
 
-    If that time is not before `until_s`, the engine sleeps instead.
+    If that time is not before `until_s`, the engine sleeps instead. A rank that takes part in the steps of others does
+    neither: these steps advance its clock.
     """
     state, connector = engine.state, engine.connector
     connector.state.is_asleep = False
-    if not external_kv.is_settled(engine) or connector.state.num_reports > 0:
+    if engine.settings.lockstep or not external_kv.is_settled(engine) or connector.state.num_reports > 0:
         return
     next_s = clock.next_arrival_s(engine)
     for index in range(connector.state.num_live):

@@ -88,9 +88,11 @@ def poll(engine: Engine) -> None:
 def pass_time(engine: Engine, until_s: float) -> None:
     """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if no step before it has an
     effect.
+
+    The clock of a rank that takes part in the steps of others is advanced by these steps.
     """
     state, host = engine.state, engine.host
-    if not external_kv.is_settled(engine):
+    if engine.settings.lockstep or not external_kv.is_settled(engine):
         return
     engine.external.state.num_settled_calls = 0
     next_s = min(until_s, clock.next_arrival_s(engine))
