@@ -120,6 +120,22 @@ class StoredPrompt(NamedTuple):
     """Number of blocks of the prompt from `first_block` on."""
 
 
+@dataclass(slots=True)
+class StoreLoad:
+    """A load of one server from the store. Times are in seconds."""
+
+    number: int
+    """Number of the request: its row in the workload, from 1."""
+    begun_seq: int
+    begin_s: float
+    end_s: float
+    first_block: int
+    num_blocks: int
+    num_tokens: int
+    ended_seq: int = -1
+    """`State.seq` when its end was reported; -1 before."""
+
+
 class SharedStore:
     """The store of a fleet on the clock of the simulation; servers use it as their `Exchanging`."""
 
@@ -132,7 +148,10 @@ class SharedStore:
             raise UsageError(f"--prefix-store-gib {store.gib:g} has no room for a block of {block_bytes:,} bytes.")
         self._environment, self._link, self._block_bytes = environment, store.link, setup.pool.bytes_per_unit
         self._is_checked = setup.options.get("check", False)
-        self._num_loaded = 0
+        self.loads: dict[ServerProcess, list[StoreLoad]] = {}
+        """Loads of each server, in the order in which they began."""
+        self._loading: dict[ServerProcess, list[StoreLoad]] = {}
+        """Loads of each server whose end is not reported yet."""
         self._without_token: dict[int, ServerProcess] = {}
         """Servers of the requests that have no first token yet, by number."""
         self._keys: dict[int, list[int]] = {}
@@ -146,7 +165,8 @@ class SharedStore:
     def totals(self) -> StoreTotals:
         """Counts of blocks so far."""
         content = self.content
-        return StoreTotals(self._num_loaded, content.num_written, content.num_evicted, content.most, content.capacity)
+        num_loaded = sum(load.num_blocks for loads in self.loads.values() for load in loads)
+        return StoreTotals(num_loaded, content.num_written, content.num_evicted, content.most, content.capacity)
 
     def horizon_s(self) -> float:
         """Return the present time. Servers run one step at a time, because a step may hit what another server has
@@ -167,9 +187,7 @@ class SharedStore:
 
     def tell(self, server: ServerProcess) -> None:
         """Take the loads that a server has begun, and write the prompts that it has computed."""
-        loads, _ = server.driver.news()
-        for number, _ in loads:
-            self._num_loaded += int(server.driver.engine.connector.transfers[number].num_blocks)
+        self._take_loads(server)
         times = server.driver.engine.times
         done = [number for number, home in self._without_token.items()
                 if home is server and not isnan(times[number].first_token_s)]  # fmt: skip
@@ -177,6 +195,31 @@ class SharedStore:
             del self._without_token[number]
             self._environment.process(self._write(number, self._keys[number], float(times[number].first_token_s)))
         self._tell_preempted(server)
+
+    def _take_loads(self, server: ServerProcess) -> None:
+        """Note the loads that have ended in the last slice of a server, and those that have begun.
+
+        A request computes tokens between two loads, so at most one of them changes in a slice.
+        """
+        transfers = server.driver.engine.connector.transfers
+        under_way = self._loading.get(server, [])
+        for load in under_way:
+            load.ended_seq = int(transfers[load.number].ended_seq)
+        self._loading[server] = under_way = [load for load in under_way if load.ended_seq < 0]
+        begun, _ = server.driver.news()
+        for number, done_s in begun:
+            record = transfers[number]
+            load = StoreLoad(
+                number=number,
+                begun_seq=int(record.begun_seq),
+                begin_s=float(record.begin_s),
+                end_s=done_s,
+                first_block=int(record.first_entry),
+                num_blocks=int(record.num_blocks),
+                num_tokens=int(record.num_tokens),
+            )
+            self.loads.setdefault(server, []).append(load)
+            under_way.append(load)
 
     def _write(self, number: int, keys: list[int], computed_s: float) -> Generator[simpy.Event, None, None]:
         num_stored = self.content.num_leading(keys)

@@ -373,13 +373,13 @@ def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64],
 def transfers_of(
     engine: Engine,
     rows: npt.NDArray[np.int64],
-    servers: npt.NDArray[np.int32] | None,
-    bad: Sequence[Sequence[int]] | None,
+    servers: npt.NDArray[np.int32],
+    bad: Sequence[Sequence[int]],
 ) -> Transfers:
     """Return the transfers of a finished run on the server that got the requests in `rows`, in order.
 
-    `servers` has the number of the other server for each request of the workload; None for a store. `bad` has, for each
-    request, the indices in the transfer of the blocks that fail to load; None if no block fails.
+    `servers` has the number of the other server for each request of the workload. `bad` has, for each
+    request, the indices in the transfer of the blocks that fail to load.
     """
 
     def of(name: str) -> npt.NDArray[Any]:
@@ -389,13 +389,11 @@ def transfers_of(
     begun = begun[np.argsort(of("begun_seq")[begun], kind="stable")]
     is_send = of("is_kept")[begun].astype(bool)
     position, blocks, ended_seq = (of(name)[begun] for name in ("first_entry", "num_blocks", "ended_seq"))
-    first_bad = np.full(len(begun), -1, np.int64)
-    if bad is not None:
-        first_bad[:] = [min(bad[row], default=-1) for row in rows[begun].tolist()]
+    first_bad = np.array([min(bad[row], default=-1) for row in rows[begun].tolist()], np.int64)
     return Transfers(
         kind=np.where(is_send, TransferKind.SEND, TransferKind.LOAD).astype(np.uint8),
         request=begun.astype(np.int32),
-        server=np.full(len(begun), -1, np.int32) if servers is None else servers[rows[begun]],
+        server=servers[rows[begun]],
         begun_seq=of("begun_seq")[begun].astype(np.int64),
         ended_seq=ended_seq.astype(np.int64),
         begin_s=of("begin_s")[begun],

@@ -44,7 +44,7 @@ from kvsim.simulation.machine import Machine, release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.modes import begins_compiled, engine_for, may_compile
 from kvsim.simulation.prefix_store import PrefixStore, SharedStore
-from kvsim.simulation.results import FinalRows, Totals, largest_shape, requests_of, rows_of, transfers_of
+from kvsim.simulation.results import FinalRows, Totals, largest_shape, requests_of, rows_of
 from kvsim.simulation.server import Exchanging, Horizon, ServerProcess
 from kvsim.simulation.setup import Options, Setup, check_ranks
 from kvsim.simulation.sources import (
@@ -56,7 +56,7 @@ from kvsim.simulation.sources import (
     Source,
     Users,
 )
-from kvsim.simulation.store_records import CAPACITY, with_writes
+from kvsim.simulation.store_records import CAPACITY, store_transfers
 from kvsim.simulation.waiting_ranks import WaitingRanks
 from kvsim.steptime import RankTimes, StepTimeModel
 from kvsim.steptime.kernels import KernelsSeen
@@ -173,17 +173,17 @@ class SimulationRun:
         """Run to the end and return the measurements of each server."""
         self._environment.run()
         setup, hashes = self.setup, self.setup.recorded_hashes()
-        transfers = None if self.store is None else self._loads_and_writes
         return [
-            replica.finish(setup.workload, hashes, self.meta(number), setup.name, transfers)
+            replica.finish(setup.workload, hashes, self.meta(number), setup.name, self._store_transfers(replica.server))
             for number, replica in enumerate(self._replicas)
         ]
 
-    def _loads_and_writes(self, engine: Engine, rows: npt.NDArray[np.int64]) -> Transfers:
-        """Return what a server loaded from the store and wrote to it."""
-        assert self.store is not None
-        loads = transfers_of(engine, rows, servers=None, bad=None)
-        return with_writes(loads, rows, self.store.writes, self.setup.pool.unit_tokens)
+    def _store_transfers(self, server: ServerProcess) -> Callable[[Engine, npt.NDArray[np.int64]], Transfers] | None:
+        """Return the function that lists what a server loaded from the store and wrote to it; None without a store."""
+        if (store := self.store) is None:
+            return None
+        loads, unit_tokens = store.loads.get(server, []), self.setup.pool.unit_tokens
+        return lambda _, rows: store_transfers(rows, loads, store.writes, unit_tokens)
 
     def meta(self, number: int = 0) -> Meta:
         """Return the metadata of the results of server `number`, once the run is over."""

@@ -1,4 +1,4 @@
-"""Writes to a prefix store in the recordings of a fleet, and the check of what its servers load against them."""
+"""Loads from a prefix store and writes to it in the recordings of a fleet, and the check of loads against writes."""
 
 from __future__ import annotations
 
@@ -15,39 +15,49 @@ from kvsim.errors import RecordingError
 from kvsim.policies.connectors import STORE
 from kvsim.recording import Recording
 from kvsim.recording.tables import TransferKind, Transfers
-from kvsim.simulation.prefix_store import StoredPrefixes, StoredPrompt
+from kvsim.simulation.prefix_store import StoredPrefixes, StoredPrompt, StoreLoad
 
 CAPACITY = "prefix_store_blocks"
 """Name of the store's size in the `engine` of a recording's `meta.json`, in blocks."""
 
 
-def with_writes(
-    transfers: Transfers, rows: npt.NDArray[np.int64], writes: Mapping[int, StoredPrompt], unit_tokens: int
+_COLUMNS = ("kind", "request", "begun_seq", "ended_seq", "begin_s", "end_s", "position", "blocks", "tokens")
+"""Columns of `Transfers` that loads and writes have; the others are -1."""
+
+
+def store_transfers(
+    rows: npt.NDArray[np.int64], loads: Sequence[StoreLoad], writes: Mapping[int, StoredPrompt], unit_tokens: int
 ) -> Transfers:
-    """Return the transfers of a server, followed by its writes to a store.
+    """Return the loads of a server from a store, followed by its writes.
 
     Args:
-        transfers: the loads of the server.
         rows: rows of its requests in the workload, in order.
+        loads: its loads in order.
         writes: writes of all servers in order, by the number of the request: its row in the workload, from 1.
         unit_tokens: tokens of a block.
     """
     place = {row + 1: request for request, row in enumerate(rows.tolist())}
-    found = [(place[number], order, *write) for order, (number, write) in enumerate(writes.items()) if number in place]
-    request, order, computed_s, stored_s, first_block, num_blocks = np.array(found, np.float64).reshape(-1, 6).T
-    added = {
-        "kind": np.full(len(found), TransferKind.WRITE), "request": request, "begun_seq": order,
-        "begin_s": computed_s, "end_s": stored_s, "position": first_block, "blocks": num_blocks,
-        "tokens": num_blocks * unit_tokens,
-    }  # fmt: skip
-    unknown = np.full(len(found), -1)
-    columns = {name: getattr(transfers, name) for name, _ in Transfers.columns()}
-    return Transfers(
-        **{name: np.append(column, added.get(name, unknown).astype(column.dtype)) for name, column in columns.items()}
-    )
+    found = [
+        (
+            TransferKind.LOAD, place[load.number], load.begun_seq, load.ended_seq, load.begin_s,
+            load.end_s if load.ended_seq >= 0 else math.nan, load.first_block, load.num_blocks, load.num_tokens,
+        )
+        for load in loads
+    ]  # fmt: skip
+    found += [
+        (
+            TransferKind.WRITE, place[number], order, -1, write.computed_s,
+            write.stored_s, write.first_block, write.num_blocks, write.num_blocks * unit_tokens,
+        )
+        for order, (number, write) in enumerate(writes.items())
+        if number in place
+    ]  # fmt: skip
+    values = dict(zip(_COLUMNS, np.array(found, np.float64).reshape(-1, len(_COLUMNS)).T, strict=True))
+    unknown = np.full(len(found), -1.0)
+    return Transfers(**{name: values.get(name, unknown).astype(each.dtype) for name, each in Transfers.columns()})
 
 
-class _StoreLoad(NamedTuple):
+class _LoadedPrompt(NamedTuple):
     """A load of a server, and the span of time in which it was decided, in seconds."""
 
     from_s: float
@@ -75,7 +85,7 @@ def check_loads(servers: Sequence[tuple[Path, Recording]]) -> int:
     writes = sorted((write for _, recording in stored for write in _writes(recording)), key=itemgetter(0))
     loads = sorted((load for folder, recording in stored for load in _loads(folder, recording)), key=itemgetter(0))
     content = StoredPrefixes(int(stored[0][1].meta.engine[CAPACITY]))
-    begun, sought = iter(loads), list[_StoreLoad]()
+    begun, sought = iter(loads), list[_LoadedPrompt]()
     following = next(begun, None)
     for _, end_s, keys in [*writes, (0, math.inf, [])]:
         while following is not None and following.from_s < end_s:
@@ -100,13 +110,13 @@ def _writes(recording: Recording) -> Iterator[tuple[int, float, list[int]]]:
         yield int(transfers.begun_seq[row]), float(transfers.end_s[row]), _keys(recording, transfers, row)
 
 
-def _loads(folder: Path, recording: Recording) -> Iterator[_StoreLoad]:
+def _loads(folder: Path, recording: Recording) -> Iterator[_LoadedPrompt]:
     """Yield each load of a server."""
     steps, transfers = recording.steps, recording.transfers
     assert transfers is not None
     for row in np.flatnonzero((transfers.kind == TransferKind.LOAD) & (transfers.blocks > 0)).tolist():
         step = int(np.searchsorted(steps.schedule_seq, transfers.begun_seq[row]))
-        yield _StoreLoad(
+        yield _LoadedPrompt(
             from_s=float(steps.start_s[step - 1]) if step else 0.0,
             until_s=float(steps.start_s[step]),
             file=folder / "transfers.parquet",

@@ -20,6 +20,7 @@ from kvsim.policies import Contiguous, Paged
 from kvsim.policies.connectors import KvLink
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import Recording
+from kvsim.recording.check import check
 from kvsim.recording.tables import TransferKind, Transfers
 from kvsim.simulation import Fleet, Machine, PrefixStore, Replicas, measure_fleet, simulate_fleet
 from kvsim.simulation.prefix_store import StoredPrefixes
@@ -35,14 +36,14 @@ BLOCK_GIB = 4 * 131072 / 2**30
 FAST = KvLink(gb_per_s=50.0, latency_s=0.0001)
 
 
-def requests(number: int = 60, rate_per_s: float = 60.0) -> Workload:
+def requests(number: int = 60, rate_per_s: float = 60.0, num_prefixes: int = 6, seed: int = 3) -> Workload:
     return generate(
         number,
         arrivals=Poisson(rate_per_s=rate_per_s),
         prompt=Uniform(low=4, high=24),
         output=Uniform(low=2, high=24),
-        prefixes=SharedPrefixes(num_groups=6, tokens=24),
-        seed=3,
+        prefixes=SharedPrefixes(num_groups=num_prefixes, tokens=24),
+        seed=seed,
     )
 
 
@@ -92,9 +93,7 @@ def test_every_account_is_right_and_what_is_loaded_stands_in_the_recordings(
     assert fleet.store is not None
     for each in recordings:
         refuse_contradictions(each, Path())
-    loaded = blocks_of(recordings, TransferKind.LOAD)
-    reloads = sum(int(each.requests.preemptions.sum()) for each in recordings)
-    assert loaded <= fleet.store.loaded_blocks if reloads else loaded == fleet.store.loaded_blocks
+    assert blocks_of(recordings, TransferKind.LOAD) == fleet.store.loaded_blocks
     assert fleet.store.most_blocks <= blocks
     assert (fleet.store.evicted_blocks > 0) == (blocks == 12)
     assert sum(len(each.requests) for each in recordings) == len(requests())
@@ -184,10 +183,47 @@ def test_every_load_is_found_in_the_content_that_the_recorded_writes_build(
     assert fleet.store is not None
     pairs = [(Path(str(number)), recording) for number, recording in enumerate(recordings)]
     loaded = blocks_of(recordings, TransferKind.LOAD)
-    assert check_loads(pairs) == loaded
-    assert 0 < loaded <= fleet.store.loaded_blocks  # of a request that is preempted and loads again, the last is kept
+    assert check_loads(pairs) == loaded == fleet.store.loaded_blocks > 0
     written = blocks_of(recordings, TransferKind.WRITE)
     assert written >= fleet.store.written_blocks - capacity
+
+
+def test_every_load_of_a_request_that_is_preempted_and_loads_again_is_recorded_and_checked(
+    make_machine: Callable[[int], Machine],
+) -> None:
+    """Small pools: requests are preempted, find their prompts in the store, and load them once more."""
+    servers = Replicas(number=2, route="shortest", store=PrefixStore(gib=1.0, link=FAST))
+    load = requests(rate_per_s=300.0, num_prefixes=12, seed=0)
+    recordings, fleet = simulate_fleet(load, POLICY, make_machine(72), servers, check=True)
+    assert fleet.store is not None
+    again = []
+    for number, recording in enumerate(recordings):
+        check(recording, Path())
+        refuse_contradictions(recording, Path())
+        transfers = recording.transfers
+        assert transfers is not None
+        rows = np.flatnonzero(transfers.kind == TransferKind.LOAD)
+        assert (np.diff(transfers.begun_seq[rows]) >= 0).all()
+        for request in np.unique(transfers.request[rows]).tolist():
+            mine = rows[transfers.request[rows] == request]
+            assert (transfers.begun_seq[mine[1:]] > transfers.ended_seq[mine[:-1]]).all()  # one after the other
+            assert len(mine) <= 1 + recording.requests.preemptions[request]
+            again += [(number, row) for row in mine[:-1].tolist()]
+    assert again
+    assert blocks_of(recordings, TransferKind.LOAD) == fleet.store.loaded_blocks
+    pairs = [(Path(str(number)), recording) for number, recording in enumerate(recordings)]
+    assert check_loads(pairs) == fleet.store.loaded_blocks
+    number, row = again[0]
+
+    def move(transfers: Transfers) -> Transfers:
+        """Let the earlier of two loads take more blocks than the store ever had of the prompt."""
+        blocks = transfers.blocks.copy()
+        blocks[row] += 1
+        return replace(transfers, blocks=blocks)
+
+    pairs[number] = changed([pairs[number]], move)[0]
+    with pytest.raises(RecordingError, match=f"row {row}: "):
+        check_loads(pairs)
 
 
 def test_a_load_without_its_write_is_a_contradiction(machine: Machine) -> None:
