@@ -199,7 +199,7 @@ class SharedStore:
     def _take_loads(self, server: ServerProcess) -> None:
         """Note the loads that have ended in the last slice of a server, and those that have begun.
 
-        A request computes tokens between two loads, so at most one of them changes in a slice.
+        A request computes tokens between two loads, so a slice does not end one and begin the next.
         """
         transfers = server.driver.engine.connector.transfers
         under_way = self._loading.get(server, [])
