@@ -224,57 +224,35 @@ class FinalRows:
         every = {name: np.concatenate((self._waiting.get(name, now[name][:0]), now[name])) for name in names}
         steps = {name: values[:num_outputs] for name, values in every.items()}
         self._waiting = {name: values[num_outputs:] for name, values in every.items()}
-        optional = {}
+        optional: dict[str, str] = {}
         if engine.settings.host_blocks or engine.settings.offloads:
-            optional = {
-                "swapped_out_units": steps["swapped_out"].astype(np.int32),
-                "swapped_in_units": steps["swapped_in"].astype(np.int32),
-            }
+            optional = {"swapped_out_units": "swapped_out", "swapped_in_units": "swapped_in"}
         if engine.memory is RADIX and engine.radix.settings.window_tokens:
-            optional = {
-                "free_window_units": steps["free_windows"].astype(np.int32),
-                "cached_window_units": steps["cached_windows"].astype(np.int32),
-            }
+            optional = {"free_window_units": "free_windows", "cached_window_units": "cached_windows"}
+        same = ("start_s", "prefill_tokens", "num_scheduled", "running", "waiting", "preempted")
         self._builder.append(
             Steps(
                 step=np.arange(num_outputs, dtype=np.int32) + engine.state.first_output,
                 schedule_seq=steps["seq"],
                 output_seq=column(engine.outputs, "seq", num_outputs),
-                start_s=steps["start_s"],
                 end_s=column(engine.outputs, "time_s", num_outputs),
-                prefill_tokens=steps["prefill_tokens"],
                 decode_tokens=steps["num_tokens"] - steps["prefill_tokens"],
-                num_scheduled=steps["num_scheduled"],
-                running=steps["running"],
-                waiting=steps["waiting"],
-                preempted=steps["preempted"],
                 free_units=steps["free_units"].astype(np.int32),
                 unusable_units=steps["unusable_units"].astype(np.int32),
-                **optional,
+                **dict[str, Any](
+                    {name: steps[name] for name in same}
+                    | {name: steps[source].astype(np.int32) for name, source in optional.items()}
+                ),
             )
         )
 
     def _take_memory(self, engine: Engine) -> None:
-        def of(name: str) -> npt.NDArray[Any]:
-            return column(engine.memory_rows, name, engine.state.num_memory_rows)
-
-        repeat = {"repeat": of("repeat")} if engine.rectangle.stride else {}
-        group = {"group": of("group")} if engine.settings.num_groups > 1 else {}
-        self._builder.append(
-            Memory(
-                seq=of("seq"),
-                step=of("step"),
-                kind=of("kind").astype(np.uint8),
-                request=self._numbered(of("request")),
-                position=of("position"),
-                address=of("address"),
-                length=of("length"),
-                requested=of("requested"),
-                cached=of("cached"),
-                **repeat,
-                **group,
-            )
-        )
+        columns = self._columns(Memory, engine.memory_rows, engine.state.num_memory_rows)
+        if not engine.rectangle.stride:
+            del columns["repeat"]
+        if engine.settings.num_groups <= 1:
+            del columns["group"]
+        self._builder.append(Memory(**columns))
 
     def _take_copies(self, engine: Engine) -> None:
         """Drain the copies between GPU and host that were reported in the slice."""
@@ -286,7 +264,7 @@ class FinalRows:
         self._builder.append(EncoderEvents(**columns | {"image": contents[columns["image"] - 1].astype(np.int32)}))
 
     def _columns(
-        self, table: type[Copies | EncoderEvents], rows: Records[Any], num_rows: int
+        self, table: type[Copies | EncoderEvents | Memory], rows: Records[Any], num_rows: int
     ) -> dict[str, npt.NDArray[Any]]:
         """Return the columns of `table` in the first `num_rows` of an engine's rows."""
         columns = {name: column(rows, name, num_rows) for name, _ in table.columns()}
@@ -334,38 +312,29 @@ def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64],
     `hashes`.
     """
 
-    def of(name: str) -> npt.NDArray[Any]:
-        return np.asarray(column(engine.sequences, name)[1:][rows])
+    def of(records: Records[Any], *names: str) -> dict[str, npt.NDArray[Any]]:
+        return {name: np.asarray(column(records, name)[1:][rows]) for name in names}
 
-    def time(name: str) -> npt.NDArray[Any]:
-        return np.asarray(column(engine.times, name)[1:][rows])
-
+    sequences = of(engine.sequences, "status", "is_refused", "num_tokens")
     status = np.full(len(rows), RequestStatus.UNFINISHED, np.uint8)
     for number, meaning in _STATUS.items():
-        status[of("status") == number] = meaning
-    status[of("is_refused")] = RequestStatus.REFUSED
-    turns = None if workload.turns is None else workload.turns.take(rows)
+        status[sequences["status"] == number] = meaning
+    status[sequences["is_refused"]] = RequestStatus.REFUSED
     optional: dict[str, npt.NDArray[Any]] = {}
-    if turns is not None:
+    if workload.turns is not None:
+        turns = workload.turns.take(rows)
         optional = {name: getattr(turns, name) for name in ("after", "pause_s", "history_tokens")}
     if workload.adapter.any():
         optional["adapter"] = workload.adapter[rows]
     return Requests(
         request=np.arange(len(rows), dtype=np.int32),
         id=np.asarray(workload.ids, np.str_)[rows],
-        arrival_s=time("arrival_s"),
-        arrival_seq=time("arrival_seq"),
-        prompt_tokens=workload.prompt_tokens[rows],
-        output_tokens=of("num_tokens") - workload.prompt_tokens[rows],
-        max_tokens=workload.max_tokens[rows],
-        priority=workload.priority[rows],
+        output_tokens=sequences["num_tokens"] - workload.prompt_tokens[rows],
         prompt_hashes=hashes,
-        first_scheduled_s=time("first_scheduled_s"),
-        first_token_s=time("first_token_s"),
-        finished_s=time("finished_s"),
         status=status,
-        preemptions=of("preemptions"),
-        cached_tokens=of("cached_tokens"),
+        **{name: getattr(workload, name)[rows] for name in ("prompt_tokens", "max_tokens", "priority")},
+        **of(engine.times, "arrival_s", "arrival_seq", "first_scheduled_s", "first_token_s", "finished_s"),
+        **of(engine.sequences, "preemptions", "cached_tokens"),
         **optional,
     )
 
