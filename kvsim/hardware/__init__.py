@@ -9,7 +9,6 @@ This package does not depend on models, and has no measured speeds.
 """
 
 from kvsim.hardware.find import find_gpu, find_gpus
-from kvsim.hardware.gpu import GIB, Gpu
-from kvsim.hardware.gpu_file import GPUS, gpu_template, read_gpu
+from kvsim.hardware.gpu import GIB, GPUS, Gpu, gpu_template, read_gpu
 
 __all__ = ["GIB", "GPUS", "Gpu", "find_gpu", "find_gpus", "gpu_template", "read_gpu"]

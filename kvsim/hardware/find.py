@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from kvsim.errors import UnknownNameError, UsageError
-from kvsim.hardware.gpu import Gpu
-from kvsim.hardware.gpu_file import GPUS, read_gpu
+from kvsim.hardware.gpu import GPUS, Gpu, read_gpu
 
 _VENDORS = frozenset(("nvidia", "amd", "geforce", "tesla", "instinct", "gpu", "workstation", "edition"))
 _FORMS = frozenset(("sxm", "sxm2", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"))

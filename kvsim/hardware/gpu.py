@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import UsageError, shortened
+from kvsim.files.values import is_number, read_toml
 
 GIB = 1 << 30
 TERA = 1e12
@@ -38,3 +44,104 @@ class Gpu:
     def __repr__(self) -> str:
         rates = f"{self.bandwidth_bytes_per_s / GIGA:,.0f} GB/s, {self.dense_flops / TERA:,.0f} TFLOP/s in bf16"
         return f"<Gpu {self.name}: {self.memory_bytes / GIB:.2f} GiB, {rates}>"
+
+
+_KEYS = {
+    "memory_gib": (0.25, 16_384, "what the driver reports, in GiB"),
+    "bandwidth_gb_per_s": (1, 1_000_000, "peak bandwidth of the memory, in GB/s"),
+    "dense_tflops": (0.01, 1_000_000, "dense TFLOP/s in bf16"),
+    "num_processors": (1, 100_000, "streaming multiprocessors, a whole number"),
+    "boost_mhz": (10, 100_000, "their clock, in MHz"),
+    "fp8_dense_tflops": (0.01, 1_000_000, "dense TFLOP/s in fp8, where the card has it"),
+}
+"""Numeric keys of a GPU file: lowest and highest allowed value, and meaning."""
+_TEXTS = {"name": "a short name", "architecture": 'a text such as "Hopper GH100"'}
+_OPTIONAL = ("fp8_dense_tflops", "architecture")
+
+
+def read_gpu(file: Path) -> Gpu:
+    """Read a custom GPU from a TOML file.
+
+    The required keys are `name`, `memory_gib`, `bandwidth_gb_per_s`, `dense_tflops`, `num_processors` and `boost_mhz`.
+    The optional keys are `fp8_dense_tflops` and `architecture`, such as "Hopper GH100", which decides how the attention
+    kernel of latent attention splits its cache into blocks.
+
+    Raises:
+        UsageError: the file cannot be read, or a key is missing, unknown or out of range. All errors are listed.
+    """
+    document = read_toml(file, "the GPU")
+    if wrong := _wrong(document):
+        raise UsageError(f"the GPU {file} says what cannot be used: {'; '.join(wrong)}.")
+    return _gpu(document, (str(file),))
+
+
+def _gpu(fields: dict[str, Any], sources: tuple[str, ...]) -> Gpu:
+    memory_bytes = fields.get("memory_bytes") or int(fields["memory_gib"] * GIB)
+    fp8 = fields.get("fp8_dense_tflops")
+    return Gpu(
+        name=fields["name"],
+        memory_gb=fields.get("memory_gb", round(memory_bytes / GIGA)),
+        memory_bytes=memory_bytes,
+        bandwidth_bytes_per_s=fields["bandwidth_gb_per_s"] * GIGA,
+        dense_flops=fields["dense_tflops"] * TERA,
+        fp8_dense_flops=None if fp8 is None else fp8 * TERA,
+        num_processors=int(fields["num_processors"]),
+        boost_hz=fields["boost_mhz"] * 1e6,
+        architecture=fields.get("architecture", ""),
+        streamed_share=fields.get("streamed_share"),
+        sources=sources,
+    )
+
+
+def _wrong(document: dict[str, Any]) -> list[str]:
+    """Describe all errors in the keys of a GPU file; empty without errors."""
+    found = []
+    for key, (lowest, highest, meaning) in _KEYS.items():
+        value = document.get(key)
+        if not is_number(value, lowest, highest) or (key == "num_processors" and value % 1):
+            found += _problem(document, key, f"a number from {lowest:g} to {highest:,} ({meaning})")
+    for key, meaning in _TEXTS.items():
+        value = document.get(key)
+        if not isinstance(value, str) or not value.strip() or not value.isprintable():
+            found += _problem(document, key, meaning)
+    fp8, bf16 = document.get("fp8_dense_tflops"), document.get("dense_tflops")
+    if not found and fp8 is not None and fp8 < bf16:
+        found.append(f"fp8_dense_tflops = {fp8:g} is less than dense_tflops = {bf16:g}")
+    known = {*_KEYS, *_TEXTS}
+    if unknown := sorted(map(shortened, document.keys() - known)):
+        found.append(f"there is no {' or '.join(unknown)} among the keys {', '.join(sorted(known))}")
+    return found
+
+
+def _problem(document: dict[str, Any], key: str, expected: str) -> list[str]:
+    if key in document:
+        return [f"{key} = {shortened(document[key])} must be {expected}"]
+    return [] if key in _OPTIONAL else [f"{key} is missing, {expected}"]
+
+
+def gpu_template() -> str:
+    """Return the text of an example GPU file, which has every key with its meaning and the values of a listed GPU."""
+    example = next(gpu for gpu in GPUS if gpu.fp8_dense_flops and gpu.architecture)
+    values: dict[str, Any] = {
+        "name": example.name,
+        "memory_gib": round(example.memory_bytes / GIB, 2),
+        "bandwidth_gb_per_s": example.bandwidth_bytes_per_s / GIGA,
+        "dense_tflops": example.dense_flops / TERA,
+        "num_processors": example.num_processors,
+        "boost_mhz": example.boost_hz / 1e6,
+        "fp8_dense_tflops": (example.fp8_dense_flops or 0) / TERA,
+        "architecture": example.architecture,
+    }
+    meanings = _TEXTS | {key: meaning for key, (_, _, meaning) in _KEYS.items()}
+    lines = [f"# A GPU for --gpu FILE.toml. The figures are those of the {example.name}: replace them."]
+    for key, value in values.items():
+        written = f'"{value}"' if isinstance(value, str) else f"{value:g}"
+        lines.append(f"{key} = {written}  # {meanings[key]}{' (may be left out)' if key in _OPTIONAL else ''}")
+    return "\n".join(lines)
+
+
+GPUS = tuple(
+    _gpu(fields, tuple(fields["sources"]))
+    for fields in tomllib.loads(Path(__file__).with_name("listed.toml").read_text(encoding="utf-8"))["gpu"]
+)
+"""GPUs that `--gpu` finds by name."""

@@ -6,8 +6,7 @@ known         the profiles that come with kvsim (calibrated/)
 extrapolation the check whether a simulation had steps outside the range that its profile was fitted to
 """
 
-from kvsim.profiles.coefficient_words import EXPLANATIONS
-from kvsim.profiles.file import load, save
+from kvsim.profiles.file import EXPLANATIONS, load, save
 from kvsim.profiles.known import find, is_shipped, match, shipped
 from kvsim.profiles.profile import ENGINES, Profile, Residual, carried, listed_name, served_name
 

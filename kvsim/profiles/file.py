@@ -11,7 +11,6 @@ from kvsim.errors import UsageError, reason_of, shortened
 from kvsim.files.atomic import whole_file
 from kvsim.files.marks import HASH_COMMENT
 from kvsim.files.values import read_toml
-from kvsim.profiles.coefficient_words import EXPLANATIONS
 from kvsim.profiles.profile import Profile, Residual
 from kvsim.steptime import ALL_ALIKE, COEFFICIENTS, NUM_LISTED, NUM_SIZES, Roofline, StepShape
 
@@ -150,3 +149,51 @@ def _table(name: str, values: tuple[float, ...]) -> list[str]:
     rows = [values[begin : min(begin + 8, listed)] for begin in range(0, listed, 8)]
     body = [f"    {', '.join(f'{value:.3g}' if value else '0.0' for value in row)}," for row in rows]
     return [f"{name} = [  # {EXPLANATIONS[name]}", *body, "]"]
+
+
+EXPLANATIONS = {
+    "request_s": "host, per request that comes in",
+    "request_token_s": "host, per token of its prompt",
+    "host_step_s": "host, per step, before the first kernel",
+    "host_sequence_s": "host, per sequence, before the first kernel",
+    "host_token_s": "host, per prompt token, before the first kernel",
+    "new_sequence_s": "host, per sequence that joins the batch, before the first kernel",
+    "worker_step_s": "worker process, per step, before the first kernel",
+    "worker_sequence_s": "worker process, per sequence, before the first kernel",
+    "worker_token_s": "worker process, per prompt token, before the first kernel",
+    "turnaround_step_s": "host, per step, from a processed output to the next decision",
+    "turnaround_sequence_s": "host, per sequence, from a processed output to the next decision",
+    "piecewise_launch_s": "host, launching a captured step that holds prompt tokens, piece by piece",
+    "eager_launch_s": "host, launching a step too large for a captured graph, kernel by kernel",
+    "uncompiled_launch_s": "host, launching any step where nothing is compiled or captured",
+    "masked_launch_s": "host, per step of several rows: padded, they need a mask",
+    "new_shape_s": "host, when a batch of a size and length comes for the first time",
+    "new_kernel_s": "host, per kernel that a process builds or loads for the first time",
+    "max_captured_tokens": "largest captured step, tokens",
+    "step_s": "GPU, per step: kernels starting and draining",
+    "weights_s": "GPU, streaming all weights once",
+    "active_weights_s": "GPU, streaming the weights that one token passes through, beside those that tokens share",
+    "shared_weights_s": "GPU, streaming the weights that all tokens of a step share, where they are counted apart",
+    "token_s": "GPU, arithmetic of one token in the layers",
+    "logits_s": "GPU, arithmetic of one sequence's output projection",
+    "exposed_share": "of the shorter of streaming and arithmetic, what is not hidden where both are equal",
+    "sequence_s": "GPU, per sequence, beside the bytes it reads",
+    "context_token_s": "GPU, reading one token's keys and values",
+    "lone_share": "how much longer that takes for a single sequence",
+    "full_seqs": "so few: with as many, every processor has one head to read for",
+    "shared_saving": "of keys and values that several sequences share, what reading them again does not cost",
+    "throttle_share": "how much longer arithmetic takes where it has been going on for a tenth of a second",
+    "power_share": "how much longer arithmetic and reading take where much of both has been going on for as long",
+    "piecewise_s": "GPU, per captured step that holds prompt tokens",
+    "attention_pair_s": "GPU, arithmetic of one query against one key",
+    "window_tokens": "tokens that sliding layers look back; 0 where none slides",
+    "window_token_s": "GPU, reading one token's keys and values in sliding layers",
+    "window_pair_s": "GPU, arithmetic of one query against one key in sliding layers",
+    "mixed_share": "how much longer reading takes in a step that holds prompt tokens too",
+    "piecewise_floor_s": "GPU, least time of a captured step that holds prompt tokens, launched by a worker process",
+    "eager_floor_s": "GPU, least time of a step too large for a captured graph, launched by a worker process",
+    "handed_over_s": "link, per step whose activations come from the stage before in a pipeline",
+    "handed_over_token_s": "link, per token of such a step",
+    "of_size_s": "GPU, what the kernels picked for a size take besides: up to 4 tokens, then 8, 16 to 512, and above",
+}
+"""One line for every coefficient: its meaning, and its clock; in seconds if no other unit is given."""

@@ -15,10 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvsim.recording.copying import CopiesUnderWay
 from kvsim.recording.growing import GrowingMemory, GrowingRequests, GrowingSchedule, GrowingSteps
-from kvsim.recording.imaging import ImagesSoFar
 from kvsim.recording.model import Meta, Recording
+from kvsim.recording.optional_tables import CopiesUnderWay, ImagesSoFar, TransfersUnderWay
 from kvsim.recording.run_marks import Mark, Since
 from kvsim.recording.tables import (
     ColumnTable,
@@ -35,7 +34,6 @@ from kvsim.recording.tables import (
     TransferKind,
     Transfers,
 )
-from kvsim.recording.transferring import TransfersUnderWay
 
 
 class RowSink(Protocol):

@@ -46,6 +46,11 @@ class GrowingTable:
         """True if the table has enough rows for its final rows to be drained."""
         return len(self) >= self._full_at
 
+    def append(self, *values: float) -> None:
+        """Add a row with a value for each column, in order."""
+        for column, value in zip(self.columns.values(), values, strict=True):
+            column.append(value if column.typecode == "d" else int(value))
+
     def extend(self, table: ColumnTable) -> None:
         """Add the rows of `table`."""
         for name, values in self.columns.items():

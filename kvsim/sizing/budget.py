@@ -25,8 +25,7 @@ from kvsim.kv_groups import (
 )
 from kvsim.kv_groups.specs import BACKEND_BLOCK, FLASHINFER_MLA_BLOCK
 from kvsim.models.image_rules import RULES
-from kvsim.sizing.activations import captured_graphs, outside_pytorch, peak_activations
-from kvsim.sizing.adapter_slots import slot_bytes
+from kvsim.sizing.activations import captured_graphs, outside_pytorch, peak_activations, slot_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

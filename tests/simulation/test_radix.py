@@ -16,8 +16,8 @@ from kvsim.metrics.contradictions import refuse_contradictions
 from kvsim.models import find_model
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
 from kvsim.recording import Recording
+from kvsim.recording.check import check_windows
 from kvsim.recording.check_preemptions import check_retractions
-from kvsim.recording.check_windows import check_windows
 from kvsim.simulation import EngineName, Machine, Measured, measure, simulate
 from kvsim.workload import Workload
 

@@ -11,7 +11,7 @@ from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies.drafter import drafter_of
 from kvsim.policies.speculative_config import SpeculativeConfig
-from kvsim.sizing.adapter_slots import slot_bytes
+from kvsim.sizing.activations import slot_bytes
 from kvsim.sizing.budget import Budget, PoolSettings, plan_budget
 
 GPU, LLAMA = find_gpu("H100-SXM"), find_model("Llama-3.1-8B")

@@ -1,0 +1,216 @@
+"""Collect, during a run, the tables that only some recordings have: copies, transfers between servers, and images.
+
+A copy between GPU and host is decided by a step, later steps may wait for it, and the output of another step reports
+that it has ended. A transfer is reported twice: at its begin and at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvsim.recording.growing import GrowingTable
+from kvsim.recording.tables import (
+    Copies,
+    CopyKind,
+    EncoderEvents,
+    ImageEventKind,
+    IntArray,
+    PromptImages,
+    TransferKind,
+    Transfers,
+)
+from kvsim.workload import Ragged
+
+_NEVER = -1
+"""Number of a step, a server or a table entry that there is not."""
+
+
+@dataclass(slots=True)
+class _Copy:
+    kind: CopyKind
+    request: int
+    begun_step: int
+    units_of_slot: dict[int, list[int]]
+    awaited_step: int = _NEVER
+
+
+class CopiesUnderWay:
+    """Growing table of copies, and the copies that were not reported yet, which have no rows."""
+
+    def __init__(self) -> None:
+        self._rows = GrowingTable(Copies)
+        self._under_way: dict[int, _Copy] = {}
+        self._reported: list[int] = []
+        """Rows that belong to the output being processed."""
+        self._offloads = False
+        self._units_per_slot = 1
+
+    def configure(self, policy: Any) -> None:
+        """Set, from the settings of the policy, if there is host memory, and the size of its blocks."""
+        if isinstance(policy, dict) and isinstance(size := policy.get("kv_offloading_block_size"), int):
+            self._offloads = "host_blocks" in policy
+            self._units_per_slot = max(size // max(int(policy.get("block_size") or 1), 1), 1)
+
+    def begin(
+        self, number: int, is_load: bool, request: int, units: Sequence[int], slots: Sequence[int], step: int
+    ) -> None:
+        """Record that the step being scheduled copies blocks. A load may begin inside its first host block."""
+        missing = len(slots) * self._units_per_slot - len(units)
+        if number in self._under_way or not 0 <= missing < self._units_per_slot or (missing and not is_load):
+            raise ValueError(f"copy {number} is of {len(units)} blocks and {len(slots)} host blocks")
+        # A load that skips the first `missing` blocks of its first host block.
+        places = [slots[(missing + index) // self._units_per_slot] for index in range(len(units))]
+        units_of_slot: dict[int, list[int]] = {slot: [] for slot in slots}
+        for slot, unit in zip(places, units, strict=True):
+            units_of_slot[slot].append(unit)
+        kind = CopyKind.LOAD if is_load else CopyKind.STORE
+        self._under_way[number] = _Copy(kind, request, step, units_of_slot)
+
+    def awaited(self, numbers: Sequence[int], step: int) -> None:
+        """Record that the step being scheduled waits for copies."""
+        for number in numbers:
+            copy = self._under_way[number]
+            copy.awaited_step = step if copy.awaited_step == _NEVER else copy.awaited_step
+
+    def report(self, number: int, slots: Sequence[int]) -> None:
+        """Record that a copy is complete, and that its host blocks became idle in this order."""
+        copy = self._under_way.pop(number)
+        if sorted(slots) != sorted(copy.units_of_slot):
+            raise ValueError(f"copy {number} is of other host blocks")
+        self._add(number, copy, slots)
+
+    def processed(self, step: int) -> None:
+        """Record that the output of `step` was processed, with the copies reported since the last output."""
+        for row in self._reported:
+            self._rows.columns["reported_step"][row] = step
+        self._reported.clear()
+
+    def extend(self, table: Copies) -> None:
+        """Add final rows."""
+        self._offloads = True
+        self._rows.extend(table)
+
+    def so_far(self) -> Copies | None:
+        """Return all copies, unreported ones last; None for an engine without host memory."""
+        if not self._offloads and not len(self._rows) and not self._under_way:
+            return None
+        for number, copy in self._under_way.items():
+            self._add(number, copy, list(copy.units_of_slot))
+        self._under_way.clear()
+        return Copies(**{name: np.asarray(values) for name, values in self._rows.rows().items()})
+
+    def _add(self, number: int, copy: _Copy, slots: Sequence[int]) -> None:
+        for slot in slots:
+            for unit in copy.units_of_slot[slot]:
+                self._reported.append(len(self._rows))
+                begun, awaited = copy.begun_step, copy.awaited_step
+                self._rows.append(number, copy.kind, copy.request, begun, awaited, _NEVER, unit, slot)
+
+
+class TransfersUnderWay:
+    """Growing table of transfers, in the order in which they begin; a request has at most one at a time."""
+
+    def __init__(self) -> None:
+        self._rows = GrowingTable(Transfers)
+        self._under_way: dict[int, int] = {}
+        """Row of the transfer of each request."""
+        self._exchanges = False
+
+    def configure(self, exchanges: bool) -> None:
+        """Set whether the server exchanges KV: its recording has the table, even without rows."""
+        self._exchanges = exchanges
+
+    def begin(
+        self, kind: TransferKind, request: int, position: int, blocks: int, tokens: int, *, seq: int, time_s: float
+    ) -> None:
+        """Record that `blocks` blocks of a table are loaded or kept, with `tokens` tokens in them.
+
+        The first of these blocks is entry `position` of the table.
+        """
+        if request in self._under_way:
+            raise ValueError(f"a transfer of request {request} is under way")
+        self._under_way[request] = len(self._rows)
+        self._rows.append(kind, request, _NEVER, seq, _NEVER, time_s, np.nan, position, blocks, tokens, _NEVER)
+
+    def end(self, request: int, *, seq: int, time_s: float, failed: int = _NEVER) -> None:
+        """Record that the end of a request's transfer was reported at `seq`.
+
+        `failed` is the first entry of the request's table that did not load; -1 if all entries loaded.
+        """
+        row = self._under_way.pop(request)
+        for name, value in (("ended_seq", seq), ("end_s", time_s), ("failed", failed)):
+            self._rows.columns[name][row] = value
+
+    def extend(self, table: Transfers) -> None:
+        """Add final rows."""
+        self._exchanges = True
+        self._rows.extend(table)
+
+    def so_far(self) -> Transfers | None:
+        """Return all transfers; None for an engine that exchanges no KV."""
+        if not self._exchanges and not len(self._rows):
+            return None
+        return Transfers(**self._rows.rows())
+
+
+class ImagesSoFar:
+    """Growing tables of the images, and of the events of the encoder cache."""
+
+    def __init__(self) -> None:
+        self._images, self._events = GrowingTable(PromptImages), GrowingTable(EncoderEvents)
+        self._runs: list[list[int]] = []
+        self._has_runs = self._are_reported = False
+
+    def __len__(self) -> int:
+        return len(self._images) + len(self._events)
+
+    @property
+    def num_events(self) -> int:
+        """Number of events of the encoder cache."""
+        return len(self._events)
+
+    def add(self, request: int, images: Iterable[Sequence[Any]]) -> None:
+        """Record the images of a request, in the order of their places.
+
+        An image has a number, a place and a number of tokens. If only some tokens use an output of the encoder, their
+        ranges follow, each as first token and number of tokens.
+        """
+        for image, place, tokens, *runs in images:
+            self._images.append(request, image, place, tokens)
+            self._runs.append([int(number) for number in runs[0]] if runs else [])
+        self._has_runs |= any(self._runs)
+        self._are_reported = True
+
+    def happened(self, kind: str, request: int, image: int, *, seq: int, step: int) -> None:
+        """Record an event of the encoder cache; `kind` is the name of an `ImageEventKind` in lower case."""
+        self._events.append(seq, step, ImageEventKind[kind.upper()], request, image)
+
+    def extend(self, table: PromptImages | EncoderEvents) -> None:
+        """Add final rows."""
+        if isinstance(table, EncoderEvents):
+            self._events.extend(table)
+            return
+        self._images.extend(table)
+        runs = Ragged.empty(len(table), np.int64) if table.embedded is None else table.embedded
+        self._runs += [runs[row].tolist() for row in range(len(table))]
+        self._has_runs |= table.embedded is not None
+
+    def images(self, requests: IntArray | None = None) -> PromptImages | None:
+        """Return the images of all `requests`, or of those in these rows; None if no prompt has an image."""
+        if not len(self._images):
+            return None
+        columns = self._images.rows()
+        chosen = np.arange(len(self._images))
+        if requests is not None:
+            chosen = np.flatnonzero(np.isin(columns["request"], requests))
+        runs = Ragged.from_rows([self._runs[row] for row in chosen.tolist()], np.int64) if self._has_runs else None
+        return PromptImages(**{name: column[chosen] for name, column in columns.items()}, embedded=runs)
+
+    def events(self, first: int = 0) -> EncoderEvents | None:
+        """Return the events from row `first` on; None without images, or without an encoder cache."""
+        is_there = self._are_reported or len(self._events) > 0
+        return EncoderEvents(**self._events.rows(slice(first, None))) if is_there else None
