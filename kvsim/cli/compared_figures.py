@@ -168,14 +168,10 @@ def figure_rows(runs: Sequence[SideRun]) -> list[tuple[str, ...]]:
         values = [run.figures[name] for run in runs]
         if all(value != value or (figure.is_optional and not value) for value in values):
             continue
-        cells = [_cell(figure, value) for value in values]
+        cells = ["–" if value != value else figure.form(value) for value in values]
         change = [change_words(values[0], values[1], figure.form)] if len(values) == 2 else []
         rows.append((figure.label, *cells, *change))
     return rows
-
-
-def _cell(figure: _FigureRow, value: float) -> str:
-    return "–" if value != value else figure.form(value)
 
 
 def sentence_on(flag: str, runs: Mapping[str, SideRun]) -> str:

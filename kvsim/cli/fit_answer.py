@@ -26,16 +26,15 @@ def print_fit(answer: Answer) -> None:
         echo(answer.splits)
     if answer.bound:
         echo(answer.bound)
-    outcome = answer.outcome
+    outcome, server = answer.outcome, answer.server
+    gpus = f"{server.num_gpus} x {server.gpu.name}" if server.num_gpus > 1 else server.gpu.name
     rows: list[tuple[str, ...]] = [
         ("requests", load_words(answer)),
-        ("server", answer.server.flags()),
-        ("GPUs", _gpus(answer)),
+        ("server", server.flags()),
+        ("GPUs", ", ".join(filter(None, (gpus, server.fleet_words)))),
     ]
     if not outcome.error:
-        rows.append(
-            ("KV cache", f"{size(outcome.kv_bytes)} on each GPU, {answer.server.pool_words(outcome.num_blocks)}")
-        )
+        rows.append(("KV cache", f"{size(outcome.kv_bytes)} on each GPU, {server.pool_words(outcome.num_blocks)}"))
         rows += times_rows(outcome.label)
     print_table("", ["", ""], rows)
     if not outcome.error:
@@ -146,9 +145,3 @@ def load_words(answer: Answer) -> str:
         return load.workload.description
     pause = f", {load.think_s:g} s after the answer before" if load.think_s else ""
     return f"{load.users:,} users, each with one request at a time{pause}; {load.workload.description}"
-
-
-def _gpus(answer: Answer) -> str:
-    server = answer.server
-    name = f"{server.num_gpus} x {server.gpu.name}" if server.num_gpus > 1 else server.gpu.name
-    return ", ".join(filter(None, (name, server.fleet_words)))

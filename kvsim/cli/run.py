@@ -71,7 +71,9 @@ def command(
 
     check_policy_flags(context, [policy])
     fleet_flags = fleet_of(flags)
-    _check_load(flags)
+    check_users(flags)
+    check_senders(flags)
+    flags["users"] = users_of(flags)
     if output is not None:
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
     scenario = build_scenario(**flags)
@@ -94,12 +96,6 @@ def command(
 
 _WORTH_PROCESSES = 50_000
 """Smallest number of requests for which a fleet is simulated in several processes."""
-
-
-def _check_load(flags: dict[str, Any]) -> None:
-    check_users(flags)
-    check_senders(flags)
-    flags["users"] = users_of(flags)
 
 
 def _notes(scenario: Scenario, policy: str, runs: Sequence[Measured], flags: Mapping[str, Any]) -> list[str]:

@@ -106,7 +106,8 @@ def retention_of(recording: Recording, release: str) -> int | None:
 
 def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Settings:
     """Return the settings of the recorded engine; values in `known` take precedence."""
-    recorded = _recorded_settings(recording.meta)
+    stated = (*recording.meta.engine.items(), *recording.meta.policy.items())
+    recorded = {name: value for name, value in stated if value is not None}
     values = ({"vllm": recording.meta.stated_release or UNSTATED} if kind is ContinuousSettings else {}) | known
     file = f"meta.json of recording {recording.name!r}"
     for field in fields(kind):
@@ -159,10 +160,6 @@ def host_blocks_of(meta: Meta) -> int:
     block_size = int(policy.get("kv_offloading_block_size") or meta.pool.unit_tokens)
     num_gpus = int(meta.model.get("tensor_parallel_size", 1))
     return int(size * (1 << 30)) // (block_size // meta.pool.unit_tokens * meta.pool.bytes_per_unit * num_gpus)
-
-
-def _recorded_settings(meta: Meta) -> dict[str, Any]:
-    return {name: value for name, value in (*meta.engine.items(), *meta.policy.items()) if value is not None}
 
 
 def _types(default: object) -> tuple[type, ...]:

@@ -394,8 +394,8 @@ def _lines_of(file: Path) -> Iterator[tuple[int, str]]:
     try:
         content = content_of(file, _RECORDS_BYTES)
         content = unpacked(content, _RECORDS_BYTES) if file.suffix == ".gz" else content
-        for line, encoded in enumerate(content.splitlines(keepends=True), 1):
-            yield line, encoded.decode()
+        for line, text in enumerate(map(bytes.decode, content.splitlines(keepends=True)), 1):
+            yield line, text
     except FileNotFoundError:
         raise RecordingError(f"{file} does not exist; give the records that the oracle printed.") from None
     except (EOFError, OSError, zlib.error, UnicodeDecodeError) as error:

@@ -68,7 +68,8 @@ class Diagnosis:
     @property
     def moments(self) -> list[str]:
         """The costliest spells of preemptions, with their times and requests: a sentence each."""
-        return _moments(self)
+        costliest = sorted(self.spells, key=lambda spell: -spell.lost_tokens)[:_MOST]
+        return [_spell_words(self, spell) for spell in sorted(costliest, key=lambda spell: spell.begin_s)]
 
     @property
     def hits(self) -> str:
@@ -157,11 +158,6 @@ def _demand_words(diagnosis: Diagnosis) -> str:
         f"{present:,.1f} requests of {full.mean():,.0f} tokens are there on average, which at full length take "
         f"{needed:,.0f} blocks of {pool.num_units or 0:,}"
     )
-
-
-def _moments(diagnosis: Diagnosis) -> list[str]:
-    costliest = sorted(diagnosis.spells, key=lambda spell: -spell.lost_tokens)[:_MOST]
-    return [_spell_words(diagnosis, spell) for spell in sorted(costliest, key=lambda spell: spell.begin_s)]
 
 
 def _spell_words(diagnosis: Diagnosis, spell: Spell) -> str:

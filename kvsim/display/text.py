@@ -88,7 +88,7 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_code(text: str, *, least: int = 1) -> str:
-    """Format `text` as Markdown code between backticks, which are more than `text` has in a row, and `least` or more.
+    """Format `text` as Markdown code, between more backticks than follow each other in `text`, and at least `least`.
 
     If `least` is above 1, the code is a block of lines.
     """

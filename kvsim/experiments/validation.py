@@ -162,7 +162,8 @@ def validate(
     if isinstance(times, Profile):
         size = model.tensor_parallel_size
         profile = carried(times, gpu, model, engine_of(recording), tensor_parallel_size=size)
-        times = WatchedProfile(profile, _captured(profile.times, recording))
+        is_eager = recording.meta.engine.get("enforce_eager")
+        times = WatchedProfile(profile, profile.times.uncaptured() if is_eager else profile.times)
     policy, kv_bytes = policy_of(recording)
     if vllm is not None:
         policy = _of_release(policy, vllm, recording.name)
@@ -302,10 +303,6 @@ def users_of(recording: Recording) -> int | None:
     arrivals = str(workload.get("arrivals", "")) if isinstance(workload, dict) else ""
     match = re.fullmatch(r"closed loop, (\d+) at a time", arrivals)
     return int(match[1]) if match else None
-
-
-def _captured(times: Roofline, recording: Recording) -> Roofline:
-    return times.uncaptured() if recording.meta.engine.get("enforce_eager") else times
 
 
 def _rows(measured: Recording, simulated: Recording) -> Iterator[ValidationRow]:

@@ -40,8 +40,9 @@ _ABOUT = ("prompt_tokens", "output_tokens", "cached_tokens", "preemptions")
 def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
     """Write `recording` atomically as the trace file `path`.
 
-    - `engine`: a slice per step, from its schedule, or the previous output if that is later, to its output (slices must
-      not overlap, but steps of an asynchronous scheduler overlap); preemptions are instants.
+    - `engine`: a slice per step, and an instant per preemption. A slice ends with the output of its step. It begins
+      when the step is scheduled, or with the previous output if that is later: steps of an asynchronous scheduler
+      overlap, but slices must not.
     - `requests`: a slice each for waiting, prompt and answer.
     - `KV pool`: a counter in bytes per state, and counters of running sequences and waiting requests.
     - `host memory`, with offloading: the bytes stored there, being copied there, and being copied back.

@@ -70,7 +70,7 @@ def _remove_folders_in_use() -> None:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[bool]:
-    """Lock `folder` for the block; yield whether no other process holds the lock."""
+    """Lock `folder` for the block; yield True if no other process holds the lock."""
     try:
         lock = _lock(folder)
     except BlockingIOError:

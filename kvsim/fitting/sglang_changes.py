@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from kvsim.errors import BudgetError
@@ -38,11 +38,11 @@ def candidates(server: SGLangServer) -> CandidateChanges:
     settings = [
         *_switches(server),
         *_memory(server),
-        *_conservativeness(server),
+        *_values(server, "schedule_conservativeness", _CONSERVATIVENESS),
         *_orders(server),
         *limit_changes(server, running, SEQS),
         *_chunks(server, TOKENS),
-        *_pages(server),
+        *_values(server, "page_size", _PAGES),
     ]
     return CandidateChanges(
         splits=[],
@@ -88,12 +88,11 @@ def _chunks(server: SGLangServer, sizes: Sequence[int]) -> Iterator[ServerChange
         yield replace(changed, words=changed.words + with_share)
 
 
-def _conservativeness(server: SGLangServer) -> Iterator[ServerChange]:
-    now = server.schedule_conservativeness
-    for value in _CONSERVATIVENESS:
+def _values(server: SGLangServer, setting: str, values: Iterable[float]) -> Iterator[ServerChange]:
+    now = getattr(server, setting)
+    for value in values:
         if value != now:
-            words = f"schedule_conservativeness {now:g} to {value:g}"
-            yield change(server, Kind.SETTING, words, schedule_conservativeness=value)
+            yield change(server, Kind.SETTING, f"{setting} {now:g} to {value:g}", **{setting: value})
 
 
 def _orders(server: SGLangServer) -> Iterator[ServerChange]:
@@ -101,9 +100,3 @@ def _orders(server: SGLangServer) -> Iterator[ServerChange]:
     for order in _ORDERS:
         if order != now and not (server.disable_radix_cache and order in _ORDERS_BY_PREFIX):
             yield change(server, Kind.SETTING, f"schedule_policy {now} to {order}", schedule_policy=order)
-
-
-def _pages(server: SGLangServer) -> Iterator[ServerChange]:
-    for size in _PAGES:
-        if size != server.page_size:
-            yield change(server, Kind.SETTING, f"page_size {server.page_size} to {size}", page_size=size)

@@ -40,9 +40,7 @@ def candidates(server: Server, longest_tokens: int) -> CandidateChanges:
     """Return the changes of `server`; `longest_tokens` is the longest request, which `max_model_len` must allow."""
     seqs, tokens = server.batch_limit, server.token_limit
     settings = [
-        *_caching(server),
-        *_ahead(server),
-        *_drafts(server),
+        *_switches(server),
         *_memory(server),
         *limit_changes(server, seqs, SEQS),
         *limit_changes(server, tokens, TOKENS),
@@ -71,17 +69,12 @@ def _memory(server: Server) -> Iterator[ServerChange]:
             yield change(server, Kind.SETTING, words, gpu_memory_utilization=share)
 
 
-def _caching(server: Server) -> Iterator[ServerChange]:
+def _switches(server: Server) -> Iterator[ServerChange]:
+    """Yield prefix caching and asynchronous scheduling if they are off but possible, and a server without drafts."""
     if not server.enable_prefix_caching and not server.model.recurrent_layers:
         yield change(server, Kind.SETTING, "prefix caching", enable_prefix_caching=True)
-
-
-def _ahead(server: Server) -> Iterator[ServerChange]:
     if not server.async_scheduling and (server.drafting is None or server.drafting.is_async(server.vllm)):
         yield change(server, Kind.SETTING, "asynchronous scheduling", async_scheduling=True)
-
-
-def _drafts(server: Server) -> Iterator[ServerChange]:
     if server.drafting is not None:
         yield change(server, Kind.SETTING, "no drafts", speculative_config="")
 

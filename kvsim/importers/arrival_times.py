@@ -1,8 +1,8 @@
 """Conversion of the arrival times of a file, numbers of any unit or dates, to seconds.
 
-A single row does not determine the unit. So rows are only checked to be of one kind, and the column is interpreted
-when all rows are read. An ambiguous column is refused. The description of the workload states an interpretation that
-the name of the column does not.
+A single row does not determine the unit. So rows are only checked to be of one kind, and the column is interpreted when
+all rows are read. An ambiguous column is refused. If the name of the column does not state the unit, the description of
+the workload names the unit that was assumed.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from kvsim.importers.source import SourceRow
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from typing import Any
 
     from kvsim.importers.source import TextSource
 
@@ -93,7 +92,9 @@ class _Position:
                 raise self.error(f"this is no JSON that can be read: {reason_of(error)}") from error
             except RecursionError as error:
                 raise self.error("this is nested too deeply to be a request") from error
-        row = SourceRow(path=self._path, line=self._line, fields=self._object(value))
+        if not isinstance(value, dict):
+            raise self.error(f"there should be a JSON object, not {json.dumps(value)[:40]}")
+        row = SourceRow(path=self._path, line=self._line, fields=value)
         self._go_to(end)
         return row
 
@@ -102,11 +103,6 @@ class _Position:
             check_extent(self._text)
         except ValueError as error:
             raise self.error(f"this is no request: {error}") from error
-
-    def _object(self, value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise self.error(f"there should be a JSON object, not {json.dumps(value)[:40]}")
-        return value
 
     def _go_to(self, at: int) -> None:
         self._line += self._text.count("\n", self._at, at)

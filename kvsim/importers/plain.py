@@ -57,8 +57,9 @@ AZURE = Published(
     columns={"arrival": "TIMESTAMP", "prompt_tokens": "ContextTokens", "output_tokens": "GeneratedTokens"},
     alone=True,
 )
-"""Azure/AzurePublicDataset, 2023 and later. Dates have up to nine decimal digits, or are `XXX` for none. Files of
-lengths in these columns are accepted.
+"""Azure/AzurePublicDataset, 2023 and later.
+
+Dates have up to nine decimal digits. Files without dates are accepted; some have `XXX` in place of each date.
 """
 BURSTGPT = Published(
     kind="BurstGPT",
@@ -91,7 +92,10 @@ class _Names:
 
     @classmethod
     def of(cls, source: TextSource, columns: Mapping[str, str], *, settled: bool = False) -> _Names:
-        """Find the columns in `source` by their names, or as given in `columns`; `settled` if the user gave these."""
+        """Find the columns in `source` by their names, or as given in `columns`.
+
+        With `settled`, the user has given these.
+        """
         absent = [theirs for theirs in columns.values() if theirs not in source.header]
         if absent:
             raise WorkloadError(
@@ -261,7 +265,7 @@ def _images(
 ) -> tuple[list[Image], int]:
     """Return the images of a request, and the tokens that they add to its `prompt_tokens` tokens of text.
 
-    A turn that waits for the turn `after` has the images of its history, and then the images of its own line.
+    A turn that waits for the turn `after` begins with the images of its history. The images of its own line follow.
     """
     if after == NONE:
         return images.read(row, prompt_tokens, prefix_tokens)

@@ -40,4 +40,4 @@ def _beam_search(progress: ProgressCallback) -> list[float]:
 
 
 REPRODUCE = {"parallel-sampling": _parallel_sampling, "beam-search": _beam_search}
-"""Functions that reproduce figures about branching sequences, by row."""
+"""Functions that reproduce figures about branching sequences, by the name of the row."""

@@ -62,8 +62,9 @@ class PublishedRow:
     note: str = ""
     """Assumptions, and parameters that were chosen to match the published figures."""
     ceilings: Callable[[], Sequence[float]] | None = None
-    """Function that returns the upper bound of each figure by the data sheet of the source's GPU, for any engine under
-    the row's assumptions; None if there is no bound."""
+    """Function that returns an upper bound of each figure: under the row's assumptions, no engine can exceed it on the
+    source's GPU, by the GPU's data sheet. None if there is no bound.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,4 +95,6 @@ REPRODUCE = {
     "watermark": _watermark,
     "windows": _gpt_oss,
 }
-"""Functions that reproduce figures about memory from other sources than the PagedAttention paper, by row."""
+"""Functions that reproduce figures about memory from sources other than the PagedAttention paper, by the name of the
+row.
+"""

@@ -132,4 +132,4 @@ REPRODUCE = {
     "block-size": _largest_good_block,
     "waste": _waste,
 }
-"""Functions that reproduce figures of this paper and of the launch post, by row."""
+"""Functions that reproduce figures of this paper and of the launch post, by the name of the row."""

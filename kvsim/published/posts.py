@@ -56,7 +56,7 @@ def _batches_of(rows: int) -> Static:
 def _three_ways(
     progress: ProgressCallback, *, gpu_name: str, kv_bytes: int, scheduler: ContinuousSettings
 ) -> list[float]:
-    """Return the tokens per second one by one, as a padded batch of 500, and with vLLM."""
+    """Return the tokens per second of three ways of serving: one by one, in a padded batch of 500, and with vLLM."""
     gpu, model = find_gpu(gpu_name), find_model(_GRANITE)
     runs: list[tuple[str, Policy, int]] = [
         ("hf-dynamic", _batches_of(1), _ONE_BY_ONE),
@@ -77,9 +77,9 @@ _QUESTION, _ANSWER = 100, 500
 
 
 def _mistral_ceilings() -> list[float]:
-    """Return the most answers per second that an A100 allows, with 1, 16, 256 and 256 at a time.
+    """Return the most answers per second that an A100 allows, with 1, 16, 256 and 256 requests at a time.
 
-    Each step streams the weights once. The arithmetic has 16 bits, even if the weights have 4.
+    Each step reads the weights once. The arithmetic has 16 bits, even if the weights have 4.
     """
     gpu, model = find_gpu("A100-80G"), find_model("mistralai/Mistral-7B-Instruct-v0.3")
     quantized = model.served(quantization=find_quantization("awq"))
@@ -145,6 +145,6 @@ REPRODUCE: dict[str, Callable[[ProgressCallback], list[float]]] = {
     "a100-answers": _mistral,
     "t4-one-prompt": _t4,
 }
-"""Functions that predict figures about speed, on machines without a fitted profile, by row."""
+"""Functions that predict figures about speed, on machines without a fitted profile, by the name of the row."""
 CEILINGS = {"a100-answers": _mistral_ceilings}
-"""Functions that return the upper bounds of a row's figures, by row."""
+"""Functions that return the upper bounds of a row's figures, by the name of the row."""

@@ -271,9 +271,10 @@ def judged(session: Session, story: Story) -> Story:
 
 
 def begin_story(session: Session, *, playing: bool) -> Story:
-    """Return the story of a run, and move the session to its moment, or to shortly before if the run is `playing`.
+    """Return the story of a run, and move the session to the story's moment.
 
-    The session follows the request that is preempted at that moment, or else the newest.
+    If the run is `playing`, the session begins shortly before. It follows the request that is preempted at that moment,
+    or else the newest.
     """
     story, player = judged(session, story_of(session)), session.player
     player.go_to_frame(story.frame)

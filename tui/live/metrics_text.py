@@ -47,14 +47,10 @@ def cache_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
 
 def event_lines(look: CacheLook, ended: str | None, num_blocks: int | None, width: int, height: int) -> list[Text]:
     """Return at most `height` lines about the prefix cache: the reason `ended`, known facts, and unknown facts."""
-    facts = [Text(_first_upper(fact)[:width], "text") for fact in cache_facts(look, num_blocks)]
+    facts = [Text(f"{fact[:1].upper()}{fact[1:]}"[:width], "text") for fact in cache_facts(look, num_blocks)]
     limits = [Text(f"Not known: {limit}"[:width], "weak") for limit in cache_limits(look)]
     ends = [] if ended is None else [Text(ended[:width], "strong")]
     return [*ends, *facts[: max(height - len(limits) - len(ends), 1)], *limits][:height]
-
-
-def _first_upper(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
 
 
 def forecast(load: ServerLoad) -> str:

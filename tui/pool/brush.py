@@ -142,7 +142,7 @@ class Brush:
 
     def _draw_glyph(self, shape: int, first: int) -> tuple[str, RichStyle]:
         paint = first % DIM
-        style = Style(color=self._glyph_color(first), bgcolor=self._symbols.palette.void)
+        style = Style(color=glyph_paint_color(first, self._symbols), bgcolor=self._symbols.palette.void)
         if shape == LEDGE or paint == EMPTY:
             return " ", style
         if DIGIT < shape < DIGIT + 8 and paint < EMPTY:
@@ -167,9 +167,6 @@ class Brush:
             return chr(letter), Style(color=ink_on(color), bgcolor=color, bold=True)
         back = self._colors[paint if self._symbols.color else EMPTY]
         return chr(letter), Style(color=palette.free_glyph, bgcolor=back)
-
-    def _glyph_color(self, paint: int) -> str:
-        return glyph_paint_color(paint, self._symbols)
 
     def _style(self, front: int, back: int) -> RichStyle:
         return Style(color=self._colors[front], bgcolor=self._colors[back])

@@ -18,8 +18,6 @@ from .entries import whole_entries
 from .pool_picture import PoolPicture
 
 if TYPE_CHECKING:
-    from kvsim.memory.waste import SlotState
-
     from ..look.states import Symbols
     from ..playback.compared_runs import ComparedRuns
 
@@ -49,7 +47,8 @@ class Legend(Widget):
             return whole_entries(entries, width, style, self._symbols.cut).adjust_cell_length(width, style)
         gap = Segment("  ", style)
         states = [state for state in STACK if any(session.breakdown[state] for session in self._sessions)]
-        texts = [[self._entry(state, meaning=meaning) for state in states] for meaning in (True, False)]
+        names = [f" {STATE_NAMES[state]}" for state in states]
+        texts = [f"{name}: {STATE_MEANINGS[state]}" for name, state in zip(names, states, strict=True)], names
         words = next((line for line in texts if sum(map(len, line)) + 3 * len(line) <= width), texts[-1])
         segments = [
             segment
@@ -57,6 +56,3 @@ class Legend(Widget):
             for segment in (paint_swatch(int(state), self._symbols), Segment(text, style), gap)
         ]
         return Strip(segments).adjust_cell_length(width, style)
-
-    def _entry(self, state: SlotState, *, meaning: bool) -> str:
-        return f" {STATE_NAMES[state]}: {STATE_MEANINGS[state]}" if meaning else f" {STATE_NAMES[state]}"

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from textual.geometry import Size
 
     from ..lessons import Guided
-    from ..lessons.drawings import Lines
     from ..look.states import Symbols
     from ..playback.session import Session
 
@@ -40,14 +39,13 @@ class LessonDrawing(Panel):
         """Return the lines of the caption's drawing, or else a drawing of the memory that each request holds."""
         caption, (width, height) = self._guided.caption_at(self._guided.player.frame), self.size
         drawn = self._guided.drawing(caption, width, self.symbols, height)
-        title, lines = drawn[0] if drawn else _holders(self.session, width, self.symbols, height)
-        self.border_title = title
+        if drawn:
+            self.border_title, lines = drawn[0]
+        else:
+            units = plural(self.session.replay.num_units, self.session.unit_name)
+            self.border_title = f"What each request holds of the {units}"
+            lines = holders(self.session, width, self.symbols, height)
         return [Strip(line) for line in lines]
-
-
-def _holders(session: Session, width: int, symbols: Symbols, height: int) -> tuple[str, Lines]:
-    title = f"What each request holds of the {plural(session.replay.num_units, session.unit_name)}"
-    return title, holders(session, width, symbols, height)
 
 
 class ScheduleChart(Panel):
