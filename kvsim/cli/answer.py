@@ -11,6 +11,8 @@ from kvsim.machines.known_errors import error_words
 from kvsim.metrics.run_verdict import verdict_of, wasted_percent
 from kvsim.metrics.steady import steady_part
 from kvsim.metrics.summary import hit_words
+from kvsim.policies import Radix
+from kvsim.policies.sglang import host_pages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -95,18 +97,26 @@ def setting_rows(meta: Meta, requests: str, servers: str = "") -> list[Row]:
         ("requests", requests),
         ("server", f"{model.get('name', 'a model')} on {gpus}, {meta.policy_name}{routed}"),
         ("KV cache", f"{pool_words(meta)}{_where(num_stages, per_stage)}{kept}"),
-        *_host_rows(policy),
+        *_host_rows(meta),
         ("limits", _limit_words(policy)),
         *times_rows(meta.engine.get("step_time")),
     ]
     return [row for row in rows if row[1]] if pool.num_units else rows
 
 
-def _host_rows(policy: Mapping[str, Any]) -> list[Row]:
-    if not policy.get("kv_offloading_size"):
+def _host_rows(meta: Meta) -> list[Row]:
+    policy, pool = meta.policy, meta.pool
+    if policy.get("kv_offloading_size"):
+        capacity, how = f"{policy['kv_offloading_size']:g} GiB", ""
+    elif policy.get("enable_hierarchical_cache"):
+        sizes = policy["hicache_ratio"], policy["hicache_size"]
+        num_pages = host_pages(pool.num_units or 0, pool.unit_tokens, pool.bytes_per_unit, *sizes)
+        capacity = f"{size(num_pages * pool.bytes_per_unit)}, {num_pages * pool.unit_tokens:,} tokens"
+        how = f", {policy['hicache_write_policy']}; the times of copies are a model"
+    else:
         return []
     out, back = policy["store_gb_per_s"], policy["load_gb_per_s"]
-    return [("host memory", f"{policy['kv_offloading_size']:g} GiB, {out:.1f} GB/s there and {back:.1f} GB/s back")]
+    return [("host memory", f"{capacity}, {out:.1f} GB/s there and {back:.1f} GB/s back{how}")]
 
 
 def times_rows(label: Any) -> list[Row]:
@@ -167,7 +177,10 @@ def _figures(summary: Summary, band: Band | None) -> list[tuple[str, str]]:
         rows.append(("images", f"{summary.images_computed:,} computed, {cached:,} found in the encoder cache"))
     if summary.swapped_out_bytes or summary.swapped_in_bytes:
         out, back = size(summary.swapped_out_bytes), size(summary.swapped_in_bytes)
-        rows.append(("host memory", f"{out} copied there, {back} back"))
+        there, loaded = summary.swapped_out_units, summary.loaded_tokens
+        unit = "pages" if summary.policy == Radix.name else "blocks"
+        moved = f"{out} copied there in {there:,} {unit}, {back} back in {summary.swapped_in_units:,}"
+        rows.append(("host memory", f"{moved}: {loaded:,} tokens were not computed"))
     unserved = {"refused": summary.num_refused, "aborted": summary.num_aborted, "unfinished": summary.num_unfinished}
     others = "".join(f", {count:,} {name}" for name, count in unserved.items() if count)
     return [*rows, ("served", f"{summary.num_finished:,}{others}")]

@@ -92,8 +92,8 @@ def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) ->
 
 def _sglang_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) -> SGLangServer:
     from kvsim.cli.machine_flags import FIND, machine_of
+    from kvsim.cli.scenario import radix_cache
     from kvsim.fitting import SGLangServer
-    from kvsim.policies import RadixSettings
 
     if fleet.apart is not None:
         raise UsageError("prefill and decode servers of SGLang are not modelled; leave out --prefill and --decode, or "
@@ -108,7 +108,7 @@ def _sglang_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) 
         mem_fraction_static=flags["mem_fraction_static"],
         page_size=flags["page_size"],
         disable_radix_cache=flags["disable_radix_cache"] or False,
-        cache=settings_from(RadixSettings, flags),
+        cache=radix_cache(flags, gpu),
         captured=not flags["enforce_eager"],
         name=flags["model"] or "",
         replicas=fleet.num_servers,

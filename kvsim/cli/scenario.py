@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvsim.hardware import Gpu
     from kvsim.kv_groups import KVCacheLayout
     from kvsim.models import Model
-    from kvsim.policies import AnyPolicy, ContinuousSettings, PagedSettings, Radix
+    from kvsim.policies import AnyPolicy, ContinuousSettings, PagedSettings, Radix, RadixSettings
     from kvsim.recording import Meta, RecordedRequests, Recording
     from kvsim.simulation import EngineName, Machine
     from kvsim.steptime import StepTimeModel
@@ -87,13 +87,13 @@ class Scenario:
 
     def _radix(self) -> Radix:
         """Return SGLang's policy; settings without a flag have SGLang's defaults for the GPU and the model."""
-        from kvsim.policies import Radix, RadixSettings, SGLangSettings
+        from kvsim.policies import Radix, SGLangSettings
         from kvsim.sizing.sglang_budget import check_chunk, defaults_on
 
         given = {name: value for name, value in self.flags.items() if value is not None}
         flags = defaults_on(self.gpu, self.model) | given
         scheduler = settings_from(SGLangSettings, flags, context_length=self.max_model_len)
-        cache = settings_from(RadixSettings, flags)
+        cache = radix_cache(flags, self.gpu)
         if "page_size" not in given:  # a given size stays, also where SGLang would not start
             check_chunk(scheduler.chunked_prefill_size, cache.page_size)
         return Radix(scheduler=scheduler, cache=cache)
@@ -197,17 +197,47 @@ def paged_settings(flags: dict[str, Any], gpu: Gpu, model: Model, block_size: in
 
     The speed of the link to host memory is that of the flag, of the machine card, or the default, in this order.
     """
-    from kvsim.machines import card_named, card_of, host_link
     from kvsim.policies.settings import PagedSettings
 
     known: dict[str, Any] = {"block_size": block_size, "enable_prefix_caching": caches_prefixes(flags, model)}
-    speed = flags["kv_offloading_gb_per_s"]
-    if flags["kv_offloading_size"]:
-        known |= host_link(card_named(flags["times"]) or card_of(gpu))
-        known |= {} if speed is None else {"load_gb_per_s": speed, "store_gb_per_s": speed}
-    elif speed is not None:
-        raise UsageError("--kv-offloading-gb-per-s requires --kv-offloading-size; give both.")
-    return settings_from(PagedSettings, flags, **known)
+    return settings_from(PagedSettings, flags, **known, **_link_of(flags, gpu, "kv_offloading_size"))
+
+
+def radix_cache(flags: dict[str, Any], gpu: Gpu) -> RadixSettings:
+    """Return the settings of SGLang's cache that the flags ask for; the link to host memory is as in `paged_settings`.
+
+    Raises:
+        UsageError: a setting is invalid, or requires another that is not given.
+    """
+    from kvsim.policies import RadixSettings
+
+    link = _link_of(flags, gpu, "enable_hierarchical_cache")
+    return settings_from(RadixSettings, flags, **{name: link[name] for name in link if name in _SPEEDS})
+
+
+_SPEEDS = ("load_gb_per_s", "store_gb_per_s")
+"""Settings with the speed of the link from and to host memory."""
+_HOST_TIERS = ("kv_offloading_size", "enable_hierarchical_cache")
+"""Settings that give a server host memory for its cache: vLLM's, and SGLang's."""
+
+
+def _link_of(flags: dict[str, Any], gpu: Gpu, tier: str) -> dict[str, float]:
+    """Return the settings of the link to host memory, if the flags ask for the host memory that setting `tier` gives.
+
+    Raises:
+        UsageError: the speed of the link is given, and no host memory.
+    """
+    from kvsim.machines import card_named, card_of, host_link
+
+    speed = flags.get("kv_offloading_gb_per_s")
+    if speed is not None and not any(flags.get(name) for name in _HOST_TIERS):
+        raise UsageError(
+            "--kv-offloading-gb-per-s requires --kv-offloading-size or --enable-hierarchical-cache; give one."
+        )
+    if not flags.get(tier):
+        return {}
+    link = host_link(card_named(flags.get("times")) or card_of(gpu))
+    return link if speed is None else link | dict.fromkeys(_SPEEDS, speed)
 
 
 Requests: TypeAlias = "tuple[Workload, Recording | RecordedRequests | None]"

@@ -79,8 +79,8 @@ _MORE = (
         "--kv-offloading-gb-per-s",
         type=float,
         metavar="GB/S",
-        help="Speed of the link to host memory each way. Requires --kv-offloading-size.  "
-        "[from the machine card; 80% of PCIe 5.0 x16]",
+        help="Speed of the link to host memory each way. Requires --kv-offloading-size, or "
+        "--enable-hierarchical-cache.  [from the machine card; 80% of PCIe 5.0 x16]",
     ),
     section(_SCHEDULING)(
         "--refuse-misfits",

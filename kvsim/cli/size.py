@@ -10,7 +10,7 @@ import click
 from kvsim.cli.machine_flags import FIND, machine_of, memory_of, title_of
 from kvsim.cli.no_start import change_words, changes, print_no_start
 from kvsim.cli.options import bounded
-from kvsim.cli.scenario_flags import machine_options
+from kvsim.cli.scenario_flags import machine_options, settings_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, print_json, print_table, size
 from kvsim.cli.size_additions import asleep_of, image_of, image_rows, sleep_rows
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from kvsim.sizing.budget import Budget
 
 
+_OF_HICACHE = ("enable_hierarchical_cache", "hicache_ratio", "hicache_size")
+"""Settings that decide the size of SGLang's host memory."""
+
+
 def _list(*, as_json: bool) -> None:
     from kvsim.hardware import GPUS
     from kvsim.models import all_models
@@ -46,6 +50,7 @@ def _list(*, as_json: bool) -> None:
 @click.option("--list", "list_only", is_flag=True, help="Name all GPUs and models.")
 @click.option("--gpu-template", is_flag=True, help="Print a file for --gpu with all its keys.")
 @machine_options
+@settings_options(*_OF_HICACHE)
 @click.option(
     "--tokens",
     type=int,
@@ -119,6 +124,8 @@ def _check_machine(flags: dict[str, Any]) -> tuple[Gpu, Model]:
 
 def _budget(flags: dict[str, Any], gpu: Gpu, model: Model, policy: str, *, as_json: bool) -> Budget:
     """Return the division of the GPU's memory; if it is too small, print why the server would not start, and exit."""
+    if any(flags[name] for name in _OF_HICACHE):
+        raise UsageError("--enable-hierarchical-cache is SGLang's; give --policy radix with it, or leave it out.")
     if flags["mem_fraction_static"] is not None:
         raise UsageError("--mem-fraction-static is SGLang's; give --policy radix with it, or --gpu-memory-utilization.")
     if policy != "static" and flags["max_model_len"] != FIND:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.cli.machine_flags import memory_of, title_of
+from kvsim.cli.options import settings_from
 from kvsim.cli.show import echo, print_json, print_table, size
-from kvsim.errors import BudgetError
+from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups.sglang_pools import SlotLayers
+from kvsim.policies import RadixSettings
+from kvsim.policies.sglang import NO_WINDOWS
 from kvsim.sizing.sglang_budget import DEFAULT_RATIO, plan_slots
 
 if TYPE_CHECKING:
@@ -23,12 +26,13 @@ if TYPE_CHECKING:
 def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *, as_json: bool) -> None:
     """Print the memory budgets of SGLang and vLLM, and why the two differ."""
     slots = plan_slots(gpu, model, mem_fraction_static=flags["mem_fraction_static"])
+    host = _HostSlots.of(flags, slots)
     blocks: Budget | None = None  # no block of vLLM fits
     with suppress(BudgetError):
         blocks = memory_of({**flags, "mem_fraction_static": None}, gpu, model)
     num_sequences = slots.num_slots // tokens
     if as_json:
-        print_json(_document(slots, blocks, tokens))
+        print_json(_document(slots, blocks, tokens) | ({} if host is None else host.document()))
         return
     if blocks is not None:
         echo(_why(slots, blocks))
@@ -38,6 +42,7 @@ def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *,
         *((term.label, size(term.size_bytes), on_one, term.why) for term in slots.terms),
         ("KV cache", size(slots.kv_bytes), on_one, "what is left"),
         *_slot_rows(slots, on_one),
+        *([] if host is None else host.rows(on_one)),
     ], figures=(1,))  # fmt: skip
     if blocks is not None:
         print_table("vLLM, on the same machine", ["", "", "", "why"], [
@@ -45,6 +50,44 @@ def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *,
             ("KV cache", size(blocks.kv_bytes), on_one, "what is left, in whole blocks"),
             ("tokens", f"{blocks.capacity_tokens:,}", "", f"in {blocks.num_usable_blocks:,} blocks"),
         ], figures=(1,))  # fmt: skip
+
+
+class _HostSlots(NamedTuple):
+    """The slots of HiCache in the host memory of each GPU."""
+
+    num_slots: int
+    num_bytes: int
+    why: str
+
+    @classmethod
+    def of(cls, flags: Mapping[str, Any], slots: SlotBudget) -> _HostSlots | None:
+        """Return the slots in host memory that the flags ask for; None without HiCache.
+
+        Raises:
+            UsageError: the model has a pool for windows, or a flag requires another that is not given.
+            BudgetError: the host memory holds no slot.
+        """
+        layers = SlotLayers.of(slots.model)
+        cache = settings_from(RadixSettings, flags, page_size=slots.page_size)
+        if not cache.enable_hierarchical_cache:
+            return None
+        if layers.window_tokens:
+            raise UsageError(NO_WINDOWS)
+        page_bytes = slots.page_size * layers.full_bytes
+        num_pages = cache.num_host_pages(slots.num_slots // slots.page_size, page_bytes)
+        why = f"hicache_ratio is {cache.hicache_ratio:g}"
+        if cache.hicache_size:
+            why = f"hicache_size is {cache.hicache_size:g}, in 10^9 bytes"
+        return cls(num_pages * slots.page_size, num_pages * page_bytes, f"{why}; SGLang adds one page")
+
+    def rows(self, on_one: str) -> list[tuple[str, str, str, str]]:
+        """Return the rows of the table about host memory."""
+        of_one = "of each GPU" if on_one else ""
+        return [("host memory", size(self.num_bytes), of_one, self.why), ("slots there", f"{self.num_slots:,}", "", "")]
+
+    def document(self) -> dict[str, Any]:
+        """Return the figures for JSON."""
+        return {"num_host_slots": self.num_slots, "host_bytes": self.num_bytes}
 
 
 def _slot_rows(slots: SlotBudget, on_one: str) -> list[tuple[str, str, str, str]]:

@@ -74,6 +74,7 @@ def _rows(summaries: Sequence[Summary]) -> Iterator[tuple[str, Callable[[Summary
     if any(summary.swapped_out_bytes for summary in summaries):
         yield "copied to host memory", lambda summary: size(summary.swapped_out_bytes)
         yield "copied from host memory", lambda summary: size(summary.swapped_in_bytes)
+        yield "tokens from host memory", lambda summary: f"{summary.loaded_tokens:,}"
     yield "prefix hits, % of the prompt tokens", lambda summary: f"{100 * summary.prefix_hit_rate:.1f}"
 
 

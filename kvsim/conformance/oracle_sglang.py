@@ -20,9 +20,20 @@ from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import Demand
 from kvsim.engine.paged.prefix_keys import PrefixKeys
-from kvsim.engine.radix import tree_copies
+from kvsim.engine.radix import link_copies
 from kvsim.engine.radix.token_slots import free_pages_in_order
-from kvsim.engine.radix_records import ASKED, DECODE, DUPLICATE, LEAF, NO_BATCH, NO_PRIORITY, RETRACTED, SLOTS, WINDOWS
+from kvsim.engine.radix_records import (
+    ASKED,
+    DECODE,
+    DUPLICATE,
+    LEAF,
+    NO_BATCH,
+    NO_PRIORITY,
+    RETRACTED,
+    SLOTS,
+    TOLD,
+    WINDOWS,
+)
 from kvsim.engine.state import ABORTED, PREEMPTED, RUNNING, WAITING
 from kvsim.workload import Ragged
 
@@ -79,21 +90,7 @@ class SGLangRun:
         self._most_prompt_tokens = context - 5
         """Number of prompt tokens from which on a prompt is refused."""
         self._is_refused = [len(request.prompt) >= self._most_prompt_tokens for request in self._requests]
-        plan = EnginePlan(
-            self._demand(context),
-            workload.policy,
-            self._num_pages,
-            no_times(),
-            refused=np.zeros(len(self._requests), np.bool_),
-            reports=True,
-            window_tokens=workload.window_tokens,
-            hicache=workload.hicache and (workload.hicache[0], workload.hicache[1] // self._unit),
-            num_window_units=min(
-                self._num_pages,
-                workload.policy.num_window_slots(workload.num_slots, workload.window_tokens) // self._unit,
-            ),
-        )
-        self._driver = Driver(plan.build(compiled=compiled), compiled=compiled)
+        self._driver = Driver(self._plan(context).build(compiled=compiled), compiled=compiled)
         self._engine, self._radix = self._driver.engine, self._driver.engine.radix
         for row, request in enumerate(self._requests):
             holding = self._radix.holdings[row + 1]
@@ -115,6 +112,22 @@ class SGLangRun:
         """The record of the copies found to have ended, by the pass in which SGLang found that."""
         self._num_steps = self._num_pages_taken = self._num_retracted = self._num_evicted = self._num_aborted = 0
 
+    def _plan(self, longest: int) -> EnginePlan:
+        """Return the plan of the engine, in which no sequence is longer than `longest` tokens."""
+        workload = self._workload
+        num_window_slots = workload.policy.num_window_slots(workload.num_slots, workload.window_tokens)
+        return EnginePlan(
+            self._demand(longest),
+            workload.policy,
+            self._num_pages,
+            no_times(),
+            refused=np.zeros(len(self._requests), np.bool_),
+            reports=True,
+            window_tokens=workload.window_tokens,
+            copies_are_timed=False,
+            num_window_units=min(self._num_pages, num_window_slots // self._unit),
+        )
+
     def equal_so_far(self) -> Verdict:
         """Return a verdict without a difference, with the counts up to now."""
         return Verdict(
@@ -127,7 +140,7 @@ class SGLangRun:
 
     def tell_copies(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Let copies between device and host end as these records say; otherwise each ends in the next pass."""
-        self._radix.settings.copies_are_told = True
+        self._radix.settings.copies_end = TOLD
         self._copies = {record["pass"]: record for record in records if isinstance(record["pass"], int)}
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -191,7 +204,7 @@ class SGLangRun:
         state, ended = self._radix.state, {}
         for name, under_way in (("written", state.num_written), ("loaded", state.num_loading)):
             ended[name] = min(max(record[name], 0), int(under_way)) if isinstance(record[name], int) else 0
-        tree_copies.finish_copies(self._engine, ended["written"], ended["loaded"])
+        link_copies.finish(self._engine, ended["written"], ended["loaded"])
         return {**record, **ended}
 
     def _move_stops(self) -> None:
@@ -296,7 +309,7 @@ class SGLangRun:
                 "free_windows": int(radix.state.num_free_windows) * self._unit,
                 "evictable_windows": int(radix.state.num_cached_windows) * self._unit,
             }
-        if self._workload.hicache:
+        if self._workload.policy.cache.enable_hierarchical_cache:
             free["free_host"] = int(radix.state.num_free_host) * self._unit
         return self._events() | self._sizes() | lists | free
 

@@ -40,9 +40,9 @@ _ENVIRONMENT = {
     "SGLANG_SWA_EVICTION_INTERVAL": "swa_eviction_interval",
     "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP": "disable_consecutive_prefill_overlap",
 }
-_OF_CACHE = ("swa_full_tokens_ratio", "swa_eviction_interval")
-"""Arguments and variables about the cache; the other names are about scheduling."""
 _OF_HICACHE = ("enable_hierarchical_cache", "hicache_ratio", "hicache_write_policy")
+_OF_CACHE = ("swa_full_tokens_ratio", "swa_eviction_interval", *_OF_HICACHE)
+"""Arguments and variables about the cache; the other names are about scheduling."""
 _ARGUMENTS = (
     *_OF_HICACHE,
     "swa_full_tokens_ratio",
@@ -88,8 +88,6 @@ class SGLangWorkload:
     window_tokens: int
     """Number of tokens to which layers with windows attend before a new token; 0 without such layers."""
     policy: Radix
-    hicache: tuple[str, int] | None
-    """Write policy and number of slots of the host tier; None without one."""
     requests: tuple[SGLangRequest, ...]
 
 
@@ -101,8 +99,8 @@ def parse_sglang_workload(document: Any, where: str) -> SGLangWorkload:
     _refuse_unknown(given, where)
     environment = {_ENVIRONMENT[name]: value for name, value in document.get("environment", {}).items()}
     arguments = document.get("server_args", {}) | environment
-    hicache = _hicache_of(document, given["page_size"], where)
-    arguments = {name: value for name, value in arguments.items() if name not in _OF_HICACHE}
+    if arguments.get("enable_hierarchical_cache") and document.get("window"):
+        raise WorkloadError(f"{where}: kvsim does not follow a host tier beside layers with windows.")
     of_cache = {name: arguments[name] for name in _OF_CACHE if name in arguments}
     try:
         num_slots = int(document["num_slots"]) // given["page_size"] * given["page_size"]
@@ -129,23 +127,7 @@ def parse_sglang_workload(document: Any, where: str) -> SGLangWorkload:
     except (UsageError, KeyError, TypeError, ValueError) as error:
         raise WorkloadError(f"{where}: {str(error).rstrip('.')}.") from error
     policy = Radix(scheduler=scheduler, cache=cache)
-    return SGLangWorkload(
-        num_slots=num_slots, window_tokens=window_tokens, policy=policy, hicache=hicache, requests=requests
-    )
-
-
-def _hicache_of(document: Mapping[str, Any], page_size: int, where: str) -> tuple[str, int] | None:
-    """Return the write policy and the number of slots of the host tier; None without one."""
-    arguments = document.get("server_args", {})
-    if not arguments.get("enable_hierarchical_cache"):
-        return None
-    if document.get("window"):
-        raise WorkloadError(f"{where}: kvsim does not follow a host tier beside layers with windows.")
-    policy, ratio = arguments.get("hicache_write_policy", "write_through"), arguments.get("hicache_ratio", 2.0)
-    if policy not in ("write_through", "write_through_selective", "write_back") or not isinstance(ratio, int | float):
-        raise WorkloadError(f"{where}: hicache_write_policy or hicache_ratio is none that SGLang has.")
-    num_slots = int(document["num_slots"]) // page_size * page_size
-    return policy, (int(num_slots * ratio) // page_size + 1) * page_size
+    return SGLangWorkload(num_slots=num_slots, window_tokens=window_tokens, policy=policy, requests=requests)
 
 
 def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:

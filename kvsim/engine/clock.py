@@ -191,6 +191,7 @@ def schedule(engine: Engine) -> None:
             if settings.feedback > 0:
                 ready_s = max(ready_s, engine.launched[_fed_back(engine)].done_s)
             begin_s = max(ready_s, free_s) + host_swap.transfer_s(engine)
+            begin_s = max(begin_s, engine.memory.kernels_begin_s(engine, cost.gpu_s))
         else:
             begin_s = max(ready_s + passing_s(engine.step_times[index], shape.num_tokens), free_s)
         gpu_s, throttle = steptime.throttled_gpu_s(cost, begin_s, PowerThrottle(stage.throttle, stage.throttled_at_s))
@@ -296,7 +297,7 @@ def write_step(engine: Engine, shape: StepShape, padding: int) -> None:
     step.shared_tokens, step.num_new_seqs = shape.shared_tokens, shape.num_new_seqs
     step.running = engine.scheduler.num_running(engine)
     step.waiting, step.preempted = state.num_waiting, state.num_preempted
-    step.free_units, step.cached_units = engine.memory.free_units(engine), state.num_cached
+    step.free_units, step.cached_units = engine.memory.free_units(engine), engine.memory.cached_units(engine)
     step.free_windows, step.cached_windows = engine.memory.free_windows(engine), engine.memory.cached_windows(engine)
     step.unusable_units = 0
     if state.num_queued > 0:

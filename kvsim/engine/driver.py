@@ -20,6 +20,7 @@ from kvsim.engine.linked_list import HEAD
 from kvsim.engine.machine_code.compiled import MachineCode, is_at_hand, part
 from kvsim.engine.memory import MemoryManager
 from kvsim.engine.paged import prefix_hits
+from kvsim.engine.radix.hierarchical import HIERARCHICAL
 from kvsim.engine.records import MemoryRow, Sequence
 from kvsim.engine.reserved import static_batch
 from kvsim.engine.state import Engine, table_of
@@ -338,6 +339,8 @@ class Driver:
         self.engine.encoder.state.num_rows = 0
         if self.engine.settings.offloads:
             self.engine.host.state.num_copy_rows = 0
+        if self.engine.memory is HIERARCHICAL:
+            self.engine.radix.state.num_copy_rows = 0
         self.engine = going_on.with_room_for_schedule(self.engine, state.num_schedule_rows)
 
     def _listed(self, name: str, end: int) -> list[int]:

@@ -39,7 +39,7 @@ from kvsim.engine.policy_settings import (
     settings_of_policy,
     settings_of_swap,
 )
-from kvsim.engine.radix import radix_initialization, request_rows, sglang_scheduler
+from kvsim.engine.radix import hierarchical, radix_initialization, request_rows, sglang_scheduler
 from kvsim.engine.records import NEVER
 from kvsim.engine.reserved import reservations, static_batch
 from kvsim.engine.room import Room, num_buckets
@@ -105,8 +105,6 @@ class EnginePlan:
     """Length of the attention window in tokens, where SGLang has a separate pool for windows; 0 for none."""
     num_window_units: int = 0
     """Number of units in the window pool."""
-    hicache: tuple[str, int] | None = None
-    """SGLang's write policy for a host tier, and the number of units in the tier; None for no host tier."""
     num_moments: int = 1
     """Largest number of events that one call of `Driver.play` replays."""
     drafts: Drafts | None = None
@@ -315,7 +313,8 @@ class EnginePlan:
             "connector": connector_initialization.connector_tables(self.connector, policy, *sizes, compiled=compiled),
             "radix": radix_initialization.radix(
                 policy, self.demand, num_units, settings.most_in_flight, _num_memory_rows(room),
-                windows=(self.num_window_units, self.window_tokens), hicache=self.hicache, reports=self.reports,
+                windows=(self.num_window_units, self.window_tokens), page_bytes=self.unit_bytes,
+                num_layers=self.num_layers, copies_are_timed=self.copies_are_timed, reports=self.reports,
                 compiled=compiled,
             ) if isinstance(policy, Radix) else (),
             "encoder": encoder_cache(
@@ -346,7 +345,7 @@ def _built_in_rules(eviction: OptimalEviction | None) -> scheduler.BuiltInRules:
 def memory_of(policy: Policy, connector: Connector | None = None) -> MemoryManager:
     """Return the kind of memory of a policy, which also depends on whether there is a connector."""
     if isinstance(policy, Radix):
-        return request_rows.RADIX
+        return hierarchical.HIERARCHICAL if policy.cache.enable_hierarchical_cache else request_rows.RADIX
     if isinstance(policy, Static):
         return static_batch.RECTANGLE
     if isinstance(policy, Contiguous):

@@ -42,6 +42,17 @@ def _free_units(engine: Engine) -> int:
 
 
 @part
+def _cached_units(engine: Engine) -> int:
+    num_cached: int = engine.state.num_cached
+    return num_cached
+
+
+@part
+def _at_once(engine: Engine, gpu_s: float) -> float:  # noqa: ARG001
+    return 0.0
+
+
+@part
 def _never(engine: Engine) -> bool:  # noqa: ARG001
     return False
 
@@ -112,6 +123,8 @@ class MemoryManager:
     # Called to fill the row of a step.
     free_units: Callable[[Engine], int] = _free_units
     """Return the number of free units, those with a cached prefix included."""
+    cached_units: Callable[[Engine], int] = _cached_units
+    """Return the number of free units with a cached prefix."""
     free_windows: Callable[[Engine], int] = _none
     """Return the number of units of SGLang's window pool that no request holds, those in the radix tree included."""
     cached_windows: Callable[[Engine], int] = _none
@@ -138,6 +151,11 @@ class MemoryManager:
     """End the transfers whose end is reported with the processed output."""
     start_transfers: Callable[[Engine], None] = _do_nothing
     """Set the times of the transfers of the step that was just scheduled, by the speed of the link."""
+    kernels_begin_s: Callable[[Engine, float], float] = _at_once
+    """Return the earliest time at which the kernels of the step that was just scheduled can begin, in seconds.
+
+    The second argument is the time that they take.
+    """
     poll_transfers: Callable[[Engine], None] = _do_nothing
     """Report the transfers that have ended when the kernels of a step are launched."""
     wait_for_transfers: Callable[[Engine, float], None] = _ignore

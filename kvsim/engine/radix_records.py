@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvsim.engine.arrays import Numbers, Records
+from kvsim.engine.host_tier import CopyRow
 from kvsim.engine.records import Bucketed, Small
 
 NO_PAGE = 0
@@ -27,6 +28,11 @@ NOT_CHUNKED = 0
 """No request is in the middle of its prompt."""
 NO_HOST, WRITE_THROUGH, WRITE_SELECTIVE, WRITE_BACK = range(4)
 """Write policies. A node of the tree is copied to the host never, at its first or second hit, or at its eviction."""
+IN_NEXT_PASS, BY_CLOCK, TOLD = range(3)
+"""Ways to find that copies between device and host have ended: all have in the next pass; the time that they take on
+the link has passed; or the caller reports it."""
+NO_SLOT = 0
+"""No slot of host memory. Slots are numbered from 1, and their numbers in a recording from 0."""
 NO_PRIORITY = 1 << 40
 """A number larger than all priorities; a request without a priority has this number or its negative."""
 ASKED, LEAF, DUPLICATE, RETRACTED, WINDOW = range(5)
@@ -86,8 +92,16 @@ class RadixArguments:
     """Number of pages of the host tier."""
     write_policy: int = NO_HOST
     """The write policy of the host tier."""
-    copies_are_told: bool = False
-    """The caller reports the end of each copy; if False, each copy has ended in the next pass."""
+    copies_end: int = IN_NEXT_PASS
+    """The way to find that a copy between device and host has ended: `IN_NEXT_PASS`, `BY_CLOCK` or `TOLD`."""
+    store_page_s: float = 0.0
+    """Seconds that copying a page to the host takes."""
+    load_page_s: float = 0.0
+    """Seconds that copying a page from the host takes."""
+    num_layers: int = 1
+    """Number of layers, which are loaded one after the other while a step computes them."""
+    most_copy_rows: int = 0
+    """Largest number of copy rows with which another step may begin."""
     reports: bool = False
     """Evictions, duplicates and retractions are recorded."""
     most_memory_rows: int = 0
@@ -188,6 +202,27 @@ class RadixState:
     """Number of loads from the host that the scheduler has not finished."""
     num_doubled: int = 0
     """Number of values of `Node.doubled` that were assigned so far."""
+    num_copying: int = 0
+    """Number of pages on the device that copies lock, and no request."""
+    next_copy: int = 0
+    """The number of the next copy."""
+    first_free_slot: int = NO_SLOT
+    """The first free slot of host memory; the others are linked by `RadixTables.next_slot`."""
+    store_free_s: float = 0.0
+    """Time at which all copies to the host that were begun have ended, in seconds."""
+    load_begin_s: float = 0.0
+    """Time at which the loads of the newest step begin, in seconds."""
+    load_free_s: float = 0.0
+    """Time at which all copies from the host that were begun have ended, in seconds."""
+    num_step_loads: int = 0
+    """Number of pages that the step being scheduled loads."""
+    awaited_s: float = 0.0
+    """Time at which the stores have ended that an eviction has to wait for, in seconds."""
+    computed_s: float = 0.0
+    """Time at which the tokens that are being inserted into the tree are computed, in seconds."""
+    num_idle_passes: int = 0
+    """Number of consecutive passes, up to the last one, that launched no batch while nothing changed."""
+    num_copy_rows: int = 0
     num_events: int = 0
 
 
@@ -221,6 +256,8 @@ class Node(Bucketed):
     """Index in `RadixTables.node_pages` of the node's first page."""
     num_children: Small = 0
     locks: Small = 0
+    copy_locks: Small = 0
+    """Number of its locks that belong to copies under way; the others belong to requests."""
     hits: Small = 0
     place: Small = -1
     """Index in `RadixTables.leaves` of the node; -1 if it cannot be evicted."""
@@ -246,6 +283,8 @@ class Node(Bucketed):
     """Number of locks on the host copy of the node. Each load in progress that ends at the node holds one."""
     loaded_for: Small = ROOT
     """The last node of the load in progress that also loads this node; `ROOT` for none."""
+    first_slot: Small = NO_SLOT
+    """The slot of host memory with its first page; the others are linked by `RadixTables.next_slot`."""
     doubled: int = 0
     """Position in the order in which nodes became double (on the device and on the host); 0 if the node is not double.
     """
@@ -272,6 +311,8 @@ class Holding:
     """The node at which the prefix of the request ends if copies on the host count."""
     host_tokens: Small = 0
     """Number of tokens of the last match that are only on the host."""
+    loaded_pages: Small = 0
+    """Number of pages at the end of its prefix that the step being scheduled loads from the host for it."""
     lock: Small = ROOT
     """The last node of the path that the request locks."""
     edge: Small = 0
@@ -326,6 +367,24 @@ class Launch:
 
 
 @dataclass(slots=True, eq=False, repr=False)
+class NodeCopy:
+    """A copy between device and host that the scheduler has not found finished: pages at the end of a path."""
+
+    number: int = 0
+    """Number of the copy, in the order in which copies begin."""
+    node: Small = ROOT
+    """The node at which the copied pages end."""
+    num_pages: Small = 0
+    request: Small = 0
+    """The request that is loaded, or whose tokens are stored."""
+    begun_step: Small = 0
+    """The recorded step that the pass schedules in which it begins, or the next one."""
+    awaited_step: Small = -1
+    """The recorded step that had to wait for it, or -1."""
+    done_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class CacheEvent:
     """An event of the cache, or further pages of the event before."""
 
@@ -374,10 +433,14 @@ class RadixTables(NamedTuple):
     """Requests in the prefill of the pass before."""
     order: Numbers
     """Requests while they are sorted."""
-    written: Numbers
-    """Nodes that are being copied to the host."""
-    loading: Numbers
-    """Nodes at which loads from the host end."""
+    written: Records[NodeCopy]
+    """Copies to the host under way, in order."""
+    loading: Records[NodeCopy]
+    """Loads from the host under way, in order."""
+    next_slot: Numbers
+    """The slot of host memory after each slot, in the list of a node's pages or in that of the free slots."""
+    copy_rows: Records[CopyRow]
+    """Copies that were found finished in this slice of the run, if they are recorded."""
     launches: Records[Launch]
     """One record for each step that may be in flight."""
     needs: Records[Need]

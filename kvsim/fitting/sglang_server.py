@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
-from kvsim.engine.radix.request_rows import RADIX
+from kvsim.engine.initialization import memory_of
 from kvsim.errors import BudgetError, UsageError
 from kvsim.fitting.checkpoint import checkpoint_of, command_of
 from kvsim.fitting.searched_server import NamedLimit, check_replicas, fleet_words, short_words
@@ -145,7 +145,7 @@ class SGLangServer(SGLangSettings):
     @property
     def memory(self) -> MemoryManager:
         """Memory of the simulated engine."""
-        return RADIX
+        return memory_of(self.policy())
 
     @property
     def spare_bytes(self) -> int:
@@ -237,12 +237,13 @@ class SGLangServer(SGLangSettings):
 
     def _stated(self) -> dict[str, Any]:
         """Return the settings of scheduler and cache, other than limits, that differ from SGLang's defaults."""
-        limits = {"max_running_requests", "chunked_prefill_size", "context_length", "page_size", "disable_radix_cache"}
+        limits = {"max_running_requests", "chunked_prefill_size", "context_length"}
+        left_out = limits | {"page_size", "disable_radix_cache", "load_gb_per_s", "store_gb_per_s"}
         return {
             each.name: getattr(settings, each.name)
             for kind, settings in ((SGLangSettings, self), (RadixSettings, self.cache))
             for each in settings_in(kind)
-            if each.name not in limits and getattr(settings, each.name) != each.default
+            if each.name not in left_out and getattr(settings, each.name) != each.default
         }
 
     @property

@@ -71,6 +71,12 @@ class Summary:
     tpot_s: Distribution
     e2e_s: Distribution
     waste: WasteShares
+    swapped_out_units: int = 0
+    """Units of the pool copied to the host."""
+    swapped_in_units: int = 0
+    """Units of the pool copied from the host."""
+    loaded_tokens: int = 0
+    """Tokens of these units: they came from the host and were not computed."""
     images_used: int = 0
     """Images that requests began to use, each once for each request and stay."""
     images_computed: int = 0

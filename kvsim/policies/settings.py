@@ -31,8 +31,9 @@ PCIE_GEN5_X16_GB_PER_S = 63.0
 """PCI Express 5.0 over 16 lanes, one direction, in 10^9 bytes per second: 32 GT/s each, encoded 128b/130b."""
 LINK_EFFICIENCY = 0.8
 """Assumed share of the link's speed that copies of blocks reach; packet headers and small pieces take the rest."""
-_LINK_GB_PER_S = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
-_SPEED: Final = {"above": 0, "below": 1_000_000}
+LINK_GB_PER_S = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
+"""Default speed of the link to host memory, in 10^9 bytes per second."""
+LINK_SPEED: Final = {"above": 0, "below": 1_000_000}
 _DURATION: Final = {"at_least": 0, "below": 1_000}
 
 
@@ -380,10 +381,10 @@ class PagedSettings:
         requires="kv_offloading_size",
     )
     store_gb_per_s: float = setting(
-        _LINK_GB_PER_S, "Speed of the link to host memory, in 10^9 bytes per second.", **_SPEED
+        LINK_GB_PER_S, "Speed of the link to host memory, in 10^9 bytes per second.", **LINK_SPEED
     )
     load_gb_per_s: float = setting(
-        _LINK_GB_PER_S, "Speed of the link from host memory, in 10^9 bytes per second.", **_SPEED
+        LINK_GB_PER_S, "Speed of the link from host memory, in 10^9 bytes per second.", **LINK_SPEED
     )
     copy_latency_s: float = setting(
         70e-6, "Shortest time of a copy of the offload, in seconds: measured in vLLM 0.25.1 on an H200.", **_DURATION
@@ -407,13 +408,13 @@ class PagedSettings:
         at_most=999_999,
     )
     swap_gb_per_s: float = setting(
-        _LINK_GB_PER_S,
+        LINK_GB_PER_S,
         "Speed of the link to the swap in either direction, in 10^9 bytes per second.",
         "--swap-gb-per-s",
         unit="GB/S",
         shown="50.4: 80% of PCIe 5.0 x16",
         requires="swap_gib",
-        **_SPEED,
+        **LINK_SPEED,
     )
 
     def __post_init__(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from kvsim.errors import UsageError
+from kvsim.errors import BudgetError, UsageError
+from kvsim.policies.settings import LINK_GB_PER_S, LINK_SPEED
 from kvsim.setting_fields import check_settings, setting
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ def _words(*words: str) -> dict[str, str]:
 SCHEDULE_POLICIES = _words("fcfs", "lpm", "dfs-weight", "lof", "hrrn", "shortest-prefill-first")
 EVICTION_POLICIES = _words("lru", "lfu", "fifo", "filo", "mru", "priority", "slru")
 RETRACTION_POLICIES = _words("length", "priority")
+WRITE_POLICIES = _words("write_through", "write_through_selective", "write_back")
+NO_WINDOWS = "kvsim does not follow HiCache beside layers with windows; leave out --enable-hierarchical-cache."
+"""Sentence that refuses a host tier for a model with a second pool."""
+_GIGA = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +125,76 @@ class RadixSettings:
     swa_eviction_interval: int = setting(
         128, "Tokens beyond the window after which a running request gives slots of windows back.", at_least=1
     )
+    enable_hierarchical_cache: bool = setting(
+        False,
+        "Keep copies of the radix tree in host memory, too (HiCache).",
+        "--enable-hierarchical-cache",
+    )
+    hicache_ratio: float = setting(
+        2.0,
+        "Size of host memory for the tree, as a multiple of the pool's slots.",
+        "--hicache-ratio",
+        requires="enable_hierarchical_cache",
+        above=0,
+        at_most=1000,
+    )
+    hicache_size: float = setting(
+        0.0,
+        "Size of host memory for the tree on each GPU, in 10^9 bytes, in place of --hicache-ratio; 0: by the ratio.",
+        "--hicache-size",
+        unit="GB",
+        shown="by the ratio",
+        requires="enable_hierarchical_cache",
+        at_least=0,
+        at_most=999_999,
+    )
+    hicache_write_policy: str = setting(
+        "write_through",
+        "When a node of the tree is copied to the host: at its first hit, at its second, or when it is evicted.",
+        "--hicache-write-policy",
+        choices=WRITE_POLICIES,
+        requires="enable_hierarchical_cache",
+    )
+    store_gb_per_s: float = setting(
+        LINK_GB_PER_S, "Speed of the link to host memory, in 10^9 bytes per second.", **LINK_SPEED
+    )
+    load_gb_per_s: float = setting(
+        LINK_GB_PER_S, "Speed of the link from host memory, in 10^9 bytes per second.", **LINK_SPEED
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.enable_hierarchical_cache and self.disable_radix_cache:
+            raise UsageError(
+                "SGLang does not start with both --enable-hierarchical-cache and --disable-radix-cache; leave one out."
+            )
+
+    def num_host_pages(self, num_pages: int, page_bytes: int) -> int:
+        """Return the number of pages in host memory beside a pool of `num_pages`; 0 without a host tier.
+
+        A page takes `page_bytes` on each GPU, which has its own part of host memory.
+
+        Raises:
+            BudgetError: the size holds no slot.
+        """
+        if not self.enable_hierarchical_cache:
+            return 0
+        if self.hicache_size and int(self.hicache_size * _GIGA) * self.page_size < page_bytes:
+            raise BudgetError(
+                f"--hicache-size {self.hicache_size:g} GB hold no slot of {page_bytes // self.page_size:,} bytes; give "
+                "more, or leave out --enable-hierarchical-cache."
+            )
+        return host_pages(num_pages, self.page_size, page_bytes, self.hicache_ratio, self.hicache_size)
+
+
+def host_pages(num_pages: int, page_size: int, page_bytes: int, ratio: float, size_gb: float) -> int:
+    """Return the number of pages of HiCache's host memory: `size_gb` x 10^9 bytes or, if that is 0, by the `ratio`.
+
+    SGLang adds one page to the whole pages of the size.
+    """
+    if size_gb:
+        return int(size_gb * _GIGA) * page_size // page_bytes // page_size + 1
+    return int(num_pages * page_size * ratio) // page_size + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ def check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: Pa
     if recording.meta.exchanges_kv:
         _check_numbers(recording, stays, folder / "requests.parquet")
         return
-    if recording.copies is None:
+    if recording.copies is None or recording.meta.policy_name == Radix.name:  # SGLang's copies keep no request's memory
         _check_without_copies(recording, stays, ends, folder)
     else:
         _check_with_copies(recording, stays, ends, folder)
@@ -186,11 +186,13 @@ def _check_shortage(recording: Recording, file: Path) -> None:
 def check_retractions(recording: Recording, file: Path) -> None:
     """Check that SGLang retracts only if a pool has too few free units for one more token of each running request.
 
+    A copy between GPU and host may lock units of the radix tree, so steps during copies are not checked.
+
     The free units before scheduling are those after it, plus all units allocated in the step, minus those released. For
     units of windows, they are the free units after the step before, since none is allocated before a retraction.
     """
     memory, steps = recording.memory, recording.steps
-    rows = np.flatnonzero((steps.preempted > 0) & (steps.free_units >= 0))
+    rows = np.flatnonzero((steps.preempted > 0) & (steps.free_units >= 0) & ~_during_copies(recording))
     begin, end = (np.searchsorted(memory.seq, steps.schedule_seq[rows], side) for side in ("left", "right"))
     run, offset = units_of_runs(end - begin)
     of_step, length = begin[run] + offset, memory.length[begin[run] + offset].astype(np.int64)
@@ -202,6 +204,17 @@ def check_retractions(recording: Recording, file: Path) -> None:
     if windows is not None and steps.free_window_units is not None:
         is_short |= np.append(windows.num_units, steps.free_window_units[:-1])[rows] < most
     require(is_short, file, _SHORTAGE, rows)
+
+
+def _during_copies(recording: Recording) -> npt.NDArray[np.bool_]:
+    """Tell for each step whether a copy between GPU and host is under way, or was when the step was scheduled."""
+    copies, num_steps = recording.copies, len(recording.steps)
+    if copies is None:
+        return np.zeros(num_steps, np.bool_)
+    end = np.where(copies.reported_step < 0, num_steps - 1, copies.reported_step) + 1
+    changes = np.bincount(copies.begun_step, minlength=num_steps + 1)[: num_steps + 1]
+    changes -= np.bincount(end, minlength=num_steps + 1)[: num_steps + 1]
+    return np.asarray(np.cumsum(changes)[:-1] > 0)
 
 
 def _most_to_grow(recording: Recording, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.policies import Radix
 from kvsim.recording.check_replaced_units import replacing_rows
 from kvsim.recording.check_times import Ends
 from kvsim.recording.grouped import tables_of_groups
@@ -66,7 +67,8 @@ def check_queue(recording: Recording, stays: Stays, ends: Ends, file: Path) -> N
         end_moment = moments[np.minimum(stays.end_step, len(steps) - 1)]
         end_seq = np.where(stays.end_step < len(steps), np.maximum(stays.end_seq, end_moment), stays.end_seq)
         held = so_far(moments, stays.birth_seq) - so_far(moments, end_seq)
-        if recording.copies is None and not recording.meta.exchanges_kv:
+        is_exact = recording.copies is None or recording.meta.policy_name == Radix.name
+        if is_exact and not recording.meta.exchanges_kv:
             agree(steps.running, held, file, "running", "memory.parquet")
         else:  # a request that waits for a load, or whose blocks are still being copied, holds memory without running
             require_of(lambda rows: steps.running[rows] <= held[rows], steps, file,

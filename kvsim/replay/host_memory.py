@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.policies import Radix
+from kvsim.policies.sglang import host_pages
 from kvsim.recording.model import Meta, Recording
 from kvsim.recording.tables import Copies, CopyKind, IntArray
 from kvsim.replay.unfolding import NO_OWNER
@@ -133,6 +135,10 @@ def host_memory(recording: Recording) -> HostMemory | None:
 def _size(meta: Meta) -> tuple[int, int]:
     """Return the capacity of host memory in blocks, and the bytes of a block, over all GPUs."""
     policy, pool = meta.policy, meta.pool
+    if meta.policy_name == Radix.name:
+        size = (policy["hicache_ratio"], policy["hicache_size"])
+        slot_bytes = pool.bytes_per_unit * int(meta.model.get("tensor_parallel_size", 1))
+        return host_pages(pool.num_units or 0, pool.unit_tokens, pool.bytes_per_unit, *size), slot_bytes
     block_size = int(policy.get("kv_offloading_block_size") or pool.unit_tokens)
     slot_bytes = block_size // pool.unit_tokens * pool.bytes_per_unit * int(meta.model.get("tensor_parallel_size", 1))
     reported = policy.get("host_blocks")

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.engine.radix.request_rows import NO_ROW
 from kvsim.engine.radix.token_slots import free_pages_in_order
-from kvsim.engine.radix_records import NO_BATCH, ROOT, SLOTS, WINDOWS
+from kvsim.engine.radix_records import NO_BATCH, NO_SLOT, ROOT, SLOTS, WINDOWS
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, SlotState
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvsim.engine.driver import Driver
+    from kvsim.engine.radix_records import Node
     from kvsim.engine.state import Engine
 
 
@@ -30,34 +31,56 @@ def check_pages(driver: Driver) -> None:
     radix, unit = engine.radix, engine.settings.unit_tokens
     places: Counter[int] = Counter()
     locks: Counter[int] = Counter()
+    copy_locks: Counter[int] = Counter()
     places.update(free_pages_in_order(engine, SLOTS))
     # A request or a copy under way locks a node and all nodes above it.
-    locked = [radix.written[index] for index in range(radix.state.num_written)]
-    locked += [radix.loading[index] for index in range(radix.state.num_loading)]
+    copied = [int(radix.written[index].node) for index in range(radix.state.num_written)]
+    copied += [int(radix.loading[index].node) for index in range(radix.state.num_loading)]
+    locked = []
     _check_ring(engine, SLOTS, engine.state.num_free)
     for number in holders(engine):
         holding, row = radix.holdings[number], _row(engine, number)
         places.update(row[holding.protected_tokens // unit :])
         locked.append(holding.lock)
-    for lowest in locked:
+    for lowest, counts in [(node, locks) for node in locked + copied] + [(node, copy_locks) for node in copied]:
         node = lowest
         while node != ROOT:
-            locks[node] += 1
+            counts[node] += 1
             node = radix.nodes[node].parent
+    num_copying = 0
     for node, num_pages in _pages_of_nodes(engine).items():
         places.update(num_pages)
-        if radix.nodes[node].locks != locks[node]:
+        num_copying += len(num_pages) if locks[node] == copy_locks[node] > 0 else 0
+        if (radix.nodes[node].locks, radix.nodes[node].copy_locks) != (locks[node], copy_locks[node]):
             raise IntegrityError(
                 f"node {node} has {radix.nodes[node].locks} locks, and {locks[node]} requests and copies on it."
             )
     if len(places) != engine.settings.num_units or max(places.values()) > 1:
         raise IntegrityError(f"{len(places)} of {engine.settings.num_units} pages are in a place, or one is in two.")
+    if num_copying != radix.state.num_copying:
+        raise IntegrityError(f"{num_copying} pages are locked by copies alone, {radix.state.num_copying} are counted.")
     if radix.settings.window_tokens:
         _check_windows(engine)
     nodes = [radix.nodes[node] for node in range(1, radix.state.num_nodes + 1) if not radix.nodes[node].is_spare]
-    on_host = sum(node.num_pages for node in nodes if node.is_on_host)
-    if on_host + radix.state.num_free_host != radix.settings.host_pages:
-        raise IntegrityError(f"{on_host} pages of nodes are on the host, {radix.state.num_free_host} are free there.")
+    _check_host(engine, [node for node in nodes if node.is_on_host])
+
+
+def _check_host(engine: Engine, nodes: list[Node]) -> None:
+    """Check that every slot of host memory is free, or has one page of one node."""
+    radix = engine.radix
+    lists = [(radix.state.first_free_slot, radix.state.num_free_host)] if radix.settings.host_pages else []
+    lists += [(node.first_slot, node.num_pages) for node in nodes]
+    places: Counter[int] = Counter()
+    for first, num_slots in lists:
+        slot = int(first)
+        for _ in range(num_slots):
+            places[slot] += 1
+            slot = int(radix.next_slot[slot])
+        if slot != NO_SLOT:
+            raise IntegrityError(f"a list of {num_slots} slots of host memory goes on with slot {slot}.")
+    if set(places) != set(range(1, radix.settings.host_pages + 1)) or max(places.values(), default=1) > 1:
+        raise IntegrityError(f"{len(places)} of {radix.settings.host_pages} slots of host memory are in a place, or one"
+                             " is in two.")  # fmt: skip
 
 
 def _check_windows(engine: Engine) -> None:

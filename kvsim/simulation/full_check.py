@@ -17,7 +17,7 @@ from kvsim.engine.encoder_cache import reclaimable
 from kvsim.engine.host.tiered import TIERED
 from kvsim.engine.paged.block_pool import NULL_BLOCK
 from kvsim.engine.paged.kv_cache import PAGED
-from kvsim.engine.radix.request_rows import RADIX
+from kvsim.engine.radix.hierarchical import OF_SGLANG
 from kvsim.engine.reserved.extents import rounded
 from kvsim.engine.reserved.static_batch import RECTANGLE
 from kvsim.engine.state import NO_KEY, Engine
@@ -45,7 +45,7 @@ def check(driver: Driver) -> None:
         return
     if memory in _OF_BLOCKS:
         _check_blocks(driver)
-    elif memory is RADIX:
+    elif memory in OF_SGLANG:
         check_radix.check_pages(driver)
     elif memory is CUSTOM:
         _check_custom_units(driver)
@@ -84,7 +84,7 @@ def check_encoder(engine: Engine) -> None:
 
 def breakdown(driver: Driver) -> Breakdown:
     """Return the number of slots in each state, counted block by block or extent by extent."""
-    if driver.engine.memory is RADIX:
+    if driver.engine.memory in OF_SGLANG:
         return breakdown_of(driver, check_radix.held_slots(driver))
     if driver.engine.memory is CUSTOM:
         return breakdown_of(driver, _held_in_custom_units(driver))
@@ -94,10 +94,10 @@ def breakdown(driver: Driver) -> Breakdown:
 
 def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown:
     """Return the number of slots in each state: `held_slots`, and the free and cached slots by the engine's totals."""
-    settings, state = driver.engine.settings, driver.engine.state
-    slots = held_slots.copy()
-    slots[SlotState.CACHED] = state.num_cached * settings.unit_slots
-    slots[SlotState.FREE] = (driver.engine.memory.free_units(driver.engine) - state.num_cached) * settings.unit_slots
+    settings, memory = driver.engine.settings, driver.engine.memory
+    slots, num_cached = held_slots.copy(), memory.cached_units(driver.engine)
+    slots[SlotState.CACHED] = num_cached * settings.unit_slots
+    slots[SlotState.FREE] = (memory.free_units(driver.engine) - num_cached) * settings.unit_slots
     return Breakdown(slots=slots)
 
 
@@ -229,7 +229,7 @@ def check_totals(driver: Driver, counted: Breakdown) -> None:
     counted.check(capacity)
     totals = SlotTotals(
         free=engine.memory.free_units(engine) * unit_slots,
-        cached=state.num_cached * unit_slots,
+        cached=engine.memory.cached_units(engine) * unit_slots,
         unusable=0,
         rounding=state.rounding,
         written=state.written,

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine.arrays import column, copied
+from kvsim.engine.radix.hierarchical import HIERARCHICAL
 from kvsim.engine.radix.request_rows import RADIX
 from kvsim.engine.state import ABORTED, FINISHED, RUNNING, Engine
 from kvsim.engine.totals import settle_unsure_slots
@@ -177,6 +178,8 @@ class FinalRows:
         """
         self._builder, self._contents = builder, contents
         self._waiting: dict[str, npt.NDArray[Any]] = {}  # columns of the steps whose output is not processed yet
+        self._copies: dict[str, npt.NDArray[Any]] = {}  # columns of copies whose step is not recorded yet
+        self._num_steps = 0
         self._number_of: npt.NDArray[np.int32] | None = None  # None if numbers in the recording are workload rows
         self._num_numbered = 0
 
@@ -187,7 +190,9 @@ class FinalRows:
         self._take_memory(engine)
         self._take_schedule(engine)
         if engine.settings.offloads:
-            self._take_copies(engine)
+            self._take_copies(engine.host.copy_rows, engine.host.state.num_copy_rows)
+        elif engine.memory is HIERARCHICAL:
+            self._take_copies(engine.radix.copy_rows, engine.radix.state.num_copy_rows)
         if self._contents is not None:
             self._take_encoder(engine, self._contents)
 
@@ -217,6 +222,7 @@ class FinalRows:
     def _take_steps(self, engine: Engine) -> None:
         """Drain the steps whose output was processed; the others stay in `_waiting`."""
         num_steps, num_outputs = _num_steps(engine), _num_outputs(engine)
+        self._num_steps = int(engine.state.num_steps)
         names = ["seq", "start_s", "prefill_tokens", "num_tokens", "num_scheduled", "running", "waiting", "preempted",
                  "free_units", "unusable_units", "free_windows", "cached_windows", "swapped_out",
                  "swapped_in"]  # fmt: skip
@@ -225,7 +231,7 @@ class FinalRows:
         steps = {name: values[:num_outputs] for name, values in every.items()}
         self._waiting = {name: values[num_outputs:] for name, values in every.items()}
         optional: dict[str, str] = {}
-        if engine.settings.host_blocks or engine.settings.offloads:
+        if engine.settings.host_blocks or engine.settings.offloads or engine.memory is HIERARCHICAL:
             optional = {"swapped_out_units": "swapped_out", "swapped_in_units": "swapped_in"}
         if engine.memory is RADIX and engine.radix.settings.window_tokens:
             optional = {"free_window_units": "free_windows", "cached_window_units": "cached_windows"}
@@ -254,9 +260,16 @@ class FinalRows:
             del columns["group"]
         self._builder.append(Memory(**columns))
 
-    def _take_copies(self, engine: Engine) -> None:
-        """Drain the copies between GPU and host that were reported in the slice."""
-        self._builder.append(Copies(**self._columns(Copies, engine.host.copy_rows, engine.host.state.num_copy_rows)))
+    def _take_copies(self, rows: Records[Any], num_rows: int) -> None:
+        """Drain the copies between GPU and host that were reported in the slice.
+
+        Those that begin after the last recorded step, which may not have been scheduled yet, wait for the next slice.
+        """
+        new = self._columns(Copies, rows, num_rows)
+        every = {name: np.concatenate((self._copies.get(name, values[:0]), values)) for name, values in new.items()}
+        is_final = every["begun_step"] < self._num_steps
+        self._builder.append(Copies(**{name: values[is_final] for name, values in every.items()}))
+        self._copies = {name: values[~is_final] for name, values in every.items()}
 
     def _take_encoder(self, engine: Engine, contents: npt.NDArray[np.int64]) -> None:
         """Drain the events of the encoder cache."""

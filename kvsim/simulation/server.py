@@ -30,7 +30,7 @@ from kvsim.engine.clock import (
 from kvsim.engine.custom import custom_memory
 from kvsim.engine.driver import Driver
 from kvsim.engine.paged import prefix_cache, prefix_hits
-from kvsim.engine.radix.request_rows import RADIX
+from kvsim.engine.radix.hierarchical import OF_SGLANG
 from kvsim.engine.state import Engine
 from kvsim.errors import BudgetError, StalledError
 from kvsim.simulation.step_check import Checks
@@ -270,7 +270,7 @@ def stalled(engine: Engine, number: int, row: int) -> StalledError:
     """Return the error for the request in `row`, sequence `number`, which can never leave the head of the queue."""
     settings, num_tokens = engine.settings, engine.sequences[number].num_tokens
     most = settings.max_num_batched_tokens
-    if engine.memory is RADIX:
+    if engine.memory in OF_SGLANG:
         why = "its prompt and its whole answer need more than the pool; raise --kv-gib, or lower --page-size."
     elif num_tokens > most and not settings.chunked_prefill:
         why = f"a step computes at most {most}; raise --max-num-batched-tokens, or leave out --no-chunked-prefill."
@@ -288,7 +288,7 @@ def stalled(engine: Engine, number: int, row: int) -> StalledError:
 
 def crowded(engine: Engine) -> BudgetError:
     """Return the error for a step with more changes than the buffers of a recording can hold."""
-    if engine.memory is RADIX:
+    if engine.memory in OF_SGLANG:
         return BudgetError(
             "requests that are admitted in one step share more runs of slots than a recording has room for; run "
             "without -o, or with a larger --page-size."

@@ -110,12 +110,13 @@ def _doing(session: Session, request: int, computed: int) -> str:
     replay = session.replay
     if computed > replay.full[request]:
         return "complete, row is held"
-    if comes_from_host(session, request):
+    if comes_from_host(session, request) and not session.loads_in_step:
         return "waiting for the host's blocks"
     begun = session.num_put_out(request) > 0
     again = _computes_again(session, request)
     doing = "recomputing" if again else "generating" if begun else "reading prompt"
-    return f"running: {doing}"
+    is_loaded = comes_from_host(session, request)
+    return f"running: {doing}{', its prefix comes from the host' if is_loaded else ''}"
 
 
 def comes_from_host(session: Session, request: int) -> bool:

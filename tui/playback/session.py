@@ -11,6 +11,7 @@ import numpy as np
 from kvsim.display.text import printable, printable_values
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste
+from kvsim.policies import Radix
 from kvsim.recording.tables import RequestStatus
 from kvsim.replay.encoder_contents import EncoderContents
 from kvsim.replay.host_memory import HostMemory, host_memory
@@ -259,6 +260,11 @@ class Session:
         if self.recording.copies is None or not 0 <= step < len(steps):
             return 0
         return max(len(self.replay.live_requests()) - int(steps.running[step]), 0)
+
+    @property
+    def loads_in_step(self) -> bool:
+        """Tell whether requests run while their blocks come from the host, as in SGLang; in vLLM they wait."""
+        return self.recording.meta.policy_name == Radix.name
 
     @property
     def num_refused(self) -> int:

@@ -162,11 +162,12 @@ def _load_back(engine: Engine, sequence: Sequence) -> bool:
     engine.radix.nodes[node].host_locks += 1
     if num_tokens >= tree_copies.LEAST_LOADED_TOKENS:
         request_rows.evict_from_tree_cache(engine, num_tokens)
-    is_loaded = tree_copies.begin_load(engine, node, top)
+    is_loaded = tree_copies.begin_load(engine, node, top, sequence.number)
     engine.radix.nodes[node].host_locks -= 1
     tree_nodes.dec_lock_ref(engine, node, 0)
     if is_loaded:
         holding.prefix_tokens += num_tokens
+        holding.loaded_pages = num_tokens // engine.settings.unit_tokens
     return is_loaded
 
 

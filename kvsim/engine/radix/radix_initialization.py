@@ -9,11 +9,13 @@ import numpy as np
 
 from kvsim.engine import radix_records as records
 from kvsim.engine.arrays import fill, make, make_growing, make_one, numbers
-from kvsim.errors import BudgetError
+from kvsim.engine.host_tier import CopyRow
+from kvsim.errors import BudgetError, UsageError
+from kvsim.policies.sglang import NO_WINDOWS
 
 if TYPE_CHECKING:
     from kvsim.engine.known_requests import Demand
-    from kvsim.policies import Radix
+    from kvsim.policies import Radix, RadixSettings
 
 _ORDERS = {
     "fcfs": records.FCFS,
@@ -39,6 +41,8 @@ _WRITE_POLICIES = {
 }
 _AGNOSTIC = ("fcfs", "lof")
 """Orders of the queue that do not depend on the cache."""
+_GIGA = 1e9
+_FIRST_COPY_ROWS = 1 << 14
 _MOST_ENTRIES = 1 << 28
 """Largest number of entries that all rows may have together."""
 _EVENTS_BESIDE_PAGES = 1 << 12
@@ -57,23 +61,30 @@ def radix(
     most_memory_rows: int,
     *,
     windows: tuple[int, int],
-    hicache: tuple[str, int] | None,
+    page_bytes: int,
+    num_layers: int,
+    copies_are_timed: bool,
     reports: bool,
     compiled: bool,
 ) -> Any:
     """Return the records of the cache, with all pages free in ascending order, and of the scheduler.
 
     `windows` has the number of pages in the pool for windows, and the tokens of a window; both are 0 without windows.
-    `hicache` has the write policy and the number of pages of the host tier, if there is one.
+    A page takes `page_bytes` on each GPU, in `num_layers` layers. If `copies_are_timed`, the clock decides when a copy
+    ends; otherwise all end in the next pass.
     """
     num_requests, (num_windows, window_tokens) = len(demand.prompt), windows
     num_rows = min(policy.scheduler.max_running_requests, num_requests)
     row_pages = _pages_of_row(policy, demand, num_rows)
     holdings = make(records.Holding, num_requests + 1, compiled=compiled)
     fill(holdings, 1, limit=demand.limit, priority=demand.priority)
-    sizes = {"row_pages": row_pages, "most_memory_rows": most_memory_rows, "reports": reports}
-    num_host_pages = hicache[1] if hicache else 0
-    sizes |= {"write_policy": _WRITE_POLICIES[hicache[0]] if hicache else records.NO_HOST, "host_pages": num_host_pages}
+    sizes: dict[str, Any] = {"row_pages": row_pages, "most_memory_rows": most_memory_rows, "reports": reports}
+    num_host_pages = policy.cache.num_host_pages(num_pages, page_bytes)
+    if num_host_pages:
+        if window_tokens:
+            raise UsageError(NO_WINDOWS)
+        sizes |= _of_host_tier(policy.cache, num_host_pages, page_bytes, num_layers)
+        sizes |= {"copies_end": records.BY_CLOCK if copies_are_timed else records.IN_NEXT_PASS}
     sizes |= {"window_tokens": window_tokens, "window_pages": num_windows}
     num_events = 4 * num_pages + _EVENTS_BESIDE_PAGES if reports else 0
     zeros = partial(_zeros, compiled=compiled)
@@ -90,12 +101,41 @@ def radix(
         holdings=holdings,
         last=zeros(num_rows),
         order=zeros(num_requests),
-        written=zeros(num_pages + 1 if hicache else 1),
-        loading=zeros(num_pages + 1 if hicache else 1),
+        **_copies(num_pages, num_host_pages, compiled=compiled),
         launches=make(records.Launch, most_in_flight, compiled=compiled),
         needs=make(records.Need, 2 * num_rows + 2, compiled=compiled),
         events=make_growing(records.CacheEvent, num_events, compiled=compiled),
     )
+
+
+def _of_host_tier(cache: RadixSettings, num_host_pages: int, page_bytes: int, num_layers: int) -> dict[str, Any]:
+    """Return the settings of the host tier, and the times of its copies."""
+    return {
+        "write_policy": _WRITE_POLICIES[cache.hicache_write_policy],
+        "host_pages": num_host_pages,
+        "store_page_s": page_bytes / (cache.store_gb_per_s * _GIGA),
+        "load_page_s": page_bytes / (cache.load_gb_per_s * _GIGA),
+        "num_layers": num_layers,
+        "most_copy_rows": _FIRST_COPY_ROWS,
+    }
+
+
+def _copies(num_pages: int, num_host_pages: int, *, compiled: bool) -> dict[str, Any]:
+    """Return the copies under way, none at first, the free slots of host memory in ascending order, and no copy rows.
+
+    A copy locks a page of the device at least. In one step, as many pages are stored as the host has at most, for each
+    eviction of a page from it, and the same pages may be stored for others again.
+    """
+    following = np.arange(1, num_host_pages + 2, dtype=np.int64)
+    following[-1] = records.NO_SLOT
+    most_copies = num_pages + 2 if num_host_pages else 1
+    most_rows = _FIRST_COPY_ROWS + 3 * num_pages + 1 if num_host_pages else 0
+    return {
+        "written": make_growing(records.NodeCopy, most_copies, compiled=compiled),
+        "loading": make_growing(records.NodeCopy, most_copies, compiled=compiled),
+        "next_slot": numbers(following, compiled=compiled),
+        "copy_rows": make_growing(CopyRow, most_rows, compiled=compiled),
+    }
 
 
 def _no_nodes(num_pages: int, *, compiled: bool) -> Any:
@@ -136,6 +176,7 @@ def _first_state(
     state = make_one(records.RadixState, compiled=compiled)
     state.entries_limit = _half(num_pages)
     state.num_free_host = num_host_pages
+    state.first_free_slot = min(num_host_pages, 1)
     state.num_free_windows, state.num_free_rows = num_windows, num_rows
     state.ratio, state.is_rested = policy.scheduler.first_ratio, True
     return state

@@ -17,6 +17,7 @@ from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.paged.prefix_cache import bucket_of
 from kvsim.engine.radix import (
     evictable_leaves,
+    host_slots,
     radix_events,
     radix_journal,
     token_slots,
@@ -116,7 +117,7 @@ def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, i
         if not nodes[child].is_on_device:
             tree_nodes.get_device_pages(engine, child)
             _copy_from_row(engine, sequence, child)
-            tree_copies.update_double(engine, child)
+            tree_nodes.update_double(engine, child)
         elif protected < depth + num_common:
             _replace_duplicates(engine, sequence, child, max(depth, protected))
         node, depth = child, depth + num_common
@@ -154,7 +155,8 @@ def split(engine: Engine, node: int, num_pages: int) -> int:
     new.is_on_device, new.is_on_host = old.is_on_device, old.is_on_host
     new.num_host_children = int(not old.is_on_device)
     new.loaded_for = old.loaded_for
-    new.locks, new.hits, new.priority, new.created = old.locks, old.hits, old.priority, old.created
+    new.locks, new.copy_locks, new.hits = old.locks, old.copy_locks, old.hits
+    new.priority, new.created = old.priority, old.created
     new.first_entry = old.first_entry
     old.first_entry += num_pages
     tree_windows.share_with(engine, node, upper)
@@ -165,7 +167,8 @@ def split(engine: Engine, node: int, num_pages: int) -> int:
     bucket.push_back(nodes, buckets[bucket_of(engine, old.key)], node)
     old.accessed = _tick(engine)
     evictable_leaves.update(engine, node)
-    tree_copies.update_double(engine, upper)
+    host_slots.split(engine, upper, node)
+    tree_nodes.update_double(engine, upper)
     return upper
 
 
@@ -337,7 +340,7 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
     record.key = key_of(engine, sequence.number, begin)
     record.first_entry = first_entry
     _copy_from_row(engine, sequence, node)
-    record.locks = record.num_children = record.hits = 0
+    record.locks = record.copy_locks = record.num_children = record.hits = 0
     record.priority, record.created, record.attached = priority, record.accessed, record.accessed
     nodes[parent].num_children += 1
     engine.state.num_cached += record.num_pages

@@ -77,12 +77,16 @@ def alloc_req_slots(engine: Engine, num_seqs: int) -> None:
 @part
 def _write_prefix(engine: Engine, sequence: Sequence) -> None:
     """Write the pages of the prefix that was found in the tree to a new row."""
-    row, node = sequence.place * engine.radix.settings.row_pages, engine.radix.holdings[sequence.number].node
+    holding = engine.radix.holdings[sequence.number]
+    row, node = sequence.place * engine.radix.settings.row_pages, holding.node
+    end = radix_tree.end_of(engine, node)
     while node != ROOT:
         record = engine.radix.nodes[node]
         radix_tree.copy_to_row(engine, node, 0, row + record.begin, record.num_pages)
         node = record.parent
-    radix_journal.share(engine, sequence, 0, radix_tree.end_of(engine, engine.radix.holdings[sequence.number].node))
+    radix_journal.share(engine, sequence, 0, end - holding.loaded_pages)
+    radix_journal.append(engine, sequence, end - holding.loaded_pages, end)
+    holding.loaded_pages = 0
 
 
 @part

@@ -13,6 +13,7 @@ from __future__ import annotations
 from kvsim.engine import in_flight, waiting_queue
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.radix import (
+    link_copies,
     prefill_adder,
     radix_events,
     request_rows,
@@ -42,6 +43,7 @@ def add(engine: Engine, sequence: Sequence) -> None:
     """Append a new or a retracted request to the queue."""
     radix, holding = engine.radix.state, engine.radix.holdings[sequence.number]
     radix.num_entered += 1
+    radix.num_idle_passes = 0
     holding.entered, holding.entered_at = radix.num_entered, radix.num_prefilled
     waiting_queue.push(engine, sequence)
 
@@ -69,8 +71,10 @@ def schedule(engine: Engine) -> None:
     if radix.chosen_mode != NO_BATCH:
         return
     if mode == NO_BATCH:
+        radix.num_idle_passes += 1
         _rest(engine)
     else:
+        radix.num_idle_passes = 0
         _run_batch(engine, mode)
 
 
@@ -88,6 +92,7 @@ def awaits_output(engine: Engine) -> bool:
 @part
 def abort(engine: Engine, sequence: Sequence) -> None:
     """Abort a request: at once if it waits, in the next pass if it is chunked, else with its next output."""
+    engine.radix.state.num_idle_passes = 0
     if sequence.status in (WAITING, PREEMPTED):
         waiting_queue.remove(engine, sequence)
         end(engine, sequence, ABORTED, engine.state.host_s)
@@ -115,7 +120,7 @@ def is_stalled(engine: Engine) -> bool:
     if engine.radix.state.has_failed:
         state.subject = engine.batch[0]
         return True
-    if state.num_running > 0 or state.num_waiting == 0 or state.num_in_flight > 0:
+    if state.num_running > 0 or state.num_waiting == 0 or state.num_in_flight > 0 or tree_copies.are_awaited(engine):
         return False
     state.subject = waiting_queue.peek(engine).number
     return True
@@ -126,7 +131,7 @@ def _rest(engine: Engine) -> None:
     """Reset the estimate of answers in a pass without a batch, if no batch, copy or request is left."""
     state, radix = engine.state, engine.radix.state
     has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
-    if state.num_in_flight == 0 and not has_requests and radix.num_written == radix.num_loading == 0:
+    if state.num_in_flight == 0 and not has_requests and not tree_copies.are_awaited(engine):
         radix.ratio = engine.radix.settings.first_ratio
         radix.is_rested = True
 
@@ -176,11 +181,13 @@ def get_next_batch_to_run(engine: Engine) -> int:
     """Choose the batch of a pass and allocate its slots; return its mode."""
     state, radix = engine.state, engine.radix.state
     _process_pending_chunked_abort(engine)
-    if tree_copies.is_on(engine) and not engine.radix.settings.copies_are_told:
-        tree_copies.finish_copies(engine, radix.num_written, radix.num_loading)
+    if tree_copies.is_on(engine):
+        link_copies.finish_ended(engine)
     chunked = engine.radix.holdings[radix.chunked]
     if radix.chunked != NOT_CHUNKED and chunked.extend_end > chunked.prefix_tokens:
+        radix.computed_s = engine.stages[0].free_s
         request_rows.checkpoint_prefill(engine, engine.sequences[radix.chunked])
+        radix.computed_s = 0.0
     _merge_last_batch(engine)
     _filter_running(engine)
     mode = NO_BATCH
@@ -526,6 +533,7 @@ def process_batch_result(engine: Engine) -> None:
     launch, first = engine.radix.launches[place], place * engine.settings.max_num_seqs
     state.num_in_flight -= 1
     engine.radix.state.most_results -= 1
+    engine.radix.state.num_idle_passes = 0
     token_slots.begin_free_group(engine)
     for index in range(launch.num_seqs):
         sequence = engine.sequences[engine.emitting[first + index]]

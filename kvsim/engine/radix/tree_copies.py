@@ -2,14 +2,22 @@
 
 A node is on the device, on the host, or on both (double). The write policy decides when a node is copied to the host:
 `write_through` at its first hit by an insert, `write_through_selective` at its second, and `write_back` when it is
-evicted. A copy locks its path from its begin until a later pass of the scheduler finds that it is finished.
+evicted. A copy locks its path from its begin until a later pass of the scheduler finds that it is finished (see
+`link_copies`).
 """
 
 from __future__ import annotations
 
-from kvsim.engine.arrays import Numbers
 from kvsim.engine.machine_code.compiled import part
-from kvsim.engine.radix import evictable_leaves, radix_events, token_slots, tree_nodes
+from kvsim.engine.radix import (
+    evictable_leaves,
+    host_slots,
+    link_copies,
+    radix_events,
+    radix_journal,
+    token_slots,
+    tree_nodes,
+)
 from kvsim.engine.radix_records import NO_HOST, ROOT, WRITE_BACK, WRITE_SELECTIVE
 from kvsim.engine.records import NEVER
 from kvsim.engine.state import Engine
@@ -22,6 +30,12 @@ LEAST_LOADED_TOKENS = 10
 def is_on(engine: Engine) -> bool:
     """Tell whether there is a host tier."""
     return engine.radix.settings.write_policy != NO_HOST
+
+
+@part
+def are_awaited(engine: Engine) -> bool:
+    """Tell whether a copy is under way that the scheduler has not found finished."""
+    return engine.radix.state.num_written + engine.radix.state.num_loading > 0
 
 
 @part
@@ -40,9 +54,7 @@ def count_hit(engine: Engine, node: int) -> None:
             top, parent = parent, engine.radix.nodes[parent].parent
         if not _copy(engine, top):
             return
-        tree_nodes.inc_lock_ref(engine, top)
-        engine.radix.written[engine.radix.state.num_written] = top
-        engine.radix.state.num_written += 1
+        link_copies.begin_store(engine, top)
 
 
 @part
@@ -54,48 +66,9 @@ def _copy(engine: Engine, node: int) -> bool:
     missing = record.num_pages - radix.num_free_host
     if missing > 0 and _evict_host(engine, missing) < missing:
         return False
-    radix.num_free_host -= record.num_pages
-    record.is_on_host = True
+    host_slots.alloc(engine, node)
+    engine.state.num_swapped_out += record.num_pages
     return True
-
-
-@part
-def finish_copies(engine: Engine, num_written: int, num_loaded: int) -> None:
-    """Finish the oldest `num_written` copies to the host and `num_loaded` loads under way, and unlock their paths."""
-    radix = engine.radix.state
-    for index in range(num_written):
-        tree_nodes.dec_lock_ref(engine, engine.radix.written[index], 0)
-    for index in range(num_loaded):
-        node = anchor = engine.radix.loading[index]
-        tree_nodes.dec_lock_ref(engine, node, 0)
-        engine.radix.nodes[node].host_locks -= 1
-        while node != ROOT:
-            record = engine.radix.nodes[node]
-            if record.loaded_for == anchor:
-                record.loaded_for = ROOT
-                update_double(engine, node)
-            node = record.parent
-    radix.num_written = _drop_first(engine.radix.written, radix.num_written, num_written)
-    radix.num_loading = _drop_first(engine.radix.loading, radix.num_loading, num_loaded)
-
-
-@part
-def _drop_first(numbers: Numbers, size: int, num_dropped: int) -> int:
-    """Remove the first `num_dropped` of `size` numbers; return how many are left."""
-    for index in range(num_dropped, size):
-        numbers[index - num_dropped] = numbers[index]
-    return size - num_dropped
-
-
-@part
-def update_double(engine: Engine, node: int) -> None:
-    """Update whether a node is double: on the device and on the host, without a load under way."""
-    record = engine.radix.nodes[node]
-    if not (record.is_on_device and record.is_on_host and record.loaded_for == ROOT):
-        record.doubled = 0
-    elif record.doubled == 0:
-        engine.radix.state.num_doubled += 1
-        record.doubled = engine.radix.state.num_doubled
 
 
 @part
@@ -108,8 +81,10 @@ def demote(engine: Engine, node: int) -> bool:
         if not _copy(engine, node):
             _drop_below(engine, node)
             return False
-        update_double(engine, node)
+        link_copies.store_now(engine, node)
+        tree_nodes.update_double(engine, node)
     radix_events.leaf(engine, record)
+    radix_journal.evict(engine, record)
     tree_nodes.lose_device_pages(engine, node)
     token_slots.free(engine, engine.radix.node_pages, record.first_entry, record.first_entry + record.num_pages)
     return True
@@ -135,7 +110,7 @@ def _is_below(engine: Engine, node: int, top: int) -> bool:
 
 @part
 def _remove_from_host(engine: Engine, node: int) -> None:
-    engine.radix.state.num_free_host += engine.radix.nodes[node].num_pages
+    host_slots.free(engine, node)
     tree_nodes.remove(engine, node)
 
 
@@ -183,9 +158,8 @@ def _reclaim_doubles(engine: Engine, enough: int, spares_leaves: bool) -> None:
         if not (record.is_on_device and record.is_on_host):
             record.doubled = 0
         elif not (spares_leaves and record.place >= 0) and record.loaded_for == ROOT and record.host_locks == 0:
-            record.is_on_host = False
             record.doubled = 0
-            engine.radix.state.num_free_host += record.num_pages
+            host_slots.free(engine, node)
 
 
 @part
@@ -200,12 +174,12 @@ def _next_double(engine: Engine, last: int) -> int:
 
 
 @part
-def begin_load(engine: Engine, node: int, top: int) -> bool:
-    """Begin to load the nodes on the path from below `top` to `node`; return False if nothing is loaded.
+def begin_load(engine: Engine, node: int, top: int, request: int) -> bool:
+    """Begin to load the nodes on the path from below `top` to `node` for a request; return False if none is loaded.
 
     `top` is the last node on the device, and `node` is locked. The free pages must suffice for all of the path.
     """
-    nodes, radix, num_pages = engine.radix.nodes, engine.radix.state, num_host_pages(engine, node)
+    nodes, num_pages = engine.radix.nodes, num_host_pages(engine, node)
     if num_pages * engine.settings.unit_tokens < LEAST_LOADED_TOKENS or engine.state.num_free < num_pages:
         return False
     end = nodes[top].begin + nodes[top].num_pages
@@ -219,10 +193,8 @@ def begin_load(engine: Engine, node: int, top: int) -> bool:
             engine.radix.node_pages[entry] = token_slots.alloc(engine)
         nodes[below].loaded_for = node
         end += nodes[below].num_pages
-    tree_nodes.inc_lock_ref(engine, node)
+    link_copies.begin_load(engine, node, num_pages, request)
     nodes[node].host_locks += 1
-    engine.radix.loading[radix.num_loading] = node
-    radix.num_loading += 1
     return True
 
 

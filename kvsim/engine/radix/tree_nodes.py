@@ -12,42 +12,81 @@ from kvsim.engine.state import Engine
 
 @part
 def inc_lock_ref(engine: Engine, node: int) -> int:
-    """Add a lock to the path from a node to the root; return the edge by which its windows are unlocked."""
-    nodes, radix = engine.radix.nodes, engine.radix.state
+    """Add a request's lock to the path from a node to the root; return the edge by which its windows are unlocked."""
     edge = tree_windows.lock(engine, node)
     while node != ROOT:
-        record = nodes[node]
-        record.locks += 1
-        if not record.is_on_device:
-            pass
-        elif record.locks == 1:
-            engine.state.num_cached -= record.num_pages
-            radix.locked_pages += record.num_pages
-            evictable_leaves.update(engine, node)
-        else:
+        record = engine.radix.nodes[node]
+        _add_lock(engine, node)
+        num_readers = record.locks - record.copy_locks
+        if record.is_on_device and num_readers > 1:
             engine.groups[0].num_shared += record.num_pages
+        elif record.is_on_device and record.copy_locks > 0:
+            engine.radix.state.num_copying -= record.num_pages
         node = record.parent
     return edge
 
 
 @part
 def dec_lock_ref(engine: Engine, node: int, edge: int) -> None:
-    """Remove one lock from the path from a node to the root, and from its windows up to `edge`."""
-    nodes, radix = engine.radix.nodes, engine.radix.state
+    """Remove a request's lock from the path from a node to the root, and from its windows up to `edge`."""
     tree_windows.unlock(engine, node, edge)
     while node != ROOT:
-        record = nodes[node]
-        assert record.locks > 0
-        record.locks -= 1
-        if not record.is_on_device:
-            pass
-        elif record.locks == 0:
-            engine.state.num_cached += record.num_pages
-            radix.locked_pages -= record.num_pages
-            evictable_leaves.update(engine, node)
-        else:
+        record = engine.radix.nodes[node]
+        _remove_lock(engine, node)
+        num_readers = record.locks - record.copy_locks
+        if record.is_on_device and num_readers > 0:
             engine.groups[0].num_shared -= record.num_pages
+        elif record.is_on_device and record.copy_locks > 0:
+            engine.radix.state.num_copying += record.num_pages
         node = record.parent
+
+
+@part
+def lock_for_copy(engine: Engine, node: int) -> None:
+    """Lock the path from a node to the root, all of it on the device, for a copy."""
+    while node != ROOT:
+        record = engine.radix.nodes[node]
+        _add_lock(engine, node)
+        record.copy_locks += 1
+        if record.locks == 1:
+            engine.radix.state.num_copying += record.num_pages
+        node = record.parent
+
+
+@part
+def unlock_after_copy(engine: Engine, node: int) -> None:
+    """Remove the lock of a copy from the path from a node to the root."""
+    while node != ROOT:
+        record = engine.radix.nodes[node]
+        assert record.copy_locks > 0
+        record.copy_locks -= 1
+        _remove_lock(engine, node)
+        if record.locks == 0:
+            engine.radix.state.num_copying -= record.num_pages
+        node = record.parent
+
+
+@part
+def _add_lock(engine: Engine, node: int) -> None:
+    """Add a lock to one node; with its first, its pages on the device can no longer be evicted."""
+    record = engine.radix.nodes[node]
+    record.locks += 1
+    if record.locks == 1 and record.is_on_device:
+        engine.state.num_cached -= record.num_pages
+        engine.radix.state.locked_pages += record.num_pages
+        evictable_leaves.update(engine, node)
+
+
+@part
+def _remove_lock(engine: Engine, node: int) -> None:
+    """Remove a lock from one node; without its last, its pages on the device can be evicted."""
+    record = engine.radix.nodes[node]
+    assert record.locks > 0
+    record.locks -= 1
+    if record.locks == 0 and record.is_on_device:
+        engine.state.num_cached += record.num_pages
+        engine.radix.state.locked_pages -= record.num_pages
+        evictable_leaves.update(engine, node)
 
 
 @part
@@ -76,6 +115,17 @@ def get_device_pages(engine: Engine, node: int) -> None:
     engine.radix.nodes[record.parent].num_host_children -= 1
     evictable_leaves.update(engine, node)
     evictable_leaves.update(engine, record.parent)
+
+
+@part
+def update_double(engine: Engine, node: int) -> None:
+    """Update whether a node is double: on the device and on the host, without a load under way."""
+    record = engine.radix.nodes[node]
+    if not (record.is_on_device and record.is_on_host and record.loaded_for == ROOT):
+        record.doubled = 0
+    elif record.doubled == 0:
+        engine.radix.state.num_doubled += 1
+        record.doubled = engine.radix.state.num_doubled
 
 
 @part

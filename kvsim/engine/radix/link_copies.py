@@ -1,0 +1,211 @@
+"""Copies of nodes between device and host that are under way: when each begins and ends, and which pages it moves.
+
+Copies in one direction cross the link one after the other, each with the bytes of its pages at the speed of the link;
+copies in the other direction, and kernels, run at the same time.
+
+- A store begins when an insert decides it, but not before its tokens are computed.
+- The loads of a step begin together when it is scheduled. Each layer of the step waits until its pages are loaded.
+- The host waits for the stores of leaves that are evicted (`write_back`) before it launches the step.
+- The end of a copy is found at the beginning of the first pass after it.
+
+SGLang's own copies were never measured: this is a model of the link alone, without host time.
+"""
+
+from __future__ import annotations
+
+import math
+
+from kvsim.engine.arrays import Records
+from kvsim.engine.machine_code.compiled import part
+from kvsim.engine.radix import tree_nodes
+from kvsim.engine.radix_records import BY_CLOCK, IN_NEXT_PASS, ROOT, NodeCopy
+from kvsim.engine.state import Engine
+
+_STORE, _LOAD = range(2)
+"""Kinds of copies in a recording; see `CopyKind`."""
+
+
+@part
+def begin_store(engine: Engine, node: int) -> None:
+    """Begin to copy a node to the host, and lock its path until the copy is found finished."""
+    radix = engine.radix.state
+    tree_nodes.lock_for_copy(engine, node)
+    _begin(engine, engine.radix.written[radix.num_written], node, engine.radix.nodes[node].num_pages)
+    begin_s = max(radix.store_free_s, engine.state.host_s, radix.computed_s)
+    _put_store_on_link(engine, engine.radix.written[radix.num_written], begin_s)
+    engine.radix.written[radix.num_written].request = engine.radix.nodes[node].owner
+    radix.num_written += 1
+
+
+@part
+def store_now(engine: Engine, node: int) -> None:
+    """Copy a node, which is being evicted, to the host; the host waits for that before it launches the step."""
+    radix, state = engine.radix.state, engine.state
+    copy = engine.radix.written[radix.num_written]
+    _begin(engine, copy, node, engine.radix.nodes[node].num_pages)
+    copy.request, copy.awaited_step = engine.radix.nodes[node].owner, state.num_steps
+    if engine.radix.settings.copies_end == BY_CLOCK:
+        _put_store_on_link(engine, copy, max(radix.store_free_s, state.host_s))
+        radix.awaited_s = copy.done_s
+    _record(engine, copy, _STORE)
+
+
+@part
+def begin_load(engine: Engine, node: int, num_pages: int, request: int) -> None:
+    """Begin to load the last `num_pages` pages of the path to a node, and lock the path until that is found finished.
+
+    The load crosses the link with all others of the step that is being scheduled; see `start_loads`.
+    """
+    radix = engine.radix.state
+    tree_nodes.lock_for_copy(engine, node)
+    _begin(engine, engine.radix.loading[radix.num_loading], node, num_pages)
+    engine.radix.loading[radix.num_loading].request = request
+    engine.state.num_swapped_in += num_pages
+    radix.num_step_loads += num_pages
+    radix.num_loading += 1
+
+
+@part
+def start_loads(engine: Engine) -> None:
+    """Put the loads of the step that was just scheduled on the link, after the stores that it has to wait for.
+
+    Copies that begin later count for the next step.
+    """
+    radix, state = engine.radix.state, engine.state
+    _wait_for_stores(engine)
+    state.num_swapped_out = state.num_swapped_in = 0
+    if radix.num_step_loads == 0:
+        return
+    radix.load_begin_s = max(radix.load_free_s, state.host_s)
+    radix.load_free_s = radix.load_begin_s + radix.num_step_loads * engine.radix.settings.load_page_s
+    for index in range(radix.num_loading):
+        if engine.radix.loading[index].begun_step == state.num_steps - 1:
+            engine.radix.loading[index].done_s = radix.load_free_s
+
+
+@part
+def kernels_begin_s(engine: Engine, gpu_s: float) -> float:
+    """Return the earliest time at which the kernels of the step, which take `gpu_s`, can begin without a pause.
+
+    Pages are loaded layer by layer. The first layer waits for its part, and the last layer for the whole load.
+    """
+    radix, num_layers = engine.radix.state, engine.radix.settings.num_layers
+    if radix.num_step_loads == 0:
+        return 0.0
+    radix.num_step_loads = 0
+    first_s = radix.load_begin_s + (radix.load_free_s - radix.load_begin_s) / num_layers
+    return max(first_s, radix.load_free_s + gpu_s / num_layers - gpu_s)
+
+
+@part
+def finish_ended(engine: Engine) -> None:
+    """Finish the copies that the scheduler finds ended at the beginning of a pass."""
+    radix, settings = engine.radix.state, engine.radix.settings
+    _wait_for_stores(engine)  # if the pass before has launched no step
+    if settings.copies_end == IN_NEXT_PASS:
+        finish(engine, radix.num_written, radix.num_loading)
+    elif settings.copies_end == BY_CLOCK:
+        num_written = _num_ended(engine, engine.radix.written, radix.num_written)
+        finish(engine, num_written, _num_ended(engine, engine.radix.loading, radix.num_loading))
+
+
+@part
+def finish(engine: Engine, num_written: int, num_loaded: int) -> None:
+    """Finish the oldest `num_written` copies to the host and `num_loaded` loads under way, and unlock their paths."""
+    radix = engine.radix.state
+    for index in range(num_written):
+        _record(engine, engine.radix.written[index], _STORE)
+        tree_nodes.unlock_after_copy(engine, engine.radix.written[index].node)
+    for index in range(num_loaded):
+        _record(engine, engine.radix.loading[index], _LOAD)
+        _finish_load(engine, engine.radix.loading[index].node)
+    radix.num_written = _drop_first(engine.radix.written, radix.num_written, num_written)
+    radix.num_loading = _drop_first(engine.radix.loading, radix.num_loading, num_loaded)
+
+
+@part
+def next_end_s(engine: Engine) -> float:
+    """Return the time at which the next copy under way ends, in seconds; there is one."""
+    radix = engine.radix.state
+    if radix.num_written == 0:
+        return engine.radix.loading[0].done_s
+    if radix.num_loading == 0:
+        return engine.radix.written[0].done_s
+    return min(engine.radix.written[0].done_s, engine.radix.loading[0].done_s)
+
+
+@part
+def _wait_for_stores(engine: Engine) -> None:
+    """Advance the host's clock to the end of the stores that an eviction waits for."""
+    engine.state.host_s = max(engine.state.host_s, engine.radix.state.awaited_s)
+
+
+@part
+def _begin(engine: Engine, copy: NodeCopy, node: int, num_pages: int) -> None:
+    copy.number, copy.node, copy.num_pages = engine.radix.state.next_copy, node, num_pages
+    copy.begun_step, copy.awaited_step, copy.done_s = engine.state.num_steps, -1, math.inf
+    engine.radix.state.next_copy += 1
+
+
+@part
+def _put_store_on_link(engine: Engine, copy: NodeCopy, begin_s: float) -> None:
+    """Let a copy to the host begin at `begin_s`; set the time of its end."""
+    copy.done_s = begin_s + copy.num_pages * engine.radix.settings.store_page_s
+    engine.radix.state.store_free_s = copy.done_s
+
+
+@part
+def _num_ended(engine: Engine, copies: Records[NodeCopy], size: int) -> int:
+    """Return the number of leading copies that have ended."""
+    num_ended = 0
+    while num_ended < size and copies[num_ended].done_s <= engine.state.host_s:
+        num_ended += 1
+    return num_ended
+
+
+@part
+def _finish_load(engine: Engine, anchor: int) -> None:
+    """Remove the lock of a load, whose nodes are then on the device and on the host."""
+    tree_nodes.unlock_after_copy(engine, anchor)
+    engine.radix.nodes[anchor].host_locks -= 1
+    node = anchor
+    while node != ROOT:
+        record = engine.radix.nodes[node]
+        if record.loaded_for == anchor:
+            record.loaded_for = ROOT
+            tree_nodes.update_double(engine, node)
+        node = record.parent
+
+
+@part
+def _drop_first(copies: Records[NodeCopy], size: int, num_dropped: int) -> int:
+    """Remove the first `num_dropped` of `size` copies; return how many are left."""
+    for index in range(num_dropped, size):
+        old, new = copies[index], copies[index - num_dropped]
+        new.number, new.node, new.num_pages, new.request = old.number, old.node, old.num_pages, old.request
+        new.begun_step, new.awaited_step, new.done_s = old.begun_step, old.awaited_step, old.done_s
+    return size - num_dropped
+
+
+@part
+def _record(engine: Engine, copy: NodeCopy, kind: int) -> None:
+    """Record a finished copy: one row for each of its pages, of the last node of its path first.
+
+    The nodes may have been split since it began.
+    """
+    if not engine.settings.records_memory:
+        return
+    radix, node, num_left = engine.radix, copy.node, copy.num_pages
+    while num_left > 0:
+        record = radix.nodes[node]
+        slot = record.first_slot
+        for index in range(record.num_pages):
+            row = radix.copy_rows[radix.state.num_copy_rows]
+            radix.state.num_copy_rows += 1
+            row.copy, row.kind, row.request = copy.number, kind, copy.request - 1
+            row.begun_step, row.awaited_step = copy.begun_step, copy.awaited_step
+            row.reported_step = max(copy.begun_step, engine.state.num_steps - 1)
+            row.address, row.slot = radix.node_pages[record.first_entry + index], slot - 1
+            slot = radix.next_slot[slot]
+        num_left -= record.num_pages
+        node = record.parent
