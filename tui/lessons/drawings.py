@@ -19,7 +19,6 @@ from kvsim.models.image_rules import MARKS
 from ..facts.owners import holdings
 from ..facts.schedule import Doing, schedule
 from ..facts.tree_runs import ago, tree_at
-from ..look.stack import EIGHTHS
 from ..look.wording import gigabytes, milliseconds, plural
 from ..pool.colors import paint_of
 from ..pool.paint import OWNER, hue_of, paint_colors, paint_glyphs
@@ -97,7 +96,8 @@ class Pen:
 
     def __init__(self, symbols: Symbols) -> None:
         self.symbols = symbols
-        self._full = symbols.up[-1]
+        # Seven eighths of a line, so that the bars of neighbouring lines stay apart.
+        self._full = symbols.up[-2] if symbols.right else symbols.up[-1]
 
     def text(self, words: str, *, weak: bool = False) -> Segment:
         """Return words in the colour of text, or weaker."""
@@ -106,12 +106,8 @@ class Pen:
 
     def bar(self, share: float, width: int, color: str) -> Segment:
         """Return a bar that fills a `share` of `width` characters; a share above 0 is visible."""
-        eighths = max(round(share * width * EIGHTHS), int(share > 0))
-        whole, part = divmod(eighths, EIGHTHS)
-        if not self.symbols.right:
-            whole, part = max(round(share * width), int(share > 0)), 0
-        bar = self._full * whole + (self.symbols.right[part] if part else "")
-        return Segment(bar.ljust(width)[:width], Style(color=color))
+        cells = max(round(share * width), int(share > 0))
+        return Segment((self._full * cells).ljust(width)[:width], Style(color=color))
 
     def pieces(self, busy: Sequence[bool], color: str) -> Segment:
         """Return a bar with a full character where `busy`, else a blank."""

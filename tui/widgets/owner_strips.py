@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
@@ -179,31 +179,27 @@ class OwnerStrips(Panel):
         total = int(line.slots.sum())
         if line.number > 1:
             yield self.text(f"together, {line.num_tokens / line.number:,.0f} each"[:width], "weak")
-        eighths = max(round(total / most * width * EIGHTHS), min(total, 1))
-        whole, part = divmod(eighths, EIGHTHS)
-        cells = whole + (part > 0)
+        cells = max(round(total / most * width), min(total, 1))
+        # Seven eighths of a line, so that neighbouring strips stay apart.
+        full = self.symbols.up[EIGHTHS - 1]
         if line.shared or self._is_followed(line):
             sample = self.sample(OWNER + hue_of(line.request) if line.request is not None else SHARED)
             ink = sample.style or Style()
             if not self.symbols.right:
                 yield Segment(sample.text * cells, ink)
                 return
-            yield Segment(self.symbols.right[EIGHTHS] * whole + self.symbols.right[part] * (part > 0), ink)
+            yield Segment(full * cells, ink)
             return
         if not cells:
             return
         first, second, shares = stacked(line.slots[None, list(STACK)], cells)
-        drawn = list(
-            stack_cells(
-                zip(first[0].tolist(), second[0].tolist(), shares[0].tolist(), strict=True),
-                self.symbols.right,
-                self.symbols,
-            )
-        )
-        if part and self.symbols.right:
-            color = self.symbols.palette.states[STACK[int(second[0, -1])]]
-            drawn[-1] = Segment(self.symbols.right[part], Style(color=color))
-        yield from drawn
+        # A state after the tokens needs three eighths of a character to be visible.
+        layers = np.where(shares[0] > EIGHTHS - 3, first[0], second[0]).tolist()
+        if not self.symbols.right:
+            yield from stack_cells(((layer, layer, EIGHTHS) for layer in layers), "", self.symbols)
+            return
+        for layer, run in groupby(layers):
+            yield Segment(full * len(list(run)), Style(color=self.symbols.palette.states[STACK[layer]]))
 
     def on_click(self, event: events.Click) -> None:
         """Follow the request of the clicked strip."""

@@ -190,8 +190,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return max(full, int(requests.prompt_tokens[request] + requests.max_tokens[request]) - 1)
 
     def _progress(self, share: float, room: int) -> Segment:
-        eighths = round(share * room * 8)
-        glyphs = self.symbols.up if not self.symbols.right else self.symbols.right
-        whole, part = divmod(eighths, 8)
-        bar = glyphs[8] * whole + (glyphs[part] if part and self.symbols.right else "")
-        return Segment(bar.ljust(room), self.get_component_rich_style("panel--label") + Style(bold=False))
+        # Seven eighths of a line, so that the bars of neighbouring lines stay apart.
+        full = self.symbols.up[7 if self.symbols.right else 8]
+        style = self.get_component_rich_style("panel--label") + Style(bold=False)
+        return Segment((full * round(share * room)).ljust(room), style)
