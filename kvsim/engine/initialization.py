@@ -374,10 +374,7 @@ def _numbers_of_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
 
 
 def _cut_holes(engine: Engine, policy: Contiguous, num_units: int) -> int:
-    """Write the holes of an empty memory; return their number.
-
-    There is one hole or, for buddies, the largest powers of two that fill the memory.
-    """
+    """Write the holes of an empty memory (for buddies, the largest powers of two that fill it); return their number."""
     pieces, start = [(0, num_units)], 0
     if policy.cache.fit == "buddy":
         pieces = []

@@ -500,10 +500,7 @@ def _commit(engine: Engine) -> None:
 
 @part
 def _append_output(engine: Engine, sequence: Sequence, index: int, now_s: float) -> None:
-    """Append the token that a step has generated to the known tokens of a sequence.
-
-    `index` is that of the output in `emitting`; `now_s` is the time at which the output is processed, in seconds.
-    """
+    """Append the token that a step has generated to a sequence; `index` is that of the output in `emitting`."""
     settings = engine.settings
     if sequence.num_tokens == sequence.prompt_tokens:
         engine.times[sequence.number].first_token_s = now_s

@@ -31,7 +31,7 @@ class CacheKind(StrEnum):
     SLIDING_WINDOW = "sliding_window"
     """Keys and values of the last `window` tokens."""
     CHUNKED_LOCAL = "chunked_local"
-    """Keys and values of the tokens since the last multiple of `window`."""
+    """Keys and values of the tokens since the last multiple of `window` tokens."""
     MAMBA = "mamba"
     """Recurrent state of fixed size: Mamba, linear attention, short convolution."""
 
@@ -61,11 +61,12 @@ class KVCacheGroup:
     content_bytes: int | None = None
     """Bytes of a page that are ever written; None for all."""
     window: int | None = None
-    """Tokens of the window (`sliding_window`) or chunk (`chunked_local`). A `full` group keeps every token; its window
-    is the common window of its layers. None for others.
+    """Tokens of the window (`sliding_window`) or chunk (`chunked_local`); None for other kinds.
+
+    A `full` group keeps every token, and its window is the common window of its layers, if any.
     """
     spec: int = 0
-    """Number of the kind of layers: groups of the same kind have the same number, and are looked up together."""
+    """Number of the kind of layers. Groups of the same kind have the same number, and are looked up together."""
     mamba_mode: MambaMode | None = None
     """Recurrent states that the group keeps; None unless the kind is `mamba`."""
     num_speculative_blocks: int = 0

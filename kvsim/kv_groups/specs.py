@@ -86,8 +86,9 @@ class CacheSettings:
     uniform: bool = False
     """True if every layer keeps every token, ignoring windows."""
     mla_block_size: int | None = None
-    """Tokens per smallest block of the backend for latent attention, which depends on the GPU; None for a Hopper GPU:
-    FlashAttention for 16 bits, FlashMLA for fp8.
+    """Tokens per smallest block of the backend for latent attention, which depends on the GPU.
+
+    None for a Hopper GPU: FlashAttention for 16 bits, FlashMLA for fp8.
     """
     hash_block_size: int | None = None
     num_speculative_tokens: int = 0
@@ -235,7 +236,8 @@ def _recurrent(
 
 
 def _aligned(model: Model, settings: CacheSettings, mode: MambaMode, block_size: int) -> tuple[int, int]:
-    """Return the number of tokens of an attention block that is as large as a recurrent state, and its page's bytes.
+    """Return the number of tokens of an attention block that is as large as a recurrent state, and the bytes of its
+    page.
 
     vLLM uses the model's main heads for the attention page, and the first recurrent layer for the state.
     """

@@ -37,11 +37,15 @@ class SlotState(IntEnum):
     PADDING = 3
     """Written or held only because the batch is a rectangle."""
     EXPIRED = 4
-    """Held, with the KV of a token that no later step reads: it has left the window of all layers of its block."""
+    """Held, with the KV of a token that no later step reads, because it has left the windows of all layers of its
+    block.
+    """
     CACHED = 5
     """Free, with a cached prefix that can be hit."""
     EXTERNAL = 6
-    """Free in pieces too small for the head of the queue although their sum suffices, or allocated by rounding."""
+    """Free in pieces too small for the head of the queue although their sum suffices, or allocated only by
+    rounding up.
+    """
     FREE = 7
     """Free and usable."""
 

@@ -26,10 +26,9 @@ from kvsim.replay.by_unit import Successions
 
 
 def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
-    """Check the figures of `recording` that follow from other tables; the reader has checked everything else.
+    """Check the figures of `recording` that follow from other tables; return the slots of its pool by state.
 
-    Returns:
-        The slots of its pool by state, which were computed for the checks; None for a recording without steps.
+    Return None for a recording without steps. The reader has checked everything else.
     """
     check_events(recording, folder)
     _check_bytes(recording, folder / "meta.json")
@@ -101,7 +100,7 @@ def _check_units(replay: Replay, folder: Path) -> None:
         kind = memory.kind[part.row]
         require(
             (kind != MemoryKind.APPEND) | ~part.kept, file,
-            "a unit that keeps a prefix should be evicted before it is handed out", part.row,
+            "a unit that keeps a prefix should be evicted before it is allocated", part.row,
         )  # fmt: skip
         # Each rule is for rows of one kind: a row is of another kind, or its unit is as the rule says. In the recording
         # of a server, a unit may become cached after its release was reported.
@@ -135,7 +134,7 @@ def _check_evictions(recording: Recording, file: Path) -> None:
     (rows, _, evicted), (given_in, unit, given) = map(
         moments, (evicts, np.flatnonzero(memory.kind == MemoryKind.APPEND))
     )
-    require(np.isin(evicted, given), file, "a unit that is evicted should be handed out in the same step", rows)
+    require(np.isin(evicted, given), file, "a unit that is evicted should be allocated in the same step", rows)
     num_used = len(np.unique(unit[memory.seq[given_in] <= memory.seq[evicts[0]]]))
     if num_used != pool.num_units:
         raise RecordingError(

@@ -29,17 +29,11 @@ Flags = npt.NDArray[np.bool_]
 def cached_with_drafts(
     recording: Recording, rows: IntArray, previous_end: IntArray, release: str
 ) -> tuple[Tokens, ...]:
-    """Count the tokens of each request at the moment at which `rows` release its units.
+    """Count the tokens of each request at the moment at which `rows` of `memory.parquet` release its units.
 
-    Args:
-        recording: a recording with drafts.
-        rows: rows of `memory.parquet`.
-        previous_end: the last step of each request before an earlier release of all its memory; -1 for none.
-        release: the version of vLLM that the engine followed.
-
-    Returns:
-        The smallest and the largest possible number of cached tokens, the number of computed tokens, and the largest
-        number of tokens that one more step could have cached.
+    Return the smallest and the largest possible number of cached tokens, the number of computed tokens, and the largest
+    number of tokens that one more step could have cached. `previous_end` is the last step of each request before an
+    earlier release of all its memory; -1 for none.
     """
     if not len(recording.schedule):
         return (np.zeros(len(rows), np.int64),) * 4

@@ -49,7 +49,7 @@ class FleetTotals:
     peak_occupancy: float
     """Largest share of any server's pool that requests held at a time, 0 to 1."""
     imbalance: float
-    """Tokens computed by the busiest server, divided by the mean of all servers of the same kind; 1 is balanced."""
+    """Computed tokens of the busiest server, relative to the mean of all servers of the same kind; 1 is balanced."""
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     prefix_hit_rate: float
@@ -60,14 +60,18 @@ class FleetTotals:
     most_duplicate_bytes: int
     """Largest number of these bytes at any time."""
     num_prefill: int = 0
-    """Number of servers, or ranks, that only compute prompts; 0 if every server decodes. If any do, only they count
-    hits."""
+    """Number of servers, or ranks, that only compute prompts, and then are the only ones with prefix hits.
+
+    0 if every server decodes.
+    """
     fetched_bytes: int = 0
     """Bytes of KV that servers fetched from each other, per GPU."""
     num_ranks: int = 1
     """Number of data-parallel ranks behind each front end; 1 for servers without ranks."""
     idle_steps: tuple[int, ...] = ()
-    """Number of steps that each data-parallel rank took without a batch, for the others; empty without such ranks."""
+    """Number of steps that each data-parallel rank took without a batch because others had one; empty without such
+    ranks.
+    """
     store: Mapping[str, int] | None = None
     """Numbers of blocks that a shared store loaded, wrote, evicted, held at most and can hold; None without a store."""
 
@@ -156,8 +160,8 @@ def _imbalance(summaries: Sequence[Summary]) -> float:
 def _one_pool_hit_tokens(meta: Meta, requests: Sequence[Requests]) -> int:
     """Count the prompt tokens, in full blocks, with which an earlier prompt on any server also began.
 
-    Each hash depends on all blocks before it, so equal hashes are equal prefixes. Every occurrence of a hash but the
-    first, by arrival, is a hit of one block. The last token of a prompt is always computed.
+    Equal hashes are equal prefixes, since each hash depends on all blocks before it. Every occurrence of a hash except
+    the first, by arrival, is a hit of one block. The last token of a prompt is always computed.
     """
     prompt = np.concatenate([each.prompt_tokens for each in requests]).astype(np.int64)
     begun = np.concatenate([~np.isnan(each.first_scheduled_s) for each in requests])

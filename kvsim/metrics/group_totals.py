@@ -148,7 +148,7 @@ def _expired(
 
 
 def _first_expired(replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers) -> Numbers:
-    """Return the first frame in which a part of each block has expired."""
+    """Return the first frame in which some tokens of each block have expired."""
     tables = replay.ledger.tables
     if group.kind is CacheKind.MAMBA:
         following = np.minimum(runs + 1, len(born) - 1)

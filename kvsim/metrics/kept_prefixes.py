@@ -139,12 +139,7 @@ def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64
 def _cached_without_drafts(
     replay: Replay, request: IntArray, seq: IntArray, previous_end: IntArray
 ) -> tuple[npt.NDArray[np.int64], ...]:
-    """Count the tokens of each request at `seq`.
-
-    Returns:
-        The smallest and the largest possible number of cached tokens, the number of computed tokens, and the number of
-        tokens with known values.
-    """
+    """Return the smallest and largest possible number of cached tokens, the computed, and the known tokens at `seq`."""
     recording, progress = replay.recording, replay.progress
     moments = recording.steps.schedule_seq
     upto = np.searchsorted(moments, seq) - 1

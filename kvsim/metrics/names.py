@@ -58,18 +58,16 @@ STATES_ON_LIGHT: Final[dict[SlotState, str]] = {
     SlotState.EXTERNAL: "#d46fad",
     SlotState.FREE: "#c1c7cf",
 }
-"""The same eight on a light background and in print. Any two differ by 8 of 100 steps of CIE L*, and in the eyes of
-colour-blind readers by 16 or more in CIE 1976 Lab.
+"""Colours of the same states on a light background and in print.
+
+Any two colours differ by 8 of 100 steps of CIE L*, and for colour-blind readers by 16 or more in CIE 1976 Lab.
 """
 _SCATTERING: Final = (Paged.name, Radix.name)
 """Policies whose requests hold memory wherever it is free."""
 
 
 def tells_owners(recording: Recording) -> bool:
-    """Tell whether a hue can identify a request.
-
-    It cannot if more requests than there are hues hold scattered memory at once.
-    """
+    """Tell whether a hue can identify a request: not if more requests than there are hues hold scattered memory."""
     running = recording.steps.running
     most = int(running.max()) if len(running) else 0
     return most <= NUM_HUES or recording.meta.policy_name not in _SCATTERING

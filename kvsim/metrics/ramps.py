@@ -45,7 +45,7 @@ class Ramps:
     """Computed tokens of every request while it holds memory: a jump at each row of the schedule, then a slope of one.
 
     A row has `first` computed tokens at frame `begin`, and one more in each of the next `rise` frames. It is valid
-    until `end`, where the next row of the request begins or its memory is released.
+    until frame `end`, at which the next row of the request begins or its memory is released.
     """
 
     def __init__(self, replay: Replay) -> None:

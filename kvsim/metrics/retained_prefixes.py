@@ -35,11 +35,8 @@ _RULE = "cached should be the units before the end of the prompt, or before a lo
 def check_retained(replay: Replay, least: IntArray, most: IntArray, file: Path) -> None:
     """Check `cached` of the blocks that requests release one by one, in the groups of windows and states.
 
-    Args:
-        replay: the recording.
-        least: smallest possible number of cached tokens of the request, for each row of `memory.parquet`.
-        most: largest possible number of these tokens.
-        file: `memory.parquet`.
+    `least` and `most` are bounds on the cached tokens of the request, for each row of `memory.parquet`, which is
+    `file`.
     """
     recording, tables = replay.recording, replay.ledger.tables
     stays = tables.residencies
@@ -95,9 +92,8 @@ class _ReleasedBlocks(NamedTuple):
 
 
 def _junctions(recording: Recording, tables: Holdings, stay: IntArray) -> npt.NDArray[np.int64]:
-    """Return the junction of each stay in tokens; `_UNKNOWN` if the recording does not show it.
-
-    It is 0 if full attention had cached no more tokens than the hit.
+    """Return the junction of each stay in tokens; 0 if the hit has all cached tokens, `_UNKNOWN` if it is not
+    recorded.
     """
     stays, pool, hashes = tables.residencies, recording.meta.pool, recording.requests.prompt_hashes
     junctions = np.full(len(stays.request), _UNKNOWN)

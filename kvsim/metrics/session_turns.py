@@ -186,8 +186,8 @@ def _evictions(
 ) -> _Evictions:
     """Return the evictions of blocks with a prefix key.
 
-    The key follows from the last append of the block before the eviction: its request and position. The next append of
-    the block tells for which request it was evicted. A block has the key of the last of its `hashes_per_block` hashes.
+    The last append of the block before the eviction determines its key: by request and position. The next append of the
+    block shows the request for which it was evicted. A block has the key of the last of its `hashes_per_block` hashes.
     """
     rows = np.flatnonzero((memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.EVICT))
     length = memory.length[rows].astype(np.int64)

@@ -132,10 +132,7 @@ def _totals_of_one_group(replay: Replay, free: Numbers, cached: Numbers) -> Slot
 
 
 def _check_totals(replay: Replay, slots: npt.NDArray[np.int64], capacity: int) -> None:
-    """Check that every state has between 0 and `capacity` slots at every frame.
-
-    Otherwise the tables contradict each other, in a way that the reader cannot notice without replaying single units.
-    """
+    """Check that every state has 0 to `capacity` slots at every frame; otherwise the tables contradict each other."""
     wrong = (slots < 0) | (slots > capacity)
     if wrong.any():
         frame, state = (int(place[0]) for place in np.nonzero(wrong.T))
@@ -152,7 +149,7 @@ class _FrameSlots:
     lengths: npt.NDArray[np.int64]
     """Allocated slots."""
     rounding: npt.NDArray[np.int64]
-    """Allocated slots that no request asked for: the allocator rounded up."""
+    """Allocated slots that no request requested: the allocator rounded up."""
     within_full: npt.NDArray[np.int64]
     """Requested slots up to the last live token of their request, padding included."""
     within_pad: npt.NDArray[np.int64]

@@ -1,7 +1,7 @@
 """Determine the limit that waiting requests wait for: blocks, a place in the batch, or tokens of the next step.
 
-A scheduler admits from the head of its queue until a limit stops it. A step shows the limit: the maximum number of
-sequences runs, the maximum number of tokens is computed, or neither, and then memory was short.
+A scheduler admits from the head of its queue until a limit stops it. The step shows the limit: the largest number of
+sequences runs, or the largest number of tokens is computed. Otherwise memory was short.
 """
 
 from __future__ import annotations

@@ -55,8 +55,10 @@ class Model:
     layer_kinds: tuple[Layer, ...] = ()
     """The different kinds of caches of this model. If empty, all layers have full attention."""
     layer_caches: tuple[tuple[int, ...], ...] = ()
-    """Layer by layer, the indices of its caches in `layer_kinds`. A layer has no cache (feed-forward only), one, or two
-    (attention and a recurrent state; a latent and indexer keys)."""
+    """Indices in `layer_kinds` of the caches of each layer.
+
+    A layer has no cache (feed-forward only), one, or two (attention and a recurrent state; a latent and indexer keys).
+    """
     mamba_chunk_size: int | None = None
     """Number of tokens that the kernels of a recurrent layer process at a time."""
     num_experts: int = 0
@@ -82,8 +84,10 @@ class Model:
     pipeline_parallel_size: int = 1
     """Number of pipeline stages; each is one tensor-parallel group and has a range of layers."""
     data_parallel_size: int = 1
-    """Number of data-parallel ranks. Each has its scheduler, its cache and all weights except those of routed experts;
-    the ranks split the routed experts."""
+    """Number of data-parallel ranks, which split the routed experts.
+
+    Each rank has its own scheduler, cache and copy of all other weights.
+    """
     enable_expert_parallel: bool = False
     """True if experts are split as wholes over the GPUs of all ranks; otherwise each GPU has a part of every expert."""
     decode_context_parallel_size: int = 1

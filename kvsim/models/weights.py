@@ -38,9 +38,11 @@ QUANTIZATIONS: Mapping[str, Quantization | None] = {
     "nvfp4": Quantization(method="nvfp4", linear_bits=_NVFP4, expert_bits=_NVFP4),
     "bitsandbytes": Quantization(method="bitsandbytes", linear_bits=_BLOCKED_4, expert_bits=_BLOCKED_4),
 }
-"""Values of `--quantization`: fp8 with a float32 scale for every 128 x 128 weights, 4 bits in groups of 128 weights
-with a 16-bit scale and a zero point, mxfp4 (experts alone) in groups of 32 with an 8-bit scale, bitsandbytes in blocks
-of 64 with a float32 scale."""
+"""Values of `--quantization`.
+
+fp8 has a float32 scale for every 128 x 128 weights. 4 bits are in groups of 128 weights with a 16-bit scale and a zero
+point. mxfp4 (only experts) has groups of 32 with an 8-bit scale, bitsandbytes blocks of 64 with a float32 scale.
+"""
 _ALSO = {
     "awq_marlin": "awq",
     "gptq_marlin": "gptq",

@@ -63,10 +63,7 @@ def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:
 
 
 def _head_parameters(model: Model, *, is_third: bool) -> int:
-    """Count the parameters of an EAGLE head, or (`is_third`) of an EAGLE3 head.
-
-    An EAGLE3 head reads three states of the model, and has its own, smaller vocabulary.
-    """
+    """Count the parameters of an EAGLE head, or (`is_third`) of an EAGLE3 head with its own, smaller vocabulary."""
     hidden, heads = model.hidden_size, model.num_attention_heads * model.head_dim
     kv = model.num_kv_heads * model.head_dim
     wide = 2 * hidden if is_third else hidden

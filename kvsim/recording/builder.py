@@ -249,7 +249,7 @@ class RecordingBuilder:
     def append_extent(
         self, request: int, position: int, address: int, length: int, requested: int, repeat: int | None = None
     ) -> None:
-        """Record that `request` asked for `requested` slots, and got `length` slots at `address`.
+        """Record that `request` requested `requested` slots, and got `length` slots at `address`.
 
         With `repeat`, it gets `length` more slots, adjacent to the last ones, in each of the next `repeat - 1` steps.
         """

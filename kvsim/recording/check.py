@@ -204,5 +204,5 @@ def check_windows(recording: Recording, folder: Path) -> None:
     require(held >= allocated, file, "fewer units of windows are held than the step has taken")
     unused = np.concatenate(([num_units], free - cached))
     require(
-        unused[:-1] - unused[1:] <= allocated, file, "more units of windows are taken than memory.parquet hands out"
+        unused[:-1] - unused[1:] <= allocated, file, "more units of windows are taken than memory.parquet allocates"
     )

@@ -22,8 +22,8 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind, Steps
 _NO_ROW = -1
 _OF_TABLES = (
     "position should be where the request's table ends",
-    "the request gives back a table that it does not have",
-    "length should be that of the table that is given back",
+    "the request releases a table that it does not have",
+    "length should be that of the released table",
 )
 _OF_GROWTH = "the request's table still grows by an earlier row"
 _CHANGE = np.zeros(len(MemoryKind), np.int8)

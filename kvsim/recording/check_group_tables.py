@@ -24,7 +24,7 @@ def check_tables_of_groups(recording: Recording, folder: Path) -> None:
     tables, operations = tables_of_groups(memory, len(recording.requests))
     _check_growth(recording, file)
     num_units = np.bincount(operations.row, minlength=len(memory))
-    require(num_units == memory.length, file, "length should be that of what the table holds and gives back")
+    require(num_units == memory.length, file, "length should be the number of units that the table holds and releases")
     require_positions(memory, tables, operations, file)
     _check_ends(tables, file)
     _check_computed(recording, tables, folder / "schedule.parquet")
@@ -84,7 +84,7 @@ def _check_ends(tables: Holdings, file: Path) -> None:
     is_left = tables.death_seq > end
     if is_left.any():
         row = int(tables.birth_row[int(np.argmax(is_left))])
-        raise RecordingError(f"{file}, row {row}: the request gives back some of its tables, and never this one.")
+        raise RecordingError(f"{file}, row {row}: the request releases some of its tables, but never this one.")
 
 
 def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:

@@ -22,7 +22,7 @@ def check_moments(recording: Recording, images: PromptImages, events: EncoderEve
     in_step |= events.step == len(steps)  # the recording ends while a step is being scheduled
     require((kind != ImageEventKind.COMPUTE) | in_step, file, "an image should be computed when a step is scheduled")
     elsewhere = np.isin(seq, steps.output_seq) | np.isin(seq, recording.requests.arrival_seq)
-    rule = "only letting go of an image comes with an output, and nothing with an arrival"
+    rule = "an image can only be released at an output, and does not change at an arrival"
     let_go = kind == ImageEventKind.LET_GO
     require(~elsewhere | (let_go & np.isin(seq, steps.output_seq)), file, rule)
     if recording.meta.begins_in_the_middle:
@@ -38,7 +38,7 @@ def check_moments(recording: Recording, images: PromptImages, events: EncoderEve
         is_other = (request, at) in released or (request, image, at) in in_vain
         holds[row] = is_other or steps_of_request.may_let_go(at, int(following[row]), end)
     rule = (
-        "an image should be let go with its table, or with the first output behind which its request needs it no more"
+        "an image should be released with its table, or with the first output after which its request does not need it"
     )
     require(holds, file, rule)
 

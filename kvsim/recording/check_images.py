@@ -124,7 +124,7 @@ class _Cache:
 
     def _let_go(self, request: int, image: int) -> str:
         if request not in self._users.get(image, ()):
-            return "an image is let go that the request does not hold"
+            return "a request releases an image that it does not hold"
         self._users[image].remove(request)
         if not self._users[image]:
             self._idle[image] = None

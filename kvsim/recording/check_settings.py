@@ -97,6 +97,6 @@ def _check_unit(recording: Recording, file: Path) -> None:
         or (token_bytes + meta.model.get("draft_bytes_per_token", 0)) * pool.unit_tokens != unit_bytes
     ):
         raise RecordingError(
-            f"{file}: model.kv_bytes_per_token should be what a token takes of pool.bytes_per_unit, which is "
+            f"{file}: model.kv_bytes_per_token should be pool.bytes_per_unit divided by its tokens, which is "
             f"{unit_bytes / pool.unit_tokens:,.15g}, not {shortened(token_bytes)}."
         )

@@ -1,6 +1,6 @@
 """Compute which request holds each unit at each time, from the rows that allocate and release units.
 
-Checks, replays and figures read these runs: adjacent units that one row gave to a request.
+Checks, replays and figures read these runs: contiguous ranges of units that one row gave to a request.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Deaths:
 
 
 class Runs:
-    """Runs of units held by requests: request, place and time.
+    """Runs of units held by requests: request, place and time. A run is a contiguous range of units that one row
+    allocates.
 
     A long recording has tens of millions, so each column is gathered on first use, in the narrowest type possible.
     """
@@ -249,7 +250,7 @@ class _ReleaseRows:
     request: IntArray
     """Request of each release."""
     begin: npt.NDArray[np.int64]
-    """Index of the first extending row that the release gives back; it gives back the rows [begin, end)."""
+    """Index of the first extending row that the release frees; it frees the rows [begin, end)."""
     end: npt.NDArray[np.int64]
     first_take: npt.NDArray[np.int64]
     """Index of the first extending row of each request, and the total number of these rows."""
@@ -277,7 +278,7 @@ def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _R
     takes, at = rows[~released], np.flatnonzero(released)
     releases, end = rows[at], at - np.arange(len(at))
     first_take = np.searchsorted(memory.request.take(takes), np.arange(num_requests + 1, dtype=memory.request.dtype))
-    # A release gives back the rows of its request since the last release.
+    # A release frees the rows of its request since the last release.
     before = np.concatenate((np.zeros(1, np.int64), end))[:-1]
     request = memory.request[releases]
     begin = np.maximum(first_take[request], before)

@@ -38,7 +38,9 @@ def is_new(values: IntArray) -> npt.NDArray[np.bool_]:
 
 
 def units_of_runs(length: IntArray) -> tuple[IntArray, IntArray]:
-    """Expand runs of the given lengths to units: return the index of each unit's run, and its offset in the run."""
+    """Expand runs (contiguous ranges) of these lengths; return the index of each unit's run, and its offset in the
+    run.
+    """
     run = np.repeat(np.arange(len(length), dtype=np.int32), length)
     begins = np.cumsum(length) - length
     return run, np.arange(len(run), dtype=np.int32) - begins.astype(np.int32)[run]

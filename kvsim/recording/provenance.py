@@ -234,7 +234,7 @@ def _units(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None
         return unit_runs.unpack(value)
     except ValueError as error:
         raise RecordingError(
-            f"{file}: {key} should be a list of unit ids, or of [first, last] of those in a row; {error}."
+            f"{file}: {key} should be a list of unit ids, or of pairs [first, last] of consecutive ids; {error}."
         ) from error
 
 

@@ -50,7 +50,7 @@ class Successions:
     keeps: npt.NDArray[np.bool_]
     """True if the unit keeps a prefix after the row in `until`."""
     held_until: npt.NDArray[np.int64]
-    """Row in which the last earlier owner freed the unit, or a later row in which the unit lost its prefix."""
+    """Row in which the last earlier owner freed the unit, or a later row that evicted its prefix."""
     kept: npt.NDArray[np.bool_]
     """True if the unit kept a prefix after the row in `held_until`."""
 

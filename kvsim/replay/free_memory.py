@@ -1,4 +1,6 @@
-"""Compute the lengths of free runs in the pool at one or several frames: the measure of its fragmentation."""
+"""Compute the lengths of contiguous free ranges in the pool at one or several frames: the measure of its
+fragmentation.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,8 @@ if TYPE_CHECKING:
 
 
 def free_run_lengths(replay: Replay) -> IntArray:
-    """Return the number of units in each run of free units, in address order, at the current frame.
-
-    Cached units count as free.
+    """Return the length in units of each contiguous range of free or cached units, in address order, at the current
+    frame.
     """
     return _run_lengths(replay.refs == 0)
 

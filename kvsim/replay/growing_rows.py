@@ -35,7 +35,7 @@ class GrowingRuns:
     def show(self, states: UnitStates, frame: int, *, afresh: bool) -> None:
         """Extend the runs in `states`, which show all operations up to `frame`, to their length at `frame`.
 
-        New runs have the length of their first step. Others have the length of the last call, unless `states` were
+        New runs have the length of their first step. Others have their length at the last call, unless `states` were
         laid out `afresh`.
         """
         now = np.where(self._death_seq > self._frame_seq[frame], self._units_at(frame), 0)

@@ -24,8 +24,8 @@ Columns = tuple[npt.NDArray[Any], ...]
 """Columns with an entry for each unit, in address order.
 
 They are the owner, its position, the number of holders, and whether the unit is cached. With several KV-cache groups,
-the group follows. With sharing, the last column has the allocation that is freed last: the row in which it is freed,
-times 2**31, plus the number of its operation.
+the group follows. With sharing, the last column identifies the allocation that is freed last: the row in which it is
+freed, times 2**31, plus the number of its operation.
 """
 
 

@@ -112,10 +112,8 @@ class Progress:
         return np.where(exists, np.maximum(earlier, self._before[row] + self._tokens[row] * times), 0)
 
     def _newest(self, requests: IntArray, steps: IntArray | int) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-        """Find the newest row of each of `requests` at `steps`.
-
-        Returns:
-            The row, the number of its steps so far, and whether the request has such a row.
+        """Find the newest row of each of `requests` at `steps`: the row, the number of its steps so far, and whether it
+        exists.
         """
         requests = np.asarray(requests, np.int64)
         # The key of a negative step would be that of the previous request's last step.

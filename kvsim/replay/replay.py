@@ -164,10 +164,7 @@ class Replay:
         self._states.warm_up()
 
     def touched(self, before: int, after: int) -> Numbers:
-        """Return the units whose state may differ between two frames, in address order.
-
-        One of the frames must be the current frame.
-        """
+        """Return the units whose state may differ between two frames, one of which is current, in address order."""
         low, high = sorted((before, after))
         units = self._states.units_of(self.num_ops(low), self.num_ops(high))
         residencies = self._live_residencies(self.frame)
@@ -278,7 +275,7 @@ class Replay:
         return states, owners
 
     def _seen(self, pool: UnitStates, units: IntArray | slice, frame: int) -> Seen:
-        """Return the contents of `units` at `frame`; `pool` must have been moved to this frame."""
+        """Return the contents of `units` at `frame`; `pool` must show this frame."""
         live = self._live_at(frame)
         self._computed_by_live[live] = self.computed_at(live, frame)
         owner = pool.owner[units].copy()  # NO_OWNER is -1, the last entry of `_computed_by_live`

@@ -28,7 +28,7 @@ CHANGE[MemoryKind.RELEASE] = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Part:
-    """Operations on runs of units, in order.
+    """Operations on runs (contiguous ranges of units), in order.
 
     A growing run is allocated with the units of its first step, and freed with all units.
     """

@@ -48,9 +48,8 @@ class UnitStates(ABC):
 
     @abstractmethod
     def go_to(self, op: int, seq: int) -> bool:
-        """Show the pool after the first `op` operations, which are those up to `seq`.
-
-        Return whether the contents were laid out afresh instead of being changed by operations.
+        """Show the pool after the first `op` operations, up to `seq`; return whether it was built anew, not by
+        operations.
         """
 
     @abstractmethod

@@ -114,7 +114,7 @@ def _check_ring(engine: Engine, pool: int, num_free: int) -> None:
     free_list = engine.radix.free[pool]
     num_listed = (free_list.tail - free_list.head) % (free_list.end - free_list.begin)
     if num_listed != num_free or free_list.num_collected:
-        raise IntegrityError(f"{num_listed} pages stand in the free list, {num_free} are counted.")
+        raise IntegrityError(f"{num_listed} pages are in the free list, {num_free} are counted.")
 
 
 def held_slots(driver: Driver) -> npt.NDArray[np.int64]:

@@ -81,7 +81,7 @@ def behind(front_end: FrontEnd, summaries: Sequence[Summary], prompt_tokens: flo
     delays_s = [front_end.delay_s(prompt_tokens, summary.output_tokens_per_s) for summary in summaries]
     if not all(map(isfinite, delays_s)):
         return list(summaries), (
-            f"front end: left out, for one process hands on at most {front_end.most_tokens_per_s:,.0f} tokens/s here, "
+            f"front end: left out, because one process sends at most {front_end.most_tokens_per_s:,.0f} tokens/s here, "
             "and the engine makes more (--api-server-count starts several)"
         )
     delayed = [

@@ -134,10 +134,7 @@ def _held_in_custom_units(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: int | None) -> npt.NDArray[np.int64]:
-    """Count the slots of `tables`, pairs of a group and a table, by state; a unit in several tables counts once.
-
-    `null` is the number of the null block; None if there is none.
-    """
+    """Count the slots of `tables` (pairs of group and table) by state; a unit in several tables counts once."""
     unit_slots = engine.settings.unit_slots
     contents: dict[int, Content] = {}
     for group, table in tables:
@@ -155,10 +152,7 @@ def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: in
 
 
 def _check_blocks(driver: Driver) -> None:
-    """Check that every block is in as many tables as it has references, or else in the free queue.
-
-    Also check the number and the order of the free blocks that hold a prefix.
-    """
+    """Check references, free queue and tables of all blocks, and the number and order of free blocks with a prefix."""
     engine = driver.engine
     state, refs, keys = engine.state, column(engine.blocks, "refs"), column(engine.blocks, "key")
     queue = np.array(driver.free_queue(), np.int64)
@@ -168,10 +162,10 @@ def _check_blocks(driver: Driver) -> None:
     expected = np.zeros(len(refs), np.int64)
     expected[[*held]] = [*held.values()]
     if len(queue) != state.num_free or len(np.unique(queue)) != len(queue) or (refs[queue] != 0).any():
-        raise IntegrityError(f"{len(queue)} blocks stand in the free queue, {state.num_free} are counted.")
+        raise IntegrityError(f"{len(queue)} blocks are in the free queue, {state.num_free} are counted.")
     if (refs != expected).any():
         block = int(np.argmax(refs != expected))
-        raise IntegrityError(f"block {block} has {refs[block]} references and stands in {expected[block]} tables.")
+        raise IntegrityError(f"block {block} has {refs[block]} references and is in {expected[block]} tables.")
     keyed = keys[queue] != NO_KEY
     in_order = not reuses_first(engine) or not (np.diff(keyed.astype(np.int8)) < 0).any()
     if keyed.sum() != state.num_cached or not in_order:
@@ -191,9 +185,9 @@ def _check_custom_units(driver: Driver) -> None:
     state, units = engine.state, rules.units
     held = Counter(unit for table in units.tables.values() for unit in table)
     if any(held[unit] != refs for unit, refs in enumerate(units.refs)):
-        raise IntegrityError("a unit stands in more or fewer tables than are counted.")
+        raise IntegrityError("a unit is in more or fewer tables than are counted.")
     if len(held) + state.num_free != engine.settings.num_units:
-        raise IntegrityError(f"{len(held)} units stand in tables, and {state.num_free} are free.")
+        raise IntegrityError(f"{len(held)} units are in tables, and {state.num_free} are free.")
     num_cached = sum(key != NO_KEY and not refs for key, refs in zip(units.keys, units.refs, strict=True))
     if num_cached != state.num_cached:
         raise IntegrityError(f"{num_cached} free units hold a prefix, and {state.num_cached} are counted.")
@@ -211,7 +205,7 @@ def _check_extents(driver: Driver) -> None:
         sequence = engine.sequences[node]
         pieces.append((sequence.place, sequence.num_units))
         if sequence.num_units != rounded(engine, sequence.requested):
-            raise IntegrityError(f"{sequence.requested} slots were asked for, and {sequence.num_units} are held.")
+            raise IntegrityError(f"{sequence.requested} slots were requested, and {sequence.num_units} are held.")
     end = 0
     for address, length in sorted(pieces):
         if address != end or length < 1:

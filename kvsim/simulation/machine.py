@@ -75,7 +75,7 @@ class Machine:
         layout = replace(cache_layout(self.model, settings), bytes_per_block=sum(stage_bytes))
         if isinstance(policy, CustomPolicy) and policy.allocator is not None and not layout.is_uniform:
             raise UsageError(
-                f"{self.model.name} has layers of several kinds, and the allocator of {policy.name!r} hands out units "
+                f"{self.model.name} has layers of several kinds, and the allocator of {policy.name!r} allocates units "
                 "of one; take a model whose layers are alike, or leave the memory to vLLM's cache."
             )
         if base.cache.enable_prefix_caching:
@@ -140,10 +140,7 @@ class Machine:
 
 
 def _window_pool(policy: Radix, num_units: int, layers: SlotLayers) -> WindowPool | None:
-    """Return SGLang's second pool, for layers with windows; None without such layers.
-
-    `num_units` are the units of the first pool.
-    """
+    """Return SGLang's second pool, beside a first pool of `num_units`; None without layers with windows."""
     if not layers.window_tokens:
         return None
     unit = policy.unit_tokens
@@ -171,7 +168,7 @@ def _check_tokens(model: Model, policy: AnyPolicy) -> None:
     if model.recurrent_layers:
         raise UsageError(
             f"{model.name} has {len(model.recurrent_layers)} recurrent layers, whose states are no tokens, and the "
-            f"{policy.name} policy hands out memory by tokens; take the paged one."
+            f"{policy.name} policy allocates memory by tokens; take the paged one."
         )
 
 

@@ -88,7 +88,7 @@ class QueueMirror:
             )
         is_keyed = HEAD not in (number, after) and self._is_keyed[number]
         if self._reuses_first and is_keyed and not self._is_keyed[after]:
-            raise IntegrityError(f"block {number}, which holds a prefix, stands in front of {after}, which does not.")
+            raise IntegrityError(f"block {number}, which holds a prefix, precedes block {after}, which does not.")
 
 
 class _WatchedBlock(Block):

@@ -238,9 +238,8 @@ class SimulationRun:
         exchange: Exchanging | None = None,
         lockstep: WaitingRanks | None = None,
     ) -> Replica:
-        """Build a server, which gets requests from `source` and is recorded to `builder`.
-
-        `lockstep` has the ranks whose steps wait for those of this server.
+        """Build a server, which gets requests from `source`, is recorded to `builder`, and waits for the ranks in
+        `lockstep`.
         """
         setup = setup or self.setup
         base, machine = setup.base, setup.machine
@@ -268,9 +267,8 @@ class SimulationRun:
         return Replica(server, totals, tables, step_time)
 
     def _horizon_of(self, source: Source, exchange: Exchanging | None, *, is_alone: bool) -> Horizon:
-        """Return the function that limits how far a server may run ahead of SimPy's clock.
-
-        If it `is_alone`, the server does not wait for other ranks.
+        """Return the limit on how far a server may run ahead of SimPy's clock; `is_alone` if it waits for no other
+        ranks.
         """
         if self.store is not None:
             return self.store.horizon_s
@@ -281,10 +279,7 @@ class SimulationRun:
     def _plan(
         self, setup: Setup, step_time: StepTimeModel, connector: Connector | None, *, answers: bool, records: bool
     ) -> EnginePlan:
-        """Return the plan of a server's engine.
-
-        If it `answers`, the engine returns whenever requests have ended, because clients or servers wait for this.
-        """
+        """Return the plan of a server's engine, which returns whenever requests have ended if it `answers`."""
         base, model, options = setup.base, setup.machine.model, setup.options
         custom_policy = setup.policy if isinstance(setup.policy, CustomPolicy) else None
         eviction = None if self._expected_rows is None else OptimalEviction(self._expected_rows)

@@ -81,12 +81,12 @@ class PoolMirror:
         for block in self._tables.follow(driver) | written:
             refs, num_holders = engine.blocks[block].refs, self._tables.num_holders(block)
             if refs != num_holders:
-                raise IntegrityError(f"block {block} has {refs} references and stands in {num_holders} tables.")
+                raise IntegrityError(f"block {block} has {refs} references and is in {num_holders} tables.")
         self._queue.follow(engine.blocks, written)
         num_free, num_cached = self._queue.num_free, self._queue.num_cached
         if (num_free, num_cached) != (state.num_free, state.num_cached):
             raise IntegrityError(
-                f"{num_free} blocks stand in the free queue, {num_cached} of these with a prefix; {state.num_free} and "
+                f"{num_free} blocks are in the free queue, {num_cached} of these with a prefix; {state.num_free} and "
                 f"{state.num_cached} are counted."
             )
         check_totals(driver, breakdown_of(driver, self._tables.slots()))

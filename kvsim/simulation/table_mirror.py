@@ -57,7 +57,7 @@ def held(driver: Driver, node: int, group: int) -> Held:
     counted = int(engine.tables[int(sequence.place) * engine.settings.num_groups + group].num_held)
     there = len(blocks) - blocks.count(NULL_BLOCK)
     if sequence.status == RUNNING and counted != there:
-        raise IntegrityError(f"{there} blocks stand in a table of request {node - 1}, and {counted} are counted.")
+        raise IntegrityError(f"{there} blocks are in a table of request {node - 1}, and {counted} are counted.")
     computed = int(sequence.computed + sequence.rejected)
     if engine.external and sequence.num_units == 0:  # it has ended, and its blocks are freed late
         computed = int(engine.external.sequences[node].dead_tokens)

@@ -293,10 +293,10 @@ def _fill(
     cache: CacheSettings,
     terms_of: Sequence[tuple[BudgetTerm, ...]],
 ) -> tuple[CachePlan, tuple[BudgetTerm, ...], int]:
-    """Fill the memory that the terms of each stage leave with blocks.
+    """Fill the memory that the terms of each stage leave with blocks: as many as fit on the stage with the least
+    memory.
 
-    All stages have the same number of blocks: as many as fit on the stage with the least memory. Return the plan, the
-    terms of this stage, and its number.
+    Return the plan, the terms of this stage, and its number.
     """
     sizes = bytes_per_block(model, cache)
     available = [max(0, sum(term.size_bytes for term in terms)) for terms in terms_of]

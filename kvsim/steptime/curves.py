@@ -77,7 +77,7 @@ class AttentionCost(NamedTuple):
     byte_s: float
     """Cost per cached byte that is read, in steps of many sequences."""
     lone_share: float
-    """Increase of the reading time for few sequences, relative to that for many."""
+    """Increase of the reading time for few sequences, relative to the time for many."""
     flop_s: float
     """Cost per floating-point operation between a prompt's queries and keys."""
     mixed_share: float
@@ -147,9 +147,10 @@ def _pairs(row: Attention) -> float:
 
 
 def _mixed_share(row: Attention, decodes: Sequence[Attention], prompts: Sequence[Attention], step_s: float) -> float:
-    """Return the increase of the decodes' reading time in the mixed launch `row`, as a share of that time alone.
+    """Return the increase of the decodes' reading time in the mixed launch `row`, as a share of the time without a
+    prompt.
 
-    One launch replaces that of the decodes and that of the prompt, which saves one `step_s`.
+    The mixed launch replaces the launches of the decodes and of the prompt, which saves one `step_s`.
     """
     alone = [item for item in decodes if item.num_decodes == row.num_decodes]
     contexts = [item.decode_context for item in alone]

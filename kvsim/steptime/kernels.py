@@ -36,8 +36,11 @@ _COMPILATIONS = (1.0, 1.5)
 
 Two processes took 16.8 and 25.4 s, and 21.5 and 31.8 s."""
 _TINY_KEYS, _SHORT_KEYS, _LONG_KEYS = 32, 128, 512
-"""Largest number of keys for which a decode step uses tiles of 32 keys, tiles of 64 (twice as many keys with few
-heads), and the kernel that does not divide keys among processors (very few heads use one that does for more keys)."""
+"""Largest number of keys with which a decode step uses each of three kernels.
+
+The first has tiles of 32 keys, the second tiles of 64 (up to twice as many keys with few heads). The third does not
+divide keys among processors. A decode with very few heads and more keys uses a kernel that does.
+"""
 _TINY, _SHORT, _LONG, _SHARED, _PREFILL = range(5)
 _TILE_KEYS = np.array([32, 64, 128, 128, 128])
 """Keys per tile of attention, by kernel."""
@@ -144,9 +147,8 @@ class KernelsSeen:
         return _COMPILATIONS[self._num_compilations - 1]
 
     def _not_planned(self, batch: Batch, begin: int, end: int) -> IntArray:
-        """Return the lengths in `begin:end` that no batch with as many rows and this padding has had before.
-
-        From now on they count as planned.
+        """Return the lengths in `begin:end` that no batch with as many rows and this padding has had; they count as
+        planned now.
         """
         planned = self._planned.setdefault((batch.rows, batch.padded), bytearray())
         planned.extend(bytes(max(end - len(planned), 0)))

@@ -7,7 +7,7 @@ order of magnitude.
 MEMORY_EFFICIENCY = 0.9
 """Share of the peak bandwidth when reading weights, keys and values."""
 ARITHMETIC_EFFICIENCY = 0.65
-"""Share of the dense peak in a long prefill: 0.8 in its matrix products, less the gaps between them."""
+"""Share of the dense peak in a long prefill: 0.8 in its matrix products, minus the gaps between them."""
 ATTENTION_EFFICIENCY = 0.65
 """Share of the dense peak that attention kernels reach in a long prefill."""
 
@@ -37,7 +37,7 @@ TURNAROUND_STEP_S = 80e-6
 TURNAROUND_SEQUENCE_S = 2.4e-6
 """Host time per sequence between an output and the next decision."""
 EXPOSED_SHARE = 0.2
-"""Share of the shorter of reading and arithmetic that is not hidden when both are equally long."""
+"""Share of the shorter of two times, reading and arithmetic, that adds to the longer one if both are equal."""
 LONE_SHARE = 0.5
 """Additional share of reading time of decode attention when there are fewer heads than processors."""
 SHARED_SAVING = 0.4

@@ -85,6 +85,6 @@ class RankStep(NamedTuple):
     has_batch: bool = True
     has_requests: bool = True
     launched_s: float = 0.0
-    """Time at which the host has launched the step; it launches when all ranks have agreed on the padded size."""
+    """Time in seconds at which the host has launched the step, after all ranks have agreed on the padded size."""
     done_s: float = 0.0
     """Time at which the kernels of all ranks have finished."""

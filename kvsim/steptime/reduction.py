@@ -30,29 +30,39 @@ if TYPE_CHECKING:
     from kvsim.steptime.work import AttentionKind, Weights, Work
 
 SMALL_KERNEL = 1.75
-"""Time of a norm or an activation of a few tokens, in small kernels of a card: 1.5 to 2.1 us, and each hides part of
-the start of the next."""
+"""Time of a norm or an activation of a few tokens, in multiples of a card's `kernel_s`.
+
+It is 1.5 to 2.1 us, and hides a part of the start of the next kernel.
+"""
 ELEMENT_SHARE = 0.93
 """Share of the read bandwidth in norms and activations of many tokens: 0.89 on H200, 0.98 on H100."""
 SPLIT_S = 3e-6
-"""Additional seconds of a layer's attention in an engine's captured graph, because its reading is split into parts that
-a second kernel adds up: that kernel takes 2.6 us for 32 sequences of 32 heads of 128 elements."""
+"""Additional seconds of a layer's attention in an engine's captured graph, where a second kernel adds up parts.
+
+That kernel takes 2.6 us for 32 sequences of 32 heads of 128 elements.
+"""
 SPLIT_ELEMENT_S = 6e-12
 """Additional seconds of that kernel per element of a sequence's queries: 14.5 us for 480 such sequences."""
 FP8_READ_SHARE = 1.53
-"""Ratio of the reading time of an fp8 cache's byte to one of bf16. All figures of fp8 caches are of FlashAttention 3,
-called as in vLLM's engine, for three kinds of heads of 128 elements on an H200."""
+"""Time to read a byte of an fp8 cache, relative to a byte of a bf16 cache.
+
+All figures of fp8 caches are of FlashAttention 3, called as in vLLM's engine, for three kinds of heads of 128 elements
+on an H200.
+"""
 FP8_SEQUENCE_SHARE = 1.7
-"""Ratio of the time per sequence, without its reads, with an fp8 cache to that with bf16: 1.7 to 2.0."""
+"""Time per sequence, without its reads, with an fp8 cache relative to a bf16 cache: 1.7 to 2.0."""
 FP8_PAIR_SHARE = 1.07
-"""Ratio of the time per query of a prompt and key with an fp8 cache to that with bf16: 1.04 to 1.10."""
+"""Time per pair of a prompt's query and a key with an fp8 cache relative to a bf16 cache: 1.04 to 1.10."""
 FP8_MIXED_SHARE = 0.28
 """Additional share of reading time in a step with a prompt, beyond that of bf16: 0.22 to 0.33."""
 FP8_QUERY_S = 3e-6
 """Additional seconds of a layer to convert its queries to fp8."""
 PIECE_S = 10e-6
-"""Seconds that a GPU idles around a layer's attention in a captured step with prompt tokens, where it is launched
-between captured pieces: 5 to 15 us in the profiles of three models on an H200, which were fitted without a card."""
+"""Seconds that a GPU idles around a layer's attention, which is launched between captured pieces of a step with
+prompts.
+
+It is 5 to 15 us in the profiles of three models on an H200, which were fitted without a card.
+"""
 REDUCE_WAIT_S = 2e-6
 """Seconds that GPUs wait for each other in a sum."""
 STEP_KERNELS = 100

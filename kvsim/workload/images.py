@@ -232,7 +232,7 @@ class ImageShare:
     """The distribution from which images of generated requests are drawn."""
 
     number: float
-    """Mean number of images in a request. With 1.3, each request has one image, and 30 % have a second one."""
+    """Mean number of images in a request. With 1.3, each request has one image, and 30% have a second one."""
     sizes: tuple[ImageSize, ...]
     """Sizes, which are drawn equally often."""
     num_different: int | None = None

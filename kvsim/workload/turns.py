@@ -51,7 +51,7 @@ class Turns:
     pause_s: FloatArray
     """Seconds between the end of that turn and the arrival of the request: float64[n]."""
     history_tokens: Int32Array
-    """Number of leading tokens of the prompt that repeat that turn, its prompt and then its answer: int32[n].
+    """Number of leading tokens of the prompt that repeat the turn in `after`, its prompt and then its answer: int32[n].
 
     The constructor also takes -1, for as many of these tokens as fit into the prompt.
     """
@@ -190,7 +190,7 @@ class Turns:
         return kept
 
     def _levels(self) -> list[Int64Array]:
-        """Return the rows of all first turns, then the rows of the turns that wait for these by `after`, and so on.
+        """Return the rows of all first turns, then the rows of the turns that follow these by `after`, and so on.
 
         Turns that wait for each other in a circle are in no level.
         """

@@ -182,8 +182,8 @@ def damaged_useful(engine: object) -> None:
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (damaged_refs, r"block 1 has 2 references and stands in 1 tables"),
-        (damaged_free, r"8 blocks stand in the free queue, 7 are counted"),
+        (damaged_refs, r"block 1 has 2 references and is in 1 tables"),
+        (damaged_free, r"8 blocks are in the free queue, 7 are counted"),
         (damaged_cached, r"0 free blocks hold a prefix, 1 are counted"),
         (damaged_written, r"8 slots are token, and by the running totals 9"),
         (damaged_useful, r"0 slots are reserved, and by the running totals -1"),

@@ -243,7 +243,7 @@ def test_a_line_that_cannot_be_is_a_sentence(text: bytes) -> None:
         ([["append", 0, 0, [11]]], "outside the pool"),
         ([["append", 0, 0, [0]]], "outside the pool"),
         ([["append", 0, 3, [1]]], "position"),
-        ([["release", 0, 2, 0]], "gives back a table"),
+        ([["release", 0, 2, 0]], "releases a table"),
     ],
 )
 def test_what_contradicts_itself_is_a_sentence(events: list[list[Any]], sentence: str) -> None:

@@ -199,7 +199,7 @@ def test_nothing_computed_and_finished_all_the_same(folder: Path) -> None:
 def test_a_length_beyond_any_memory_is_refused_before_anything_is_allocated(folder: Path) -> None:
     kinds = pq.read_table(folder / "memory.parquet")["kind"].to_pylist()
     change(folder, "memory", "length", kinds.index("release"), 2**31 - 2)
-    with pytest.raises(RecordingError, match="length should be that of the table that is given back"):
+    with pytest.raises(RecordingError, match="length should be that of the released table"):
         read(folder)
 
 

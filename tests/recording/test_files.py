@@ -265,7 +265,7 @@ def test_a_time_that_did_not_happen_may_be_null(folder: Path, kind: pa.DataType)
 
 
 NEITHER = " neither a unit nor a pair of units."
-NO_UNITS = "meta.json: initial_free should be a list of unit ids, or of [first, last] of those in a row;"
+NO_UNITS = "meta.json: initial_free should be a list of unit ids, or of pairs [first, last] of consecutive ids;"
 
 
 class TestWhatCannotBeRead:
@@ -497,9 +497,7 @@ def test_a_release_of_nothing_is_named(recording: Recording, folder: Path) -> No
     row = int(np.flatnonzero(recording.memory.kind == MemoryKind.RELEASE)[-1])
     table = pq.read_table(folder / "memory.parquet")
     pq.write_table(pa.concat_tables([table, table.slice(row, 1)]), folder / "memory.parquet")
-    assert message(folder) == (
-        f"memory.parquet, row {len(table)}: the request gives back a table that it does not have."
-    )
+    assert message(folder) == (f"memory.parquet, row {len(table)}: the request releases a table that it does not have.")
 
 
 def test_a_unit_that_is_handed_out_twice_is_noticed_when_it_is_replayed(recording: Recording, folder: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_compiled_engine_is_followed_too() -> None:
         driver.schedule()
         checks.step()
     driver.engine.blocks[9].refs += 1
-    with pytest.raises(IntegrityError, match="4 blocks stand in the free queue"):
+    with pytest.raises(IntegrityError, match="4 blocks are in the free queue"):
         checks.step()
 
 

@@ -338,8 +338,8 @@ def with_allocator(kind: type[kvsim.Allocator]) -> kvsim.CustomPolicy:
 @pytest.mark.parametrize(
     ("policy", "sentence"),
     [
-        (with_allocator(Twice), "handed out unit 0, which is in a table"),
-        (with_allocator(Outside), "handed out unit 39 of a pool that has 0 to 38"),
+        (with_allocator(Twice), "allocated unit 0, which is in a table"),
+        (with_allocator(Outside), "allocated unit 39 of a pool that has 0 to 38"),
         (with_allocator(TooFew), "a table of 0 units of 16 tokens"),
         (Stuck(), "the clock would not advance"),
         (Strange(), "returned 'the first', which is no request"),

@@ -181,7 +181,7 @@ def test_a_unit_that_is_shared_is_not_handed_out() -> None:
 
     policy = OwnBlocks()
     policy.allocator = Again
-    with pytest.raises(PolicyError, match=r"handed out unit \d+, which is in a table"):
+    with pytest.raises(PolicyError, match=r"allocated unit \d+, which is in a table"):
         kvsim.simulate(requests(1), policy, kvsim.machine("H200/Llama-3-8B", num_blocks=40))
 
 

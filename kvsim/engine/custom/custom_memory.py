@@ -177,10 +177,7 @@ def unusable_units(engine: Engine, head: Sequence) -> int:
 
 
 def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) -> bool:
-    """Append the `found` units and new units from the allocator to a table, until it has room for `num_tokens` tokens.
-
-    Return False if the allocator has no room.
-    """
+    """Append `found` and new units to a table, up to room for `num_tokens` tokens; return False if there is no room."""
     rules = _rules(engine)
     units, unit_tokens = rules.units, engine.settings.unit_tokens
     request, arguments = rules.served(engine, sequence), [found] if found else []
@@ -193,7 +190,7 @@ def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) 
     table.extend(found)
     _hold_free(engine, table, [int(unit) for unit in answer])
     if len(table) * unit_tokens < num_tokens:
-        rules.refuse(f"handed out a table of {len(table)} units of {unit_tokens} tokens where {num_tokens} need room")
+        rules.refuse(f"allocated a table of {len(table)} units of {unit_tokens} tokens where {num_tokens} need room")
     totals.add_slots(engine, sequence, before * unit_tokens, (len(table) - before) * unit_tokens)
     sequence.num_units = len(table)
     sequence.room_tokens = len(table) * unit_tokens
@@ -223,9 +220,9 @@ def _hold_free(engine: Engine, table: list[int], added: list[int]) -> None:
     evicted = []
     for unit in added:
         if not 0 <= unit < len(units.refs):
-            rules.refuse(f"handed out unit {unit} of a pool that has 0 to {len(units.refs) - 1}")
+            rules.refuse(f"allocated unit {unit} of a pool that has 0 to {len(units.refs) - 1}")
         if units.refs[unit]:
-            rules.refuse(f"handed out unit {unit}, which is in a table")
+            rules.refuse(f"allocated unit {unit}, which is in a table")
         units.refs[unit] = 1
         if units.keys[unit] != NO_KEY:
             units.keys[unit] = NO_KEY

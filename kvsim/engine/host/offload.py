@@ -165,10 +165,7 @@ def _record_allocations(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _must_wait_for(engine: Engine, job: int) -> bool:
-    """Tell whether this step may overwrite the blocks that a store reads.
-
-    These are the blocks of a sequence that the step preempts, and blocks of an ended request that the step allocates.
-    """
+    """Tell whether this step preempts the sequence of a store, or allocates blocks that the store reads."""
     state, host, record = engine.state, engine.host, engine.host.jobs[job]
     if record.is_load:
         return False

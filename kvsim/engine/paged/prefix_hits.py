@@ -156,10 +156,7 @@ def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int) ->
 
 @part
 def _find_chunk(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Return the number of hits of chunked attention.
-
-    These are the blocks before the chunk of the last token, and the blocks in this chunk up to the first miss.
-    """
+    """Return the number of hits of chunked attention: blocks before the last token's chunk, and leading ones in it."""
     record = engine.groups[leader]
     num_hits = limit // record.window * record.window // record.block_size
     _forget_before(engine, leader, num_hits)

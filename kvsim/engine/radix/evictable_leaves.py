@@ -72,10 +72,7 @@ def _rise(engine: Engine, node: int, place: int) -> None:
 
 @part
 def _sink(engine: Engine, node: int, place: int) -> int:
-    """Make room for a node at `place` of the heap, or below all children that are evicted before it.
-
-    Return the index of the free place.
-    """
+    """Move the free place of the heap below all children that are evicted before a node; return its index."""
     nodes, leaves, size = engine.radix.nodes, engine.radix.leaves, engine.radix.state.num_leaves
     while 2 * place + 1 < size:
         child = 2 * place + 1

@@ -275,9 +275,8 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _insert_needs(engine: Engine, sequence: Sequence) -> None:
-    """Insert the future needs of a candidate; the first call in a pass also inserts those of all other requests.
-
-    The other requests are the running and the admitted ones.
+    """Insert the future needs of a candidate; the first call in a pass also inserts those of running and admitted
+    requests.
     """
     radix, state = engine.radix.state, engine.state
     if radix.num_needs >= 0:

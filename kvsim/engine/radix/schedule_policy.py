@@ -171,10 +171,7 @@ def _weigh(engine: Engine, number: int) -> None:
 
 @part
 def _take_heaviest_child(engine: Engine, parent: int) -> int:
-    """Remove and return the heaviest child that the walk has not visited; `ROOT` if there is none.
-
-    Among equally heavy children, it is the one that was attached first.
-    """
+    """Remove and return the heaviest child that the walk has not visited, the first attached of equals; else `ROOT`."""
     nodes, found, before_found, before = engine.radix.nodes, ROOT, ROOT, ROOT
     child = nodes[parent].first_child
     while child != ROOT:

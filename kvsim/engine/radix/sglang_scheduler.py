@@ -255,8 +255,8 @@ def _filter_running(engine: Engine) -> None:
 def _filter_finishing(engine: Engine) -> bool:
     """Remove from the running batch the requests that a result in flight ends by length; return whether there were any.
 
-    Each result brings a request one output at most. So after a scan, no request can end for as many results as the
-    fewest outputs that any has left, less one (`most_results`), and scans are skipped until then.
+    Each result brings a request at most one output. `most_results` is the number of results before any request can end,
+    so scans are skipped until then.
     """
     state, radix, kept = engine.state, engine.radix.state, 0
     if radix.most_results > 0:
@@ -277,10 +277,7 @@ def _filter_finishing(engine: Engine) -> bool:
 
 @part
 def _shrink_running(engine: Engine, num_running: int) -> bool:
-    """Keep the first `num_running` running requests, and return whether any was removed.
-
-    If so, the running batch no longer counts as full: admission is tried again.
-    """
+    """Keep the first `num_running` running requests; if any was removed, return True and try admission again."""
     has_left = num_running < engine.state.num_running
     engine.state.num_running = num_running
     if has_left:
