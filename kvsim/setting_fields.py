@@ -1,6 +1,6 @@
 """Settings as dataclass fields, each declared once for the command line, Python, recordings and the reference.
 
-`block_size: int = setting(16, "Tokens per block.", "--block-size")` declares the flag and its help
+`block_size: int = setting(16, "Tokens per block.")` declares the flag `--block-size` and its help
 (`kvsim.cli.options`), the keyword in Python, the column of a sweep, the field in a recording's `meta.json`, and the row
 in `docs/reference/settings.md`.
 """
@@ -15,6 +15,9 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from kvsim.errors import UsageError, shortened
+
+_BY_NAME = ("",)
+"""Flags of a setting whose flag has the name of its field, which `settings_in` fills in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +68,19 @@ class Setting:
 
 
 def setting(default: Any, help: str, *flags: str, **metadata: Any) -> Any:  # noqa: A002  the word of argparse and click
-    """Declare a dataclass field as a setting; `metadata` has the other fields of `Setting`."""
-    declared = Setting(help=help, flags=flags, **metadata)
+    """Declare a dataclass field as a setting, with the flag of its name or with `flags`.
+
+    `metadata` has the other fields of `Setting`.
+    """
+    declared = Setting(help=help, flags=flags or _BY_NAME, **metadata)
     if declared.since:
         declared = replace(declared, help=f"{help} From vLLM {declared.since.removesuffix('.0')} on.")
     return field(default=default, metadata={"setting": declared})
+
+
+def python_setting(default: Any, help: str, **metadata: Any) -> Any:  # noqa: A002
+    """Declare a dataclass field as a setting without a flag."""
+    return field(default=default, metadata={"setting": Setting(help=help, flags=(), **metadata)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +117,14 @@ class Declared:
 def settings_in(kind: Any) -> tuple[Declared, ...]:
     """Return the settings that a dataclass declares."""
     types = get_type_hints(kind)
-    return tuple(
-        Declared(name=each.name, kind=_plain(types[each.name]), default=each.default, setting=each.metadata["setting"])
-        for each in fields(kind)
-        if "setting" in each.metadata
-    )
+    found = []
+    for each in fields(kind):
+        if (declared := each.metadata.get("setting")) is not None:
+            if declared.flags == _BY_NAME:
+                declared = replace(declared, flags=("--" + each.name.replace("_", "-"),))
+            declared = Declared(name=each.name, kind=_plain(types[each.name]), default=each.default, setting=declared)
+            found.append(declared)
+    return tuple(found)
 
 
 def check_settings(settings: Any) -> None:

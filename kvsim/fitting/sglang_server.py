@@ -19,7 +19,7 @@ from kvsim.kv_groups.sglang_pools import SlotLayers
 from kvsim.machines import step_times
 from kvsim.models import Model
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
-from kvsim.setting_fields import setting, settings_in, values_of
+from kvsim.setting_fields import python_setting, settings_in, values_of
 from kvsim.simulation import Machine, Replicas
 from kvsim.sizing.activations import peak_activations
 from kvsim.sizing.sglang_budget import (
@@ -54,9 +54,9 @@ class SGLangServer(SGLangSettings):
     and the number of GPUs.
     """
 
-    max_running_requests: int = setting(None, "Requests that run at once; None: by the pool.", at_least=1)
-    context_length: int = setting(None, "Longest sequence in tokens; None: the model's.", at_least=8)
-    chunked_prefill_size: int = setting(None, "Tokens of prompts in one step; None: by the GPU.", at_least=-1)
+    max_running_requests: int = python_setting(None, "Requests that run at once; None: by the pool.", at_least=1)
+    context_length: int = python_setting(None, "Longest sequence in tokens; None: the model's.", at_least=8)
+    chunked_prefill_size: int = python_setting(None, "Tokens of prompts in one step; None: by the GPU.", at_least=-1)
     gpu: Gpu
     model: Model
     """Served model, with its types and its tensor-parallel size."""

@@ -14,7 +14,7 @@ from kvsim.errors import UsageError
 from kvsim.policies.acceptance import rates_of
 from kvsim.policies.releases import DEFAULT, NEWEST, OLDEST, check_feature, check_has, defaults_of, rules_of
 from kvsim.policies.speculative_config import SpeculativeConfig, canonical
-from kvsim.setting_fields import check_settings, setting, settings_in
+from kvsim.setting_fields import check_settings, python_setting, setting, settings_in
 
 if TYPE_CHECKING:
     from kvsim.hardware import Gpu
@@ -116,11 +116,9 @@ class Eviction(Enum):
 class ContinuousSettings:
     """Continuous batching; limits that are None follow from the machine, as in vLLM (see `limited`)."""
 
-    max_num_seqs: int = setting(
-        None, "Sequences in one step.", "--max-num-seqs", shown="vLLM's, by the GPU", at_least=1, at_most=1 << 20
-    )
+    max_num_seqs: int = setting(None, "Sequences in one step.", shown="vLLM's, by the GPU", at_least=1, at_most=1 << 20)
     max_num_batched_tokens: int = setting(
-        None, "Tokens in one step.", "--max-num-batched-tokens", shown="vLLM's, by the GPU", at_least=1, at_most=1 << 30
+        None, "Tokens in one step.", shown="vLLM's, by the GPU", at_least=1, at_most=1 << 30
     )
     max_model_len: int = _max_model_len()
     async_scheduling: bool = setting(
@@ -129,7 +127,7 @@ class ContinuousSettings:
         "--async-scheduling/--no-async-scheduling",
         shown="on from vLLM 0.14 on",
     )
-    order: Order = setting(Order.FCFS, "Order of the queue.", "--order")
+    order: Order = setting(Order.FCFS, "Order of the queue.")
     enable_chunked_prefill: bool = setting(
         True,
         "Split long prompts over several steps.",
@@ -137,16 +135,11 @@ class ContinuousSettings:
         " /--no-chunked-prefill",
     )
     long_prefill_token_threshold: int = setting(
-        0,
-        "Maximum tokens of one prompt in one step; 0: no limit.",
-        "--long-prefill-token-threshold",
-        at_least=0,
-        at_most=1 << 30,
+        0, "Maximum tokens of one prompt in one step; 0: no limit.", at_least=0, at_most=1 << 30
     )
     max_num_active_seqs: int = setting(
         None,
         "Sequences that may run, if fewer than a step may hold.",
-        "--max-num-active-seqs",
         since="0.31.0",
         shown="--max-num-seqs",
         at_least=1,
@@ -155,34 +148,28 @@ class ContinuousSettings:
     long_prefill_token_threshold_adaptive: bool = setting(
         False,
         "Raise the threshold to an equal share of a step for each request that runs or waits.",
-        "--long-prefill-token-threshold-adaptive",
         since="0.31.0",
         requires="long_prefill_token_threshold",
     )
     prefill_schedule_interval: int = setting(
         1,
         "Steps from one that computes prompts to the next, while others decode.",
-        "--prefill-schedule-interval",
         since="0.33.0",
         unit="STEPS",
         at_least=1,
         at_most=1 << 20,
     )
-    enable_lora: bool = setting(False, "Serve requests that name an adapter (LoRA).", "--enable-lora")
-    max_loras: int = setting(
-        1, "Adapters in use at once.", "--max-loras", requires="enable_lora", at_least=1, at_most=1 << 20
-    )
+    enable_lora: bool = setting(False, "Serve requests that name an adapter (LoRA).")
+    max_loras: int = setting(1, "Adapters in use at once.", requires="enable_lora", at_least=1, at_most=1 << 20)
     max_lora_rank: int = setting(
         16,
         "Largest rank of an adapter: each of the --max-loras slots has room for it.",
-        "--max-lora-rank",
         requires="enable_lora",
         choices={str(rank): rank for rank in _LORA_RANKS},
     )
     max_cpu_loras: int = setting(
         None,
         "Adapters kept in host memory, no fewer than --max-loras.",
-        "--max-cpu-loras",
         shown="--max-loras",
         requires="enable_lora",
         at_least=1,
@@ -199,19 +186,17 @@ class ContinuousSettings:
     acceptance: Any = setting(
         "0.7",
         "Drafts that are right: a rate for each behind a right one, shares by position (0.8,0.6,0.4), or a file.",
-        "--acceptance",
         unit="SHARES",
         requires="speculative_config",
         shown="0.7; assumed",
     )
-    acceptance_seed: int = setting(0, "Seed that decides which drafts are right.", at_least=0)
-    reserve_full_prompt: bool = setting(
+    acceptance_seed: int = python_setting(0, "Seed that decides which drafts are right.", at_least=0)
+    reserve_full_prompt: bool = python_setting(
         True, "Admit a request only if its whole prompt fits now (vLLM's `scheduler_reserve_full_isl`)."
     )
     vllm: str = setting(
         DEFAULT,
         f"Release of vLLM whose rules and defaults are followed, {OLDEST} to {NEWEST}; of others, the nearest.",
-        "--vllm",
         unit="VERSION",
     )
 
@@ -321,7 +306,6 @@ class PagedSettings:
     block_size: int = setting(
         16,
         "Tokens per block.",
-        "--block-size",
         unit="TOKENS",
         section=MACHINE,
         shown="16; 64 for latent attention",
@@ -338,21 +322,19 @@ class PagedSettings:
     eviction: PrefixEviction = setting(
         PrefixEviction.LRU,
         "Rule that chooses which cached prefix is evicted; optimal knows all requests: a bound, interpreted only.",
-        "--eviction",
     )
     hybrid_manager: bool = setting(
         True,
         "KV-cache groups for layers of different kinds; the flag treats windowed layers as full ones.",
         "--disable-hybrid-kv-cache-manager",
     )
-    uniform_cache: bool = setting(False, "Keep every token in every layer, whatever its window.")
+    uniform_cache: bool = python_setting(False, "Keep every token in every layer, whatever its window.")
     watermark: float = setting(
-        0.0, "Share of the pool that admission leaves free while anything runs.", "--watermark", at_least=0, below=1
+        0.0, "Share of the pool that admission leaves free while anything runs.", at_least=0, below=1
     )
     kv_offloading_size: float = setting(
         0.0,
         "Host memory, in GiB, of vLLM's native offload: blocks are copied there and come back as prefix hits.",
-        "--kv-offloading-size",
         unit="GIB",
         shown="none",
         at_least=0,
@@ -361,7 +343,6 @@ class PagedSettings:
     kv_offloading_block_size: int = setting(
         0,
         "Tokens of a block of host memory, a multiple of the block size.",
-        "--kv-offloading-block-size",
         unit="TOKENS",
         shown="the block size",
         requires="kv_offloading_size",
@@ -371,7 +352,6 @@ class PagedSettings:
     kv_offloading_eviction: Eviction = setting(
         Eviction.LRU,
         "Rule that chooses which block of host memory makes room for another.",
-        "--kv-offloading-eviction",
         requires="kv_offloading_size",
     )
     kv_offloading_prompt_only: bool = setting(
@@ -380,28 +360,31 @@ class PagedSettings:
         "--kv-offloading-outputs",
         requires="kv_offloading_size",
     )
-    store_gb_per_s: float = setting(
+    store_gb_per_s: float = python_setting(
         LINK_GB_PER_S, "Speed of the link to host memory, in 10^9 bytes per second.", **LINK_SPEED
     )
-    load_gb_per_s: float = setting(
+    load_gb_per_s: float = python_setting(
         LINK_GB_PER_S, "Speed of the link from host memory, in 10^9 bytes per second.", **LINK_SPEED
     )
-    copy_latency_s: float = setting(
+    copy_latency_s: float = python_setting(
         70e-6, "Shortest time of a copy of the offload, in seconds: measured in vLLM 0.25.1 on an H200.", **_DURATION
     )
-    copy_submit_s: float = setting(0.55e-3, "Host time to hand a copy to the GPU, in seconds.", **_DURATION)
-    copy_piece_s: float = setting(1e-6, "Host time for each layer of each block of a copy, in seconds.", **_DURATION)
-    offload_step_s: float = setting(0.12e-3, "Host time that the offload adds to a step, in seconds.", **_DURATION)
-    offload_sequence_s: float = setting(
+    copy_submit_s: float = python_setting(0.55e-3, "Host time to hand a copy to the GPU, in seconds.", **_DURATION)
+    copy_piece_s: float = python_setting(
+        1e-6, "Host time for each layer of each block of a copy, in seconds.", **_DURATION
+    )
+    offload_step_s: float = python_setting(
+        0.12e-3, "Host time that the offload adds to a step, in seconds.", **_DURATION
+    )
+    offload_sequence_s: float = python_setting(
         4.3e-6, "Host time that the offload adds to a step for each of its sequences, in seconds.", **_DURATION
     )
-    offload_deferred_block_s: float = setting(
+    offload_deferred_block_s: float = python_setting(
         4.3e-6, "Host time for each block that is freed only after the steps in flight, in seconds.", **_DURATION
     )
     swap_gib: float = setting(
         0.0,
         "Host memory, in GiB, to which vLLM 0.x copied preempted sequences; vLLM 0.25.1 has no such swap.",
-        "--swap-gib",
         unit="GIB",
         shown="none; a model",
         at_least=0,
@@ -410,7 +393,6 @@ class PagedSettings:
     swap_gb_per_s: float = setting(
         LINK_GB_PER_S,
         "Speed of the link to the swap in either direction, in 10^9 bytes per second.",
-        "--swap-gb-per-s",
         unit="GB/S",
         shown="50.4: 80% of PCIe 5.0 x16",
         requires="swap_gib",
@@ -430,21 +412,16 @@ class PagedSettings:
 class ContiguousSettings:
     """One contiguous reservation per sequence."""
 
-    reserve: Reserve = setting(Reserve.MAX, "Tokens that each sequence reserves.", "--reserve")
+    reserve: Reserve = setting(Reserve.MAX, "Tokens that each sequence reserves.")
     fit: str = setting(
-        "first",
-        "Placement strategy.",
-        "--fit",
-        choices={name: name for name in ("first", "best", "next", "buddy")},
+        "first", "Placement strategy.", choices={name: name for name in ("first", "best", "next", "buddy")}
     )
-    growth: Growth = setting(
-        Growth.MOVE, "Relocate or preempt when growth fails; with --reserve doubling alone.", "--growth"
-    )
+    growth: Growth = setting(Growth.MOVE, "Relocate or preempt when growth fails; with --reserve doubling alone.")
     compaction: bool = setting(
-        False, "Slide all extents together if that makes room for a waiting request; copies take time.", "--compaction"
+        False, "Slide all extents together if that makes room for a waiting request; copies take time."
     )
     request_level: bool = setting(
-        False, "Admit no request until the whole batch has ended, as servers did before Orca.", "--request-level"
+        False, "Admit no request until the whole batch has ended, as servers did before Orca."
     )
 
     def __post_init__(self) -> None:
@@ -455,7 +432,7 @@ class ContiguousSettings:
 class StaticSettings:
     """Request-level batches, padded to a rectangle and held until their last row ends."""
 
-    batch_size: int = setting(16, "Rows of a batch.", "--batch-size", at_least=1, at_most=1 << 20)
+    batch_size: int = setting(16, "Rows of a batch.", at_least=1, at_most=1 << 20)
     preallocated: bool = setting(
         False,
         "Grow the cache by a column a step, or allocate it for the longest output at once.",
@@ -471,9 +448,7 @@ class StaticSettings:
         at_least=0,
         below=1_000_000_000,
     )
-    sort_by_length: bool = setting(
-        False, "Batch the oldest request with the prompts closest to its own in length.", "--sort-by-length"
-    )
+    sort_by_length: bool = setting(False, "Batch the oldest request with the prompts closest to its own in length.")
     memory_guard: bool = setting(
         True,
         "Guard that cuts a batch short where it might not fit; without it, a batch may run out of memory and fail.",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kvsim.errors import BudgetError, UsageError
 from kvsim.policies.settings import LINK_GB_PER_S, LINK_SPEED
-from kvsim.setting_fields import check_settings, setting
+from kvsim.setting_fields import check_settings, python_setting, setting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,58 +37,45 @@ class SGLangSettings:
     """
 
     max_running_requests: int = setting(
-        2048, "Requests that run at once; at most half of the pool's slots.", "--max-running-requests", at_least=1
+        2048, "Requests that run at once; at most half of the pool's slots.", at_least=1
     )
-    context_length: int = setting(8192, "Longest sequence in tokens, prompt and output together.", at_least=8)
+    context_length: int = python_setting(8192, "Longest sequence in tokens, prompt and output together.", at_least=8)
     chunked_prefill_size: int = setting(
-        8192,
-        "Tokens of prompts in one step; -1: prompts are not cut.",
-        "--chunked-prefill-size",
-        shown="by the GPU",
-        at_least=-1,
+        8192, "Tokens of prompts in one step; -1: prompts are not cut.", shown="by the GPU", at_least=-1
     )
-    max_prefill_tokens: int = setting(
-        16384, "Tokens of prompts that are admitted in one step.", "--max-prefill-tokens", at_least=1
-    )
-    disable_overlap_schedule: bool = setting(
-        False, "Process each step's output before the next step is scheduled.", "--disable-overlap-schedule"
-    )
-    enable_mixed_chunk: bool = setting(
-        False, "Let running requests decode in the step of a prefill.", "--enable-mixed-chunk"
-    )
-    schedule_policy: str = setting("fcfs", "Order of the queue.", "--schedule-policy", choices=SCHEDULE_POLICIES)
+    max_prefill_tokens: int = setting(16384, "Tokens of prompts that are admitted in one step.", at_least=1)
+    disable_overlap_schedule: bool = setting(False, "Process each step's output before the next step is scheduled.")
+    enable_mixed_chunk: bool = setting(False, "Let running requests decode in the step of a prefill.")
+    schedule_policy: str = setting("fcfs", "Order of the queue.", choices=SCHEDULE_POLICIES)
     schedule_conservativeness: float = setting(
-        1.0,
-        "Factor on the share of answers that admission expects: more admits less, and retracts less.",
-        "--schedule-conservativeness",
-        at_least=0,
+        1.0, "Factor on the share of answers that admission expects: more admits less, and retracts less.", at_least=0
     )
-    init_new_token_ratio: float = setting(0.7, "Share of answers that is expected at first.", at_least=0)
-    min_new_token_ratio_factor: float = setting(0.14, "Part of that share that is always expected.", at_least=0)
-    new_token_ratio_decay_steps: int = setting(600, "Decode steps in which the share falls to that part.", at_least=1)
-    retract_decode_steps: int = setting(
+    init_new_token_ratio: float = python_setting(0.7, "Share of answers that is expected at first.", at_least=0)
+    min_new_token_ratio_factor: float = python_setting(0.14, "Part of that share that is always expected.", at_least=0)
+    new_token_ratio_decay_steps: int = python_setting(
+        600, "Decode steps in which the share falls to that part.", at_least=1
+    )
+    retract_decode_steps: int = python_setting(
         20, "Slots that a retraction makes free for each request that goes on.", at_least=0
     )
-    clip_max_new_tokens_estimation: int = setting(
+    clip_max_new_tokens_estimation: int = python_setting(
         4096, "Tokens of an answer that admission looks at, at most.", at_least=0
     )
-    disable_consecutive_prefill_overlap: bool = setting(
+    disable_consecutive_prefill_overlap: bool = python_setting(
         False, "Let a prefill that follows another wait for its output."
     )
-    prefill_max_requests: int = setting(
-        0, "Requests in one prefill; 0: no limit.", "--prefill-max-requests", at_least=0
+    prefill_max_requests: int = setting(0, "Requests in one prefill; 0: no limit.", at_least=0)
+    prefill_decode_interval: int = setting(0, "Passes after a prefill without another.", at_least=0)
+    prefill_decode_interval_min_bs: int = python_setting(
+        1, "Running requests below which the interval ends.", at_least=0
     )
-    prefill_decode_interval: int = setting(
-        0, "Passes after a prefill without another.", "--prefill-decode-interval", at_least=0
+    enable_priority_scheduling: bool = setting(False, "Serve requests with a larger priority first.")
+    disable_priority_preemption: bool = python_setting(False, "Let running requests keep their rows whatever waits.")
+    priority_scheduling_preemption_threshold: int = python_setting(
+        10, "Lead in priority beyond which a request gives way."
     )
-    prefill_decode_interval_min_bs: int = setting(1, "Running requests below which the interval ends.", at_least=0)
-    enable_priority_scheduling: bool = setting(
-        False, "Serve requests with a larger priority first.", "--enable-priority-scheduling"
-    )
-    disable_priority_preemption: bool = setting(False, "Let running requests keep their rows whatever waits.")
-    priority_scheduling_preemption_threshold: int = setting(10, "Lead in priority beyond which a request gives way.")
-    schedule_low_priority_values_first: bool = setting(False, "Serve requests with a smaller priority first.")
-    retraction_policy: str = setting(
+    schedule_low_priority_values_first: bool = python_setting(False, "Serve requests with a smaller priority first.")
+    retraction_policy: str = python_setting(
         "length", "Order in which running requests are retracted.", choices=RETRACTION_POLICIES
     )
 
@@ -112,28 +99,19 @@ class SGLangSettings:
 class RadixSettings:
     """Settings of the radix cache."""
 
-    page_size: int = setting(
-        1, "Slots that are allocated together.", "--page-size", shown="by the GPU", at_least=1, at_most=1024
-    )
-    radix_eviction_policy: str = setting(
-        "lru", "Leaf of the tree that is evicted first.", "--radix-eviction-policy", choices=EVICTION_POLICIES
-    )
-    disable_radix_cache: bool = setting(False, "Keep no prefix.", "--disable-radix-cache")
+    page_size: int = setting(1, "Slots that are allocated together.", shown="by the GPU", at_least=1, at_most=1024)
+    radix_eviction_policy: str = setting("lru", "Leaf of the tree that is evicted first.", choices=EVICTION_POLICIES)
+    disable_radix_cache: bool = setting(False, "Keep no prefix.")
     swa_full_tokens_ratio: float = setting(
-        0.8, "Slots of layers with windows for each slot of the others.", "--swa-full-tokens-ratio", above=0, at_most=1
+        0.8, "Slots of layers with windows for each slot of the others.", above=0, at_most=1
     )
-    swa_eviction_interval: int = setting(
+    swa_eviction_interval: int = python_setting(
         128, "Tokens beyond the window after which a running request gives slots of windows back.", at_least=1
     )
-    enable_hierarchical_cache: bool = setting(
-        False,
-        "Keep copies of the radix tree in host memory, too (HiCache).",
-        "--enable-hierarchical-cache",
-    )
+    enable_hierarchical_cache: bool = setting(False, "Keep copies of the radix tree in host memory, too (HiCache).")
     hicache_ratio: float = setting(
         2.0,
         "Size of host memory for the tree, as a multiple of the pool's slots.",
-        "--hicache-ratio",
         requires="enable_hierarchical_cache",
         above=0,
         at_most=1000,
@@ -141,7 +119,6 @@ class RadixSettings:
     hicache_size: float = setting(
         0.0,
         "Size of host memory for the tree on each GPU, in 10^9 bytes, in place of --hicache-ratio; 0: by the ratio.",
-        "--hicache-size",
         unit="GB",
         shown="by the ratio",
         requires="enable_hierarchical_cache",
@@ -151,14 +128,13 @@ class RadixSettings:
     hicache_write_policy: str = setting(
         "write_through",
         "When a node of the tree is copied to the host: at its first hit, at its second, or when it is evicted.",
-        "--hicache-write-policy",
         choices=WRITE_POLICIES,
         requires="enable_hierarchical_cache",
     )
-    store_gb_per_s: float = setting(
+    store_gb_per_s: float = python_setting(
         LINK_GB_PER_S, "Speed of the link to host memory, in 10^9 bytes per second.", **LINK_SPEED
     )
-    load_gb_per_s: float = setting(
+    load_gb_per_s: float = python_setting(
         LINK_GB_PER_S, "Speed of the link from host memory, in 10^9 bytes per second.", **LINK_SPEED
     )
 

@@ -29,33 +29,24 @@ class MachineSettings:
     model: Any = setting(
         None,
         "Listed model (see kvsim size --list), config.json, or its folder.",
-        "--model",
         unit="MODEL",
         shown="the recording's, or Llama-3-8B",
     )
     gpu: Any = setting(
         None,
         "Listed GPU (see kvsim size --list), or a TOML file of your own.",
-        "--gpu",
         unit="GPU",
         shown="the recording's, or H200",
     )
-    tensor_parallel_size: int | None = setting(
-        None, "Tensor-parallel size.", "--tensor-parallel-size", unit="N", shown="1"
-    )
-    pipeline_parallel_size: int | None = setting(
-        None, "Pipeline-parallel size.", "--pipeline-parallel-size", unit="N", shown="1"
-    )
+    tensor_parallel_size: int | None = setting(None, "Tensor-parallel size.", unit="N", shown="1")
+    pipeline_parallel_size: int | None = setting(None, "Pipeline-parallel size.", unit="N", shown="1")
     data_parallel_size: int | None = setting(
         None,
         "Data-parallel size: ranks with a scheduler and a cache each. Ranks of a mixture share its experts.",
-        "--data-parallel-size",
         unit="N",
         shown="1",
     )
-    enable_expert_parallel: bool = setting(
-        False, "Put whole experts on each GPU; otherwise a part of every expert.", "--enable-expert-parallel"
-    )
+    enable_expert_parallel: bool = setting(False, "Put whole experts on each GPU; otherwise a part of every expert.")
     decode_context_parallel_size: int | None = setting(
         None,
         "GPUs of a tensor-parallel group that divide the tokens of each sequence's cache.",
@@ -65,19 +56,14 @@ class MachineSettings:
         shown="1",
     )
     quantization: str | None = setting(
-        None,
-        "Type of the weights: none, fp8, awq, gptq, mxfp4 and others.",
-        "--quantization",
-        unit="METHOD",
-        shown="the model's",
+        None, "Type of the weights: none, fp8, awq, gptq, mxfp4 and others.", unit="METHOD", shown="the model's"
     )
     kv_cache_dtype: str | None = setting(
-        None, "Type of the KV cache: auto, fp8 or another of vLLM's.", "--kv-cache-dtype", unit="TYPE", shown="auto"
+        None, "Type of the KV cache: auto, fp8 or another of vLLM's.", unit="TYPE", shown="auto"
     )
     kv_gib: float | None = setting(
         None,
         "KV-cache size on each GPU, in GiB.",
-        "--kv-gib",
         unit="GIB",
         shown="the recording's, or what the GPU leaves",
         above=0,
@@ -92,19 +78,16 @@ class MachineSettings:
         at_least=1,
         at_most=1 << 40,
     )
-    gpu_memory_utilization: float | None = setting(
-        None, "GPU memory fraction, as in vLLM.", "--gpu-memory-utilization", unit="SHARE", shown="0.92"
-    )
+    gpu_memory_utilization: float | None = setting(None, "GPU memory fraction, as in vLLM.", unit="SHARE", shown="0.92")
     mem_fraction_static: float | None = setting(
         None,
         "Share of the memory that is free before the weights for these and the cache, as in SGLang.",
-        "--mem-fraction-static",
         unit="SHARE",
         above=0,
         below=1,
     )
-    oversize: bool = setting(False, "Allow a model and a cache that the GPU has no memory for.", "--oversize")
-    enforce_eager: bool = setting(False, "Launch kernels one by one, without captured graphs.", "--enforce-eager")
+    oversize: bool = setting(False, "Allow a model and a cache that the GPU has no memory for.")
+    enforce_eager: bool = setting(False, "Launch kernels one by one, without captured graphs.")
     times: Any = setting(
         None,
         "Step times: a profile or a machine card, by file or name; none: the data sheet alone; kernels: kernel tables "
