@@ -159,7 +159,8 @@ class DrivenEngine:
         while finished < len(workload):
             now = time.monotonic() - begin
             while sent < len(workload) and sent - finished < limit and arrivals[sent] <= now:
-                self._send(workload, prompts, sent)
+                late_s = now - arrivals[sent] if users is None else 0.0
+                self._send(workload, prompts, sent, time.time() - late_s)
                 sent += 1
             if not self._engine.has_unfinished_requests():
                 time.sleep(max(arrivals[sent] - (time.monotonic() - begin), 0))
@@ -177,7 +178,8 @@ class DrivenEngine:
         offloads = self._scheduler.connector is not None
         self._engine.reset_prefix_cache(**{"reset_connector": True} if offloads else {})
 
-    def _send(self, workload: Workload, prompts: list[list[int]], row: int) -> None:
+    def _send(self, workload: Workload, prompts: list[list[int]], row: int, due_s: float) -> None:
+        """Give the engine the request in `row`, which was due at `due_s` of the wall clock."""
         from vllm import SamplingParams  # noqa: PLC0415
 
         parameters = SamplingParams(
@@ -185,7 +187,8 @@ class DrivenEngine:
         )
         prompt = {"prompt_token_ids": prompts[row]}
         more = {"lora_request": self._adapters.request(adapter)} if (adapter := int(workload.adapter[row])) else {}
-        self._engine.add_request(workload.ids[row], prompt, parameters, priority=int(workload.priority[row]), **more)
+        priority = int(workload.priority[row])
+        self._engine.add_request(workload.ids[row], prompt, parameters, arrival_time=due_s, priority=priority, **more)
 
     def _warm_up(self) -> None:
         count, tokens = _WARM_UP

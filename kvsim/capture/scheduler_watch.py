@@ -41,6 +41,11 @@ _CUT_SHORT = ("FINISHED_ABORTED", "FINISHED_ERROR")
 _KEEP_ALL = ("FullAttentionManager",)
 """vLLM's managers of groups whose requests keep every block until they end. MLA uses the manager of full attention."""
 
+_CLOCK_STEP_S = 0.001
+"""Seconds by which the wall clock must have moved against the monotonic clock for it to have been set."""
+_LONGEST_DELAY_S = 600.0
+"""Seconds after which a request cannot still be on its way to the engine: its stamp is of another clock."""
+
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
 
@@ -104,6 +109,8 @@ class SchedulerRecorder:
             self._offload.start()
             meta = meta | {"policy": meta["policy"] | self._offload.settings()}
         self._begin_s: float | None = None
+        self._ahead_s = 0.0
+        """Seconds by which the wall clock is ahead of the monotonic clock."""
         managers = self._manager.coordinator.single_type_managers
         self._held: list[dict[str, int]] = [{} for _ in managers]
         """Number of reported entries in the block table of each request, by group."""
@@ -160,9 +167,9 @@ class SchedulerRecorder:
         if self._transfers is not None:
             self._transfers.arrived(request)
         lengths = request.num_prompt_tokens, request.max_tokens
-        adapter = self._adapter_of(request)
-        optional = [adapter] if adapter else []
-        self._report("arrive", request.request_id, self._now(), *lengths, request.priority, hashes, *optional)
+        time_s = self._now()
+        more = self._adapter_of(request), self._delay_s(request, time_s)
+        self._report("arrive", request.request_id, time_s, *lengths, request.priority, hashes, *more)
         if getattr(request, "mm_features", None):
             if self._images is None:
                 raise RecordingError(f"request {request.request_id} has images, and the engine has no encoder cache.")
@@ -466,6 +473,20 @@ class SchedulerRecorder:
         if self._begin_s is None:
             self._begin_s = now
         return round(now - self._begin_s, 9)
+
+    def _delay_s(self, request: Any, time_s: float) -> float:
+        """Return the seconds from when the front end of the server got `request` until `time_s`.
+
+        vLLM stamps a request there by the wall clock, before the text of its prompt is converted to tokens. The front
+        end may be another process, which has only this clock in common. The delay is 0 if the stamp is of no such time.
+        """
+        assert self._begin_s is not None
+        # The distance of the clocks is kept, so that delays are exact enough for the order of requests.
+        ahead_s = time.time() - time.monotonic()
+        if abs(ahead_s - self._ahead_s) > _CLOCK_STEP_S:
+            self._ahead_s = ahead_s
+        delay_s = time_s - round(request.arrival_time - self._ahead_s - self._begin_s, 9)
+        return round(delay_s, 9) if 0 <= delay_s <= _LONGEST_DELAY_S else 0.0
 
     def _report_if_recording(self, *event: Any) -> None:
         if self.sink is not None:

@@ -62,7 +62,7 @@ class _RecordingHooks:
         except Exception:
             log.exception("kvsim: nothing is recorded because of a defect; the engine goes on.")
             return
-        sink = sink_from_environment(self.kvsim.check)
+        sink = sink_from_environment(self.kvsim.check, _rank_of(self.vllm_config.parallel_config))  # type: ignore[attr-defined]
         if sink is None:
             return
         self.kvsim.start(sink, self.kvsim_meta)
@@ -126,8 +126,21 @@ class RecordingSyncScheduler(_RecordingHooks, Scheduler):  # type: ignore[misc]
     """vLLM's synchronous scheduler with recording; use it together with `--no-async-scheduling`."""
 
 
-def sink_from_environment(check: Callable[[], None]) -> LogSink | None:
-    """Return a sink for the destinations in the environment; None without any, or if `check` raises a KvsimError."""
+def _rank_of(parallel: Any) -> int | None:
+    """Return the number of a data-parallel rank; None for an engine that is alone.
+
+    A rank of a model without experts is an engine of its own, whose settings tell of no others. Only the ports that
+    vLLM reserved for all ranks are still there.
+    """
+    has_others = parallel.data_parallel_size > 1 or bool(getattr(parallel, "_data_parallel_master_port_list", None))
+    return int(parallel.data_parallel_index) if has_others or parallel.data_parallel_index else None
+
+
+def sink_from_environment(check: Callable[[], None], rank: int | None = None) -> LogSink | None:
+    """Return a sink for the destinations in the environment; None without any, or if `check` raises a KvsimError.
+
+    Each data-parallel rank writes a recording of its own: the folder is then that of the server with all its ranks.
+    """
     sinks: list[LogSink] = []
     folder, address = os.environ.get("KVSIM_RECORD"), os.environ.get("KVSIM_PUBLISH")
     if not folder and not address:
@@ -139,7 +152,7 @@ def sink_from_environment(check: Callable[[], None]) -> LogSink | None:
         return None
     if folder:
         try:
-            sinks.append(FileSink(Path(folder)))
+            sinks.append(FileSink(Path(folder) if rank is None else Path(folder, str(rank))))
         except OSError as error:
             log.warning("kvsim: nothing is recorded, %s cannot be made: %s", folder, error.strerror)
     if address:
@@ -228,6 +241,7 @@ def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dic
         "long_prefill_token_threshold": scheduling.long_prefill_token_threshold,
         "enable_prefix_caching": bool(cache.enable_prefix_caching),
         **served,
+        **_data_parallel(config.parallel_config),
         "v2_model_runner": bool(getattr(scheduler, "use_v2_model_runner", False)),
         "hash_block_size": hash_block_size,
         "gpu_memory_utilization": cache.gpu_memory_utilization,
@@ -239,6 +253,18 @@ def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dic
         "scheduler_reserve_full_isl": bool(scheduling.scheduler_reserve_full_isl),
         "load_format": str(config.load_config.load_format),
         "in_process": multiprocessing.parent_process() is None,
+    }
+
+
+def _data_parallel(parallel: Any) -> dict[str, Any]:
+    """Return the settings of data-parallel ranks; none for an engine that is alone."""
+    rank = _rank_of(parallel)
+    if rank is None:
+        return {}
+    return {
+        "data_parallel_size": parallel.data_parallel_size,
+        "data_parallel_rank": rank,
+        "enable_expert_parallel": bool(parallel.enable_expert_parallel),
     }
 
 

@@ -11,7 +11,7 @@ from kvsim.cli.show import echo, number, print_table, seconds, size
 from kvsim.cli.turn_tables import turn_documents
 from kvsim.machines import class_in, known_in, plain_words
 from kvsim.memory.waste import SlotState
-from kvsim.metrics import Summary
+from kvsim.metrics import Summary, latency_origin
 from kvsim.metrics.names import STATE_NAMES
 from kvsim.metrics.run_verdict import verdict_of
 from kvsim.metrics.steady import steady_part
@@ -133,7 +133,7 @@ def _warn(recording: Recording | Measured) -> None:
 def time_source(recording: Recording | Measured) -> str:
     """Describe the source of a recording's times in a sentence."""
     if recording.meta.source != "simulation":
-        return f"times: measured on {recording.meta.gpu}"
+        return f"times: measured on {recording.meta.gpu}; {latency_origin(recording.requests)}"
     return f"times: {recording.meta.engine.get('step_time', 'unknown')}"
 
 

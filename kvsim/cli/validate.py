@@ -84,7 +84,7 @@ def _print_errors(name: str, result: Validation) -> None:
         "held out: the times were fitted without it" if result.held_out else "in sample: the times were fitted to it"
     )
     rows = [(row.name, _value(row.measured, row), _value(row.simulated, row), _error(row)) for row in result.rows]
-    notes = [result.times_from]
+    notes = [result.times_from, result.counts_from]
     notes += [f"extrapolates: {words}" for words in result.extrapolates]
     notes += [f"the recording does not say; assumed: {words}" for words in result.assumes]
     if result.clocks:

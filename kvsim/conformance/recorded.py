@@ -98,10 +98,13 @@ class Recorded:
         """True for each block that was allocated in the moments read so far."""
 
     def arrival_ranks(self) -> list[float]:
-        """Rank requests by arrival time, and those of equal time in the order in which the engine received them."""
+        """Rank requests by the time at which they were sent, as vLLM's priority queue does.
+
+        Equal times are ranked in the order in which the engine received the requests.
+        """
         requests = self.recording.requests
         rank = np.empty(len(requests))
-        rank[np.lexsort((requests.arrival_seq, requests.arrival_s))] = np.arange(len(requests))
+        rank[np.lexsort((requests.arrival_seq, requests.asked_s))] = np.arange(len(requests))
         return list(rank.tolist())
 
     def aborts(self, begin: int, end: int) -> IntArray:

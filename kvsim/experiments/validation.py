@@ -22,7 +22,7 @@ from kvsim.hardware import find_gpu
 from kvsim.hf_memory import assumptions_of, batches_of, earlier_batches, memory_of
 from kvsim.importers import workload_of
 from kvsim.machines import card_of, host_link, is_in_process, served_model, step_times
-from kvsim.metrics import Summary, summarize, waste
+from kvsim.metrics import Summary, latency_origin, summarize, waste
 from kvsim.policies import Paged, Policy, Static
 from kvsim.policies.releases import check_known
 from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
@@ -84,6 +84,8 @@ class Validation:
     assumes: tuple[str, ...]
     """Sentences about assumptions made because the recording lacks the information."""
     rows: tuple[ValidationRow, ...]
+    counts_from: str
+    """Sentence about the time from which TTFT and end to end count, on both sides."""
     clocks: tuple[ClockError, ...] = ()
     """Errors of the steps that waited for the GPU and for the host, with the recorded schedule; empty for step times of
     stages or of a custom model.
@@ -114,6 +116,7 @@ class Validation:
             "held_out": self.held_out,
             KEY: list(self.extrapolates),
             "assumes": list(self.assumes),
+            "counts_from": self.counts_from,
             "clocks": [item._asdict() for item in self.clocks],
             "rows": {
                 row.name: {
@@ -173,8 +176,7 @@ def validate(
         policy,
         machine,
         users=users_of(recording),
-        # Recorders run inside the engine: they see a request when the engine takes it.
-        stamp_at_entry=True,
+        stamp_at_entry=is_stamped_at_entry(recording),
         earlier=earlier_batches(recording),
         progress=progress,
     )
@@ -184,6 +186,7 @@ def validate(
         times_from=times.label,
         held_out=not isinstance(times, WatchedProfile | Roofline) or recording.name not in times.fitted_to,
         extrapolates=tuple(simulated.meta.extra.get(KEY, ())),
+        counts_from=latency_origin(recording.requests),
         assumes=assumptions_of(recording),
         rows=(*_rows(recording, simulated), *_memory_rows(recording)),
         clocks=_clocks(times, recording),
@@ -258,13 +261,15 @@ def _host_memory(meta: Meta) -> dict[str, float]:
 
 
 def as_sent(recording: Recording) -> Workload:
-    """Return the requests of `recording` with estimated sending times.
+    """Return the requests of `recording` with their sending times, estimated if the recording lacks them.
 
     An engine looks for requests once per step, so the requests that it finds are spread over the time since its
     previous look. With the recorded times, half of the requests would be just too late for their step in a slightly
     faster simulation. A simulated recording has the exact sending times.
     """
     workload, requests = workload_of(recording, waiting=False), recording.requests
+    if requests.sent_s is not None:
+        return workload
     rows = np.flatnonzero(requests.output_tokens > 0)
     if recording.meta.source == "simulation":
         return replace(workload, arrival_s=requests.arrival_s[rows] - requests.arrival_s[rows].min())
@@ -277,6 +282,11 @@ def as_sent(recording: Recording) -> Workload:
     arrival_s = requests.arrival_s.copy()
     arrival_s[order] = since_s[go] + (taken_s - since_s)[go] * nth / (count[go] + 1)
     return replace(workload, arrival_s=arrival_s[rows] - arrival_s[rows].min())
+
+
+def is_stamped_at_entry(recording: Recording) -> bool:
+    """Tell whether latencies of `recording` count from when the engine took a request, not from when it was sent."""
+    return recording.meta.source != "simulation" and recording.requests.sent_s is None
 
 
 def _looked_before_s(recording: Recording, taken_s: FloatArray) -> FloatArray:

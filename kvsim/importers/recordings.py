@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True) -> Workload:
-    """Return the requests of `recording`, with their measured lengths and arrival times.
+    """Return the requests of `recording`, with their measured lengths and the times at which they were sent.
 
+    A recording that lacks these times has those at which the engine took the requests.
     By default, a turn of a session waits for the simulated answer before it, so that a slower server receives it later.
     If not `waiting`, it arrives at its recorded time, or when the answer before it is complete, if that is later.
 
@@ -29,7 +30,7 @@ def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True
         raise WorkloadError(
             f"recording {recording.name!r} has no request with any output, so there is nothing to serve again."
         )
-    arrival_s = requests.arrival_s[rows]
+    arrival_s = requests.asked_s[rows]
     num_silent = len(requests) - len(rows)
     without = f", without {num_silent} that put out nothing" if num_silent else ""
     images = getattr(recording, "images", None)

@@ -54,10 +54,10 @@ def _is_event(event: list[Any]) -> bool:  # noqa: PLR0911, PLR0912  one branch f
             return _count(request)
         case ["end", request, status, time_s]:
             return _count(request) and status in _STATUSES and _time(time_s)
-        case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes), *adapter]:
-            named = len(name) <= _MAX_NAME and _time(time_s) and _counts([prompt_tokens, max_tokens, *adapter])
+        case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes), *more]:
+            named = len(name) <= _MAX_NAME and _time(time_s) and _counts([prompt_tokens, max_tokens, *more[:1]])
             are_keys = _whole(priority, _LIMIT) and all(_whole(key, 1 << 63) for key in hashes)
-            return named and are_keys and len(adapter) <= 1
+            return named and are_keys and all(map(_time, more[1:])) and len(more) <= 2
         case ["joined", list(rows), next_row, next_step]:
             return _counts(rows) and _counts([next_row, next_step])
         case ["images", request, list(images)]:

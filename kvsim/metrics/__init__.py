@@ -4,7 +4,7 @@ Everything here is a pure function over the columns of a recording. This room dr
 source of a recording.
 """
 
-from kvsim.metrics.request_times import Distribution, Latencies, latencies
+from kvsim.metrics.request_times import Distribution, Latencies, latencies, latency_origin
 from kvsim.metrics.shares import PAPER_CLASSES, WasteShares, waste_shares
 from kvsim.metrics.slot_account import Waste, time_mean, waste
 from kvsim.metrics.summarize import summarize
@@ -21,6 +21,7 @@ __all__ = [
     "Waste",
     "WasteShares",
     "latencies",
+    "latency_origin",
     "summarize",
     "time_mean",
     "waste",

@@ -39,18 +39,25 @@ class Latencies:
     request: IntArray
     """Rows of the requests."""
     ttft_s: FloatArray
-    """Time to first token in seconds, from arrival to the first output."""
+    """Time to first token in seconds, from `Requests.asked_s` to the first output."""
     tpot_s: FloatArray
     """Time per output token after the first, in seconds; NaN for a single token."""
     e2e_s: FloatArray
-    """End-to-end time in seconds, from arrival to the last output."""
+    """End-to-end time in seconds, from `Requests.asked_s` to the last output."""
     wait_s: FloatArray
-    """Seconds in the queue, from arrival to the first schedule."""
+    """Seconds in the queue, from `Requests.asked_s` to the first schedule."""
 
 
 def latencies(recording: Recording) -> Latencies:
     """Return the latencies of the finished requests; refused, aborted and unfinished requests have none."""
     return latencies_of(recording.requests)
+
+
+def latency_origin(requests: Requests) -> str:
+    """Tell in words from when the latencies of an engine's recorded requests count."""
+    if requests.sent_s is not None:
+        return "TTFT and end to end count from when the server got a request"
+    return "TTFT and end to end count from when the engine took a request; when it was sent was not recorded"
 
 
 def latencies_of(requests: Requests) -> Latencies:

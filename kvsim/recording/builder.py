@@ -109,11 +109,17 @@ class RecordingBuilder:
         prompt_hashes: Iterable[int] = (),
         refused: bool = False,
         adapter: int = 0,
+        delay_s: float | None = None,
     ) -> int:
-        """Add a request that arrived at the engine, and return its row. A refused request is never served."""
+        """Add a request that arrived at the engine, and return its row. A refused request is never served.
+
+        `delay_s` is the time since the front end of the server got it, in seconds, if that is known.
+        """
+        sent = {} if delay_s is None else {"sent_s": round(time_s - delay_s, 9)}
         return self._requests.add(
             name,
             prompt_hashes,
+            **sent,
             arrival_s=time_s,
             arrival_seq=self.next_seq(),
             prompt_tokens=prompt_tokens,

@@ -35,6 +35,9 @@ def check_requests(recording: Recording | Outline, file: Path) -> None:
             require(holds, file, f"{later} should not be before {name}")
     require(rises(requests.arrival_seq), file, "arrival_seq should not decrease")
     require(rises(requests.arrival_s), file, "arrival_s should not decrease")
+    if requests.sent_s is not None:
+        require(is_time(requests.sent_s), file, "sent_s should be a finite time")
+        require(in_order(requests.sent_s, requests.arrival_s), file, "arrival_s should not be before sent_s")
     _check_status(requests, file)
     _check_turns(requests, file)
     if not recording.meta.begins_in_the_middle:

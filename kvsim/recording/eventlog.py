@@ -4,8 +4,9 @@ A live server writes this log, and sends it to its viewers. A line is complete o
 crash. The events are::
 
     ["meta", {...}]                                               first line: as in meta.json
-    ["arrive", name, time_s, prompt, max, priority, [hashes]]     the next row of the requests; with an adapter,
-                                                                  its number, too
+    ["arrive", name, time_s, prompt, max, priority, [hashes],     the next row of the requests; its adapter's number or
+     adapter, delay_s]                                            0, and the seconds since the front end got it; older
+                                                                  logs lack the last number, or both
     ["seq"]                                                       the engine's state changes; later events get a new seq
     ["tokens", time_s, [[request, before, tokens], ...]]          what the step being scheduled computes; with drafts,
                                                                   a fourth number: the request's known tokens
@@ -84,7 +85,7 @@ def _report(builder: RecordingBuilder, event: list[Any]) -> None:
             builder.preempted(_row(builder, request))
         case ["end", request, str(status), time_s]:
             builder.ended(_row(builder, request), RequestStatus[status.upper()], time_s)
-        case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes), *adapter]:
+        case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes), *more]:
             name.encode()  # raises for a lone surrogate, which JSON can contain
             builder.arrived(
                 name,
@@ -93,7 +94,8 @@ def _report(builder: RecordingBuilder, event: list[Any]) -> None:
                 max_tokens,
                 priority=priority,
                 prompt_hashes=hashes,
-                adapter=int(adapter[0]) if adapter else 0,
+                adapter=int(more[0]) if more else 0,
+                delay_s=more[1] if len(more) > 1 else None,
             )
         case _:
             _report_memory(builder, event)

@@ -201,6 +201,14 @@ class Requests(ColumnTable):
     """Number of leading prompt tokens that repeat the prompt and the answer of the request in `after`."""
     adapter: IntArray | None = optional_column("int32")
     """Number of the adapter (LoRA) of the request, from 1 on; 0 for none. Absent if no request has an adapter."""
+    sent_s: FloatArray | None = optional_column("float64")
+    """Time at which the front end of the server got the request; the engine takes it later, between two steps. It may
+    be negative, because the recording begins in the engine. Absent if the recorder did not know it."""
+
+    @property
+    def asked_s(self) -> FloatArray:
+        """Time from which latencies count: `sent_s` where the recording has it, else `arrival_s`."""
+        return self.arrival_s if self.sent_s is None else self.sent_s
 
     @property
     def turns(self) -> Turns | None:
@@ -211,13 +219,13 @@ class Requests(ColumnTable):
 
     @property
     def wait_s(self) -> FloatArray:
-        """Seconds in the queue, from arrival to the first schedule."""
-        return self.first_scheduled_s - self.arrival_s
+        """Seconds in the queue, from `asked_s` to the first schedule."""
+        return self.first_scheduled_s - self.asked_s
 
     @property
     def ttft_s(self) -> FloatArray:
-        """Time to first token in seconds, from arrival to the first output."""
-        return self.first_token_s - self.arrival_s
+        """Time to first token in seconds, from `asked_s` to the first output."""
+        return self.first_token_s - self.asked_s
 
     @property
     def tpot_s(self) -> FloatArray:
@@ -229,8 +237,8 @@ class Requests(ColumnTable):
 
     @property
     def e2e_s(self) -> FloatArray:
-        """End-to-end time in seconds, from arrival to the last output."""
-        return self.finished_s - self.arrival_s
+        """End-to-end time in seconds, from `asked_s` to the last output."""
+        return self.finished_s - self.asked_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

@@ -21,6 +21,7 @@ from kvsim.recording import Recording, RequestStatus, read, write
 from kvsim.recording.eventlog import FILE_NAME
 from kvsim.replay import Replay
 
+from ..vllm_engine.engine_process import ON_ITS_WAY_S
 from ..vllm_engine.recordings import GROUPED, PLAIN, RETAINING, STAGED_DRAFTS, Live, in_main
 
 
@@ -91,6 +92,18 @@ def test_a_log_verifies_and_packs(log: Path, tmp_path: Path) -> None:
     packed = read(write(recording, tmp_path / "packed"))
     assert verify_recording(packed).equal
     assert np.array_equal(packed.steps.free_units, recording.steps.free_units)
+
+
+def test_a_log_knows_when_requests_were_sent(workload: Path, log: Path, tmp_path: Path) -> None:
+    place = {each["id"]: row for row, each in enumerate(json.loads(workload.read_text())["requests"])}
+    recording = read(write(read(log), tmp_path / "packed"))
+    requests = recording.requests
+    least_s = np.array([ON_ITS_WAY_S * place[name] for name in requests.id])
+    assert requests.sent_s is not None
+    assert (requests.arrival_s - requests.sent_s >= least_s - 1e-6).all()
+    assert (requests.ttft_s - (requests.first_token_s - requests.arrival_s) >= least_s - 1e-6)[
+        requests.output_tokens > 0
+    ].all()
 
 
 def test_aborted_requests_are_told_apart(workload: Path, log: Path) -> None:

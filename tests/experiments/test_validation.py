@@ -89,6 +89,31 @@ def test_requests_found_in_one_look_had_come_since_the_look_before(rate_per_s: f
     assert as_sent(simulated).arrival_s.tolist() == stamped_s.tolist(), "a simulation is believed"
 
 
+def test_requests_whose_sending_was_recorded_are_sent_again_then() -> None:
+    gpu, model = find_gpu("H200"), find_model("Meta-Llama-3-8B")
+    times = step_times(gpu, model, "vllm")
+    machine = Machine(gpu=gpu, model=model, kv_bytes=4 << 30, step_time=times)
+    sent = generate(
+        60, arrivals=Poisson(rate_per_s=20), prompt=Uniform(low=20, high=900), output=Uniform(low=5, high=40), seed=7
+    )
+    in_the_engine = simulate(sent, Paged(), machine, stamp_at_entry=True)
+    requests = replace(in_the_engine.requests, sent_s=sent.arrival_s - sent.arrival_s[0] - 0.002)
+    meta = replace(in_the_engine.meta, source="vllm")
+    with_sending, without = (
+        replace(in_the_engine, meta=meta, requests=each) for each in (requests, in_the_engine.requests)
+    )
+    assert as_sent(with_sending).arrival_s == pytest.approx(sent.arrival_s - sent.arrival_s[0])
+    knows, estimates = validate(times, with_sending), validate(times, without)
+    ttft = {
+        name: next(row for row in each.rows if row.name == "TTFT, mean")
+        for name, each in (("knows", knows), ("estimates", estimates))
+    }
+    assert ttft["knows"].measured == pytest.approx(requests.ttft_s.mean())
+    assert ttft["knows"].measured - ttft["knows"].simulated == pytest.approx(0.002), "all that is on its way"
+    assert "when the server got a request" in knows.counts_from
+    assert "was not recorded" in estimates.counts_from
+
+
 def test_the_settings_are_the_recorded_engines() -> None:
     policy, kv_bytes = policy_of(read(find("vllm-h200-llama-3-8b-heldout-bursty")))
     assert (policy.scheduler.max_num_batched_tokens, policy.cache.watermark) == (16384, 0.05)  # type: ignore[union-attr]

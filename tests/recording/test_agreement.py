@@ -143,6 +143,21 @@ def test_a_contradiction_names_the_file(folder: Path, table: str, column: str, v
         check_events(read(folder), folder)  # as `kvsim info`
 
 
+@pytest.mark.parametrize(
+    ("sent_s", "rule"), [(LATER, "arrival_s should not be before sent_s"), (None, "sent_s should be a finite time")]
+)
+def test_a_request_is_sent_before_the_engine_takes_it(folder: Path, sent_s: float | None, rule: str) -> None:
+    file = folder / "requests.parquet"
+    data = pq.read_table(file)
+    times = [time_s - 0.5 for time_s in data["arrival_s"].to_pylist()]
+    pq.write_table(data.append_column("sent_s", pa.array(times)), file)
+    assert read(folder).requests.sent_s is not None
+    times[5] = sent_s
+    pq.write_table(data.append_column("sent_s", pa.array(times)), file)
+    with pytest.raises(RecordingError, match=rf"requests\.parquet, row 5: .*{rule}"):
+        read(folder)
+
+
 def test_a_prompt_that_is_called_an_answer(folder: Path) -> None:
     """The sum of the step stays."""
     tokens = pq.read_table(folder / "steps.parquet")["prefill_tokens"].to_pylist()

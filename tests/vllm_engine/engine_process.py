@@ -17,6 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+ON_ITS_WAY_S = 0.001
+"""Seconds that each request of a workload takes to the engine more than the one before it."""
+
 
 def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever libraries print must not end up among the answers
@@ -57,7 +60,7 @@ def serve(order: dict[str, Any], scratch: Path, emit: Callable[[dict[str, Any]],
     hooks = _watching(engine, config, workload) if "watched_in" in workload else {}
     hooks.setdefault("asked", lambda made: _named(made, workload))
     if "KVSIM_RECORD" in environment:
-        hooks["dated"] = lambda _: time.time()
+        hooks["dated"] = lambda row: time.time() - ON_ITS_WAY_S * row
     if "broken_at" in workload:
         hooks["before_call"] = partial(_break, scheduler, workload["broken_at"])
     try:
