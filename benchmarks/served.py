@@ -23,7 +23,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,12 +62,23 @@ LLAMA_3_8B = {
     "vocab_size": 128256,
     "torch_dtype": "bfloat16",
 }
-SERVERS: dict[str, tuple[dict[str, Any], int]] = {
-    "llama-3-8b": (LLAMA_3_8B, 1),
-    "mixtral-8x7b-16-layers": (MIXTRAL_16, 2),
-    "codellama-34b": (CODELLAMA_34B, 2),
+
+
+class Server(NamedTuple):
+    fields: dict[str, Any]
+    """The shape of its model."""
+    num_gpus: int
+    """GPUs that share the model, by tensor parallelism."""
+    flags: tuple[str, ...] = ()
+    loads: Mapping[str, Workload] = LOADS
+    scheduler: str = "kvsim.capture.vllm.RecordingScheduler"
+
+
+SERVERS = {
+    "llama-3-8b": Server(LLAMA_3_8B, 1),
+    "mixtral-8x7b-16-layers": Server(MIXTRAL_16, 2),
+    "codellama-34b": Server(CODELLAMA_34B, 2),
 }
-"""Shapes, and the GPUs that share each."""
 KV_BYTES = 20 << 30
 """Plenty: no load is short of memory."""
 WORDS = range(10, 30_000)
@@ -79,8 +90,8 @@ def shape_of(name: str) -> Model:
     """Return a model as it is served."""
     if name == "llama-3-8b":
         return find_model("Meta-Llama-3-8B")
-    fields, num_gpus = SERVERS[name]
-    return from_fields(fields, name=name, where="this file").served(tensor_parallel_size=num_gpus)
+    server = SERVERS[name]
+    return from_fields(server.fields, name=name, where="this file").served(tensor_parallel_size=server.num_gpus)
 
 
 def predict(
@@ -185,27 +196,29 @@ async def _serve(workload: Workload, seed: int) -> list[dict[str, float]]:
         return await asyncio.gather(*sending)
 
 
-def measure_server(name: str, output: Path) -> None:
+def measure_server(name: str, of: Server, output: Path) -> None:
     """Start the server, send all loads twice, and end it."""
-    folder, num_gpus = output / name, SERVERS[name][1]
-    _write_model(folder, SERVERS[name][0])
+    folder = output / name
+    _write_model(folder, of.fields)
     flags = [f"--{flag.replace('_', '-')}={value}" for flag, value in ENGINE.items()]
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", str(PORT)),
         *("--served-model-name", "m", "--load-format", "dummy", "--dtype", "bfloat16"),
-        *("--tensor-parallel-size", str(num_gpus)),
-        *("--scheduler-cls", "kvsim.capture.vllm.RecordingScheduler", *flags),
+        *("--tensor-parallel-size", str(of.num_gpus)),
+        *("--scheduler-cls", of.scheduler, *flags, *of.flags),
     ]
     environment = os.environ | {"KVSIM_RECORD": str(output / "engine"), "HF_HUB_OFFLINE": "1"}
+    (output / "engine").mkdir(exist_ok=True)
     with (
         (output / "server.log").open("w") as log,
         subprocess.Popen(command, env=environment, stdout=log, stderr=log) as server,
     ):
         try:
             _wait(server)
-            for place, load in enumerate(LOADS.values()):
+            for place, load in enumerate(of.loads.values()):
                 asyncio.run(_serve(load, _WARM_UP_SEED + place))
-            seen = {name: asyncio.run(_serve(load, _SEED + place)) for place, (name, load) in enumerate(LOADS.items())}
+            loads = enumerate(of.loads.items())
+            seen = {name: asyncio.run(_serve(load, _SEED + place)) for place, (name, load) in loads}
         finally:
             server.terminate()
     (output / "client.json").write_text(json.dumps(seen), encoding="utf-8")
@@ -259,14 +272,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.action == "measure":
         arguments.output.mkdir(parents=True, exist_ok=True)
-        measure_server(arguments.name, arguments.output)
+        measure_server(arguments.name, SERVERS[arguments.name], arguments.output)
     elif arguments.action == "compare":
         card = load_card(arguments.card) if arguments.card else None
         compare(arguments.name, arguments.folder, card)
     else:
         told = {
-            f"{num_gpus}x{arguments.name} {name} served {load}": figures
-            for name, (_, num_gpus) in SERVERS.items()
+            f"{server.num_gpus}x{arguments.name} {name} served {load}": figures
+            for name, server in SERVERS.items()
             for load, figures in predict(shape_of(name), arguments.name).items()
         }
         json.dump(told, sys.stdout, indent=1)
