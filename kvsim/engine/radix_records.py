@@ -218,8 +218,6 @@ class RadixState:
     """Number of pages that the step being scheduled loads."""
     awaited_s: float = 0.0
     """Time at which the stores have ended that an eviction has to wait for, in seconds."""
-    computed_s: float = 0.0
-    """Time at which the tokens that are being inserted into the tree are computed, in seconds."""
     num_idle_passes: int = 0
     """Number of consecutive passes, up to the last one, that launched no batch while nothing changed."""
     num_copy_rows: int = 0

@@ -3,10 +3,11 @@
 Copies in one direction cross the link one after the other, each with the bytes of its pages at the speed of the link;
 copies in the other direction, and kernels, run at the same time.
 
-- A store begins when an insert decides it, but not before its tokens are computed.
+- Copies begin once all kernels launched so far have run.
+- The stores that one output brings begin together when it is processed, and those of a pass when the next one begins.
 - The loads of a step begin together when it is scheduled. Each layer of the step waits until its pages are loaded.
 - The host waits for the stores of leaves that are evicted (`write_back`) before it launches the step.
-- The end of a copy is found at the beginning of the first pass after it.
+- The end of a copy is found at the beginning of the first pass after it. Copies that begin together end together.
 
 SGLang's own copies were never measured: this is a model of the link alone, without host time.
 """
@@ -27,14 +28,27 @@ _STORE, _LOAD = range(2)
 
 @part
 def begin_store(engine: Engine, node: int) -> None:
-    """Begin to copy a node to the host, and lock its path until the copy is found finished."""
+    """Queue a copy of a node to the host (see `start_stores`), and lock its path until it is found finished."""
     radix = engine.radix.state
     tree_nodes.lock_for_copy(engine, node)
     _begin(engine, engine.radix.written[radix.num_written], node, engine.radix.nodes[node].num_pages)
-    begin_s = max(radix.store_free_s, engine.state.host_s, radix.computed_s)
-    _put_store_on_link(engine, engine.radix.written[radix.num_written], begin_s)
     engine.radix.written[radix.num_written].request = engine.radix.nodes[node].owner
     radix.num_written += 1
+
+
+@part
+def start_stores(engine: Engine) -> None:
+    """Put all queued copies to the host on the link, as one."""
+    radix, num_pages = engine.radix.state, 0
+    first = radix.num_written
+    while first > 0 and engine.radix.written[first - 1].done_s == math.inf:
+        first -= 1
+        num_pages += engine.radix.written[first].num_pages
+    if num_pages == 0 or engine.radix.settings.copies_end != BY_CLOCK:
+        return
+    radix.store_free_s = _after_kernels_s(engine, radix.store_free_s) + num_pages * engine.radix.settings.store_page_s
+    for index in range(first, radix.num_written):
+        engine.radix.written[index].done_s = radix.store_free_s
 
 
 @part
@@ -45,8 +59,9 @@ def store_now(engine: Engine, node: int) -> None:
     _begin(engine, copy, node, engine.radix.nodes[node].num_pages)
     copy.request, copy.awaited_step = engine.radix.nodes[node].owner, state.num_steps
     if engine.radix.settings.copies_end == BY_CLOCK:
-        _put_store_on_link(engine, copy, max(radix.store_free_s, state.host_s))
-        radix.awaited_s = copy.done_s
+        radix.store_free_s = _after_kernels_s(engine, radix.store_free_s)
+        radix.store_free_s += copy.num_pages * engine.radix.settings.store_page_s
+        radix.awaited_s = radix.store_free_s
     _record(engine, copy, _STORE)
 
 
@@ -76,7 +91,7 @@ def start_loads(engine: Engine) -> None:
     state.num_swapped_out = state.num_swapped_in = 0
     if radix.num_step_loads == 0:
         return
-    radix.load_begin_s = max(radix.load_free_s, state.host_s)
+    radix.load_begin_s = _after_kernels_s(engine, radix.load_free_s)
     radix.load_free_s = radix.load_begin_s + radix.num_step_loads * engine.radix.settings.load_page_s
     for index in range(radix.num_loading):
         if engine.radix.loading[index].begun_step == state.num_steps - 1:
@@ -105,6 +120,7 @@ def finish_ended(engine: Engine) -> None:
     if settings.copies_end == IN_NEXT_PASS:
         finish(engine, radix.num_written, radix.num_loading)
     elif settings.copies_end == BY_CLOCK:
+        start_stores(engine)
         num_written = _num_ended(engine, engine.radix.written, radix.num_written)
         finish(engine, num_written, _num_ended(engine, engine.radix.loading, radix.num_loading))
 
@@ -148,10 +164,9 @@ def _begin(engine: Engine, copy: NodeCopy, node: int, num_pages: int) -> None:
 
 
 @part
-def _put_store_on_link(engine: Engine, copy: NodeCopy, begin_s: float) -> None:
-    """Let a copy to the host begin at `begin_s`; set the time of its end."""
-    copy.done_s = begin_s + copy.num_pages * engine.radix.settings.store_page_s
-    engine.radix.state.store_free_s = copy.done_s
+def _after_kernels_s(engine: Engine, free_s: float) -> float:
+    """Return the time at which a copy begins that is handed over now, on a link that is free at `free_s`."""
+    return max(free_s, engine.state.host_s, engine.stages[0].free_s)
 
 
 @part

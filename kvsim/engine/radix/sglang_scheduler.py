@@ -185,9 +185,7 @@ def get_next_batch_to_run(engine: Engine) -> int:
         link_copies.finish_ended(engine)
     chunked = engine.radix.holdings[radix.chunked]
     if radix.chunked != NOT_CHUNKED and chunked.extend_end > chunked.prefix_tokens:
-        radix.computed_s = engine.stages[0].free_s
         request_rows.checkpoint_prefill(engine, engine.sequences[radix.chunked])
-        radix.computed_s = 0.0
     _merge_last_batch(engine)
     _filter_running(engine)
     mode = NO_BATCH
@@ -539,6 +537,8 @@ def process_batch_result(engine: Engine) -> None:
         elif sequence.status == RUNNING:
             _append_output(engine, sequence, index < launch.num_prefills and launch.mode != DECODE)
     token_slots.end_free_group(engine)
+    if tree_copies.is_on(engine):
+        link_copies.start_stores(engine)
 
 
 @part
