@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from kvsim.errors import UnknownNameError, UsageError, shortened
 from kvsim.importers import read_workload, workload_of
+from kvsim.kv_groups.sglang_pools import SlotLayers
 from kvsim.kv_groups.specs import check_block_size
 from kvsim.policies import (
     EVERY_POLICY,
@@ -25,7 +26,7 @@ from kvsim.policies.settings import ContinuousSettings, StaticSettings
 from kvsim.recording import Recording, find, shipped_names
 from kvsim.recording import read as read_recording
 from kvsim.simulation import Machine
-from kvsim.sizing.sglang_budget import defaults_on
+from kvsim.sizing.sglang_budget import DEFAULT_RATIO, default_running_requests, defaults_on
 from kvsim.workload import Workload
 
 RecordingLike: TypeAlias = Recording | str | os.PathLike[str]
@@ -111,7 +112,12 @@ def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = N
         return Static(scheduler=StaticSettings(max_model_len=longest))
     if given == Radix.name:
         defaults = defaults_on(machine.gpu, machine.model)
-        scheduling = SGLangSettings(context_length=longest, chunked_prefill_size=defaults["chunked_prefill_size"])
+        num_slots = SlotLayers.of(machine.model).num_slots(machine.kv_bytes, DEFAULT_RATIO)
+        scheduling = SGLangSettings(
+            context_length=longest,
+            chunked_prefill_size=defaults["chunked_prefill_size"],
+            max_running_requests=default_running_requests(num_slots, longest),
+        )
         return Radix(scheduler=scheduling, cache=RadixSettings(page_size=defaults["page_size"]))
     scheduler = ContinuousSettings(max_model_len=longest)
     return Contiguous(scheduler=scheduler) if given == Contiguous.name else Paged(scheduler=scheduler)

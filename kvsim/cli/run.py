@@ -76,7 +76,7 @@ def command(
     flags["users"] = users_of(flags)
     if output is not None:
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
-    scenario = build_scenario(**flags)
+    scenario = build_scenario(alone=policy, **flags)
     settings, workload = scenario.policy(policy), scenario.workload
     setup = (workload, settings, scenario.machine(settings))
     options = _options(flags, engine)

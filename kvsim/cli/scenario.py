@@ -22,7 +22,7 @@ from kvsim.errors import UsageError
 from kvsim.policies.settings import PrefixEviction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from kvsim.experiments.rungs import Rung
     from kvsim.hardware import Gpu
@@ -87,11 +87,16 @@ class Scenario:
 
     def _radix(self) -> Radix:
         """Return SGLang's policy; settings without a flag have SGLang's defaults for the GPU and the model."""
+        from kvsim.kv_groups.sglang_pools import SlotLayers
         from kvsim.policies import Radix, SGLangSettings
-        from kvsim.sizing.sglang_budget import check_chunk, defaults_on
+        from kvsim.sizing.sglang_budget import DEFAULT_RATIO, check_chunk, default_running_requests, defaults_on
 
         given = {name: value for name, value in self.flags.items() if value is not None}
-        flags = defaults_on(self.gpu, self.model) | given
+        num_slots = SlotLayers.of(self.model).num_slots(
+            self.kv_bytes, given.get("swa_full_tokens_ratio", DEFAULT_RATIO)
+        )
+        running = {"max_running_requests": default_running_requests(num_slots, self.max_model_len)}
+        flags = defaults_on(self.gpu, self.model) | running | given
         scheduler = settings_from(SGLangSettings, flags, context_length=self.max_model_len)
         cache = radix_cache(flags, self.gpu)
         if "page_size" not in given:  # a given size stays, also where SGLang would not start
@@ -240,21 +245,48 @@ def _link_of(flags: dict[str, Any], gpu: Gpu, tier: str) -> dict[str, float]:
     return link if speed is None else link | dict.fromkeys(_SPEEDS, speed)
 
 
+_SIZES = ("kv_gib", "num_blocks", "gpu_memory_utilization", "mem_fraction_static")
+"""Flags that state the memory."""
+_OF_WEIGHTS = ("quantization", "tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size")
+"""Flags that change how much memory the weights or the tokens take."""
+
+
+def _keeps_memory(flags: Mapping[str, Any]) -> bool:
+    """Tell whether a machine of a recording keeps the memory that it had there."""
+    return all(flags[name] is None for name in _SIZES + _OF_WEIGHTS)
+
+
+def _is_sized_by_sglang(model: Model) -> bool:
+    """Tell whether the slots of a model follow from SGLang's rules; others are refused with the policy itself."""
+    return model.pipeline_parallel_size == 1 and not model.recurrent_layers
+
+
 Requests: TypeAlias = "tuple[Workload, Recording | RecordedRequests | None]"
 """Requests, and the recording that they come from, if any."""
 
 
 def build_scenario(
-    requests_of: Callable[[dict[str, Any]], Requests] = workload_and_source, /, **flags: Any
+    requests_of: Callable[[dict[str, Any]], Requests] = workload_and_source,
+    /,
+    *,
+    alone: str | None = None,
+    **flags: Any,
 ) -> Scenario:
-    """Build the scenario that the flags describe; `requests_of` returns the requests for the flags."""
+    """Build the scenario that the flags describe; `requests_of` returns the requests for the flags.
+
+    If no memory is stated, the policy that runs `alone` gets the memory that its engine takes by default. Several
+    policies that are compared get the same memory, which is that of vLLM.
+    """
     from kvsim.hardware import find_gpu
+    from kvsim.policies import Radix
 
     workload, source = requests_of(flags)
     gpu, model = machine_of(flags, None if source is None else source.meta)
     same_machine = source is not None and flags["model"] is None and gpu == find_gpu(source.meta.gpu)
     recorded = source.meta if same_machine and source is not None else None
-    if flags["mem_fraction_static"] is not None:
+    is_left_open = all(flags[name] is None for name in _SIZES) and not (recorded is not None and _keeps_memory(flags))
+    follows_sglang = alone == Radix.name and is_left_open and _is_sized_by_sglang(model)
+    if flags["mem_fraction_static"] is not None or follows_sglang:
         # SGLang reserves less memory beside the cache than vLLM, so its pool is oversized by vLLM's rules.
         flags |= {"kv_gib": gib_of_slots(flags, gpu, model), "mem_fraction_static": None, "oversize": True}
     kv_bytes, block_size, longest = _memory(flags, gpu, model, recorded)
@@ -284,9 +316,7 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
 
     The size is that of the flags, of the recording, or the rest of the GPU's memory, in this order.
     """
-    decisive = ["kv_gib", "num_blocks", "gpu_memory_utilization", "mem_fraction_static", "quantization"]
-    decisive += ["tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"]
-    pool = recorded.pool if recorded is not None and all(flags[name] is None for name in decisive) else None
+    pool = recorded.pool if recorded is not None and _keeps_memory(flags) else None
     if pool is None or pool.num_units is None:
         finds = flags["max_model_len"] == FIND
         budget = memory_of(flags, gpu, model)

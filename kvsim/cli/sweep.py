@@ -209,7 +209,7 @@ def _point(
     settings = dict(zip(axes, values, strict=True))
     merged: dict[str, Any] = {**flags, **settings}
     name = merged.pop("policy", policy)
-    scenario = build_scenario(requests_of, **merged)
+    scenario = build_scenario(requests_of, alone=name, **merged)
     chosen = scenario.policy(name)
     return Point(
         settings=settings,

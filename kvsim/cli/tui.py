@@ -223,7 +223,7 @@ _quiet = _Quiet()
 
 def _recording(name: str | None, policy: str | None, flags: dict[str, Any], report: Any) -> Recording:
     if policy is not None:  # No comparison, so the policy has the step times of its own engine.
-        return _simulate(build_scenario(**flags | {"clock": "own"}), policy, report)
+        return _simulate(build_scenario(alone=policy, **flags | {"clock": "own"}), policy, report)
     from kvsim.cli.workload import DEFAULT_WORKLOAD
     from kvsim.recording import find, read
 

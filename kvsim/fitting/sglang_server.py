@@ -251,7 +251,7 @@ class SGLangServer(SGLangSettings):
         try:
             return default_running_requests(self.budget().num_slots, self.context_length)
         except BudgetError:
-            return default_running_requests(0, self.context_length)
+            return SGLangSettings().max_running_requests
 
     def _check_arguments(self) -> None:
         """Check that SGLang accepts these arguments, and that kvsim simulates them."""

@@ -111,7 +111,8 @@ def _defaults(gpu: Gpu) -> tuple[int, int, int]:
 def default_running_requests(num_slots: int, context_length: int) -> int:
     """Return SGLang's `max_running_requests`, by the formula of its `resolve_max_num_reqs`."""
     lowest, highest = _RUNNING
-    return max(min(int(num_slots / context_length * _RUNNING_PER_CONTEXT), highest), lowest)
+    by_pool = max(min(int(num_slots / context_length * _RUNNING_PER_CONTEXT), highest), lowest)
+    return max(min(by_pool, num_slots // 2), 1)
 
 
 def least_reserve(gpu: Gpu, model: Model) -> int:

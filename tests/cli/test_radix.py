@@ -12,6 +12,9 @@ from click.testing import CliRunner, Result
 
 import kvsim
 from kvsim.cli import cli
+from kvsim.fitting import SGLangServer
+from kvsim.hardware import find_gpu
+from kvsim.models import find_model
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
 
 FEW = ("--num-requests", "12", "--rate", "60", "--num-blocks", "120", "--model", "Llama-3-8B", "--gpu", "H200",
@@ -183,3 +186,15 @@ def test_errors_of_vllms_runs_are_not_sglangs() -> None:
     )
     assert "recordings of this class" in ours["times"]
     assert "SGLang]; error never measured" in theirs["times"]
+
+
+def test_a_run_alone_has_sglang_s_memory_and_number_of_requests() -> None:
+    machine = ["--gpu", "H200", "--model", "Llama-3-8B"]
+    load = [*machine, "--num-requests", "3", "--prompt-tokens", "20", "--output-tokens", "3", "--json"]
+    alone = json.loads(CliRunner().invoke(cli, ["run", "--policy", "radix", *load]).output)["settings"]
+    sized = json.loads(CliRunner().invoke(cli, ["size", "--policy", "radix", *machine, "--json"]).output)
+    assert alone["num_units"] == sized["num_slots"]
+    server = SGLangServer(gpu=find_gpu("H200"), model=find_model("Llama-3-8B"))
+    assert alone["policy"]["max_running_requests"] == server.max_running_requests == 4096
+    halved = json.loads(CliRunner().invoke(cli, ["run", "--policy", "radix", *load, "--num-blocks", "100"]).output)
+    assert halved["settings"]["policy"]["max_running_requests"] == halved["settings"]["num_units"] // 2
