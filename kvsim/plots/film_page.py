@@ -53,7 +53,8 @@ def page_of(film: Film, *, frames_per_s: float) -> str:
             for reel in film.reels
         ],
     }
-    names = " and ".join(html_text(reel.name) for reel in film.reels)
+    *others, last = (html_text(reel.name) for reel in film.reels)
+    names = f"{', '.join(others)} and {last}" if others else last
     return filled(
         _TEMPLATE.read_text(encoding="utf-8"),
         {

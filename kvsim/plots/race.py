@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.files.atomic import whole_file
+from kvsim.memory.waste import SlotState
 from kvsim.plots.ladder_gains import KEY, is_ladder
-from kvsim.plots.style import INK, MUTED, OWNER_COLORS
+from kvsim.plots.style import INK, MUTED, STATE_COLORS
 from kvsim.plots.words import distinct_names, source_line
 
 if TYPE_CHECKING:
@@ -55,19 +56,20 @@ def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | N
     source = textwrap.wrap(source_line(runs), 120, break_on_hyphens=False)
     width = _WIDTH - 2 * _MARGIN
     height = 64 + len(runs) * _ROW + 18 * len(source) + 12
-    title = f"The same {len(runs[0].requests):,} requests, {len(runs)} ways to serve: {end_s:,.0f} s in {length_s:g} s"
+    served = f"The same {len(runs[0].requests):,} requests, {len(runs)} ways to serve"
+    title = f"{served}: answers of {end_s:,.0f} s, played in {length_s:g} s"
     parts = [
         _text(_MARGIN, 24, title, bold=True),
         _bar(_MARGIN, 38, width, 3, "#d5d9dd"),
         _bar(_MARGIN, 38, width, 3, INK, _animate("width", np.linspace(0, width, 2), length_s)),
     ]
+    token = STATE_COLORS[SlotState.TOKEN]
     for row, (run, name, change) in enumerate(zip(runs, names, changes, strict=True)):
         y, share = 64 + row * _ROW, answered(run, times_s)
-        color = OWNER_COLORS[(5 * row + 5) % len(OWNER_COLORS)]
         parts += [
             _text(_MARGIN, y + 17, name, bold=True),
             _bar(_MARGIN + _LABEL, y, room, 26, "#e4e8ec"),
-            _bar(_MARGIN + _LABEL, y, share[-1] * room, 26, color, _animate("width", share * room, length_s)),
+            _bar(_MARGIN + _LABEL, y, share[-1] * room, 26, token, _animate("width", share * room, length_s)),
             _text(_MARGIN + _LABEL + room + 10, y + 17, _result(run)),
             *([_text(_MARGIN + _LABEL, y + 38, change, color=MUTED, size=11)] if change else []),
         ]

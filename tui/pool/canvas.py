@@ -149,7 +149,7 @@ class Canvas:
         elif tiling.detail in (Detail.FILL, Detail.MIX) and tiling.tall >= 2 and self._half_blocks:
             lines = settled(lines)
             lines[last] = ledges(lines[last])
-        elif tiling.stride is not None and tiling.detail is Detail.MIX and tiling.down == 1 and self._half_blocks:
+        elif self._has_hairlines:
             lines = settled(lines)
             first = line == tiling.row_edges[row]
             lines[first] = hairlines_above(lines[first])
@@ -168,6 +168,14 @@ class Canvas:
             marked=self.followed,
         )
         return picture
+
+    @property
+    def _has_hairlines(self) -> bool:
+        """Whether hairlines separate rows; a name inside a row would hide a part of its hairline."""
+        tiling = self.tiling
+        if tiling.stride is None or tiling.detail is not Detail.MIX or tiling.down > 1 or not self._half_blocks:
+            return False
+        return tiling.margin > 0 or not names_every_line(tiling, self._replay)
 
     def _mix(self, cells: IndexArray) -> KeyArray:
         """Draw cells of several units with their two most important paints."""

@@ -27,8 +27,6 @@ _LABEL = 9
 """Width of the label of a line, in columns."""
 _WIDE = 38
 """Width from which the share beside the bar says what it is a share of, in columns."""
-_SHARE = 15
-"""Width of the share beside a bar, in columns, where it says what it is a share of."""
 
 
 class LaneFigures(Widget):
@@ -102,7 +100,7 @@ class LaneFigures(Widget):
     def _segments(self, kind: str, width: int) -> list[Segment]:
         """Return the line of one figure."""
         text, label, room = self._style("text"), self._style("label"), width - _LABEL
-        bar_room = room - (_SHARE if width >= _WIDE else 5)
+        bar_room = room - len(self._share(width))
         match kind:
             case "name":
                 counts = self._counts(width, with_rate=True)
@@ -110,7 +108,7 @@ class LaneFigures(Widget):
                 name = shortened(self._lane.label, room, "").ljust(room + 1)
                 return [Segment(name, self._style("name")), Segment(counts, text)]
             case "served":
-                return self._progress(bar_room, in_words=width >= _WIDE)
+                return self._progress(bar_room, self._share(width))
             case "memory":
                 bar = state_bar(self._lane.session.breakdown, bar_room if self._replaces_pool else room, self._symbols)
                 return [Segment("memory".ljust(_LABEL), label), *bar]
@@ -132,20 +130,26 @@ class LaneFigures(Widget):
         style = self._style("strong") if self._lane.over and kind == "running" else text
         return [Segment(name.ljust(_LABEL), label), Segment(shortened(value, room, self._symbols.cut), style)]
 
-    def _progress(self, room: int, *, in_words: bool) -> list[Segment]:
-        """Return the progress bar: the share of output tokens served, or of a batch's slots with tokens."""
+    @property
+    def _done(self) -> float:
+        """Share of the output tokens that are served, or of the slots of a batch's used rows that hold tokens."""
         rows, session = self._lane.session.rows, self._lane.session
         if rows is None:
-            label, meaning = "served", "tokens"
-            share = session.served[session.player.frame] / max(int(session.served[-1]), 1)
-        else:
-            label, meaning = "tokens", "used rows"
-            share = rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1)
+            return float(session.served[session.player.frame] / max(int(session.served[-1]), 1))
+        return rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1)
+
+    def _share(self, width: int) -> str:
+        """Return `_done` in words, for the right end of a line of `width` columns."""
         # The share of an unfinished run must not be rounded to 100%.
-        percents = f"{min(100 * share, 99.0 if share < 1 else 100.0):.0f}%"
-        figures = f" {percents:>4}" + f" of {meaning}".ljust(_SHARE - 5) * in_words
+        percents = f"{min(100 * self._done, 99.0 if self._done < 1 else 100.0):.0f}%"
+        meaning = " of tokens" if self._lane.session.rows is None else " of used rows"
+        return f" {percents:>4}{meaning * (width >= _WIDE)}"
+
+    def _progress(self, room: int, share: str) -> list[Segment]:
+        """Return the progress bar of `room` columns, with its `share` in words at its right."""
+        label = "served" if self._lane.session.rows is None else "tokens"
         room = max(room, 1)
-        whole, part = divmod(max(round(share * room * 8), share > 0), 8)
+        whole, part = divmod(max(round(self._done * room * 8), self._done > 0), 8)
         glyphs = self._symbols.right or self._symbols.up
         edge = glyphs[part] if part and self._symbols.right else ""
         left = (" " if self._symbols.color else self._symbols.states[-1]) * (room - whole - len(edge))
@@ -153,7 +157,7 @@ class LaneFigures(Widget):
             Segment(label.ljust(_LABEL), self._style("label")),
             Segment(glyphs[8] * whole + edge, self._style("left") + Style(color=self._style("served").color)),
             Segment(left, self._style("left")),
-            Segment(figures, self._style("strong")),
+            Segment(share, self._style("strong")),
         ]
 
     def _counts(self, width: int, *, with_rate: bool) -> str:
