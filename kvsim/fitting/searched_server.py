@@ -1,18 +1,22 @@
-"""Interface between the search and the engines: what `kvsim fit` asks of a server of either engine.
+"""Base class of the servers of both engines: what `kvsim fit` asks of a server.
 
 vLLM's server is `kvsim.fitting.vllm_server.Server`, SGLang's `kvsim.fitting.sglang_server.SGLangServer`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvsim.errors import UsageError
+from kvsim.fitting.checkpoint import checkpoint_of
+from kvsim.hardware import Gpu
+from kvsim.models import Model
+from kvsim.simulation import Replicas
 
 if TYPE_CHECKING:
     from kvsim.engine.memory import MemoryManager
-    from kvsim.hardware import Gpu
-    from kvsim.models import Model
     from kvsim.policies import AnyPolicy
     from kvsim.simulation import Disaggregation, Machine, Servers
 
@@ -24,81 +28,105 @@ class NamedLimit(NamedTuple):
     value: int
 
 
-class SearchedServer(Protocol):
-    """A server and the number of its replicas.
+@dataclass(frozen=True, kw_only=True)
+class SearchedServer(ABC):
+    """A server, and the number of its replicas behind one queue."""
 
-    Implementations are frozen dataclasses, so that equal ones compare equal.
-    """
+    gpu: Gpu
+    model: Model
+    """Served model, with its types and parallel sizes."""
+    name: str = ""
+    """Name for the engine's command line; empty for the model's own."""
+    captured: bool = True
+    """True if steps are launched as captured graphs."""
+    times: str | None = None
+    """Profile or machine card, by file or name; None for the best shipped one."""
+    replicas: int = 1
+    """Number of servers, prefill servers included."""
 
-    @property
-    def gpu(self) -> Gpu:
-        """Kind of the GPUs."""
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise UsageError(f"replicas should be at least 1, not {self.replicas}.")
 
-    @property
-    def model(self) -> Model:
-        """Served model, with its types and parallel sizes."""
-
-    @property
-    def name(self) -> str:
-        """Name for the engine's command line; empty for the model's own."""
-
-    @property
-    def replicas(self) -> int:
-        """Number of servers, prefill servers included."""
+    def __repr__(self) -> str:
+        several = f"{self.replicas} of " if self.replicas > 1 else ""
+        each = self.num_gpus // self.replicas
+        gpus = f"{each}x{self.gpu.name}" if each > 1 else self.gpu.name
+        limits = ", ".join(f"{name} {value:,}" for name, value in (self.batch_limit, self.length_limit))
+        return f"<{type(self).__name__}: {several}{gpus}/{self.name or self.model.name}, {limits}>"
 
     @property
     def apart(self) -> Disaggregation | None:
-        """Numbers of prefill and decode servers among these replicas; None if each server does both."""
+        """Numbers of prefill and decode servers among the replicas; None if each server does both."""
+        return None
 
     @property
     def num_gpus(self) -> int:
         """GPUs of all replicas."""
+        return self.replicas * self.model.num_gpus * self.model.data_parallel_size
 
     @property
+    @abstractmethod
     def batch_limit(self) -> NamedLimit:
         """Largest number of requests that run at once."""
 
     @property
+    @abstractmethod
     def token_limit(self) -> NamedLimit:
         """Largest number of prompt tokens in one step."""
 
     @property
+    @abstractmethod
     def length_limit(self) -> NamedLimit:
         """Tokens of the longest sequence."""
 
     @property
+    @abstractmethod
     def weights_bytes(self) -> int:
         """Bytes of the weights on each GPU; 0 if the pool has a stated size."""
 
     @property
-    def full_words(self) -> str:
-        """Clause that says when requests wait for memory."""
-
-    @property
-    def caveat(self) -> str:
-        """Sentence about what was never measured of this engine; empty if all was."""
-
-    @property
+    @abstractmethod
     def memory(self) -> MemoryManager:
         """Memory of the simulated engine, which decides which machine code runs it."""
 
     @property
+    def full_words(self) -> str:
+        """Clause that says when requests wait for memory."""
+        return ", and are full"
+
+    @property
+    def caveat(self) -> str:
+        """Sentence about what was never measured of this engine; empty if all was."""
+        return ""
+
+    @property
     def spare_bytes(self) -> int:
         """Bytes left by weights, cache and an estimate of the largest step; 0 if the engine measures that step."""
+        return 0
 
     @property
     def starts(self) -> bool:
         """True if a checkpoint with such weights is known, so that `flags` is a command."""
+        return checkpoint_of(self.model, self.name) is not None
 
     @property
     def fleet_words(self) -> str:
         """Description of the servers of a fleet; empty for one server."""
+        if self.apart is not None:
+            return f"{self.apart.num_prefill} prefill, {self.apart.num_decode} decode"
+        return fleet_words(self.replicas)
 
-    def changed(self, **fields: object) -> Self:
+    def servers(self) -> Servers | None:
+        """Return the servers of a fleet, or the data-parallel ranks of the server; None for one server."""
+        ranks = self.model.data_parallel_size
+        if self.apart is not None:
+            return replace(self.apart, ranks=ranks)
+        return Replicas(number=self.replicas, ranks=ranks) if self.replicas * ranks > 1 else None
+
+    def changed(self, **fields: Any) -> Self:
         """Return this server with other values of some fields."""
-
-    def on_gpu(self, gpu: Gpu) -> Self:
-        """Return this server on another GPU, with the step times that fit it."""
+        return replace(self, **fields)
 
     def starting(self) -> Self:
         """Return this server with the settings with which the engine really starts.
@@ -106,7 +134,13 @@ class SearchedServer(Protocol):
         Raises:
             BudgetError: no memory is left for the cache.
         """
+        return self
 
+    @abstractmethod
+    def on_gpu(self, gpu: Gpu) -> Self:
+        """Return this server on another GPU, with the step times that fit it."""
+
+    @abstractmethod
     def machine(self) -> Machine:
         """Return the machine of one replica.
 
@@ -115,6 +149,7 @@ class SearchedServer(Protocol):
             UsageError: a setting is invalid.
         """
 
+    @abstractmethod
     def policy(self) -> AnyPolicy:
         """Return the simulated policy.
 
@@ -122,32 +157,17 @@ class SearchedServer(Protocol):
             UsageError: the engine would not start with these settings.
         """
 
-    def servers(self) -> Servers | None:
-        """Return the servers of a fleet; None for one server."""
-
+    @abstractmethod
     def num_requests_of(self, num_tokens: int) -> int:
         """Return the number of requests of `num_tokens` tokens that the pool holds."""
 
+    @abstractmethod
     def pool_words(self, num_units: int) -> str:
         """Return `num_units` blocks or pages of the pool as text, in the engine's unit."""
 
+    @abstractmethod
     def flags(self) -> str:
         """Return the command that starts one replica, or a sentence on the checkpoint that is missing."""
-
-
-def check_replicas(number: int) -> None:
-    """Check that the number of servers is at least 1."""
-    if number < 1:
-        raise UsageError(f"replicas should be at least 1, not {number}.")
-
-
-def short_words(server: SearchedServer) -> str:
-    """Describe the GPUs, the model and two limits of a server."""
-    several = f"{server.replicas} of " if server.replicas > 1 else ""
-    each = server.num_gpus // server.replicas
-    gpus = f"{each}x{server.gpu.name}" if each > 1 else server.gpu.name
-    limits = ", ".join(f"{name} {value:,}" for name, value in (server.batch_limit, server.length_limit))
-    return f"{several}{gpus}/{server.name or server.model.name}, {limits}"
 
 
 def fleet_words(replicas: int) -> str:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kvsim.engine.initialization import memory_of
 from kvsim.errors import BudgetError, UsageError
-from kvsim.fitting.checkpoint import checkpoint_of, command_of
-from kvsim.fitting.searched_server import NamedLimit, check_replicas, fleet_words, short_words
+from kvsim.fitting.checkpoint import command_of
+from kvsim.fitting.searched_server import NamedLimit, SearchedServer
 from kvsim.hardware import Gpu
 from kvsim.kv_groups.sglang_pools import SlotLayers
 from kvsim.machines import step_times
 from kvsim.models import Model
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
 from kvsim.setting_fields import python_setting, settings_in, values_of
-from kvsim.simulation import Machine, Replicas
+from kvsim.simulation import Machine
 from kvsim.sizing.activations import peak_activations
 from kvsim.sizing.sglang_budget import (
     SlotBudget,
@@ -46,8 +46,8 @@ _BY_ENVIRONMENT = (
 _OF_PRIORITIES = ("fcfs", "lof")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SGLangServer(SGLangSettings):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SGLangServer(SearchedServer, SGLangSettings):
     """SGLang server, and the number of its replicas behind one queue. Omitted arguments are SGLang's defaults.
 
     The arguments have SGLang's names and meaning. Unless stated, `mem_fraction_static` follows from the GPU, the chunk
@@ -57,25 +57,15 @@ class SGLangServer(SGLangSettings):
     max_running_requests: int = python_setting(None, "Requests that run at once; None: by the pool.", at_least=1)
     context_length: int = python_setting(None, "Longest sequence in tokens; None: the model's.", at_least=8)
     chunked_prefill_size: int = python_setting(None, "Tokens of prompts in one step; None: by the GPU.", at_least=-1)
-    gpu: Gpu
-    model: Model
-    """Served model, with its types and its tensor-parallel size."""
     mem_fraction_static: float | None = None
     page_size: int = field(default=None)  # type: ignore[assignment]
     """Slots that are allocated together; None for the page of SGLang's attention kernel on this GPU."""
     disable_radix_cache: bool = False
     cache: RadixSettings = field(default_factory=RadixSettings)
     """Other settings of the cache; the page size and `disable_radix_cache` are those of the server."""
-    captured: bool = True
-    """True if steps are launched as captured graphs."""
-    name: str = ""
-    """Name for `--model-path`; empty for the model's own."""
-    replicas: int = 1
-    times: str | None = None
-    """Profile or machine card, by file or name; None for the best shipped one."""
 
     def __post_init__(self) -> None:
-        check_replicas(self.replicas)
+        SearchedServer.__post_init__(self)
         defaults: dict[str, Any] = {
             "context_length": self.model.max_position_embeddings,
             **defaults_on(self.gpu, self.model),
@@ -88,18 +78,6 @@ class SGLangServer(SGLangSettings):
         if self.max_running_requests is None:
             object.__setattr__(self, "max_running_requests", self._default_running_requests)
         SGLangSettings.__post_init__(self)
-
-    def __repr__(self) -> str:
-        return f"<SGLangServer: {short_words(self)}>"
-
-    @property
-    def apart(self) -> None:
-        """Always None, because prefill and decode servers of SGLang are not modelled."""
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs of all replicas."""
-        return self.replicas * self.model.num_gpus
 
     @property
     def fraction(self) -> float:
@@ -157,29 +135,11 @@ class SGLangServer(SGLangSettings):
         activations, _ = peak_activations(self.model, self.token_limit.value, self.max_running_requests)
         return left - activations - least_reserve(self.gpu, self.model)
 
-    @property
-    def fleet_words(self) -> str:
-        """Description of the servers of a fleet; empty for one server."""
-        return fleet_words(self.replicas)
-
-    @property
-    def starts(self) -> bool:
-        """True if a checkpoint with such weights is known, so that `flags` is a command."""
-        return checkpoint_of(self.model, self.name) is not None
-
-    def changed(self, **fields: Any) -> Self:
-        """Return this server with other values of some fields."""
-        return replace(self, **fields)
-
     def on_gpu(self, gpu: Gpu) -> Self:
         """Return this server on another GPU, with a page size of the attention kernels there."""
         sizes = page_sizes(gpu, self.model)
         page_size = self.page_size if not sizes or self.page_size in sizes else sizes[0]
         return replace(self, gpu=gpu, times=None, page_size=page_size)
-
-    def starting(self) -> Self:
-        """Return this server: SGLang serves what fits into its pool, however long `context_length` is."""
-        return self
 
     def budget(self) -> SlotBudget:
         """Return the memory budget."""
@@ -194,10 +154,6 @@ class SGLangServer(SGLangSettings):
         """Return the simulated policy."""
         self._check_arguments()
         return Radix(scheduler=SGLangSettings(**values_of(self)), cache=self.cache)
-
-    def servers(self) -> Replicas | None:
-        """Return the servers of a fleet; None for one server."""
-        return Replicas(number=self.replicas) if self.replicas > 1 else None
 
     def num_requests_of(self, num_tokens: int) -> int:
         """Return the number of requests of `num_tokens` tokens that the slots hold."""

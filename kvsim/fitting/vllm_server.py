@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 from kvsim.engine.host.tiered import TIERED
 from kvsim.engine.paged.kv_cache import PAGED
 from kvsim.errors import BudgetError
-from kvsim.fitting.checkpoint import checkpoint_of, command_of
-from kvsim.fitting.searched_server import NamedLimit, check_replicas, fleet_words, short_words
+from kvsim.fitting.checkpoint import command_of
+from kvsim.fitting.searched_server import NamedLimit, SearchedServer
 from kvsim.hardware import Gpu
 from kvsim.kv_groups import CacheSettings, cache_layout
 from kvsim.kv_groups.specs import smallest_block
@@ -28,7 +28,7 @@ from kvsim.policies.releases import defaults_of
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSettings
 from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.setting_fields import values_of
-from kvsim.simulation import Disaggregation, Machine, Replicas, Servers
+from kvsim.simulation import Disaggregation, Machine
 from kvsim.sizing.budget import Budget, PoolSettings, plan_budget
 from kvsim.steptime import TYPICAL, Pace, RankTimes, Roofline, at_pace
 
@@ -41,13 +41,10 @@ _MANY_SEQS = 512
 """Value from which `max_num_seqs` has no effect on step times."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server(ContinuousSettings):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Server(SearchedServer, ContinuousSettings):
     """vLLM server, and the number of its replicas behind one queue. Omitted limits are vLLM's defaults."""
 
-    gpu: Gpu
-    model: Model
-    """Served model, with its types and parallel sizes."""
     gpu_memory_utilization: float = 0.92
     block_size: int | None = None
     """Tokens per block; None for vLLM's choice."""
@@ -58,27 +55,18 @@ class Server(ContinuousSettings):
 
     Its block size, prefix caching and watermark are ignored: they are fields of the server.
     """
-    captured: bool = True
-    """True if steps are launched as captured graphs."""
     in_process: bool = False
     """True if the engine runs in the process of its caller."""
     num_blocks: int | None = None
     """Value of `num_gpu_blocks_override`, null block included; None for the computed number."""
     unaccounted_bytes: int = 0
     """Bytes on each GPU by which a recorded pool exceeds the computed budget."""
-    name: str = ""
-    """Name for `vllm serve`; empty for the model's own."""
-    replicas: int = 1
-    """Number of servers, prefill servers included."""
     apart: Disaggregation | None = None
-    """Numbers of prefill and decode servers among these replicas; None if each server does both."""
-    times: str | None = None
-    """Profile or machine card, by file or name; None for the best shipped one."""
     pace: Pace = TYPICAL
     """Factors on host and GPU times, measured in a recording of this machine."""
 
     def __post_init__(self) -> None:
-        check_replicas(self.replicas)
+        SearchedServer.__post_init__(self)
         ContinuousSettings.__post_init__(self)
         longest = self.max_model_len or self.model.max_position_embeddings
         num_seqs, num_tokens = EngineDefaults.of("server", self.gpu, self.vllm).limits(
@@ -87,14 +75,6 @@ class Server(ContinuousSettings):
         limits = {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens, "max_model_len": longest}
         for name, limit in limits.items():
             object.__setattr__(self, name, limit)
-
-    def __repr__(self) -> str:
-        return f"<Server: {short_words(self)}>"
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs of all replicas."""
-        return self.replicas * self.model.num_gpus * self.model.data_parallel_size
 
     @property
     def batch_limit(self) -> NamedLimit:
@@ -119,28 +99,9 @@ class Server(ContinuousSettings):
         return sum(-term.size_bytes for term in self.budget().terms if term.label == "weights")
 
     @property
-    def full_words(self) -> str:
-        """Clause that says when requests wait for memory."""
-        return ", and are full"
-
-    @property
-    def caveat(self) -> str:
-        """Always empty, because the errors of vLLM's step times are measured and printed beside them."""
-        return ""
-
-    @property
-    def spare_bytes(self) -> int:
-        """Always 0, because vLLM measures the largest step before it creates its cache."""
-        return 0
-
-    @property
     def memory(self) -> MemoryManager:
         """Memory of the simulated engine."""
         return TIERED if self.cache.kv_offloading_size > 0 else PAGED
-
-    def changed(self, **fields: Any) -> Self:
-        """Return this server with other values of some fields."""
-        return replace(self, **fields)
 
     def on_gpu(self, gpu: Gpu) -> Self:
         """Return this server on another GPU, whose pace was not recorded."""
@@ -166,20 +127,6 @@ class Server(ContinuousSettings):
             raise BudgetError(f"nothing is left on {self.gpu.name} for the KV cache of {self.model.name}.")
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=kv_bytes, step_time=self.step_time())
 
-    def servers(self) -> Servers | None:
-        """Return the servers of a fleet, or the data-parallel ranks of the server; None for one server."""
-        ranks = self.model.data_parallel_size
-        if self.apart is not None:
-            return replace(self.apart, ranks=ranks)
-        return Replicas(number=self.replicas, ranks=ranks) if self.replicas * ranks > 1 else None
-
-    @property
-    def fleet_words(self) -> str:
-        """Description of the servers of a fleet; empty for one server."""
-        if self.apart is not None:
-            return f"{self.apart.num_prefill} prefill, {self.apart.num_decode} decode"
-        return fleet_words(self.replicas)
-
     def policy(self) -> Paged:
         """Return the simulated policy."""
         scheduler = ContinuousSettings(**values_of(self))
@@ -202,11 +149,6 @@ class Server(ContinuousSettings):
             longest = _planned(self, find_max_model_len=True).plan.settings.max_model_len
             return replace(self, max_model_len=longest)
         return self
-
-    @property
-    def starts(self) -> bool:
-        """True if a checkpoint with such weights is known, so that `flags` is a command."""
-        return checkpoint_of(self.model, self.name) is not None
 
     def flags(self) -> str:
         """Return the command that starts one replica, or a sentence on the checkpoint that is missing."""
