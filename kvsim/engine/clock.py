@@ -15,6 +15,7 @@ import math
 from kvsim import steptime
 from kvsim.engine import fast_forward, host_swap, in_flight, journal, length_index, totals, waiting_queue
 from kvsim.engine.machine_code.compiled import compiled_as, part
+from kvsim.engine.records import Gap, Step
 from kvsim.engine.state import Engine
 from kvsim.steptime import PowerThrottle, Roofline, StepShape, StepTime
 
@@ -224,6 +225,11 @@ def finish_oldest(engine: Engine) -> None:
         output = engine.outputs[state.num_outputs - state.first_output]
         output.seq, output.time_s = state.seq, processed_s
         state.num_outputs += 1
+        if state.num_outputs == state.num_steps:
+            totals.settle_unsure_slots(engine, processed_s)
+            gap = begin_gap(engine, processed_s)
+            gap.unusable_units = state.unusable_units if state.num_waiting > 0 else 0
+            write_totals(engine, gap, 0)
         state.host_s += launched.turnaround_s
 
 
@@ -295,16 +301,34 @@ def write_step(engine: Engine, shape: StepShape, padding: int) -> None:
     step.context_tokens, step.attention_pairs = shape.context_tokens, shape.attention_pairs
     step.new_shape, step.new_kernels = shape.new_shape, shape.new_kernels
     step.shared_tokens, step.num_new_seqs = shape.shared_tokens, shape.num_new_seqs
-    step.running = engine.scheduler.num_running(engine)
-    step.waiting, step.preempted = state.num_waiting, state.num_preempted
-    step.free_units, step.cached_units = engine.memory.free_units(engine), engine.memory.cached_units(engine)
+    step.preempted = state.num_preempted
     step.free_windows, step.cached_windows = engine.memory.free_windows(engine), engine.memory.cached_windows(engine)
-    step.unusable_units = 0
+    state.unusable_units = 0
     if state.num_queued > 0:
-        step.unusable_units = engine.memory.unusable_units(engine, waiting_queue.peek(engine))
+        state.unusable_units = engine.memory.unusable_units(engine, waiting_queue.peek(engine))
+    step.unusable_units = state.unusable_units
     step.swapped_out, step.swapped_in = state.num_swapped_out, state.num_swapped_in
     step.num_admitted = state.num_admitted
-    step.written, step.useful = state.written, state.useful
-    step.padding, step.rounding = padding, state.rounding
-    step.shared, step.expired = totals.shared_slots(engine), engine.memory.expired_slots(engine)
+    write_totals(engine, step, padding)
     state.num_steps += 1
+
+
+@part
+def begin_gap(engine: Engine, begin_s: float) -> Gap:
+    """Append a row to `Engine.gaps`, for the time from `begin_s` to the next step; return it."""
+    state = engine.state
+    gap = engine.gaps[state.num_gaps]
+    state.num_gaps += 1
+    gap.before, gap.begin_s = state.num_steps, begin_s
+    return gap
+
+
+@part
+def write_totals(engine: Engine, row: Step | Gap, padding: int) -> None:
+    """Write the present lengths of the queues and totals of the slots to the row of a step or of a gap."""
+    state = engine.state
+    row.running, row.waiting = engine.scheduler.num_running(engine), state.num_waiting
+    row.free_units, row.cached_units = engine.memory.free_units(engine), engine.memory.cached_units(engine)
+    row.written, row.useful = state.written, state.useful
+    row.padding, row.rounding = padding, state.rounding
+    row.shared, row.expired = totals.shared_slots(engine), engine.memory.expired_slots(engine)

@@ -335,7 +335,8 @@ class Driver:
 
     def _begin_slice(self) -> None:
         state = self.engine.state
-        state.first_step, state.first_output, state.num_memory_rows = state.num_steps, state.num_outputs, 0
+        state.first_step, state.first_output = state.num_steps, state.num_outputs
+        state.num_gaps = state.num_memory_rows = 0
         self.engine.encoder.state.num_rows = 0
         if self.engine.settings.offloads:
             self.engine.host.state.num_copy_rows = 0

@@ -14,7 +14,7 @@ from kvsim.engine.state import Engine
 
 _NOT_COPIED_BY_NAME = (
     *("memory", "scheduler", "rules", "external", "host", "connector", "radix", "encoder", "step_times"),
-    *("steps", "outputs", "memory_rows"),
+    *("steps", "outputs", "gaps", "memory_rows"),
 )
 """Fields of an engine that `moved` does not copy by name.
 

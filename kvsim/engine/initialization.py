@@ -249,6 +249,7 @@ class EnginePlan:
         return {
             "steps": rows_of(records.Step, STEPS_PER_SLICE),
             "outputs": rows_of(records.Output, STEPS_PER_SLICE + settings.most_in_flight),
+            "gaps": rows_of(records.Gap, STEPS_PER_SLICE + settings.most_in_flight),
             "memory_rows": rows_of(records.MemoryRow, _num_memory_rows(room) if self.records_memory else 0),
             "schedule_rows": rows_of(records.ScheduleRow, 2 * room.batch + FIRST_ROWS if self.records_schedule else 0),
         }

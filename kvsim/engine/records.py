@@ -356,6 +356,10 @@ class State:
     """Number of slots that were allocated beyond those requested."""
     num_unsure: int = 0
     """Number of sequences that have freed slots of unsure tokens (see `totals`) since the last step."""
+    unusable_units: int = 0
+    """Number of free units that fragmentation kept from the head of the queue, when a step was last scheduled."""
+    num_gaps: int = 0
+    """Number of rows in `Engine.gaps`."""
     num_memory_rows: int = 0
     num_schedule_rows: int = 0
     is_crowded: bool = False
@@ -706,6 +710,30 @@ class Output:
 
     seq: int = 0
     time_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Gap:
+    """What the output of a step left when no other step was in flight, until the next step begins.
+
+    `totals` describes the totals of the slots.
+    """
+
+    before: int = 0
+    """Number of the next step, counted from 0."""
+    begin_s: float = 0.0
+    """Time at which the output was processed, in seconds."""
+    running: Small = 0
+    waiting: Small = 0
+    free_units: int = 0
+    cached_units: int = 0
+    unusable_units: int = 0
+    written: int = 0
+    padding: int = 0
+    useful: int = 0
+    rounding: int = 0
+    shared: int = 0
+    expired: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)

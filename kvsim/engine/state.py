@@ -144,6 +144,8 @@ class Engine(NamedTuple):
     steps: Records[records.Step]
     """The steps of this slice of the run."""
     outputs: Records[records.Output]
+    gaps: Records[records.Gap]
+    """The gaps that outputs of this slice of the run began."""
     memory_rows: Records[records.MemoryRow]
     """Changes of ownership in this slice of the run, if they are recorded."""
     schedule_rows: Records[records.ScheduleRow]

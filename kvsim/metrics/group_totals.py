@@ -30,7 +30,7 @@ _PAIRS_AT_ONCE = 1 << 21
 """Number of pairs of a block and a frame that are processed together, in about 200 MB."""
 
 
-def group_totals(replay: Replay, free: Numbers, cached: Numbers) -> SlotTotals:
+def group_totals(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbers) -> SlotTotals:
     """Return the totals of a pool with several KV-cache groups at every frame; its slots are bytes."""
     tables = replay.ledger.tables
     born, dead = frames_of(replay, tables.birth_seq), frames_of(replay, tables.death_seq)
@@ -59,7 +59,7 @@ def group_totals(replay: Replay, free: Numbers, cached: Numbers) -> SlotTotals:
         if group.leaves_tokens:
             expired += _expired(replay, group, runs, born, dead, holders)
     return SlotTotals(
-        free=free, cached=cached, unusable=0, rounding=0, written=written, useful=useful, padding=0,
+        free=free, cached=cached, unusable=unusable, rounding=0, written=written, useful=useful, padding=0,
         shared=_shared(replay, holders), expired=expired,
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from kvsim.errors import RecordingError
 from kvsim.memory.waste import SlotState, SlotTotals
+from kvsim.metrics.gaps import Gaps
 from kvsim.metrics.ramps import Ramps, frames_of, ramp, running_sum
 from kvsim.recording import Recording
 from kvsim.recording.tables import as_pandas
@@ -36,8 +37,22 @@ _RUNS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GapSlots:
+    """Number of slots in each state in the gaps between steps, one row per gap."""
+
+    gaps: Gaps
+    slots: npt.NDArray[np.int64]
+    """As in `Waste`: int64[num_gaps, 8]."""
+    held: npt.NDArray[np.int64]
+    """As in `Waste`: int64[num_gaps]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Waste:
-    """Number of slots in each state, one row per frame: after each step was scheduled, and once after the last step."""
+    """Number of slots in each state, one row per frame: after each step was scheduled, and once after the last step.
+
+    While no step is in flight, what the output of a step leaves holds instead: see `in_gaps`.
+    """
 
     time_s: FloatArray
     """Time at which each frame begins, in seconds from the first event: float64[num_frames]."""
@@ -47,6 +62,22 @@ class Waste:
     """Number of slots held by requests, including those added by rounding: int64[num_frames]."""
     capacity: int
     """Number of slots in the pool."""
+    in_gaps: GapSlots | None = None
+    """Slots in the gaps between steps; None if the rows include the gaps."""
+
+    def with_gaps(self) -> Waste:
+        """Return the slots over time: a row for each frame, and one for each gap in which they differ."""
+        if self.in_gaps is None:
+            return self
+        step, slots, held = self.in_gaps.gaps.step, self.in_gaps.slots, self.in_gaps.held
+        differ = (slots != self.slots[step]).any(axis=1) | (held != self.held[step])
+        after = step[differ] + 1
+        return Waste(
+            time_s=np.insert(self.time_s, after, self.in_gaps.gaps.begin_s[differ]),
+            slots=np.insert(self.slots, after, slots[differ], axis=0),
+            held=np.insert(self.held, after, held[differ]),
+            capacity=self.capacity,
+        )
 
     @property
     def occupancy(self) -> FloatArray:
@@ -54,7 +85,7 @@ class Waste:
         return self.held / self.capacity
 
     def to_arrow(self) -> pa.Table:
-        """Return a table with a row per frame: `time_s`, a column of slots for each state, and `held`."""
+        """Return a table with these rows: `time_s`, a column of slots for each state, and `held`."""
         import pyarrow as pa  # noqa: PLC0415  slow to import, and few callers need it
 
         states = {state.name.lower(): self.slots[:, state] for state in SlotState}
@@ -70,7 +101,8 @@ class Waste:
 
     def mean_slots(self) -> FloatArray:
         """Return the mean number of slots in each state over time: float64[8]."""
-        return time_mean(self.time_s, self.slots)
+        over_time = self.with_gaps()
+        return time_mean(over_time.time_s, over_time.slots)
 
 
 def time_mean(time_s: FloatArray, values: npt.NDArray[np.int64]) -> FloatArray:
@@ -92,24 +124,47 @@ def waste(source: Replay | Recording) -> Waste:
     Raises:
         RecordingError: the recording has no steps.
     """
-    from kvsim.metrics.group_totals import group_totals  # noqa: PLC0415  a run without recorded steps is not replayed
-    from kvsim.replay import Replay  # noqa: PLC0415
+    from kvsim.replay import Replay  # noqa: PLC0415  a run without recorded steps is not replayed
 
     replay = Replay(source) if isinstance(source, Recording) else source
-    capacity = replay.num_units * replay.unit_slots
-    held, cached = _held_and_cached(replay)
-    totals = group_totals if replay.recording.meta.pool.groups else _totals_of_one_group
-    slots = totals(replay, capacity - held, cached).states(capacity)
-    _check_totals(replay, slots, capacity)
+    slots, held = _account(replay, _unusable(replay))
     return Waste(
         time_s=np.append(replay.recording.steps.start_s, replay.recording.duration_s),
-        slots=slots.T,
+        slots=slots,
         held=held,
-        capacity=capacity,
+        capacity=replay.num_units * replay.unit_slots,
+        in_gaps=_in_gaps(replay, slots, held),
     )
 
 
-def _totals_of_one_group(replay: Replay, free: Numbers, cached: Numbers) -> SlotTotals:
+def _in_gaps(replay: Replay, slots: Numbers, held: Numbers) -> GapSlots:
+    """Count the slots in the gaps between steps; `slots` and `held` are those of the frames."""
+    gaps, recording = Gaps.of(replay), replay.recording
+    after_schedule, after_output = (
+        np.searchsorted(recording.memory.seq, seq[gaps.step], side="right")
+        for seq in (recording.steps.schedule_seq, recording.steps.output_seq)
+    )
+    if recording.steps.unusable_units is None and (after_schedule == after_output).all():
+        return GapSlots(gaps=gaps, slots=slots[gaps.step], held=held[gaps.step])
+    unusable = _unusable(replay)
+    unusable[gaps.step[gaps.waiting == 0]] = 0
+    slots, held = _account(replay.after_outputs(), unusable)
+    return GapSlots(gaps=gaps, slots=slots[gaps.step], held=held[gaps.step])
+
+
+def _account(replay: Replay, unusable: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the slots by state at every frame, of shape (num_frames, 8), and the held slots."""
+    from kvsim.metrics.group_totals import group_totals  # noqa: PLC0415
+
+    capacity = replay.num_units * replay.unit_slots
+    held, cached = _held_and_cached(replay)
+    totals = group_totals if replay.recording.meta.pool.groups else _totals_of_one_group
+    slots = totals(replay, capacity - held, cached, unusable).states(capacity)
+    _check_totals(replay, slots, capacity)
+    return slots.T, held
+
+
+def _totals_of_one_group(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbers) -> SlotTotals:
     """Return the totals at every frame, for a pool with one KV-cache group."""
     tables, held = _FrameSlots.of(replay), replay.num_units * replay.unit_slots - free
     progress = Ramps(replay)
@@ -121,7 +176,7 @@ def _totals_of_one_group(replay: Replay, free: Numbers, cached: Numbers) -> Slot
     return SlotTotals(
         free=free,
         cached=cached,
-        unusable=_unusable(replay),
+        unusable=unusable,
         rounding=tables.rounding,
         written=progress.total_between(replay.pad, replay.full) - stale,
         useful=tables.within_full - tables.within_pad - stale,

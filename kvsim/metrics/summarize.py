@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.metrics.slot_account import Waste, waste
-from kvsim.metrics.sums import StepFigures, Sums
+from kvsim.metrics.sums import GapFigures, StepFigures, Sums
 from kvsim.metrics.waiting import Limits
 from kvsim.recording.tables import ImageEventKind
 
@@ -23,8 +23,9 @@ def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
         slots = waste(recording)
     sums = Sums(slots.capacity if slots else 0, Limits.of(meta.policy, meta.engine))
     if slots:
+        gaps = _gap_figures(slots)
         for part in _figures(recording, slots).parts():
-            sums.add(part)
+            sums.add(part, gaps.between(sums.num_steps, sums.num_steps + len(part)))
     events = recording.encoder
     kinds = (ImageEventKind.HOLD, ImageEventKind.COMPUTE)
     used, computed = (0 if events is None else int((events.kind == kind).sum()) for kind in kinds)
@@ -53,4 +54,19 @@ def _figures(recording: Recording, slots: Waste) -> StepFigures:
         admitted=np.searchsorted(np.sort(admitted_s[~np.isnan(admitted_s)]), steps.start_s, side="right"),
         swapped_out=out,
         swapped_in=back,
+    )
+
+
+def _gap_figures(slots: Waste) -> GapFigures:
+    """Return the figures of a recording's gaps that a summary needs."""
+    in_gaps = slots.in_gaps
+    assert in_gaps is not None
+    gaps = in_gaps.gaps
+    return GapFigures(
+        before=gaps.step + 1,
+        begin_s=gaps.begin_s,
+        running=gaps.running,
+        waiting=gaps.waiting,
+        held=in_gaps.held,
+        states=in_gaps.slots.T,
     )

@@ -1,7 +1,8 @@
 """Sum the steps of a run, during a simulation or from a recording, and build the summary.
 
-A step lasts until the next one begins. Only integrals over time are kept, always added in the same order, so that a run
-and its recording have the same figures.
+The figures of a step hold until the next step begins. If no step is in flight in between, they hold until the output of
+the step, and the figures after the output hold in the gap. Only integrals over time are kept, always added in the same
+order, so that a run and its recording have the same figures.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ STEPS_TOGETHER = 4_096
 """Number of steps added at once: more would not fit into the processor's cache, fewer would need more calls."""
 _SCHEDULED, _WAITING, _FOR_MEMORY, _FOR_BATCH, _FOR_TOKENS, _FOR_ADAPTERS, _HELD, _STATES = range(8)
 """Rows of the integrals over time; the eight states are the last rows."""
+_BY_LIMIT = slice(_FOR_MEMORY, _FOR_ADAPTERS + 1)
 _FREE_SHARE = 0.1
 """Share of the pool that must be free so that waiting requests count as waiting for an adapter, not for memory."""
 _ROUNDING = 1e-9
@@ -68,8 +70,34 @@ class StepFigures:
             yield StepFigures(**{name: getattr(self, name)[..., part] for name in self.__dataclass_fields__})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GapFigures:
+    """Figures of the gaps between steps that a summary needs, one entry per gap, in order.
+
+    A gap may have no length, and may have the figures of the step before it.
+    """
+
+    before: Numbers
+    """Number of the step that begins at the end of each gap, from 0 for the first step of the run."""
+    begin_s: npt.NDArray[np.float64]
+    running: Numbers
+    waiting: Numbers
+    held: Numbers
+    """Slots held by requests, rounding included."""
+    states: npt.NDArray[np.int64]
+    """Slots by state. Shape (8, gaps), in the order of `SlotState`."""
+
+    def between(self, begin: int, end: int) -> GapFigures:
+        """Return the gaps before the steps [begin, end)."""
+        return self.some(slice(*np.searchsorted(self.before, (begin, end)).tolist()))
+
+    def some(self, chosen: slice | npt.NDArray[np.bool_]) -> GapFigures:
+        """Return the `chosen` gaps."""
+        return GapFigures(**{name: getattr(self, name)[..., chosen] for name in self.__dataclass_fields__})
+
+
 class Sums:
-    """Sums over the steps of a run."""
+    """Sums over the steps of a run, and over the gaps between them."""
 
     def __init__(self, capacity: int, limits: Limits | None) -> None:
         """Start without steps, for a pool of `capacity` slots; `limits` is None if the engine's limits are unknown."""
@@ -78,29 +106,30 @@ class Sums:
         self._begin_s = self._last_s = 0.0
         self._last = np.zeros(_STATES + NUM_STATES)
         self._integrals = np.zeros_like(self._last)
+        self._last_limited = np.zeros(2, np.int64)
+        self._gap_edges_s = [np.empty(0)]
         self._peak_batch = self._most_held = self._num_preemptions = self._computed_tokens = 0
         self._swapped_out = self._swapped_in = 0
         self._num_fragmented_steps = self._num_fragmented_requests = 0
         self._last_fragmented = -1
 
-    def add(self, steps: StepFigures) -> None:
-        """Add at least one and at most `STEPS_TOGETHER` steps; all calls but the last add the maximum."""
+    def add(self, steps: StepFigures, gaps: GapFigures | None) -> None:
+        """Add at least one and at most `STEPS_TOGETHER` steps, and the gaps before them.
+
+        All calls but the last add the maximum.
+        """
         totals = np.empty((len(self._last), len(steps)))
-        limits = self._limits or Limits(max_num_seqs=0, max_num_batched_tokens=0)
         totals[_SCHEDULED], totals[_WAITING], totals[_HELD] = steps.scheduled, steps.waiting, steps.held
-        totals[_FOR_MEMORY : _FOR_TOKENS + 1] = limits.split(steps.waiting, steps.running, steps.tokens)
-        totals[_FOR_ADAPTERS] = 0
-        if limits.max_loras:
-            has_memory = steps.held <= (1 - _FREE_SHARE) * self._capacity
-            totals[_FOR_ADAPTERS] = np.where(has_memory, totals[_FOR_MEMORY], 0)
-            totals[_FOR_MEMORY] -= totals[_FOR_ADAPTERS]
+        totals[_BY_LIMIT] = self._by_limit(steps.waiting, steps.running, steps.tokens, steps.held)
         totals[_STATES:] = steps.states
+        until_s = self._add_gaps(steps, totals, gaps) if gaps else steps.start_s
         if self.num_steps == 0:
             self._begin_s = float(steps.start_s[0])
         else:
-            self._integrals += self._last * (steps.start_s[0] - self._last_s)
-        self._integrals += totals[:, :-1] @ np.diff(steps.start_s)
+            self._integrals += self._last * (until_s[0] - self._last_s)
+        self._integrals += totals[:, :-1] @ (until_s[1:] - steps.start_s[:-1])
         self._last, self._last_s = totals[:, -1].copy(), float(steps.start_s[-1])
+        self._last_limited = np.array((steps.running[-1], steps.tokens[-1]))
         self.num_steps += len(steps)
         self._peak_batch = max(self._peak_batch, int(steps.scheduled.max()))
         self._most_held = max(self._most_held, int(steps.held.max()))
@@ -110,6 +139,42 @@ class Sums:
         self._swapped_in += int(steps.swapped_in.sum(dtype=np.int64))
         self._add_fragmented(steps.admitted[steps.is_fragmented])
 
+    def _by_limit(self, waiting: Numbers, running: Numbers, tokens: Numbers, held: Numbers) -> list[Numbers]:
+        """Split waiting requests by the limit that a step shows, with the figures of that step."""
+        limits = self._limits or Limits(max_num_seqs=0, max_num_batched_tokens=0)
+        memory, batch, by_tokens = limits.split(waiting, running, tokens)
+        adapters = np.zeros_like(memory)
+        if limits.max_loras:
+            adapters = np.where(held <= (1 - _FREE_SHARE) * self._capacity, memory, 0)
+        return [memory - adapters, batch, by_tokens, adapters]
+
+    def _add_gaps(
+        self, steps: StepFigures, totals: npt.NDArray[np.float64], gaps: GapFigures
+    ) -> npt.NDArray[np.float64]:
+        """Add the gaps before steps that have these `totals`; return until when the step before each of them holds.
+
+        A gap with the figures of the step before it is a part of that step.
+        """
+        index = gaps.before - self.num_steps
+        lasts = steps.start_s[index] > gaps.begin_s
+        index, gaps = index[lasts], gaps.some(lasts)
+        if self._is_static:
+            self._gap_edges_s.append(np.stack((gaps.begin_s, steps.start_s[index]), axis=1).ravel())
+        before = np.column_stack((self._last, totals[:, :-1]))[:, index]
+        running, tokens = np.column_stack((self._last_limited, (steps.running[:-1], steps.tokens[:-1])))[:, index]
+        after = np.empty_like(before)
+        waiting = np.zeros_like(gaps.waiting) if self._is_static else gaps.waiting  # see `_waited_in_gaps`
+        after[_SCHEDULED] = np.minimum(before[_SCHEDULED], gaps.running)
+        after[_WAITING], after[_HELD], after[_STATES:] = waiting, gaps.held, gaps.states
+        # What waits in a gap waits for what the step before it showed.
+        after[_BY_LIMIT] = self._by_limit(waiting, running, tokens, before[_HELD])
+        differs = (after != before).any(axis=0)
+        index, begin_s = index[differs], gaps.begin_s[differs]
+        self._integrals += after[:, differs] @ (steps.start_s[index] - begin_s)
+        until_s = steps.start_s.copy()
+        until_s[index] = begin_s
+        return until_s
+
     def _add_fragmented(self, admitted: Numbers) -> None:
         """Count fragmented steps, and the requests they blocked, from the number of admissions before each."""
         self._num_fragmented_steps += len(admitted)
@@ -117,9 +182,33 @@ class Sums:
             self._num_fragmented_requests += int(np.count_nonzero(np.diff(admitted, prepend=self._last_fragmented)))
             self._last_fragmented = int(admitted[-1])
 
-    def _means(self, time_s: float, end_s: float, useless_slot_s: float) -> npt.NDArray[np.float64]:
+    @property
+    def _is_static(self) -> bool:
+        return self._limits is not None and self._limits.max_num_seqs == 0
+
+    def _waited_in_gaps(self, requests: Requests) -> float:
+        """Return how long `requests` waited in gaps between static batches, in seconds, added up.
+
+        A static batch may begin long after a request has arrived, and nothing happens in between.
+        """
+        edges_s = np.concatenate(self._gap_edges_s)
+        left_s = np.where(np.isnan(requests.first_scheduled_s), requests.finished_s, requests.first_scheduled_s)
+        waited = requests.status != RequestStatus.REFUSED
+        if not len(edges_s) or not waited.any():
+            return 0.0
+        gap_s = np.cumsum(np.diff(edges_s, prepend=edges_s[0]) * (np.arange(len(edges_s)) % 2))
+        until_left, until_arrival = (
+            np.interp(time_s[waited], edges_s, gap_s) for time_s in (np.nan_to_num(left_s, nan=np.inf), requests.arrival_s)
+        )
+        return float((until_left - until_arrival).sum())
+
+    def _means(
+        self, requests: Requests, time_s: float, end_s: float, useless_slot_s: float
+    ) -> npt.NDArray[np.float64]:
         """Return the means over `time_s`, up to `end_s`; NaN without time."""
         integrals = self._integrals + self._last * (end_s - self._last_s)
+        if self._is_static:
+            integrals[[_WAITING, _FOR_BATCH]] += self._waited_in_gaps(requests)
         integrals[_STATES + SlotState.RESERVED] -= useless_slot_s
         integrals[_STATES + SlotState.INTERNAL] += useless_slot_s
         mean = integrals / time_s if time_s else np.full(len(integrals), np.nan)
@@ -149,7 +238,7 @@ class Sums:
         internal waste. `images` has the number of images that requests used, and the number that were computed.
         """
         time_s = end_s - self._begin_s if self.num_steps else 0.0
-        mean = self._means(time_s, end_s, useless_slot_s)
+        mean = self._means(requests, time_s, end_s, useless_slot_s)
         return Summary(
             name=name,
             policy=meta.rules_name,

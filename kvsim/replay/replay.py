@@ -6,6 +6,7 @@ A frame is the state right after a step was scheduled. One more frame follows th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from threading import Lock
 
@@ -98,6 +99,20 @@ class Replay:
     def cached(self) -> npt.NDArray[np.bool_]:
         """True for each unit that is free and keeps a prefix."""
         return self._states.cached
+
+    def after_outputs(self) -> Replay:
+        """Return a replay whose frames show what is left after the output of each step, until the next step begins.
+
+        A step whose output comes after the next step began has the same frame in both replays.
+        """
+        later, steps = copy(self), self.recording.steps
+        gaps = np.flatnonzero(steps.output_seq[:-1] < steps.schedule_seq[1:])
+        later.frame_seq = self.frame_seq.copy()
+        later.frame_seq[gaps] = steps.output_seq[gaps]
+        later._growth = GrowingRuns(self.ledger.tables, later.frame_seq)
+        later._computed_by_live = self._computed_by_live.copy()
+        later._contents, later._moving = None, Lock()
+        return later
 
     def num_cached_at(self, seqs: IntArray) -> IntArray:
         """Return the number of free units that keep a prefix after each of `seqs`, ascending. Thread-safe."""

@@ -17,7 +17,7 @@ from kvsim.engine.state import ABORTED, FINISHED, RUNNING, Engine
 from kvsim.engine.totals import settle_unsure_slots
 from kvsim.memory.waste import SlotTotals
 from kvsim.metrics import Limits
-from kvsim.metrics.sums import STEPS_TOGETHER, StepFigures, Sums
+from kvsim.metrics.sums import STEPS_TOGETHER, GapFigures, StepFigures, Sums
 from kvsim.recording import Meta, Pool, RecordingBuilder, RequestStatus
 from kvsim.recording.tables import (
     Copies,
@@ -35,7 +35,7 @@ from kvsim.steptime import StepShape
 from kvsim.workload import Ragged, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kvsim.engine.arrays import Records
 
@@ -85,12 +85,17 @@ class Totals:
         self._sums = Sums(self._capacity, limits)
         self._kept: list[npt.NDArray[Any]] = []
         self._num_kept = 0
+        self._gaps: list[npt.NDArray[Any]] = []  # gaps before steps that are not added yet
         self._end_s = 0.0
         self._stride = 1
         self._timeline = np.empty((4, 0))
 
     def take(self, engine: Engine) -> None:
         """Drain the final rows. The cost of a slice does not depend on the length of the run."""
+        if num_outputs := _num_outputs(engine):
+            self._end_s = float(engine.outputs[num_outputs - 1].time_s)
+        if num_gaps := engine.state.num_gaps:
+            self._gaps.append(copied(engine.gaps, num_gaps))
         if num_steps := _num_steps(engine):
             records: Any = engine.steps
             steps = records[:num_steps] if isinstance(records, np.ndarray) else copied(records, num_steps)
@@ -102,8 +107,28 @@ class Totals:
                 self._add(steps[begin : begin + STEPS_TOGETHER])
                 begin += STEPS_TOGETHER
             self._keep(steps[begin:])
-        if num_outputs := _num_outputs(engine):
-            self._end_s = float(engine.outputs[num_outputs - 1].time_s)
+
+    def _gaps_before(self, num_steps: int) -> GapFigures | None:
+        """Return the gaps before the next `num_steps` steps to be added, if there are any, and keep the others."""
+        if not self._gaps:
+            return None
+        rows = np.concatenate(self._gaps, dtype=self._gaps[0].dtype)
+        num_due = int(np.searchsorted(rows["before"], self._sums.num_steps + num_steps))
+        self._gaps = [rows[num_due:]] if num_due < len(rows) else []
+        rows = rows[:num_due]
+        held, states = self._held_and_states(rows)
+        return GapFigures(
+            before=rows["before"], begin_s=rows["begin_s"], running=rows["running"], waiting=rows["waiting"],
+            held=held, states=states,
+        )  # fmt: skip
+
+    def _held_and_states(self, rows: Mapping[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """Return the held slots, and the slots by state, of the rows of steps or outputs."""
+        free, cached, unusable = (
+            rows[f"{name}_units"] * self._pool.unit_slots for name in ("free", "cached", "unusable")
+        )
+        totals = SlotTotals(free=free, cached=cached, unusable=unusable, **{name: rows[name] for name in _SLOT_FIELDS})
+        return self._capacity - free, totals.states(self._capacity)
 
     def _keep(self, steps: npt.NDArray[Any]) -> None:
         """Keep a copy of steps until there are enough to add. The next slice overwrites their records."""
@@ -120,10 +145,8 @@ class Totals:
         self._kept, self._num_kept = [], 0
 
     def _add(self, records: npt.NDArray[Any]) -> None:
-        unit_slots = self._pool.unit_slots
         steps = {name: records[name].copy() for name in _SUMMED}  # contiguous columns are faster to read
-        free, cached, unusable = (steps[f"{name}_units"] * unit_slots for name in ("free", "cached", "unusable"))
-        totals = SlotTotals(free=free, cached=cached, unusable=unusable, **{name: steps[name] for name in _SLOT_FIELDS})
+        held, states = self._held_and_states(steps)
         figures = StepFigures(
             start_s=steps["start_s"],
             scheduled=steps["num_scheduled"],
@@ -131,15 +154,15 @@ class Totals:
             waiting=steps["waiting"],
             tokens=steps["num_tokens"],
             preempted=steps["preempted"],
-            held=self._capacity - free,
-            states=totals.states(self._capacity),
+            held=held,
+            states=states,
             is_fragmented=steps["unusable_units"] > 0,
             admitted=steps["num_admitted"],
             swapped_out=steps["swapped_out"],
             swapped_in=steps["swapped_in"],
         )
         self._extend_timeline(figures)
-        self._sums.add(figures)
+        self._sums.add(figures, self._gaps_before(len(records)))
 
     def _extend_timeline(self, figures: StepFigures) -> None:
         """Add every `_stride`-th step to the timeline; if it gets too long, drop every second point."""

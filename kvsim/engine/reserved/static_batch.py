@@ -186,6 +186,8 @@ def _take_step(engine: Engine) -> None:
         for row in range(rows):
             engine.times[engine.running[row]].first_token_s = state.host_s
     batch.step += 1
+    if batch.step == batch.num_steps:  # the batch leaves an empty pool, so all other figures are 0
+        clock.begin_gap(engine, state.host_s).free_units = engine.settings.num_units
 
 
 @part
