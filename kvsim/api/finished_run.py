@@ -43,8 +43,11 @@ class Run(Recording):
 
     @property
     def waste_over_time(self) -> Waste:
-        """Slots in each of the eight states after every step; `to_arrow()` and `to_pandas()` give a table."""
-        return waste(self)
+        """Slots in each of the eight states over time; `to_arrow()` and `to_pandas()` give a table.
+
+        It has a row for each step, and one for each gap between steps in which no step is in flight and slots differ.
+        """
+        return waste(self).with_gaps()
 
     @property
     def turns(self) -> SessionTurns:

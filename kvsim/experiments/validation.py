@@ -374,6 +374,6 @@ def _occupancy_error(measured: Recording, simulated: Recording) -> float:
 
 
 def _occupancy(recording: Recording, moments: FloatArray) -> FloatArray:
-    slots = waste(recording)
+    slots = waste(recording).with_gaps()
     frame = np.searchsorted(slots.time_s, moments, side="right") - 1
     return np.where(frame < 0, 0.0, slots.occupancy[np.maximum(frame, 0)])

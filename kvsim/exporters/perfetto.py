@@ -52,6 +52,8 @@ def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
         UsageError: the file cannot be written.
     """
     slots = waste(recording)
+    assert slots.in_gaps is not None
+    gaps, slots = slots.in_gaps.gaps, slots.with_gaps()
     with whole_file(path) as scratch, scratch.open("wb") as file:
         trace = _Trace(file)
         trace.track(_ENGINE, "engine: steps")
@@ -67,9 +69,8 @@ def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
             if values.any():
                 trace.counter(uuid, state.name.lower(), slots.time_s, values, parent=_POOL, is_bytes=True)
                 uuid += 1
-        steps = recording.steps
-        for name, counts in (("running", steps.running), ("waiting", steps.waiting)):
-            trace.counter(uuid, name, steps.start_s, counts)
+        for name in ("running", "waiting"):
+            trace.counter(uuid, name, *gaps.over_time(recording.steps, name))
             uuid += 1
         _write_host(trace, recording, uuid)
         _write_windows(trace, recording, uuid)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def write_tables(recording: Recording, path: str | os.PathLike[str], *, form: Literal["csv", "parquet"]) -> Path:
     """Write the folder `path` with `requests`, `steps`, `schedule`, `memory` and `pool`.
 
-    The first four are tables of the recording, with latencies added to `requests`. `pool` has a row per step with the
-    slots in each of the eight states. CSV files have lists as numbers separated by spaces, and an apostrophe before
-    texts that a spreadsheet would run as a formula.
+    The first four are tables of the recording, with latencies added to `requests`. `pool` has the slots in each of the
+    eight states over time: a row per step, and one per gap between steps in which the slots differ. CSV files have
+    lists as numbers separated by spaces, and an apostrophe before texts that a spreadsheet would run as a formula.
 
     Raises:
         RecordingError: the recording has no steps.
@@ -64,7 +64,7 @@ def _latencies(recording: Recording) -> dict[str, Any]:
 
 
 def _pool(recording: Recording) -> dict[str, Any]:
-    slots = waste(recording)
+    slots = waste(recording).with_gaps()
     return {"time_s": slots.time_s} | {f"{state.name.lower()}_slots": slots.slots[:, state] for state in SlotState}
 
 

@@ -10,8 +10,6 @@ import numpy as np
 from kvsim.recording.tables import RequestStatus
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray, IntArray, Steps
     from kvsim.replay import Replay
@@ -24,6 +22,8 @@ class Gaps:
     step: IntArray
     """Step whose output begins each gap."""
     begin_s: FloatArray
+    num_scheduled: IntArray
+    """Requests of the step that still run after its output."""
     running: IntArray
     """Requests that still run after the output."""
     waiting: IntArray
@@ -35,17 +35,23 @@ class Gaps:
         steps = replay.recording.steps
         step = steps_before_gaps(steps)
         from_running, from_queue = _ended(replay)
+        running = steps.running[step] - from_running[step]
         waiting = steps.waiting[step] + _arrived(replay.recording, step) - from_queue[step]
         return cls(
             step=step,
             begin_s=steps.end_s[step],
-            running=steps.running[step] - from_running[step],
+            num_scheduled=np.minimum(steps.num_scheduled[step], running),
+            running=running,
             waiting=np.maximum(waiting, 0),
         )
 
-    def insert(self, by_step: npt.NDArray[np.generic], in_gaps: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-        """Return the values `by_step`, each followed by its value `in_gaps` if a gap follows the step."""
-        return np.insert(by_step, self.step + 1, in_gaps, axis=0)
+    def over_time(self, steps: Steps, name: str) -> tuple[FloatArray, IntArray]:
+        """Return `num_scheduled`, `running` or `waiting` over time: the times from which values hold, and the values.
+
+        The last value is 0, from the end of the last of `steps` on.
+        """
+        time_s, counts = np.append(steps.start_s, steps.end_s[-1]), np.append(steps[name], 0).astype(np.int64)
+        return np.insert(time_s, self.step + 1, self.begin_s), np.insert(counts, self.step + 1, getattr(self, name))
 
 
 def steps_before_gaps(steps: Steps) -> IntArray:

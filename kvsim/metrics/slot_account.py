@@ -79,6 +79,12 @@ class Waste:
             capacity=self.capacity,
         )
 
+    def at(self, times_s: FloatArray) -> npt.NDArray[np.int64]:
+        """Return the slots by state at each of `times_s`: int64[num_times, 8]; the first frame's before it begins."""
+        over_time = self.with_gaps()
+        row = np.searchsorted(over_time.time_s, times_s, side="right") - 1
+        return np.asarray(over_time.slots[np.maximum(row, 0)])
+
     @property
     def occupancy(self) -> FloatArray:
         """Share of the pool that is held by requests, 0 to 1: float64[num_frames]."""
@@ -105,7 +111,7 @@ class Waste:
         return time_mean(over_time.time_s, over_time.slots)
 
 
-def time_mean(time_s: FloatArray, values: npt.NDArray[np.int64]) -> FloatArray:
+def time_mean(time_s: FloatArray, values: IntArray) -> FloatArray:
     """Return the mean of `values` over time, along the first axis.
 
     Each value is weighted by the seconds until the next one; the last has no weight. If all times are equal, all values

@@ -198,13 +198,12 @@ class Sums:
             return 0.0
         gap_s = np.cumsum(np.diff(edges_s, prepend=edges_s[0]) * (np.arange(len(edges_s)) % 2))
         until_left, until_arrival = (
-            np.interp(time_s[waited], edges_s, gap_s) for time_s in (np.nan_to_num(left_s, nan=np.inf), requests.arrival_s)
+            np.interp(time_s[waited], edges_s, gap_s)
+            for time_s in (np.nan_to_num(left_s, nan=np.inf), requests.arrival_s)
         )
         return float((until_left - until_arrival).sum())
 
-    def _means(
-        self, requests: Requests, time_s: float, end_s: float, useless_slot_s: float
-    ) -> npt.NDArray[np.float64]:
+    def _means(self, requests: Requests, time_s: float, end_s: float, useless_slot_s: float) -> npt.NDArray[np.float64]:
         """Return the means over `time_s`, up to `end_s`; NaN without time."""
         integrals = self._integrals + self._last * (end_s - self._last_s)
         if self._is_static:

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.errors import RecordingError, UsageError
 from kvsim.plots.memory_map import mark_fragmentation, sampled_units, shows_owners
-from kvsim.plots.sampling import replay_of, waste_of
+from kvsim.plots.sampling import counts_over_time, replay_of, waste_of
 from kvsim.plots.words import memory, names_for, number, source_line
 from kvsim.recording import RequestStatus
 
@@ -110,22 +110,30 @@ def _reel(recording: Recording, name: str, times_s: FloatArray, max_cells: int) 
     num_cells = replay.num_units if 2 * replay.num_units <= 3 * max_cells else max_cells
     units = sampled_units(replay.num_units, num_cells)
     frames = np.array([replay.frame_at(time_s) for time_s in times_s.tolist()])
-    states, owners = replay.states_at(frames.tolist(), units)
-    mark_fragmentation(states, slots.slots[frames])
-    steps, requests = recording.steps, recording.requests
+    states, owners = replay.states_at(frames.tolist(), units, replay.in_gap(frames, times_s))
+    slots_then = slots.at(times_s)
+    mark_fragmentation(states, slots_then)
+    batch, waiting = (_count_at(recording, name, times_s) for name in ("num_scheduled", "waiting"))
+    requests = recording.requests
     finished_s = np.sort(requests.finished_s[requests.status == RequestStatus.FINISHED])
     return Reel(
         name=name,
         about=_about(replay, num_cells),
         states=states,
         owners=owners.astype(np.int64),
-        shares_percent=100 * slots.slots[frames] / slots.capacity,
-        batch=np.append(steps.num_scheduled, 0)[frames].astype(np.int64),
-        waiting=np.append(steps.waiting, 0)[frames].astype(np.int64),
+        shares_percent=100 * slots_then / slots.capacity,
+        batch=batch,
+        waiting=waiting,
         finished=np.searchsorted(finished_s, times_s, side="right"),
         num_requests=len(requests),
         end_s=recording.duration_s,
     )
+
+
+def _count_at(recording: Recording, name: str, times_s: FloatArray) -> npt.NDArray[np.int64]:
+    """Return `num_scheduled` or `waiting` at each of `times_s`."""
+    since_s, counts = counts_over_time(recording, name)
+    return np.asarray(counts[np.maximum(np.searchsorted(since_s, times_s, side="right") - 1, 0)], np.int64)
 
 
 def _about(replay: Replay, num_cells: int) -> str:

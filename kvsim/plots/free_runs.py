@@ -44,7 +44,12 @@ class FreeMemory:
         slots, num_runs, short, asked_slots = np.zeros(capacity.bit_length()), 0, 0, _asked_slots(replay)
         begin_s, end_s = replay.time_of(0), replay.time_of(replay.num_frames - 1)
         moments_s = np.linspace(begin_s, end_s, _NUM_MOMENTS, endpoint=False).tolist()
-        for found in free_run_lengths_at(replay, [replay.frame_at(time_s) for time_s in moments_s]):
+        frames = np.array([replay.frame_at(time_s) for time_s in moments_s])
+        in_gap = replay.in_gap(frames, np.array(moments_s))
+        for found in (
+            *free_run_lengths_at(replay, frames[~in_gap].tolist()),
+            *free_run_lengths_at(replay.after_outputs(), frames[in_gap].tolist()),
+        ):
             lengths = found * replay.unit_tokens
             num_runs += len(lengths)
             short += int(lengths[lengths < asked_slots].sum())

@@ -46,7 +46,7 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
     requests than there are hues, are drawn by state only.
 
     Each row of pixels follows one unit; of a larger pool, one of each group of neighbours is sampled. A column shows
-    the frame at its beginning.
+    the moment at its beginning.
     """
     replay = replay_of(recording)
     states, owners, bins = pixel_states(replay)
@@ -106,11 +106,12 @@ def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.uint8], IntArray, TimeB
     num_rows = min(MAX_ROWS, replay.num_units)
     units = sampled_units(replay.num_units, num_rows)
     bins = TimeBins.of(replay.recording, num_bins=MAX_COLUMNS)
-    frames, column_of = np.unique(
-        np.searchsorted(replay.recording.steps.start_s, bins.edges_s[:-1], side="right") - 1, return_inverse=True
-    )
-    states, owners = replay.states_at(frames.tolist(), units)
-    mark_fragmentation(states, waste_of(replay.recording).slots[frames])
+    times_s = bins.edges_s[:-1]
+    frames = np.searchsorted(replay.recording.steps.start_s, times_s, side="right") - 1
+    after_output = replay.in_gap(frames, times_s)
+    _, first, column_of = np.unique(2 * frames + after_output, return_index=True, return_inverse=True)
+    states, owners = replay.states_at(frames[first].tolist(), units, after_output[first])
+    mark_fragmentation(states, waste_of(replay.recording).at(times_s[first]))
     return states.T[:, column_of], owners.T[:, column_of], bins
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kvsim.metrics import Summary, summarize
 from kvsim.plots.axes import stairs
-from kvsim.plots.sampling import TimeBins, waste_of
+from kvsim.plots.sampling import TimeBins, counts_over_time, waste_of
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, number, source_line
 
@@ -30,9 +28,11 @@ def occupancy(
         for recording, name, line in zip(recordings, names, LINES, strict=False):
             bins, slots = TimeBins.of(recording), waste_of(recording)
             summaries.append(summarize(recording, slots))
-            columns = (slots.held, np.append(recording.steps.num_scheduled, 0), np.append(recording.steps.waiting, 0))
-            for axes, values, scale in zip(panels, columns, (100 / slots.capacity, 1, 1), strict=True):
-                means = scale * bins.mean(slots.time_s, values)
+            over_time = slots.with_gaps()
+            held = over_time.time_s, over_time.held
+            counts = (counts_over_time(recording, name) for name in ("num_scheduled", "waiting"))
+            for axes, values, scale in zip(panels, (held, *counts), (100 / slots.capacity, 1, 1), strict=True):
+                means = scale * bins.mean(*values)
                 stairs(axes, means, bins.edges_s, line=line, width_pt=picture.line_pt, label=name)
         end_s = max(recording.duration_s for recording in recordings)
         panels[0].set(ylabel="%", xlim=(0, end_s), ylim=(0, 105), yticks=(0, 50, 100))

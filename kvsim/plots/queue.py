@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim.metrics import latencies, time_mean
 from kvsim.plots.axes import stairs
-from kvsim.plots.sampling import TimeBins
+from kvsim.plots.sampling import TimeBins, counts_over_time
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, number, seconds, source_line
 
@@ -32,9 +32,7 @@ def queue(
         picture = Picture(purpose, size, aspect=0.8)
         panels = picture.subplots(2, 1)
         for recording, name, line in zip(recordings, names, LINES, strict=False):
-            steps, bins = recording.steps, TimeBins.of(recording)
-            waiting = np.append(steps.waiting, 0).astype(np.int64)
-            time_s = np.append(steps.start_s, recording.duration_s)
+            bins, (time_s, waiting) = TimeBins.of(recording), counts_over_time(recording, "waiting")
             means = bins.mean(time_s, waiting)
             stairs(panels[0], means, bins.edges_s, line=line, width_pt=picture.line_pt, label=name)
             panels[1].plot(*_waits(recording), **line)

@@ -30,8 +30,15 @@ def replay_of(recording: Recording) -> Replay:
 
 @lru_cache(maxsize=16)
 def waste_of(recording: Recording) -> Waste:
-    """Return the slots of `recording` by state over time."""
+    """Return the slots of `recording` by state, at its frames and in the gaps between its steps."""
     return waste(replay_of(recording))
+
+
+def counts_over_time(recording: Recording, name: str) -> tuple[FloatArray, IntArray]:
+    """Return `num_scheduled`, `running` or `waiting` over time: the times from which values hold, and the values."""
+    in_gaps = waste_of(recording).in_gaps
+    assert in_gaps is not None
+    return in_gaps.gaps.over_time(recording.steps, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

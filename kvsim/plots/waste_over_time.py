@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def waste_over_time(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
     """Draw the pool by state over time, in bytes, and a panel above with preemptions if there are any."""
-    bins, slots = TimeBins.of(recording), waste_of(recording)
+    bins, slots = TimeBins.of(recording), waste_of(recording).with_gaps()
     pool = recording.meta.pool
     bytes_per_slot = pool.bytes_per_slot
     unit = ByteUnit.for_size(slots.capacity * bytes_per_slot)

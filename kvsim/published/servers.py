@@ -10,9 +10,11 @@ import numpy as np
 from kvsim.hardware import GIB, find_gpu
 from kvsim.machines import card_of, from_card
 from kvsim.metrics import WasteShares, waste, waste_shares
+from kvsim.metrics.gaps import Gaps
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve
+from kvsim.replay import Replay
 from kvsim.simulation import Machine
 from kvsim.steptime.overheads import ARITHMETIC_EFFICIENCY, EAGER_LAYER_S, HF_ARITHMETIC_EFFICIENCY
 
@@ -85,15 +87,15 @@ def machine(policy: Policy, model: Model | None = None) -> Machine:
 
 def saturated_shares(recording: Recording) -> WasteShares:
     """Return the mean shares of the pool by state, from the warm-up to the last step in which requests waited."""
-    slots = waste(recording)
+    slots = waste(recording).with_gaps()
     last = int(np.flatnonzero(recording.steps.waiting)[-1])
-    window = slice(int(WARM_UP * last), last + 1)
+    begin_s, end_s = recording.steps.start_s[[int(WARM_UP * last), last]]
+    window = (slots.time_s >= begin_s) & (slots.time_s <= end_s)
     return waste_shares(replace(slots, time_s=slots.time_s[window], slots=slots.slots[window], held=slots.held[window]))
 
 
 def mean_running(recording: Recording, until_s: float) -> float:
     """Return the mean number of running sequences over time, from the warm-up to `until_s`."""
-    steps = recording.steps
-    start_s = np.append(steps.start_s, recording.duration_s)
-    window = (steps.start_s >= WARM_UP * until_s) & (steps.start_s < until_s)
-    return float(np.average(steps.running[window], weights=np.diff(start_s)[window]))
+    since_s, running = Gaps.of(Replay(recording)).over_time(recording.steps, "running")
+    window = (since_s[:-1] >= WARM_UP * until_s) & (since_s[:-1] < until_s)
+    return float(np.average(running[:-1][window], weights=np.diff(since_s)[window]))

@@ -32,13 +32,13 @@ class GrowingRuns:
     def __len__(self) -> int:
         return len(self._row)
 
-    def show(self, states: UnitStates, frame: int, *, afresh: bool) -> None:
-        """Extend the runs in `states`, which show all operations up to `frame`, to their length at `frame`.
+    def show(self, states: UnitStates, frame: int, seq: int, *, afresh: bool) -> None:
+        """Extend the runs in `states`, which show all operations up to `seq`, to their length at `frame`.
 
         New runs have the length of their first step. Others have their length at the last call, unless `states` were
         laid out `afresh`.
         """
-        now = np.where(self._death_seq > self._frame_seq[frame], self._units_at(frame), 0)
+        now = np.where(self._death_seq > seq, self._units_at(frame), 0)
         for run in np.flatnonzero(now).tolist():
             before = 0 if afresh else self._shown[run]
             begin, end = int(before or self._step_units[run]), int(now[run])

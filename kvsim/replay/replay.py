@@ -1,6 +1,7 @@
 """Replay of a recording: seek to any step, forward or backward at the same cost.
 
-A frame is the state right after a step was scheduled. One more frame follows the last step, after the last release.
+A frame is the state right after a step was scheduled. One more frame follows the last step, after the last release. If
+no step is in flight between two steps, a second state belongs to the frame of the first: what its output left.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kvsim.errors import RecordingError
 from kvsim.memory.waste import NUM_STATES
 from kvsim.recording.model import Recording
 from kvsim.recording.order import units_of_runs
-from kvsim.recording.tables import CopyKind, IntArray, MemoryKind, RequestStatus
+from kvsim.recording.tables import CopyKind, FloatArray, IntArray, MemoryKind, RequestStatus
 from kvsim.replay.few_units import FewUnits
 from kvsim.replay.growing_rows import GrowingRuns
 from kvsim.replay.ledger import Ledger
@@ -60,6 +61,10 @@ class Replay:
         self.first_unit = pool.first_unit
         self.num_frames = len(steps) + 1
         self.frame_seq = np.append(steps.schedule_seq, max(steps.output_seq.max(), recording.memory.seq.max(initial=0)))
+        """Last sequence number that each frame shows."""
+        is_gap = steps.output_seq[:-1] < steps.schedule_seq[1:]
+        self._has_gap = np.concatenate((is_gap, [False, False]))
+        self._gap_seq = np.where(self._has_gap, np.append(steps.output_seq, 0), self.frame_seq)
         self._reset_progress()
         self.pad = self._padding_per_request()
         self.full = self._full_per_request()
@@ -67,6 +72,8 @@ class Replay:
 
         self._growth = GrowingRuns(self.ledger.tables, self.frame_seq)
         self.frame = 0
+        self.after_output = False
+        """Whether the current state is what the output of the frame's step left."""
         self._contents: UnitStates | None = None
         # A seek while another thread creates the contents must move them, too.
         self._moving = Lock()
@@ -101,29 +108,12 @@ class Replay:
         return self._states.cached
 
     def after_outputs(self) -> Replay:
-        """Return a replay whose frames show what is left after the output of each step, until the next step begins.
-
-        A step whose output comes after the next step began has the same frame in both replays.
-        """
-        later, steps = copy(self), self.recording.steps
-        gaps = np.flatnonzero(steps.output_seq[:-1] < steps.schedule_seq[1:])
-        later.frame_seq = self.frame_seq.copy()
-        later.frame_seq[gaps] = steps.output_seq[gaps]
-        later._growth = GrowingRuns(self.ledger.tables, later.frame_seq)
+        """Return a replay whose frames show what the output of each step left, if no step was in flight after it."""
+        later = copy(self)
+        later.frame_seq = self._gap_seq
         later._computed_by_live = self._computed_by_live.copy()
         later._contents, later._moving = None, Lock()
         return later
-
-    def num_cached_at(self, seqs: IntArray) -> IntArray:
-        """Return the number of free units that keep a prefix after each of `seqs`, ascending. Thread-safe."""
-        if not len(seqs) or not self.recording.meta.prefix_caching:
-            return np.zeros(len(seqs), np.int64)
-        states = UnitStates.of(self.ledger, self.num_units, self.first_unit)
-        found = np.empty(len(seqs), np.int64)
-        for nth, seq in enumerate(seqs.tolist()):
-            states.go_to(int(self.ledger.ops_until(seq)), seq)
-            found[nth] = states.cached.sum()
-        return found
 
     def occupied(self) -> npt.NDArray[np.int64]:
         """Return the units that are held or keep a prefix now, in address order; all others are free."""
@@ -151,17 +141,33 @@ class Replay:
             return self.num_frames - 1
         return max(0, int(np.searchsorted(self.recording.steps.start_s, time_s, side="right")) - 1)
 
-    def seek(self, frame: int) -> None:
-        """Make `frame` the current frame, clamped to the recording."""
+    def in_gap(self, frames: IntArray, times_s: FloatArray) -> npt.NDArray[np.bool_]:
+        """Tell whether the step of each of `frames` has its output by `times_s`, and no step is in flight then."""
+        end_s = np.append(self.recording.steps.end_s, np.inf)
+        return np.asarray(self._has_gap[frames] & (times_s >= end_s[frames]))
+
+    @property
+    def seq(self) -> int:
+        """Last sequence number that the current state shows."""
+        return self._seq_at(self.frame, after_output=self.after_output)
+
+    def _seq_at(self, frame: int, *, after_output: bool) -> int:
+        return int((self._gap_seq if after_output else self.frame_seq)[frame])
+
+    def seek(self, frame: int, *, after_output: bool = False) -> None:
+        """Make `frame` the current frame, clamped to the recording.
+
+        With `after_output`, show what the output of its step left, if no step was in flight after it.
+        """
         with self._moving:
-            self.frame = min(max(frame, 0), self.num_frames - 1)
+            self.frame, self.after_output = min(max(frame, 0), self.num_frames - 1), after_output
             if self._contents is not None:
                 self._show(self._contents)
 
     def _show(self, states: UnitStates) -> None:
-        afresh = states.go_to(self.num_ops(self.frame), int(self.frame_seq[self.frame]))
+        afresh = states.go_to(int(self.ledger.ops_until(self.seq)), self.seq)
         if len(self._growth):
-            self._growth.show(states, self.frame, afresh=afresh)
+            self._growth.show(states, self.frame, self.seq, afresh=afresh)
 
     def num_ops(self, frame: int) -> int:
         """Return the number of operations of the ledger up to and including `frame`."""
@@ -182,7 +188,7 @@ class Replay:
         """Return the units whose state may differ between two frames, one of which is current, in address order."""
         low, high = sorted((before, after))
         units = self._states.units_of(self.num_ops(low), self.num_ops(high))
-        residencies = self._live_residencies(self.frame)
+        residencies = self._live_residencies(self.seq)
         live = self.ledger.tables.residencies.request[residencies].astype(np.int64)
         old, new = (self.computed_at(live, frame) for frame in (low, high))
         # If a request of a static batch finishes before the batch, its whole row becomes padding.
@@ -199,16 +205,16 @@ class Replay:
 
     def live_requests(self) -> Numbers:
         """Return the requests that hold memory at the current frame, in order of admission."""
-        return self._live_at(self.frame)
+        return self._live_at(self.seq)
 
-    def _live_at(self, frame: int) -> Numbers:
+    def _live_at(self, seq: int) -> Numbers:
         held = self.ledger.tables.residencies
-        live: Numbers = held.request[self._live_residencies(frame)].astype(np.int64)
+        live: Numbers = held.request[self._live_residencies(seq)].astype(np.int64)
         return live
 
     def waiting_requests(self) -> Numbers:
         """Return the waiting requests at the current frame: preempted ones first, then in order of arrival."""
-        requests, seq = self.recording.requests, self.frame_seq[self.frame]
+        requests, seq = self.recording.requests, self.seq
         # All requests before the window have left, and none after it has arrived.
         begin, end = (np.searchsorted(edge, seq, "right") for edge in (self._all_gone_at, self._none_came_by))
         window = slice(begin, max(begin, end))
@@ -224,7 +230,7 @@ class Replay:
     def block_table(self, request: int, group: int | None = None) -> tuple[IntArray, IntArray]:
         """Return positions and addresses of the units that `request` holds, in one KV-cache group or in all."""
         tables = self.ledger.tables
-        rows = tables.held(request, int(self.frame_seq[self.frame]))
+        rows = tables.held(request, self.seq)
         if group is not None:
             rows = rows[tables.at(rows).group == group]
         runs = tables.at(rows)
@@ -250,16 +256,20 @@ class Replay:
         """
         if self.recording.meta.pool.groups:
             return slots_of_groups(self, units)
-        return self._split(self._seen(self._states, units, self.frame))
+        return self._split(self._seen(self._states, units, self.frame, self.seq))
 
     def states_at(
-        self, frames: Sequence[int], units: IntArray | slice = slice(None)
+        self,
+        frames: Sequence[int],
+        units: IntArray | slice = slice(None),
+        after_output: npt.NDArray[np.bool_] | None = None,
     ) -> tuple[npt.NDArray[np.uint8], IntArray]:
         """Return the state of most slots of each unit and its owner (or `NO_OWNER`), both of shape (frames, units).
 
-        The current frame may change.
+        `after_output` is as for `seek`, for each of `frames`. The current frame may change.
         """
         num_units = len(range(self.num_units)[units] if isinstance(units, slice) else units)
+        after = [False] * len(frames) if after_output is None else after_output.tolist()
         few, shown = None, units
         pool: UnitStates
         # For a small part of a pool, replaying only the operations on its units is faster.
@@ -275,23 +285,24 @@ class Replay:
         for begin in range(0, len(frames), at_once):
             part, seen, slots = slice(begin, begin + at_once), list[Seen](), list[Numbers]()
             for nth, frame in enumerate(frames[part], start=begin):
+                seq = self._seq_at(frame, after_output=after[nth])
                 if few is None:
-                    self.seek(frame)
+                    self.seek(frame, after_output=after[nth])
                 else:
-                    pool.go_to(few.ops_until(self.num_ops(frame)), int(self.frame_seq[frame]))
+                    pool.go_to(few.ops_until(int(self.ledger.ops_until(seq))), seq)
                 owners[nth] = pool.owner[shown]
                 if self.recording.meta.pool.groups:
                     slots.append(self.slots(units))
                 else:
-                    seen.append(self._seen(pool, shown, frame))
+                    seen.append(self._seen(pool, shown, frame, seq))
             if seen:
                 slots = [self._split(Seen(*map(np.stack, zip(*seen, strict=True))))]
             states[part] = np.concatenate(slots).reshape(-1, num_units, NUM_STATES).argmax(axis=-1)
         return states, owners
 
-    def _seen(self, pool: UnitStates, units: IntArray | slice, frame: int) -> Seen:
-        """Return the contents of `units` at `frame`; `pool` must show this frame."""
-        live = self._live_at(frame)
+    def _seen(self, pool: UnitStates, units: IntArray | slice, frame: int, seq: int) -> Seen:
+        """Return the contents of `units` at `frame`, after `seq`; `pool` must show this state."""
+        live = self._live_at(seq)
         self._computed_by_live[live] = self.computed_at(live, frame)
         owner = pool.owner[units].copy()  # NO_OWNER is -1, the last entry of `_computed_by_live`
         return Seen(
@@ -309,13 +320,12 @@ class Replay:
 
     def alive(self) -> IntArray:
         """Return the runs of `ledger.tables` that are held at the current frame."""
-        tables, seq = self.ledger.tables, self.frame_seq[self.frame]
+        tables, seq = self.ledger.tables, self.seq
         runs: IntArray = np.flatnonzero((tables.birth_seq <= seq) & (tables.death_seq > seq))
         return runs
 
-    def _live_residencies(self, frame: int) -> Numbers:
-        """Return the residencies of the requests that hold memory at `frame`, in order of admission."""
-        seq = self.frame_seq[frame]
+    def _live_residencies(self, seq: int) -> Numbers:
+        """Return the residencies of the requests that hold memory after `seq`, in order of admission."""
         begin, end = (np.searchsorted(edge, seq, "right") for edge in (self._all_dead_at, self._residency_birth))
         window = slice(begin, max(begin, end))
         alive = self.ledger.tables.residencies.death_seq[self._residencies[window]] > seq
@@ -330,7 +340,7 @@ class Replay:
 
     def _units_between(self, residencies: Numbers, group: int, low: Numbers, high: Numbers) -> Numbers:
         """Return the units at positions [low, high) in the current tables of a group."""
-        tables, seq = self.ledger.tables, self.frame_seq[self.frame]
+        tables, seq = self.ledger.tables, self.seq
         table = self._table_of[residencies, group]
         has = (table >= 0) & (high > low)
         table_key, low, high = table[has] << _POSITION_BITS, low[has], high[has]

@@ -35,7 +35,7 @@ from kvsim.steptime import StepShape
 from kvsim.workload import Ragged, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from kvsim.engine.arrays import Records
 
@@ -122,7 +122,9 @@ class Totals:
             held=held, states=states,
         )  # fmt: skip
 
-    def _held_and_states(self, rows: Mapping[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    def _held_and_states(
+        self, rows: dict[str, npt.NDArray[Any]] | npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """Return the held slots, and the slots by state, of the rows of steps or outputs."""
         free, cached, unusable = (
             rows[f"{name}_units"] * self._pool.unit_slots for name in ("free", "cached", "unusable")

@@ -80,10 +80,11 @@ class Naive:
                 self.most[request] = max(total, self.most.get(request, 0))
             self.computed_after.append(dict(computed))
 
-    def advance(self, frame: int) -> None:
-        """Apply every row that `frame` shows."""
+    def advance(self, frame: int, *, after_output: bool = False) -> None:
+        """Apply every row that `frame` shows, up to the schedule or the output of its step."""
         memory, steps = self.recording.memory, self.recording.steps
-        while self.row < len(memory) and (frame >= len(steps) or memory.seq[self.row] <= steps.schedule_seq[frame]):
+        seqs = steps.output_seq if after_output else steps.schedule_seq
+        while self.row < len(memory) and (frame >= len(steps) or memory.seq[self.row] <= seqs[frame]):
             request, position = int(memory.request[self.row]), int(memory.position[self.row])
             unit, length = int(memory.address[self.row]) - self.pool.first_unit, int(memory.length[self.row])
             match MemoryKind(memory.kind[self.row]):
@@ -158,18 +159,29 @@ def assert_equal_at_every_frame(recording: Recording, *, order: list[int] | None
     player = Replay(recording)
     recording = player.recording
     naive = Naive(recording)
-    seen = []
+    gaps = steps_before_gaps(recording).tolist()
+    seen, left = [], {}
     for frame in range(player.num_frames):
         player.seek(frame)
         naive.advance(frame)
         assert_equal(player, naive, frame)
         seen.append(picture(player))
+        if frame in gaps:
+            player.seek(frame, after_output=True)
+            naive.advance(frame, after_output=True)
+            assert_equal(player, naive, frame)
+            left[frame] = picture(player)
     for seeker in (player, Replay(recording)):
         for frame in order or range(player.num_frames - 1, -1, -1):
-            seeker.seek(frame)
-            assert seeker.frame == frame
-            for now, then in zip(picture(seeker), seen[frame], strict=True):
-                np.testing.assert_array_equal(now, then)
+            for after_output in (False, True):
+                seeker.seek(frame, after_output=after_output)
+                assert seeker.frame == frame
+                pictures = left if after_output and frame in left else seen
+                for now, then in zip(picture(seeker), pictures[frame], strict=True):
+                    np.testing.assert_array_equal(now, then)
+    states, owners = player.states_at(gaps, after_output=np.ones(len(gaps), np.bool_))
+    np.testing.assert_array_equal(states, [left[frame][3].argmax(axis=1) for frame in gaps] or states)
+    np.testing.assert_array_equal(owners, [left[frame][0] for frame in gaps] or owners)
 
     states, owners = player.states_at(range(len(seen)))
     np.testing.assert_array_equal(states, [slots.argmax(axis=1) for _, _, _, slots, _ in seen])
@@ -182,6 +194,11 @@ def assert_equal_at_every_frame(recording: Recording, *, order: list[int] | None
         states, owners = player.states_at(range(len(seen)), few)
         np.testing.assert_array_equal(states, [slots[few].argmax(axis=1) for _, _, _, slots, _ in seen])
         np.testing.assert_array_equal(owners, [owner[few] for owner, *_ in seen])
+
+
+def steps_before_gaps(recording: Recording) -> np.ndarray[Any, Any]:
+    """Steps after whose output no step is in flight, but for the last."""
+    return np.flatnonzero(recording.steps.output_seq[:-1] < recording.steps.schedule_seq[1:])
 
 
 def picture(player: Replay) -> tuple[np.ndarray[Any, Any], ...]:

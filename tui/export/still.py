@@ -42,7 +42,7 @@ def still(
     The picture has about `height` lines. A pool that consists of lines may take up to twice as many, to show each line.
     """
     replay = session.replay
-    stride = LineLengths(replay).length_at(int(replay.frame_seq[replay.frame]))
+    stride = LineLengths(replay).length_at(replay.seq)
     if stride is not None and -(-replay.num_units // stride) <= 2 * height:
         height = max(height, -(-replay.num_units // stride))
     canvas = Canvas(replay, one_cell(replay.num_units), half_blocks=symbols.color, color_by=color_by)

@@ -35,7 +35,7 @@ class Judgement(NamedTuple):
 
 def judgement_of(session: Session) -> Judgement:
     """Return the verdict on a complete run."""
-    summary = summarize(session.recording)
+    summary = summarize(session.recording, session.waste)
     limit = limit_of(summary)
     short_facts, facts = _facts(session, summary, limit)
     remedy, key = _remedy(session, summary, limit)
@@ -74,8 +74,11 @@ def _facts(session: Session, summary: Summary, limit: Limit | None) -> tuple[str
 
 def _full_words(session: Session) -> str:
     """Return how long the pool had almost no free memory, in words."""
-    steps, spans_s = session.recording.steps, np.diff(session.times_s)
-    full_s = float(spans_s[steps.free_units <= max(_FULL * session.replay.num_units, 1)].sum())
+    assert session.waste is not None
+    over_time = session.waste.with_gaps()
+    spans_s = np.diff(over_time.time_s)
+    free_units = (session.capacity - over_time.held[:-1]) // session.replay.unit_slots
+    full_s = float(spans_s[free_units <= max(_FULL * session.replay.num_units, 1)].sum())
     total_s = float(spans_s.sum())
     if not full_s:
         return "memory is short"

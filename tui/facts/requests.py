@@ -98,7 +98,7 @@ def _state(session: Session, request: int, holds: bool, computed: int) -> str:
         return _doing(session, request, computed)
     if requests.status[request] == RequestStatus.REFUSED:
         return "refused: it can never fit"
-    if requests.arrival_seq[request] > replay.frame_seq[replay.frame]:
+    if requests.arrival_seq[request] > replay.seq:
         return "has not arrived yet"
     if request in replay.waiting_requests():
         return "preempted, waits again" if requests.first_scheduled_s[request] < replay.time_s else "waiting"

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kvsim.memory.waste import SlotState
+from kvsim.metrics import time_mean
+from kvsim.metrics.gaps import Gaps
 from kvsim.metrics.names import STATE_NAMES
 from kvsim.metrics.waiting import Limits
 
@@ -53,7 +55,7 @@ def story_of(session: Session) -> Story:
         worst = int(np.argmax(wasted * (1 + (waiting > 0))))
         if wasted[worst] > _TELLING * session.capacity:
             state = SlotState.PADDING if session.recording.meta.policy_name == "static" else SlotState.INTERNAL
-            share = percent(_mean_of(session, session.slots[:-1, state]), session.capacity)
+            share = percent(float(session.mean_slots[state]), session.capacity)
             average_waste = f"{share} of the pool is {STATE_NAMES[state]} on average"
             return _whole_run(worst, (average_waste, *_waiting(session)))
     refused = session.events.of_kinds((EventKind.REFUSED,))
@@ -234,7 +236,8 @@ def _when_full(session: Session) -> list[str]:
 
 def _waiting(session: Session) -> list[str]:
     """Return the average number of waiting requests over time; empty if hardly any request waits."""
-    mean = _mean_of(session, session.recording.steps.waiting)
+    steps = session.recording.steps
+    mean = float(time_mean(*Gaps.of(session.replay).over_time(steps, "waiting")))
     return [f"{mean:,.0f} wait on average"] if mean >= _SOME_WAIT else []
 
 
@@ -256,9 +259,10 @@ def _held_back_by(session: Session) -> list[str]:
 
 
 def _mean_of(session: Session, values: npt.NDArray[np.integer]) -> float:
-    """Return the mean over time of `values`, one per step."""
-    spans_s = np.diff(session.times_s)
+    """Return the mean over time of `values`, one per step, which are 0 in the gaps between steps."""
+    spans_s, gaps = np.diff(session.times_s), Gaps.of(session.replay)
     total_s = float(spans_s.sum())
+    spans_s[gaps.step] = gaps.begin_s - session.times_s[gaps.step]
     return float((values * spans_s).sum()) / total_s if total_s else 0.0
 
 

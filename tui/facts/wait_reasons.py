@@ -90,6 +90,6 @@ def units_needed(session: Session, request: int) -> int | None:
         return sum(min(group.blocks_for(tokens, most), -(-tokens // group.block_size)) for group in groups)
     if replay.unit_tokens > 1:
         return -(-tokens // replay.unit_tokens)
-    tables, now = replay.ledger.tables, int(replay.frame_seq[replay.frame])
+    tables, now = replay.ledger.tables, replay.seq
     rows = np.flatnonzero((tables.request == request) & (tables.birth_seq > now))
     return int(tables.length[rows[0]]) if len(rows) else None

@@ -92,11 +92,11 @@ def _pools(guided: Guided, caption: Caption) -> list[tuple[str, Session]]:
     if caption.draws is not None and caption.draws.stands_alone:
         return named
     for run, session in zip(guided.lesson.runs, guided.sessions, strict=True):
-        rows, frame = session.rows, session.player.frame
+        rows = session.rows
         if rows is not None:
             named.append((f"{run.label}: {rows}", session))
             continue
-        running, waiting = int(session.counts("running")[frame]), session.counts("waiting")[frame]
+        running, waiting = session.now("running"), session.now("waiting")
         idle = session.num_idle
         held = f"{running - idle} running, {plural(idle, 'row')} held" if idle else f"{running} running"
         loading = sum(comes_from_host(session, row) for row in session.replay.live_requests().tolist())

@@ -14,8 +14,9 @@ from .run_events import Events
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from kvsim.metrics.slot_account import GapSlots
+    from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray, IntArray
-    from kvsim.replay import Replay
 
 
 _LEAST_IDLE = 1 / 400
@@ -64,35 +65,36 @@ class Charts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IdleSpans:
-    """Spans between the end of a step and the next step in which no request holds memory, in order."""
+    """Spans between the output of a step and the next step in which no step is in flight, in order."""
 
     begin_s: FloatArray
     end_s: FloatArray
     """Times at which the next steps begin, in seconds."""
     slots: npt.NDArray[np.int64]
-    """Number of slots of the pool in each state: shape (num_spans, 8). All are free or cached."""
+    """Number of slots of the pool in each state: shape (num_spans, 8)."""
+    running: IntArray
+    waiting: IntArray
 
     @classmethod
     def none(cls) -> IdleSpans:
         """Return no spans."""
-        return cls(begin_s=np.empty(0), end_s=np.empty(0), slots=np.empty((0, len(SlotState)), np.int64))
+        no_spans = np.empty(0, np.int64)
+        slots = np.empty((0, len(SlotState)), np.int64)
+        return cls(begin_s=np.empty(0), end_s=np.empty(0), slots=slots, running=no_spans, waiting=no_spans)
 
     @classmethod
-    def of(cls, replay: Replay) -> IdleSpans:
-        """Find the spans of `replay` that are long enough to be seen on a time axis. Thread-safe."""
-        recording = replay.recording
-        steps, held = recording.steps, replay.ledger.tables.residencies
-        length_s = steps.start_s[1:] - steps.end_s[:-1]
-        long = np.flatnonzero(length_s > recording.duration_s * _LEAST_IDLE)
-        seq = steps.output_seq[long]
-        num_live = np.searchsorted(np.sort(held.birth_seq), seq, "right") - np.searchsorted(
-            np.sort(held.death_seq), seq, "right"
+    def of(cls, recording: Recording, in_gaps: GapSlots) -> IdleSpans:
+        """Choose those of the gaps that are long enough to be seen on a time axis."""
+        gaps = in_gaps.gaps
+        end_s = recording.steps.start_s[gaps.step + 1]
+        long = end_s - gaps.begin_s > recording.duration_s * _LEAST_IDLE
+        return cls(
+            begin_s=gaps.begin_s[long],
+            end_s=end_s[long],
+            slots=in_gaps.slots[long],
+            running=gaps.running[long],
+            waiting=gaps.waiting[long],
         )
-        before, seq = long[num_live == 0], seq[num_live == 0]
-        slots = np.zeros((len(before), len(SlotState)), np.int64)
-        slots[:, SlotState.CACHED] = replay.num_cached_at(seq) * replay.unit_slots
-        slots[:, SlotState.FREE] = replay.num_units * replay.unit_slots - slots[:, SlotState.CACHED]
-        return cls(begin_s=steps.end_s[before], end_s=steps.start_s[before + 1], slots=slots)
 
     def released_s(self, times_s: FloatArray) -> FloatArray:
         """Return the times at which memory was released; the frames that show it free first begin at `times_s`."""

@@ -60,9 +60,10 @@ class ComparedRuns:
         self._order = [lanes.index(lane) for lane in self.lanes]
         self.ample_tokens_per_s: tuple[float, ...] = ()
         """Output tokens per second that each lane would reach with ample memory; empty if unknown."""
+        sessions = [lane.session for lane in self.lanes]
         durations_s = [lane.session.player.duration_s for lane in self.lanes]
         self.player = Player(
-            np.unique(np.concatenate([lane.session.times_s for lane in self.lanes])),
+            np.unique(np.concatenate([each for s in sessions for each in (s.times_s, s.idle.begin_s)])),
             np.empty(0, np.int64),
             span_s=min(min(durations_s) / _SHORTEST_PLAY_S * DEFAULT_PLAY_S, max(durations_s)),
         )

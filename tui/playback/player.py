@@ -46,6 +46,8 @@ class Player:
         self.notable = notable
         self.stops_at_notable = False
         """True if playback pauses at notable frames."""
+        self.gap_begins_s, self.gap_ends_s = np.empty(0), np.empty(0)
+        """Times of the gaps, in which what is shown is not what their frame began with, in seconds, ascending."""
         self.begin_s, self.duration_s = float(times_s[0]), float(times_s[-1])
         self.playing = False
         self.frame = 0
@@ -82,6 +84,12 @@ class Player:
         """Tell whether the current frame is the last one."""
         return self.frame == self.last_frame
 
+    @property
+    def gap(self) -> int | None:
+        """Return the index of the gap that the clock is in; None outside."""
+        gap = int(np.searchsorted(self.gap_begins_s, self.clock_s, side="right")) - 1
+        return gap if gap >= 0 and self.clock_s < self.gap_ends_s[gap] else None
+
     def toggle(self) -> None:
         """Switch between playing and paused; at the end, play again from the beginning."""
         if not self.playing and self.at_end:
@@ -89,10 +97,10 @@ class Player:
         self.playing = not self.playing
 
     def tick(self, wall_s: float) -> bool:
-        """Advance by `wall_s` seconds; return whether the current frame changed."""
+        """Advance by `wall_s` seconds; return whether another frame, or a gap, is current now."""
         if not self.playing:
             return False
-        before = self.frame
+        before, gap = self.frame, self.gap
         self.clock_s = min(self.clock_s + wall_s * self.speed, self.duration_s)
         self.frame = self._frame_at(self.clock_s)
         self.playing = not self.at_end
@@ -101,7 +109,7 @@ class Player:
             if len(passed):
                 self.playing = False
                 self.go_to_frame(int(passed[0]))
-        return self.frame != before
+        return self.frame != before or self.gap != gap
 
     def go_to_frame(self, frame: int) -> None:
         """Show `frame`, clamped to the recording."""

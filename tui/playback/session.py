@@ -10,7 +10,7 @@ import numpy as np
 
 from kvsim.display.text import printable, printable_values
 from kvsim.memory.waste import SlotState
-from kvsim.metrics import waste
+from kvsim.metrics import Waste, waste
 from kvsim.policies import Radix
 from kvsim.recording.tables import RequestStatus
 from kvsim.replay.encoder_contents import EncoderContents
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvsim.recording.model import Recording
-    from kvsim.recording.tables import IntArray
+    from kvsim.recording.tables import FloatArray, IntArray
 
 _KINDS = {
     EventFilter.SHORTAGES: NOTABLE,
@@ -100,12 +100,14 @@ class Session:
         """Times at which the frames begin, in seconds."""
         self.events = events_of(self.replay)
         self.idle = IdleSpans.none()
-        """Spans in which no request holds memory, which no frame shows; none before `add_up`."""
+        """Spans in which no step is in flight, which no frame shows; none before `add_up`."""
         self.charts = self._charts()
         """Series of the charts over time: earlier frames if they are known, then all frames."""
+        self.player = Player(self.times_s, self.events.notable.frame)
+        self.waste: Waste | None = None
+        """Slots of the pool in each state; None before `add_up`."""
         if not later:
             self.add_up()
-        self.player = Player(self.times_s, self.events.notable.frame)
         self.event_filter = EventFilter.ALL
         self.listed_events = self.events
         """Events that `event_filter` selects."""
@@ -129,9 +131,11 @@ class Session:
         Thread-safe.
         """
         self.replay.warm_up()
-        self.slots = waste(self.replay).slots
-        self.idle = IdleSpans.of(self.replay)
+        self.waste = waste(self.replay)
+        assert self.waste.in_gaps is not None
+        self.slots, self.idle = self.waste.slots, IdleSpans.of(self.recording, self.waste.in_gaps)
         self.charts = self._charts()
+        self.player.gap_begins_s, self.player.gap_ends_s = self.idle.begin_s, self.idle.end_s
 
     def step_number(self, frame: int) -> int:
         """Return the number of the step that `frame` shows. Steps of a live server have the server's numbers."""
@@ -158,6 +162,12 @@ class Session:
         if self.before.charts is None:
             return charts
         return self.before.charts.followed_by(charts.rows(self.before.num_summary_frames))
+
+    @property
+    def mean_slots(self) -> FloatArray:
+        """Return the mean number of slots in each state over time, once `add_up` has counted them."""
+        assert self.waste is not None
+        return self.waste.mean_slots()
 
     @property
     def added_up(self) -> bool:
@@ -207,8 +217,10 @@ class Session:
 
     @property
     def breakdown(self) -> npt.NDArray[np.int64]:
-        """Return the number of slots of the pool in each state at the current frame: shape (8,)."""
-        frame = self.player.frame
+        """Return the number of slots of the pool in each state at the current frame, or in its gap: shape (8,)."""
+        frame, gap = self.player.frame, self.player.gap
+        if gap is not None:
+            return np.asarray(self.idle.slots[gap])
         if self.added_up:
             slots: npt.NDArray[np.int64] = self.slots[frame]
             return slots
@@ -297,8 +309,13 @@ class Session:
         return min(max(reached - first + 1, 0), int(requests.output_tokens[request]))
 
     def show(self) -> None:
-        """Move the replay to the player's frame."""
-        self.replay.seek(self.player.frame)
+        """Move the replay to the player's frame, or to what is left in the gap after it."""
+        self.replay.seek(self.player.frame, after_output=self.player.gap is not None)
+
+    def now(self, name: str) -> int:
+        """Return the number of `running` or of `waiting` requests at the player's clock."""
+        gap = self.player.gap
+        return int(self.counts(name)[self.player.frame] if gap is None else getattr(self.idle, name)[gap])
 
     def counts(self, column: str) -> IntArray:
         """Return the column `column` of the steps, one value per frame; the frame after the last step has 0."""

@@ -37,7 +37,7 @@ class DrawnUnits:
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
-        self._frame = replay.frame
+        self._frame, self._after_output = replay.frame, replay.after_output
         self.dominant = np.full(replay.num_units, SlotState.FREE, np.uint8)
         self.rest = np.full(replay.num_units, SlotState.FREE, np.uint8)
         self.fill = np.zeros(replay.num_units, np.uint8)
@@ -45,11 +45,11 @@ class DrawnUnits:
 
     def update(self) -> IndexArray:
         """Update to the replay's current frame; return the units that may look different now, in address order."""
-        replay, before = self._replay, self._frame
-        self._frame = replay.frame
-        if before == replay.frame:
+        replay, before, was_after = self._replay, self._frame, self._after_output
+        self._frame, self._after_output = replay.frame, replay.after_output
+        if before == replay.frame and was_after == replay.after_output:
             return np.empty(0, np.int64)
-        if self._is_far(before):
+        if was_after or replay.after_output or self._is_far(before):
             return self._recompute_all()
         units = replay.touched(before, replay.frame)
         if len(units):
@@ -175,10 +175,10 @@ class Paints:
         The bound of each further level is half as long. Units without a holder have the highest level.
         """
         replay = self._replay
-        births = np.full(replay.num_units, replay.frame_seq[replay.frame], np.int64)
+        births = np.full(replay.num_units, replay.seq, np.int64)
         for request in replay.live_requests().tolist():
             _, addresses = replay.block_table(request)
-            rows = replay.ledger.tables.held(request, int(replay.frame_seq[replay.frame]))
+            rows = replay.ledger.tables.held(request, replay.seq)
             born, lengths = replay.ledger.tables.birth_seq[rows], replay.ledger.tables.length[rows]
             if lengths.sum() == len(addresses):
                 np.minimum.at(births, addresses - replay.first_unit, np.repeat(born, lengths))
@@ -197,7 +197,7 @@ class Paints:
 def is_fragmented(replay: Replay) -> bool:
     """Tell whether all free units lie in runs that are too short for the request at the head of the queue."""
     steps, frame = replay.recording.steps, replay.frame
-    if steps.unusable_units is None or frame >= len(steps):
+    if steps.unusable_units is None or frame >= len(steps) or replay.after_output:
         return False
     return 0 < int(steps.free_units[frame]) <= int(steps.unusable_units[frame])
 

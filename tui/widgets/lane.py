@@ -59,7 +59,6 @@ class LaneFigures(Widget):
         self._symbols = symbols
         self._gap, self._ample = Gap(), 0.0
         self.set_class(lane.session.rows is not None, "-rows")
-        self._num_running, self._num_waiting = (lane.session.counts(name) for name in ("running", "waiting"))
 
     def learn(self, gap: Gap, ample_tokens_per_s: float = 0.0) -> None:
         """Set the gap to the fastest run, and the throughput with ample memory, 0 if unknown."""
@@ -165,7 +164,6 @@ class LaneFigures(Widget):
         session, dot = self._lane.session, self._symbols.dot
         if session.rows is not None:
             return str(session.rows) if len(str(session.rows)) <= width else session.rows.in_short
-        frame = session.player.frame
         parts = [f"{session.num_refused:,} refused"] if session.num_refused else []
         if with_rate and self._rate:
             parts.append(f"so far {self._rate}")
@@ -173,8 +171,8 @@ class LaneFigures(Widget):
             return f" {dot} ".join([f"done after {duration(session.player.duration_s)}", *parts])
         idle = session.num_idle
         held = [f"{idle:,} held"] if idle else []
-        running = f"{self._num_running[frame] - idle:,} running"
-        parts = [f"{self._num_waiting[frame]:,} waiting", *parts]
+        running = f"{session.now('running') - idle:,} running"
+        parts = [f"{session.now('waiting'):,} waiting", *parts]
         texts = [start + f" {dot} ".join([running, *held, *parts]) for start in ("now ", "")]
         texts += [text.replace("running", "run").replace("waiting", "wait") for text in texts[1:]]
         texts += [f" {dot} ".join([running, *held, *parts[:1]]), f" {dot} ".join([running, *parts[:1]])]
@@ -190,7 +188,7 @@ class LaneFigures(Widget):
         if self._lane.over:
             return "done", f"after {duration(session.player.duration_s)}"
         idle = session.num_idle
-        running = f"{self._num_running[session.player.frame] - idle:,}"
+        running = f"{session.now('running') - idle:,}"
         if not idle:
             return "running", running
         rows = (f"and {plural(idle, 'finished row')} held", f"{plural(idle, 'row')} held")
@@ -201,7 +199,7 @@ class LaneFigures(Widget):
         refused = f", {session.num_refused:,} refused" if session.num_refused else ""
         if self._lane.over:
             return "finished", plural(session.num_finished, "request") + refused, f"{session.num_finished:,}{refused}"
-        words = f"{self._num_waiting[session.player.frame]:,}{refused}"
+        words = f"{session.now('waiting'):,}{refused}"
         names = [session.request_name(row) for row in session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()]
         return "waiting", f"{words}, first {' '.join(names)}" if 0 < len(names) < _NAMES_SHOWN else words, words
 

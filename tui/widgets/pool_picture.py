@@ -202,7 +202,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         return Strip(segments, len(row))
 
     def _stride_now(self) -> int | None:
-        return self._lines.length_at(int(self._replay.frame_seq[self._replay.frame]))
+        return self._lines.length_at(self._replay.seq)
 
     def _measure(self) -> None:
         """Compute the levels of detail for the current size, and show the current level."""

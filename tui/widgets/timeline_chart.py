@@ -51,7 +51,7 @@ class TimelineChart(Scrubber):
         self._charts, self._num_before = session.charts, session.num_frames_before
         self._notable = self._charts.events.notable
         self._lines: list[Strip] = []
-        self._now: tuple[int, list[Strip]] = (-1, [])
+        self._now: tuple[tuple[int, int | None], list[Strip]] = ((-1, None), [])
         """Row of the charts at the clock, and the characters that show this row alone, one per line."""
         self._drawn_size = Size(0, 0)
         self._followed = session.followed
@@ -82,7 +82,7 @@ class TimelineChart(Scrubber):
         if self._drawn_size != self.size:
             self._drawn_size, self._followed = self.size, self._session.followed
             self._lines = self._draw_charts(self.axis_width, self.size.height)
-            self._now = (-1, [])
+            self._now = ((-1, None), [])
         if not 0 <= y < len(self._lines) or not self.axis_width:
             return Strip.blank(self.size.width, self.get_component_rich_style("timeline--text"))
         column = self.cursor_column
@@ -144,13 +144,22 @@ class TimelineChart(Scrubber):
 
         The other columns show all their frames together.
         """
-        row = self._num_before + self._session.player.frame
-        if self._now[0] != row:
-            here, charts = slice(row, row + 1), self._charts
-            slots = charts.slots[here] if len(charts.slots) else np.zeros((1, len(SlotState)))
-            self._now = (row, self._draw_values(slots, charts.running[here], charts.waiting[here], self.size.height))
+        session, charts = self._session, self._charts
+        row = self._num_before + session.player.frame
+        moment = (row, session.player.gap)
+        if self._now[0] != moment:
+            slots = session.breakdown[None] if len(charts.slots) else np.zeros((1, len(SlotState)))
+            running, waiting = self._counts_now(row)
+            strips = self._draw_values(slots, np.array([running]), np.array([waiting]), self.size.height)
+            self._now = (moment, strips)
         (segment,) = self._now[1][y]
         return segment
+
+    def _counts_now(self, row: int) -> tuple[int, int]:
+        """Return the numbers of running and of waiting requests in the frame of `row` of the charts, or in its gap."""
+        gap, idle = self._session.player.gap, self._session.idle
+        counts, place = (self._charts, row) if gap is None else (idle, gap)
+        return int(counts.running[place]), int(counts.waiting[place])
 
     def _labelled_lines(self) -> set[int]:
         """Return the lines with a value at the left, which changes with every frame."""
@@ -163,9 +172,9 @@ class TimelineChart(Scrubber):
         if y == height - 1:
             label, value = "time", seconds(session.player.clock_s, session.player.duration_s / 1000)
         elif y == height - 2 and height > 3:
-            label, value = "waiting", f"{self._charts.waiting[row]:,}"
+            label, value = "waiting", f"{self._counts_now(row)[1]:,}"
         elif y == height - 2 - (height > 3):
-            label, value = "running", f"{self._charts.running[row]:,}"
+            label, value = "running", f"{self._counts_now(row)[0]:,}"
         elif y == 0:
             free = int(session.breakdown[list(_FREE)].sum())
             label, value = "held", percent(session.capacity - free, session.capacity)
@@ -188,9 +197,10 @@ class TimelineChart(Scrubber):
             slots[:] = [charts.slots[begin:end].mean(axis=0) for begin, end in spans]
         running, waiting = (np.maximum.reduceat(values, first) for values in (charts.running, charts.waiting))
         idle, edges_s = self._session.idle, self.edges_s(width)
-        for begin_s, end_s, free in zip(idle.begin_s, idle.end_s, idle.slots, strict=True):
+        for span, (begin_s, end_s) in enumerate(zip(idle.begin_s, idle.end_s, strict=True)):
             columns_idle = slice(*np.searchsorted(edges_s, (begin_s, end_s)) - (0, 1))
-            slots[columns_idle], running[columns_idle], waiting[columns_idle] = free, 0, 0
+            slots[columns_idle] = idle.slots[span]
+            running[columns_idle], waiting[columns_idle] = idle.running[span], idle.waiting[span]
         return [*self._draw_values(slots, running, waiting, height), self._track(width)][-height:]
 
     def _draw_values(
