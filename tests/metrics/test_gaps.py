@@ -207,6 +207,7 @@ SERVERS = {
     "offload": ("--vllm", "0.25.1", "--num-blocks", "130", "--kv-offloading-size", "0.2"),
     "windows": ("--model", "gemma-3-1b-it", "--num-blocks", "300", "--max-num-seqs", "4"),
     "pipeline": ("--num-blocks", "130", "--pipeline-parallel-size", "2"),
+    "hicache": ("--policy", "radix", "--num-blocks", "1200", "--enable-hierarchical-cache"),
     "replicas": ("--num-blocks", "130", "--replicas", "2"),
     "prefill and decode": ("--num-blocks", "130", "--prefill", "1", "--decode", "1"),
 }
