@@ -714,9 +714,9 @@ class Output:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Gap:
-    """What the output of a step left when no other step was in flight, until the next step begins.
+    """The queues and the slots after an output, from its processing until the next step begins.
 
-    `totals` describes the totals of the slots.
+    There is a gap if no other step is in flight then. `totals` describes the totals of the slots.
     """
 
     before: int = 0

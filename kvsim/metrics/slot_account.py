@@ -42,16 +42,17 @@ class GapSlots:
 
     gaps: Gaps
     slots: npt.NDArray[np.int64]
-    """As in `Waste`: int64[num_gaps, 8]."""
+    """Number of slots: int64[num_gaps, 8], in the order of `SlotState`."""
     held: npt.NDArray[np.int64]
-    """As in `Waste`: int64[num_gaps]."""
+    """Number of slots held by requests, including those added by rounding: int64[num_gaps]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Waste:
     """Number of slots in each state, one row per frame: after each step was scheduled, and once after the last step.
 
-    While no step is in flight, what the output of a step leaves holds instead: see `in_gaps`.
+    The rows of `in_gaps` hold from the output of a step to the beginning of the next, if no step is in flight in
+    between; `with_gaps` puts all rows in order of time.
     """
 
     time_s: FloatArray

@@ -151,7 +151,7 @@ class Sums:
     def _add_gaps(
         self, steps: StepFigures, totals: npt.NDArray[np.float64], gaps: GapFigures
     ) -> npt.NDArray[np.float64]:
-        """Add the gaps before steps that have these `totals`; return until when the step before each of them holds.
+        """Add the gaps before `steps`, which have these `totals`; return the time at which the step before each ends.
 
         A gap with the figures of the step before it is a part of that step.
         """

@@ -1,7 +1,7 @@
 """Replay of a recording: seek to any step, forward or backward at the same cost.
 
 A frame is the state right after a step was scheduled. One more frame follows the last step, after the last release. If
-no step is in flight between two steps, a second state belongs to the frame of the first: what its output left.
+no step is in flight between two steps, the frame of the first has a second state: the state after its output.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Replay:
         self._growth = GrowingRuns(self.ledger.tables, self.frame_seq)
         self.frame = 0
         self.after_output = False
-        """Whether the current state is what the output of the frame's step left."""
+        """True if the current state is the one after the output of the frame's step."""
         self._contents: UnitStates | None = None
         # A seek while another thread creates the contents must move them, too.
         self._moving = Lock()
@@ -108,7 +108,7 @@ class Replay:
         return self._states.cached
 
     def after_outputs(self) -> Replay:
-        """Return a replay whose frames show what the output of each step left, if no step was in flight after it."""
+        """Return a replay whose frames show the state after the output of their step, if no step is in flight then."""
         later = copy(self)
         later.frame_seq = self._gap_seq
         later._computed_by_live = self._computed_by_live.copy()
@@ -157,7 +157,7 @@ class Replay:
     def seek(self, frame: int, *, after_output: bool = False) -> None:
         """Make `frame` the current frame, clamped to the recording.
 
-        With `after_output`, show what the output of its step left, if no step was in flight after it.
+        With `after_output`, show the state after the output of its step, if no step is in flight then.
         """
         with self._moving:
             self.frame, self.after_output = min(max(frame, 0), self.num_frames - 1), after_output

@@ -309,7 +309,7 @@ class Session:
         return min(max(reached - first + 1, 0), int(requests.output_tokens[request]))
 
     def show(self) -> None:
-        """Move the replay to the player's frame, or to what is left in the gap after it."""
+        """Move the replay to the player's frame, or to its state in the gap."""
         self.replay.seek(self.player.frame, after_output=self.player.gap is not None)
 
     def now(self, name: str) -> int:
