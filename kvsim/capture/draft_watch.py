@@ -68,7 +68,7 @@ def check_drafts(scheduler: Any, layout: KVCacheLayout, release: str) -> None:
             proposed=nothing,
         )
         if scheduler.cache_config.enable_prefix_caching:
-            drafts.check_groups(release, layout)
+            drafts.check_groups(layout)
     except UsageError as error:
         raise RecordingError(f"the engine speculates: {str(error).rstrip('.')}.") from error
     drops = next((bool(getattr(scheduler, name)) for name in _DROPS if hasattr(scheduler, name)), False)

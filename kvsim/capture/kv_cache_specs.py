@@ -33,7 +33,8 @@ def layout_of(kv_cache_config: Any, hash_block_size: int) -> KVCacheLayout:
     for group, spec in zip(kv_cache_config.kv_cache_groups, specs, strict=True):
         if spec not in distinct:
             distinct.append(spec)
-        groups.append(_group(spec, len(group.layer_names), distinct.index(spec)))
+        described = _group(spec, len(group.layer_names), distinct.index(spec))
+        groups.append(replace(described, has_draft_layers=bool(getattr(group, "is_eagle_group", False))))
     return KVCacheLayout(
         groups=tuple(groups),
         bytes_per_block=_allocated_bytes(kv_cache_config.kv_cache_tensors) // kv_cache_config.num_blocks,

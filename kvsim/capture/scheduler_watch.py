@@ -340,6 +340,14 @@ class SchedulerRecorder:
         if request.is_finished() and name in self._rows:
             self._ended.append(request)
 
+    def _is_full(self, block: Any) -> bool:
+        """Tell whether a cached block is full; with drafts, one of full attention may have the key of a part of it."""
+        num_tokens = getattr(block, "block_hash_num_tokens", None)
+        if num_tokens is None or not isinstance(block.block_hash, bytes):
+            return True
+        group = self._layout.groups[int.from_bytes(block.block_hash[-4:], "big")]
+        return group.kind not in (CacheKind.FULL, CacheKind.MLA) or num_tokens % group.block_size == 0
+
     @_harmless
     def kept(self, request: Any) -> None:
         """Report that `request` has ended, and keeps its blocks until another server has read them."""
@@ -418,8 +426,9 @@ class SchedulerRecorder:
             return pop_blocks(request)  # type: ignore[misc]
 
         def watched_evict(block: Any) -> Any:
+            is_reported = self.sink is not None and self._is_full(block)
             evicted = evict(block)
-            if evicted and self.sink is not None:
+            if evicted and is_reported:
                 self._evicted.append(block.block_id)
             return evicted
 

@@ -390,7 +390,7 @@ class OracleRun:
             "usage": 1.0 - num_free / (self._workload.num_blocks - 1),
             "cached_keys": len(np.unique(keys[keys != NO_KEY])) + len(self._second_keys),
             "blocks": tables,
-            "keyed": np.flatnonzero(keys != NO_KEY).tolist(),
+            "keyed": np.flatnonzero((keys != NO_KEY) | self._second_keys.has_tail()).tolist(),
             "computed": {name: int(driver.sequence(number).computed) for name, number in live.items()},
             "placeholders": {name: number for name, number in placeholders.items() if number},
             "free_queue": driver.free_queue(),

@@ -181,7 +181,7 @@ class OracleWorkload:
             accepted=DraftCounts.from_rows([request.accepted_drafts for request in self.requests]),
             proposed=DraftCounts.from_rows([request.proposed_drafts for request in self.requests]),
         )
-        drafts.check_groups(release, self.layout)
+        drafts.check_groups(self.layout)
         return drafts
 
 

@@ -6,6 +6,7 @@ bytes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UsageError, WorkloadError
@@ -42,7 +43,8 @@ def layout_of(
         order = document.get("layer_order") or [
             number for number, entry in enumerate(entries) for _ in range(int(entry.get("num_layers", 1)))
         ]
-        layers = [filled[int(number)] for number in order]
+        drafting = [bool(entry.get("draft", False)) for entry in entries]
+        layers = [replace(filled[int(number)], drafts=drafting[int(number)]) for number in order]
         grouping = group_layers(layers, hybrid_manager=not document.get("disable_hybrid", False))
         return grouping.layout(
             hash_block_size=None, caches_prefixes=cache.enable_prefix_caching, stages=[range(len(layers))]

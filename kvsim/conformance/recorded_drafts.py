@@ -92,8 +92,8 @@ def _inferred_outputs(recording: Recording) -> IntArray:
     if several.any():
         row = int(np.flatnonzero(yields & several[gap])[0])
         raise RecordingError(
-            f"recording {recording.name!r}: request {requests.id[request[row]]!r} got two outputs between two of its "
-            "steps, and the recording has their sum alone; it can be compared with the column outputs in "
+            f"recording {recording.name!r}: request {str(requests.id[request[row]])!r} got two outputs between two of "
+            "its steps, and the recording has their sum alone; it can be compared with the column outputs in "
             "schedule.parquet."
         )
     outputs = np.zeros(len(rows), np.int64)

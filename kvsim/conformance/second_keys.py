@@ -1,7 +1,7 @@
 """Count of the second keys that vLLM gives to some blocks of full attention, which a record includes.
 
-A second key is that of the last hash boundary of a prompt that ends inside the block. It changes no decision of the
-simulation.
+A second key is that of the last hash boundary of a prompt that ends inside the block. With drafts, such a block may
+lack a key of its own, because it is not full; the engine then marks it. No lookup finds a block by these keys.
 """
 
 from __future__ import annotations
@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.engine.arrays import column
 from kvsim.engine.ownership import MemoryKind
-from kvsim.engine.records import NEVER
-from kvsim.engine.state import FULL, table_of
+from kvsim.engine.state import FULL, HAS_TAIL, NO_KEY, table_of
 from kvsim.policies.releases import SecondKey, rules_of
 
 if TYPE_CHECKING:
     from kvsim.conformance.oracle_files import OracleWorkload
     from kvsim.engine.driver import Driver
+
+_BLOCKS_AHEAD = 3
+"""Number of blocks that are noted from the one in which the last known hash ends."""
 
 
 class SecondKeys:
@@ -30,8 +36,10 @@ class SecondKeys:
             index for index in range(num_groups) if groups[index].kind == FULL and groups[index].hashes_per_block > 1
         ]
         self._of_block: dict[int, set[tuple[int, int]]] = {}
-        self._next: dict[tuple[int, int], tuple[int, int, int]] = {}
-        """Block of each sequence and group that may get a second key: index in the table, block and key."""
+        self._next: dict[tuple[int, int], tuple[int, list[int]]] = {}
+        """Blocks of each sequence and group that may get a second key: index in the table of the first, and blocks."""
+        self._tails: set[int] = set()
+        """Blocks whose only key is that of a hash that ends inside them."""
 
     def __len__(self) -> int:
         return len(set().union(*self._of_block.values()))
@@ -39,34 +47,69 @@ class SecondKeys:
     def follow(self, changes: Iterable[Any]) -> None:
         """Apply changes of block tables in order: freed tables may add keys, evictions remove the keys of blocks."""
         for row in changes:
-            if int(row.kind) == MemoryKind.EVICT:
+            if int(row.kind) in (MemoryKind.EVICT, MemoryKind.APPEND):
                 for block in range(int(row.address), int(row.address + row.length)):
                     self._of_block.pop(block, None)
+                    self._tails.discard(block)
             elif int(row.kind) == MemoryKind.RELEASE:
-                group = int(row.group)
-                index, block, key = self._next.pop((int(row.request) + 1, group), (NEVER, 0, 0))
-                if index < row.cached:
-                    self._of_block.setdefault(block, set()).add((group, key))
+                place = int(row.request) + 1, int(row.group)
+                if place in self._next:
+                    self._add(*place, *self._next.pop(place), num_cached=int(row.cached))
 
     def note(self, numbers: Iterable[int]) -> None:
         """Update the keys of the sequences `numbers`, which have block tables."""
         engine = self._driver.engine
+        self._forget_tails([block for block in self._tails if engine.blocks[block].key != NO_KEY])
         for group in self._groups:
-            record = engine.groups[group]
-            hash_tokens = record.block_size // record.hashes_per_block
             for number in numbers:
-                sequence = engine.sequences[number]
-                tokens = int(sequence.prompt_tokens) - (self._rule is SecondKey.BEFORE_LAST)
-                num_hashes = tokens // hash_tokens
-                index = num_hashes // record.hashes_per_block
-                table = table_of(engine, sequence, group)
-                if num_hashes % record.hashes_per_block == 0 or index >= table.num_blocks:
-                    continue
-                # A hash beyond the known keys of the prompt is unique to the sequence: a negative number is no hash.
-                key = -number << 32 | num_hashes
-                if num_hashes <= sequence.num_keys:
-                    key = int(engine.prompt_keys[sequence.first_key + num_hashes - 1])
-                block = int(engine.entries[table.begin + index])
-                self._next[number, group] = index, block, key
-                if index < table.num_cached:
-                    self._of_block.setdefault(block, set()).add((group, key))
+                table = table_of(engine, engine.sequences[number], group)
+                index = self._last_hash(number, group) // int(engine.groups[group].hashes_per_block)
+                until = min(index + _BLOCKS_AHEAD, int(table.num_blocks))
+                blocks = [int(engine.entries[table.begin + place]) for place in range(index, until)]
+                self._next[number, group] = index, blocks
+                self._add(number, group, index, blocks, num_cached=int(table.num_cached))
+
+    def _last_hash(self, number: int, group: int) -> int:
+        """Return the number of hashes up to the last that a sequence may look up, of those that are known."""
+        engine = self._driver.engine
+        record, sequence = engine.groups[group], engine.sequences[number]
+        tokens = int(sequence.prompt_tokens)
+        if self._rule is SecondKey.BEFORE_LAST and not record.drops_hit:
+            tokens -= 1
+        known = int(sequence.num_tokens - engine.settings.ahead_tokens)
+        return max(min(tokens, known), 0) // int(record.block_size // record.hashes_per_block)
+
+    def _add(self, number: int, group: int, first: int, blocks: list[int], *, num_cached: int) -> None:
+        """Add the second key of a sequence to the block in which it ends.
+
+        `blocks` are those in the sequence's table from index `first` on. The first `num_cached` of the table are full.
+        """
+        engine = self._driver.engine
+        self._forget_tails(self._tails.intersection(blocks[: max(num_cached - first, 0)]))
+        num_hashes, per_block = self._last_hash(number, group), int(engine.groups[group].hashes_per_block)
+        index = num_hashes // per_block
+        if num_hashes % per_block == 0 or index - first >= len(blocks):
+            return
+        block = blocks[index - first]
+        if index >= num_cached:
+            if not (engine.blocks[block].cached_in == HAS_TAIL and engine.blocks[block].key == NO_KEY):
+                return
+            self._of_block.pop(block, None)  # a block that is not full has one key, which the next replaces
+            self._tails.add(block)
+        # A hash beyond the known keys of the prompt is unique to the sequence: a negative number is no hash.
+        key, sequence = -number << 32 | num_hashes, engine.sequences[number]
+        if num_hashes <= sequence.num_keys:
+            key = int(engine.prompt_keys[sequence.first_key + num_hashes - 1])
+        self._of_block.setdefault(block, set()).add((group, key))
+
+    def _forget_tails(self, full: Iterable[int]) -> None:
+        """Remove the keys of blocks that became full and got a key of their own."""
+        for block in full:
+            self._of_block.pop(block, None)
+            self._tails.discard(block)
+
+    def has_tail(self) -> npt.NDArray[np.bool_]:
+        """Tell for each block whether its only key is that of a hash that ends inside it."""
+        blocks = self._driver.engine.blocks
+        is_marked, has_key = column(blocks, "cached_in") == HAS_TAIL, column(blocks, "key") != NO_KEY
+        return np.asarray(is_marked & ~has_key)

@@ -59,15 +59,9 @@ def unsplit_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 
 
 @part
-def num_cacheable(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
-    """Return how many of the first `num_tokens` tokens can be in cached blocks.
-
-    With drafts, the key of a block may also cover tokens after the block. The last blocks then have no key yet.
-    """
-    settings = engine.settings
-    if settings.num_drafts == 0:
-        return num_tokens
-    return min(num_tokens - max(settings.prompt_ahead_tokens - 1, 0), sequence.num_tokens - settings.ahead_tokens)
+def num_sure(engine: Engine, num_tokens: int) -> int:
+    """Return how many of the first `num_tokens` tokens no drafting module may compute again."""
+    return max(num_tokens - max(engine.settings.prompt_ahead_tokens - 1, 0), 0)
 
 
 @part

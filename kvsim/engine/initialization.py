@@ -26,6 +26,7 @@ from kvsim.engine.paged import kv_cache
 from kvsim.engine.paged.group_initialization import (
     check_groups,
     flight_is_counted,
+    marks_tails,
     one_group,
     records_of_groups,
     settings_of_groups,
@@ -166,7 +167,7 @@ class EnginePlan:
             combinations.check_several_groups(policy.cache)
         host_initialization.check_offload(policy, num_groups)
         if self.drafts is not None and policy.cache.enable_prefix_caching:
-            self.drafts.check_groups(release, layout)
+            self.drafts.check_groups(layout)
         if self.encoding is not None:
             self.encoding.check(release, num_groups=num_groups)
         if self.connector is not None:
@@ -211,7 +212,7 @@ class EnginePlan:
             draft_counts=_numbers_of_drafts(self.drafts, compiled=compiled),
             lists=records_of(records.Lists, max(2 * batch, room.places)),
             groups=records_of_groups(
-                layout, room.widths, policy, self.retention_tokens, self.pipeline, compiled=compiled
+                layout, room.widths, policy, self.retention_tokens, self.pipeline, self.drafts, compiled=compiled
             ),
             tables=_tables(room, compiled=compiled),
             entries=zeros((room.places + 1) * room.width),
@@ -278,7 +279,7 @@ class EnginePlan:
         if isinstance(policy, Paged) and rules_of(policy.scheduler.vllm).retains_windows:
             chosen["retention_tokens"] = NEVER if self.retention_tokens is None else self.retention_tokens
         if self.drafts is not None and isinstance(policy, Paged):
-            chosen |= settings_of_drafts(self.drafts, policy)
+            chosen |= settings_of_drafts(self.drafts, policy) | {"marks_tails": marks_tails(layout, policy)}
         if self.encoding is not None and isinstance(policy, Paged):
             chosen |= settings_of_images(self.encoding, policy)
         settings = make_one(records.Settings, compiled=compiled)

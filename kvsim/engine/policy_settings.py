@@ -106,6 +106,8 @@ def settings_of_drafts(drafts: Drafts, policy: Paged) -> dict[str, Any]:
         "ahead_tokens": drafts.ahead_tokens,
         "prompt_ahead_tokens": drafts.prompt_ahead_tokens,
         "drops_last_hit": drafts.drops_last_hit,
+        "drops_after_prompt": drafts.drops_last_hit and rules.drops_after_prompt,
+        "keeps_below_drop": drafts.drops_last_hit and rules.keeps_below_drop,
         "pads_admission": not drafts.by_batch,
         "pads_alone": rules.pads_alone,
         "caches_processed": rules.caches_processed,

@@ -160,7 +160,17 @@ class Settings:
     prompt_ahead_tokens: Feature = 0
     """Number of prompt tokens that drafting reads after a chunk. At least that many follow each chunk, or none."""
     drops_last_hit: FeatureFlag = False
-    """The last block of every hit is recomputed, because the drafter needs its hidden states."""
+    """The last block of a hit is recomputed in some groups (`Group.drops_hit`), because the drafter needs its hidden
+    states.
+    """
+    drops_after_prompt: FeatureFlag = False
+    """The recomputed block may end with the last known token, which is never hit itself; used with several groups."""
+    marks_tails: FeatureFlag = False
+    """A block of full attention in which the last hash of a prompt ends, and which is not full, is reused as late as
+    one with a prefix.
+    """
+    keeps_below_drop: FeatureFlag = False
+    """Windows are kept for hits one boundary before the last of the prompt, where a hit ends without its last block."""
     pads_admission: FeatureFlag = False
     """A sequence that has one token to compute is admitted with padding drafts, which are always rejected."""
     pads_alone: FeatureFlag = False
@@ -537,6 +547,12 @@ class Group:
     """Freeing states continues past entries that are null already."""
     keeps_all: bool = False
     """Every full block is put into the prefix cache."""
+    drops_hit: bool = False
+    """The last block of a hit is recomputed, because layers of the group, or of one like it, draft."""
+    is_dropped: bool = False
+    """The lookup under way has left out the last block of the hit at its present length."""
+    extra_tokens: int = 0
+    """Number of tokens before the window that are kept, because several drafting modules may compute them again."""
     first_entry: int = 0
     """Index, among the entries of a place, of the first entry of the group's table."""
     next_alike: int = 0
@@ -605,7 +621,7 @@ class Block(Bucketed):
     refs: Small = 0
     """Number of tables that list the block."""
     cached_in: Small = 0
-    """Number of the step whose scheduling cached the block."""
+    """Number of the step during whose scheduling it got its key, or `HAS_TAIL`."""
     key: int = 0
     """Key of the prefix that the block holds, or `NO_KEY`."""
 

@@ -28,6 +28,8 @@ LIVE_STATE, EVERY_STATE, ALIGNED = range(3)
 FIRST_FIT, BEST_FIT, NEXT_FIT, BUDDY = range(4)
 """Rules that choose the free range in which a contiguous extent is allocated."""
 NO_KEY = -(1 << 63)
+HAS_TAIL = -1
+"""Value of `Block.cached_in` of a block without a key in which a prompt ends at a hash; no lookup finds it."""
 """Value of `Block.key` of a block that holds no prefix."""
 
 

@@ -71,6 +71,8 @@ class KVCacheGroup:
     """Recurrent states that the group keeps; None unless the kind is `mamba`."""
     num_speculative_blocks: int = 0
     """Additional blocks of a recurrent group, one per drafted token."""
+    has_draft_layers: bool = False
+    """Whether any layer of the group drafts."""
 
     def blocks_for(self, num_tokens: int, max_num_batched_tokens: int) -> int:
         """Return the maximum number of blocks that a sequence of `num_tokens` tokens holds at once, for admission.
@@ -99,7 +101,7 @@ class KVCacheGroup:
         return whole
 
     def as_meta(self) -> dict[str, Any]:
-        """Return the group as an entry of `meta.kv_cache_groups` in a recording, without fields that are None or 0."""
+        """Return the group as an entry of `meta.kv_cache_groups` in a recording, without fields that are unset."""
         entry = {
             "kind": self.kind.value,
             "block_size": self.block_size,
@@ -110,6 +112,7 @@ class KVCacheGroup:
             "spec": self.spec,
             "mamba_mode": None if self.mamba_mode is None else self.mamba_mode.value,
             "num_speculative_blocks": self.num_speculative_blocks,
+            "has_draft_layers": self.has_draft_layers,
         }
         return {key: value for key, value in entry.items() if value not in (None, 0)}
 
@@ -137,6 +140,7 @@ class KVCacheGroup:
             num_speculative_blocks=(
                 _count(entry, "num_speculative_blocks", where, least=0) if "num_speculative_blocks" in entry else 0
             ),
+            has_draft_layers=_flag(entry, "has_draft_layers", where),
         )
 
 
@@ -216,7 +220,7 @@ def groups_from_meta(entries: Sequence[Any]) -> tuple[KVCacheGroup, ...]:
     if not isinstance(entries, list | tuple) or not entries:
         raise RecordingError(f"kv_cache_groups is {entries!r}; it must be a list of at least one group.")
     groups = [KVCacheGroup.from_meta(entry, f"kv_cache_groups[{index}]") for index, entry in enumerate(entries)]
-    rules = [replace(group, num_layers=1, spec=0) for group in groups]
+    rules = [replace(group, num_layers=1, spec=0, has_draft_layers=False) for group in groups]
     if not any("spec" in entry for entry in entries):
         return tuple(replace(group, spec=rules.index(rule)) for group, rule in zip(groups, rules, strict=True))
     first_of = {group.spec: index for index, group in reversed([*enumerate(groups)])}
@@ -242,6 +246,13 @@ def _count(entry: Mapping[str, Any], key: str, where: str, least: int = 1) -> in
 
 def _mamba_mode(entry: Mapping[str, Any], where: str) -> MambaMode:
     return _member(MambaMode, entry, "mamba_mode", where) if "mamba_mode" in entry else MambaMode.NONE
+
+
+def _flag(entry: Mapping[str, Any], key: str, where: str) -> bool:
+    value = entry.get(key, False)
+    if type(value) is not bool:
+        raise RecordingError(f"{where} says {key} = {value!r}; it must be true or false.")
+    return value
 
 
 def _member(kinds: type[Member], entry: Mapping[str, Any], key: str, where: str) -> Member:

@@ -61,6 +61,7 @@ class Grouping:
                     spec=seen.index(spec),
                     mamba_mode=spec.mamba_mode,
                     num_speculative_blocks=spec.num_speculative_blocks,
+                    has_draft_layers=any(self.specs[index].drafts for index in group),
                 )
             )
         scheduler_block_size = lcm(*(group.block_size for group in groups))

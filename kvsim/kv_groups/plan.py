@@ -141,6 +141,8 @@ def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tupl
     starts = [0]
     for caches in by_layer:
         starts.append(starts[-1] + len(caches))
+    first_drafting = starts[len(by_layer) - len(settings.draft_layers)]
+    specs = [replace(spec, drafts=index >= first_drafting) for index, spec in enumerate(specs)]
     ends = list(pipeline_stages(len(by_layer) - len(settings.draft_layers), model.pipeline_parallel_size))
     ends[-1] = range(ends[-1].start, len(by_layer))
     stages = tuple(range(starts[stage.start], starts[stage.stop]) for stage in ends)

@@ -6,7 +6,7 @@ engine; `kvsim.kv_groups.grouping` groups them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, lcm
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,8 @@ class LayerSpec:
     """Other properties that distinguish layers: heads, sizes, types."""
     bytes_per_token_as_full: int | None = None
     """Bytes of one token after conversion to a full layer, if different."""
+    drafts: bool = field(default=False, compare=False)
+    """Whether the layer drafts. It may share a group with layers of the model."""
 
     @property
     def page_bytes(self) -> int:

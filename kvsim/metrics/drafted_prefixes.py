@@ -16,6 +16,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.engine.paged.group_initialization import dropping_kinds
 from kvsim.policies.releases import rules_of
 from kvsim.policies.speculative_config import SpeculativeConfig
 from kvsim.recording import Meta, Recording, RequestStatus
@@ -40,14 +41,27 @@ def cached_with_drafts(
     meta, turns = recording.meta, _LastSteps.of(recording, rows, previous_end)
     # With n draft modules that draft one after the other, the last n - 1 computed tokens are not cached yet.
     ahead, lag = _tokens_ahead(meta, release), int(meta.engine.get("num_draft_modules", 1)) - 1
-    computed = np.minimum(np.minimum(turns.end, turns.known) - lag, turns.known - ahead)
     known = turns.known_at_release()
-    least, most = (
-        np.where(turns.has_output, np.maximum(computed, tokens - max(ahead, 1 + lag)), computed) for tokens in known
-    )
-    if "speculative_config" in meta.policy and not _caches_outputs(meta, release):
-        least = most = computed
+    # With several groups, only some of them leave these tokens out.
+    lags = lag, (0 if len(meta.pool.groups) > 1 else lag)
+    computed = [np.minimum(np.minimum(turns.end, turns.known) - each, turns.known - ahead) for each in lags]
+    least, most = computed
+    if "speculative_config" not in meta.policy or _caches_outputs(meta, release):
+        least, most = (
+            np.where(turns.has_output, np.maximum(each, tokens - max(ahead, 1 + late)), each)
+            for each, tokens, late in zip(computed, known, lags, strict=True)
+        )
     return tuple(np.where(turns.is_there, each, 0) for each in (least, most, turns.end, known[1] - ahead))
+
+
+def dropping_groups(recording: Recording, release: str) -> tuple[int, ...]:
+    """Return the indices of the groups in which the last block of a hit is computed again, for drafting."""
+    meta = recording.meta
+    config, groups = meta.policy.get("speculative_config"), meta.pool.groups
+    if not config or not SpeculativeConfig.parse(config).drops_last_hit(release):
+        return ()
+    kinds = dropping_kinds(groups, rules_of(release))
+    return tuple(index for index, group in enumerate(groups) if group.spec in kinds)
 
 
 def _tokens_ahead(meta: Meta, release: str) -> int:

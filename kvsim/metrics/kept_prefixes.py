@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvsim.errors import UsageError
 from kvsim.kv_groups.group import CacheKind, KVCacheGroup
-from kvsim.metrics.drafted_prefixes import cached_with_drafts
+from kvsim.metrics.drafted_prefixes import cached_with_drafts, dropping_groups
 from kvsim.metrics.retained_prefixes import SPARSE, check_retained
 from kvsim.policies import Radix
 from kvsim.policies.releases import UNSTATED, LeftOut, ReleaseRules, defaults_of, number_of, rules_of
@@ -42,13 +42,18 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     is_hit = (position % per >= per - run) | _keeps_all(size, aligned, rules)
     together = aligned if rules.caches_to_boundaries else int(np.gcd.reduce(np.unique(size), initial=0))
 
-    def kept(tokens: IntArray) -> IntArray:
+    dropping = dropping_groups(recording, release) if recording.has_drafts else ()
+    is_dropped = np.isin(group, dropping)
+
+    def kept(tokens: IntArray, together: IntArray | int, is_hit: IntArray) -> IntArray:
         """Return the value of `cached` that each row should have if this number of its tokens was cached."""
         num_full = tokens // together * together // size
         return np.where(is_whole, np.where(misses_part, 0, num_full), is_hit & (position < num_full))
 
     tokens = _cached_tokens(replay, rows)
-    least, most = map(kept, tokens)
+    least = kept(tokens[0], together, is_hit)
+    # With drafts, keys cover tokens behind a boundary, and a hit without its last block needs a block behind it.
+    most = kept(tokens[1], size if recording.has_drafts else together, is_hit | is_dropped)
     if "allocator" in meta.policy:  # a custom allocator may keep fewer units
         least = np.zeros_like(least)
     if meta.source != "simulation":  # a server may be configured to keep windows and states only at some boundaries
@@ -60,7 +65,7 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     if is_sparse and pool.groups and meta.source == "simulation":
         of_rows = np.zeros((2, len(memory)), np.int64)
         of_rows[:, rows] = tokens
-        check_retained(replay, of_rows[0], of_rows[1], file)
+        check_retained(replay, of_rows[0], of_rows[1], dropping, file)
 
 
 def _check_kept_by_tree(replay: Replay, file: Path) -> None:

@@ -8,6 +8,7 @@ that was admitted several times, the junction of any admission is accepted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,11 +33,18 @@ _FULL = (CacheKind.FULL, CacheKind.MLA)
 _RULE = "cached should be the units before the end of the prompt, or before a longer prefix that other layers had"
 
 
-def check_retained(replay: Replay, least: IntArray, most: IntArray, file: Path) -> None:
+def check_retained(replay: Replay, least: IntArray, most: IntArray, dropping: Sequence[int], file: Path) -> None:
     """Check `cached` of the blocks that requests release one by one, in the groups of windows and states.
 
-    `least` and `most` are bounds on the cached tokens of the request, for each row of `memory.parquet`, which is
-    `file`.
+    Args:
+        replay: the recording.
+        least: smallest possible number of cached tokens of the request, for each row of `memory.parquet`.
+        most: largest possible number of these tokens.
+        dropping: groups in which the last block of a hit is computed again.
+        file: `memory.parquet`.
+
+    Raises:
+        RecordingError: naming the first row with a wrong value.
     """
     recording, tables = replay.recording, replay.ledger.tables
     stays = tables.residencies
@@ -48,7 +56,8 @@ def check_retained(replay: Replay, least: IntArray, most: IntArray, file: Path) 
         runs = np.flatnonzero((tables.group == number) & (tables.death_row < len(recording.memory)))
         runs = runs[recording.memory.address[tables.death_row[runs]] != WHOLE_TABLE]
         released = _ReleasedBlocks.of(recording, tables, runs, junctions[stay[runs]])
-        released.check(recording, group, least, most, file)
+        kept = released.kept(recording, group, drops=number in dropping, ends_below=bool(dropping))
+        released.check(recording, group, kept, least, most, file)
 
 
 class _ReleasedBlocks(NamedTuple):
@@ -68,25 +77,48 @@ class _ReleasedBlocks(NamedTuple):
         is_hit = recording.memory.kind[tables.birth_row[runs]] == MemoryKind.SHARE
         return cls(tables.death_row[runs], tables.position[runs], prompts, junction, is_hit)
 
-    def check(self, recording: Recording, group: KVCacheGroup, least: IntArray, most: IntArray, file: Path) -> None:
-        """Check that the hits and the full blocks before the prompt's end or the junction stay cached, and no others.
+    def kept(
+        self, recording: Recording, group: KVCacheGroup, *, drops: bool, ends_below: bool
+    ) -> npt.NDArray[np.bool_]:
+        """Tell which blocks a hit needs that ends with the prompt, or at the junction.
+
+        Args:
+            recording: the recording.
+            group: the group of the blocks.
+            drops: the last block of such a hit is computed again in this group, so that it needs one block more.
+            ends_below: this happens in some group, so that hits of the prompt end one boundary earlier.
+        """
+        aligned, size = recording.meta.pool.unit_tokens, group.block_size
+        run = 1 if group.kind is CacheKind.MAMBA else -(-((group.window or 1) - 1) // size) + drops
+
+        def is_before(tokens: IntArray) -> npt.NDArray[np.bool_]:
+            end = tokens // aligned * aligned // size + drops
+            return np.asarray((end - run <= self.position) & (self.position < end))
+
+        before_junction = is_before(self.junction)
+        if drops:
+            before_junction |= is_before(self.junction - size)
+        repeated, longer = self.prompt_tokens - 1, self.prompt_tokens - 1
+        if ends_below:
+            repeated, longer = (np.maximum(each // aligned - 1, 0) * aligned for each in (repeated, longer + 1))
+        return is_before(repeated) | is_before(longer) | (before_junction & (self.junction > 0))
+
+    def check(
+        self, recording: Recording, group: KVCacheGroup, kept: npt.NDArray[np.bool_],
+        least: IntArray, most: IntArray, file: Path,
+    ) -> None:  # fmt: skip
+        """Check that the hits and the full blocks in `kept` stay cached, and no others.
 
         `least` and `most` bound the number of cached tokens, and so which blocks are full.
         """
         assert recording.memory.cached is not None
         aligned, size = recording.meta.pool.unit_tokens, group.block_size
-        run = 1 if group.kind is CacheKind.MAMBA else -(-((group.window or 1) - 1) // size)
-
-        def is_before(tokens: IntArray) -> npt.NDArray[np.bool_]:
-            end = tokens // aligned * aligned // size
-            return np.asarray((end - run <= self.position) & (self.position < end))
-
-        before_end = is_before(self.prompt_tokens - 1)
-        before_junction = is_before(self.junction)
         is_unknown = self.junction == _UNKNOWN
-        full_least, full_most = (tokens[self.row] // aligned * aligned // size for tokens in (least, most))
-        must = self.is_hit | ((self.position < full_least) & (before_end | before_junction))
-        may = self.is_hit | ((self.position < full_most) & (before_end | before_junction | is_unknown))
+        together = size if recording.has_drafts else aligned
+        is_full = self.position < least[self.row] // aligned * aligned // size
+        may_be_full = self.position < most[self.row] // together * together // size
+        must = self.is_hit | (is_full & kept)
+        may = self.is_hit | (may_be_full & (kept | is_unknown))
         cached = recording.memory.cached[self.row]
         require((cached >= must) & (cached <= may), file, _RULE, self.row)
 

@@ -16,6 +16,8 @@ from kvsim.policies.kinds import AnyPolicy, Paged
 from kvsim.policies.releases import check_feature, rules_of
 from kvsim.policies.speculative_config import READS_STATES, SpeculativeConfig
 
+_KIND_WORDS = {CacheKind.CHUNKED_LOCAL: "chunked", CacheKind.MAMBA: "recurrent"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
@@ -80,19 +82,19 @@ class Drafts:
             proposed=proposed,
         )
 
-    def check_groups(self, release: str, layout: KVCacheLayout | None) -> None:
-        """Refuse a release and layers of several kinds for which kvsim does not know the blocks of a hit that are
-        recomputed.
+    def check_groups(self, layout: KVCacheLayout | None) -> None:
+        """Check that kvsim knows which blocks of a hit are computed again, if layers are of several kinds.
+
+        Raises:
+            UsageError: kvsim does not know it.
         """
         if layout is None or layout.is_uniform or not self.drops_last_hit:
             return
-        layers = {(group.kind, group.window, group.block_size) for group in layout.groups}
-        sizes, kinds = {group.block_size for group in layout.groups}, sorted(kind for kind, _, _ in layers)
-        is_simple = kinds == [CacheKind.FULL, CacheKind.SLIDING_WINDOW] and len(sizes) == 1
-        if rules_of(release).keys_cover_drafts or not is_simple:
+        kinds = {group.kind for group in layout.groups} & {CacheKind.CHUNKED_LOCAL, CacheKind.MAMBA}
+        if kinds:
             raise UsageError(
-                "kvsim does not follow drafting that computes the last block of a hit again where layers are of "
-                "several kinds, but before 0.33 with full attention and one window in blocks of one size"
+                "kvsim does not follow drafting that computes the last block of a hit again where a model has "
+                f"{_KIND_WORDS[min(kinds)]} layers"
             )
 
     def numbers_by_batch(self, most: int) -> list[int]:

@@ -267,6 +267,17 @@ class ReleaseRules:
         "The key of a block covers the tokens that draft layers read ahead; before, the last block of a prefix hit was "
         "computed again.",
     )
+    drops_where_drafted: bool = _since(
+        "0.33.0",
+        "If the last block of a prefix hit is computed again for drafting, only groups that draft do so; before, "
+        "all groups.",
+    )
+    drops_after_prompt: bool = _since(
+        "0.33.0", "With several groups, the block that is computed again may end with the last known token."
+    )
+    keeps_below_drop: bool = _since(
+        "0.33.0", "With such drafts, windows are kept for hits one boundary before the last boundary of a prompt."
+    )
     pads_alone: bool = _since(
         "0.33.0",
         "A request with one token to compute is admitted with drafts even if the step computes no other request.",

@@ -175,7 +175,8 @@ def _check_blocks(driver: Driver) -> None:
 
 def reuses_first(engine: Engine) -> bool:
     """Tell whether the simulated release reuses freed blocks without a prefix before all others."""
-    return all(engine.groups[group].reuses_first for group in range(engine.settings.num_groups))
+    groups = range(engine.settings.num_groups)
+    return not engine.settings.marks_tails and all(engine.groups[group].reuses_first for group in groups)
 
 
 def _check_custom_units(driver: Driver) -> None:

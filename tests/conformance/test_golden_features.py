@@ -191,17 +191,20 @@ def test_drafts_that_are_not_known_are_refused(drafting: dict[str, Any], release
         parse_workload(PLAIN | {"spec": drafting}, "workload.json").of_release(release)
 
 
-def test_a_last_hit_that_is_computed_again_is_followed_with_one_window_before_0_33() -> None:
-    groups = [{"type": "sliding_window", "window": 8}, {"type": "full"}]
-    document = PLAIN | {"groups": groups, "spec": {"method": "eagle", "k": 2}}
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [({"type": "mamba", "num_layers": 1}, "recurrent"), ({"type": "chunked_local", "window": 16}, "chunked")],
+)
+def test_a_last_hit_that_is_computed_again_is_followed_with_windows_alone(kind: dict[str, Any], word: str) -> None:
+    plain_keys = {"method": "eagle", "k": 2, "disable_lookahead_hashes": True}
+    windows = [{"type": "sliding_window", "window": each} for each in (8, 12)]
+    document = PLAIN | {"spec": plain_keys, "groups": [*windows, {"type": "full"}]}
     for release in ("0.25.1", "0.33.0"):
         assert parse_workload(document, "workload.json").of_release(release).drafting
-    words = "computes the last block of a hit again where layers are of several kinds, but before 0.33"
-    two_windows = document | {"groups": [*groups, {"type": "sliding_window", "window": 12}]}
-    plain_keys = document | {"spec": {"method": "eagle", "k": 2, "disable_lookahead_hashes": True}}
-    for refused, release in ((two_windows, "0.25.1"), (plain_keys, "0.33.0")):
-        with pytest.raises(RecordingError, match=words):
-            parse_workload(refused, "workload.json").of_release(release)
+    words = f"computes the last block of a hit again where a model has {word} layers"
+    refused = parse_workload(document | {"groups": [kind, {"type": "full"}]}, "workload.json")
+    with pytest.raises(RecordingError, match=words):
+        refused.of_release("0.33.0")
 
 
 def test_windows_are_not_served_in_decode_context_parallelism() -> None:

@@ -11,7 +11,7 @@ from kvsim.engine import linked_list
 from kvsim.engine.linked_list import HEAD
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.paged import prefix_cache
-from kvsim.engine.state import NO_KEY, Engine
+from kvsim.engine.state import HAS_TAIL, NO_KEY, Engine
 
 NULL_BLOCK = HEAD
 """The block in table entries that hold no KV. It is never allocated, so requests can use one block less than the pool
@@ -34,6 +34,8 @@ def allocate(engine: Engine) -> tuple[int, bool]:
     linked_list.remove(engine.blocks, block)
     state.num_free -= 1
     engine.blocks[block].refs = 1
+    if engine.settings.marks_tails:
+        engine.blocks[block].cached_in = 0
     if is_evicted:
         state.num_cached -= 1
         prefix_cache.evict(engine, block)
@@ -74,7 +76,7 @@ def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
         assert blocks[block].refs > 0, "a block is freed that no table holds"
         blocks[block].refs -= 1
         num_shared += blocks[block].refs > 0
-        if blocks[block].refs == 0 and (blocks[block].key != NO_KEY or not reuses_first):
+        if blocks[block].refs == 0 and (not reuses_first or _is_reused_last(engine, block)):
             linked_list.push_back(blocks, block)
             state.num_free += 1
             if blocks[block].key != NO_KEY:
@@ -85,7 +87,14 @@ def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
     # Pushed to the head in reverse order of freeing, so that the block freed first (the last entry) is taken first.
     for index in range(begin, end):
         block = entries[index]
-        if block != NULL_BLOCK and blocks[block].refs == 0 and blocks[block].key == NO_KEY:
+        if block != NULL_BLOCK and blocks[block].refs == 0 and not _is_reused_last(engine, block):
             linked_list.push_front(blocks, block)
             state.num_free += 1
     return num_shared
+
+
+@part
+def _is_reused_last(engine: Engine, block: int) -> bool:
+    """Tell whether a block is put to the tail of the free queue: it holds a prefix, or the end of a prompt."""
+    record = engine.blocks[block]
+    return record.key != NO_KEY or (engine.settings.marks_tails and record.cached_in == HAS_TAIL)

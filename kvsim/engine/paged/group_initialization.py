@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
 from typing import Any
@@ -14,7 +15,8 @@ from kvsim.engine.state import ALIGNED, CHUNKED_LOCAL, EVERY_STATE, FULL, LIVE_S
 from kvsim.errors import UsageError
 from kvsim.kv_groups import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode
 from kvsim.policies import Paged, Pipeline, Policy
-from kvsim.policies.releases import AlignedSplit, Junction, LeftOut, ReleaseRules, ReusedFirst, rules_of
+from kvsim.policies.drafts import Drafts
+from kvsim.policies.releases import AlignedSplit, Junction, LeftOut, ReleaseRules, ReusedFirst, SecondKey, rules_of
 
 _KINDS = {
     CacheKind.FULL: FULL,
@@ -85,6 +87,16 @@ def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) 
         )
 
 
+def marks_tails(layout: KVCacheLayout, policy: Paged) -> bool:
+    """Tell whether a block that is not full may get the key of a hash that ends inside it.
+
+    Without drafts a block is full before it could get such a key.
+    """
+    has_keys = rules_of(policy.scheduler.vllm).second_key is not SecondKey.NONE and policy.cache.enable_prefix_caching
+    sizes = [group.block_size for group in layout.groups if _KINDS[group.kind] == FULL]
+    return has_keys and any(size > layout.hash_block_size for size in sizes)
+
+
 def flight_is_counted(layout: KVCacheLayout, policy: Paged) -> bool:
     """Tell whether any group frees blocks before a sequence ends, and only after the steps in flight that use them."""
     waits = rules_of(policy.scheduler.vllm).windows_wait
@@ -124,12 +136,22 @@ def _leaders(layout: KVCacheLayout) -> list[int]:
     return sorted(leaders, key=lambda leader: _KINDS[layout.groups[leader].kind] != FULL)
 
 
+def dropping_kinds(groups: Sequence[KVCacheGroup], rules: ReleaseRules) -> set[int]:
+    """Return the kinds of layers in whose groups the last block of a hit is computed again for drafting.
+
+    These are the kinds that draft; all kinds if none is known to draft.
+    """
+    drafting = {group.spec for group in groups if group.has_draft_layers}
+    return drafting if drafting and rules.drops_where_drafted else {group.spec for group in groups}
+
+
 def records_of_groups(
     layout: KVCacheLayout,
     widths: list[int],
     policy: Policy,
     retention_tokens: int | None,
     pipeline: Pipeline,
+    drafts: Drafts | None,
     *,
     compiled: bool,
 ) -> Records[records.Group]:
@@ -142,11 +164,19 @@ def records_of_groups(
         rules, most = rules_of(policy.scheduler.vllm), pipeline.max_in_flight_tokens(policy.scheduler)
         if rules.reused_first is ReusedFirst.WITH_CACHING and not policy.cache.enable_prefix_caching:
             rules = replace(rules, reused_first=ReusedFirst.NONE)
+    dropping = dropping_kinds(layout.groups, rules) if drafts is not None and drafts.drops_last_hit else set()
+    extra_tokens = max(drafts.prompt_ahead_tokens - 1, 0) if drafts else 0
     for index, group in enumerate(layout.groups):
         record = made[index]
+        if group.kind is CacheKind.SLIDING_WINDOW and group.window is not None:
+            record.extra_tokens = extra_tokens
+            kept = replace(group, window=group.window + extra_tokens)
+        else:
+            kept = group
+        record.drops_hit = group.spec in dropping
         record.kind, record.block_size, record.window = _KINDS[group.kind], group.block_size, group.window or 0
         record.mode = _MODES[group.mamba_mode or MambaMode.NONE]
-        record.cap_blocks = group.blocks_for(policy.max_model_len, most)
+        record.cap_blocks = kept.blocks_for(policy.max_model_len, most)
         record.hashes_per_block = max(group.block_size // layout.hash_block_size, 1)
         record.token_slots, record.state_slots = tokens[index], states[index]
         record.num_alike = specs.count(specs[index])

@@ -31,7 +31,7 @@ def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
         return 0
     kind, window = engine.groups[group].kind, engine.groups[group].window
     if kind == SLIDING_WINDOW:
-        return max(0, computed - window + 1)
+        return max(0, computed - window + 1 - engine.groups[group].extra_tokens)
     if kind == CHUNKED_LOCAL:
         return computed // window * window
     if kind == MAMBA:
@@ -142,7 +142,7 @@ def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -
         return room
     skipped = num_skipped_tokens(engine, group, computed) // block_size * block_size
     if record.kind == SLIDING_WINDOW:
-        return min(room, skipped + block_size + record.window - 1)
+        return min(room, skipped + block_size + record.window - 1 + record.extra_tokens)
     if record.kind == MAMBA:
         return 0 if record.mode == ALIGNED else min(room, skipped + block_size + 1)
     return min(room, (computed // record.window + 1) * record.window)
@@ -160,22 +160,56 @@ def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int)
     if not settings.has_windows or record.keeps_all:
         return True
     aligned, block_size, retention = settings.cache_tokens, record.block_size, settings.retention_tokens
+    if record.kind == SLIDING_WINDOW:
+        segment = aligned if retention == NEVER else retention
+        if segment > 0 and _is_before_segment_end(engine, group, index, segment):
+            return True
+        return retention != NEVER and _is_before_prompt_end(engine, sequence, group, index)
     prompt_end = (sequence.prompt_tokens - 1) // aligned * aligned // block_size
     junction = sequence.junction // aligned * aligned // block_size
-    if record.kind == SLIDING_WINDOW:
-        run = -(-(record.window - 1) // block_size)  # blocks that a hit needs before its boundary
-        segment = aligned if retention == NEVER else retention
-        if segment > 0:
-            blocks_per_segment = segment // block_size
-            if run >= blocks_per_segment or index % blocks_per_segment >= blocks_per_segment - run:
-                return True
-        if retention == NEVER:
-            return False
-        return prompt_end - run <= index < prompt_end or junction - run <= index < junction
     blocks_per_segment = retention // block_size
     if retention > 0 and (blocks_per_segment <= 1 or (index + 1) % blocks_per_segment == 0):
         return True
     return index in (prompt_end - 1, junction - 1)
+
+
+@part
+def _blocks_before_hit(engine: Engine, group: int) -> int:
+    """Return the number of blocks of a window that a hit needs, with the last block if that is left out of the hit."""
+    record = engine.groups[group]
+    return -(-(record.window - 1) // record.block_size) + (1 if record.drops_hit else 0)
+
+
+@part
+def _is_before_segment_end(engine: Engine, group: int, index: int, segment_tokens: int) -> bool:
+    """Tell whether a hit that ends at a multiple of `segment_tokens` needs the block at `index` of a window."""
+    record, run = engine.groups[group], _blocks_before_hit(engine, group)
+    per, place = segment_tokens // record.block_size, index - (1 if record.drops_hit else 0)
+    return run >= per or (place >= 0 and place % per >= per - run)
+
+
+@part
+def _is_before_prompt_end(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
+    """Tell whether a hit of a repeated prompt, or one up to the junction, needs the block at `index` of a window."""
+    aligned, record = engine.settings.cache_tokens, engine.groups[group]
+    repeated, longer = sequence.prompt_tokens - 1, sequence.prompt_tokens - 1
+    if engine.settings.keeps_below_drop:
+        repeated, longer = max(repeated // aligned - 1, 0) * aligned, max((longer + 1) // aligned - 1, 0) * aligned
+    if _is_before(engine, group, index, repeated) or _is_before(engine, group, index, longer):
+        return True
+    if sequence.junction == 0:
+        return False
+    if record.drops_hit and _is_before(engine, group, index, sequence.junction - record.block_size):
+        return True
+    return _is_before(engine, group, index, sequence.junction)
+
+
+@part
+def _is_before(engine: Engine, group: int, index: int, num_tokens: int) -> bool:
+    """Tell whether a hit of about `num_tokens` tokens needs the block at `index` of a window."""
+    aligned, record = engine.settings.cache_tokens, engine.groups[group]
+    end = num_tokens // aligned * aligned // record.block_size + (1 if record.drops_hit else 0)
+    return end - _blocks_before_hit(engine, group) <= index < end
 
 
 @part

@@ -13,7 +13,7 @@ from kvsim.engine.memory import MemoryManager
 from kvsim.engine.paged import block_pool, groups, prefix_cache, prefix_hits
 from kvsim.engine.paged.block_pool import NULL_BLOCK
 from kvsim.engine.records import NEVER, Sequence
-from kvsim.engine.state import ALIGNED, FULL, MAMBA, Engine, table_of
+from kvsim.engine.state import ALIGNED, FULL, HAS_TAIL, MAMBA, NO_KEY, Engine, table_of
 
 
 @part
@@ -78,7 +78,7 @@ def begin_tables(engine: Engine, sequence: Sequence, hit_tokens: int, num_tokens
         attach_hits(engine, sequence, group, hit_tokens)
     for group in range(settings.num_groups):
         extend(engine, sequence, group, num_tokens, num_slots)
-    sequence.cache_at = settings.commit_tokens * (hit_tokens // settings.commit_tokens + 1)
+    sequence.cache_at = _next_to_cache(engine, sequence, hit_tokens)
     if not settings.prefix_caching:
         sequence.cache_at = NEVER
 
@@ -121,20 +121,73 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     the same step can hit them.
     """
     settings = engine.settings
-    num_tokens = drafting.num_cacheable(engine, sequence, num_tokens)
     if num_tokens < sequence.cache_at:
         return
-    end_tokens = num_tokens // settings.commit_tokens * settings.commit_tokens
     for group in range(settings.num_groups):
         table, block_size = table_of(engine, sequence, group), engine.groups[group].block_size
-        for index in range(table.num_cached, end_tokens // block_size):
+        end_tokens = _end_to_cache(engine, group, num_tokens)
+        num_full = min(end_tokens, sequence.num_tokens - settings.ahead_tokens) // block_size
+        for index in range(table.num_cached, num_full):
             block = engine.entries[table.begin + index]
             if block != NULL_BLOCK and groups.is_kept_for_hits(engine, sequence, group, index):
                 prefix_cache.cache(engine, block, prefix_hits.key_of(engine, sequence, group, index))
                 engine.blocks[block].cached_in = engine.state.num_scheduled
                 engine.rules.note_cached(engine, sequence, group, index)
             table.num_cached = index + 1
-    sequence.cache_at = end_tokens + settings.commit_tokens
+        if settings.marks_tails and engine.groups[group].kind == FULL:
+            _mark_tail(engine, sequence, group, end_tokens)
+    sequence.cache_at = _next_to_cache(engine, sequence, num_tokens)
+
+
+@part
+def _mark_tail(engine: Engine, sequence: Sequence, group: int, end_tokens: int) -> None:
+    """Mark the block in which the last hash of a prompt ends, within the first `end_tokens` tokens, if it has no key.
+
+    vLLM gives such a block the key of that hash, by which no lookup finds it.
+    """
+    record, table = engine.groups[group], table_of(engine, sequence, group)
+    hash_tokens = record.block_size // record.hashes_per_block
+    limit = sequence.prompt_tokens - (0 if record.drops_hit else 1)
+    boundary = min(limit, sequence.num_tokens - engine.settings.ahead_tokens) // hash_tokens * hash_tokens
+    index = boundary // record.block_size
+    if boundary > end_tokens or boundary % record.block_size == 0 or not table.num_cached <= index < table.num_blocks:
+        return
+    block = engine.entries[table.begin + index]
+    if engine.blocks[block].key == NO_KEY:
+        engine.blocks[block].cached_in = HAS_TAIL
+
+
+@part
+def _end_to_cache(engine: Engine, group: int, num_tokens: int) -> int:
+    """Return up to which token the blocks of a group may be cached once `num_tokens` tokens are known.
+
+    In a group that leaves out the last block of a hit, a hit needs one block after the boundary at which it ends.
+    """
+    settings, record, unit = engine.settings, engine.groups[group], engine.settings.commit_tokens
+    end_tokens = num_tokens // unit * unit
+    if settings.num_drafts == 0:
+        return end_tokens
+    if settings.num_groups == 1:
+        end_tokens = drafting.num_sure(engine, num_tokens)
+    elif settings.drops_last_hit and record.drops_hit and end_tokens > 0:
+        end_tokens = drafting.num_sure(engine, num_tokens)
+        end_tokens = min(end_tokens, end_tokens // unit * unit + record.block_size)
+    return end_tokens
+
+
+@part
+def _next_to_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
+    """Return the number of known tokens from which on another block may be cached, if `num_tokens` are known now."""
+    settings = engine.settings
+    if settings.num_drafts == 0:
+        return settings.commit_tokens * (num_tokens // settings.commit_tokens + 1)
+    if settings.marks_tails:  # the last hash of a prompt ends anywhere, and may be known late
+        return 0
+    following = NEVER
+    for group in range(settings.num_groups):
+        num_cached = table_of(engine, sequence, group).num_cached
+        following = min(following, (num_cached + 1) * engine.groups[group].block_size)
+    return following
 
 
 @part

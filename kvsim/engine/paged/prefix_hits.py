@@ -27,14 +27,11 @@ def find(engine: Engine, sequence: Sequence) -> int:
     settings, state = engine.settings, engine.state
     limit = sequence.num_tokens - 1
     if settings.ahead_tokens > 1:
-        limit = sequence.num_tokens - settings.ahead_tokens
+        limit = max(sequence.num_tokens - settings.ahead_tokens, 0)
     state.num_uncached = 0
     if settings.num_groups == 1:
-        num_hits = _find_alike(engine, sequence, 0, limit)
-        if settings.drops_last_hit and num_hits > 0:
-            num_hits -= 1
-            engine.groups[0].num_hits = num_hits
-        return num_hits * engine.groups[0].block_size
+        return _find_alike(engine, sequence, 0, limit, settings.drops_last_hit) * engine.groups[0].block_size
+    _forget_drops(engine)
     hit_tokens, longest, rounds = limit, 0, 0
     leader = settings.first_leader
     first_is_full = engine.groups[leader].kind == FULL
@@ -71,14 +68,28 @@ def find(engine: Engine, sequence: Sequence) -> int:
 def _find_kind(engine: Engine, sequence: Sequence, leader: int, current: int, limit: int) -> int:
     """Store the hits of a kind within `current` tokens; return their number of entries.
 
-    If the last hit is computed again, one more block is looked up, within `limit` tokens, and then left out.
+    If the last hit is computed again, one further block is looked up, within `limit` tokens, and then left out. This
+    happens once for each length of the common hit.
     """
-    block_size = engine.groups[leader].block_size
-    if not engine.settings.drops_last_hit:
-        return _find_alike(engine, sequence, leader, current)
-    num_hits = max(_find_alike(engine, sequence, leader, min(current + block_size, limit)) - 1, 0)
-    _cut(engine, leader, num_hits * block_size)
-    return num_hits
+    record, settings = engine.groups[leader], engine.settings
+    if not settings.drops_last_hit:
+        return _find_alike(engine, sequence, leader, current, False)
+    if not record.drops_hit or record.is_dropped:
+        num_hits = _find_alike(engine, sequence, leader, current, False)
+        if num_hits * record.block_size < current:
+            _forget_drops(engine)
+        return num_hits
+    record.is_dropped = True
+    until = sequence.num_tokens if settings.drops_after_prompt else limit
+    return _find_alike(engine, sequence, leader, min(current + record.block_size, until), True)
+
+
+@part
+def _forget_drops(engine: Engine) -> None:
+    """Let every kind of layers that drafts leave out the last block of its hit again."""
+    if engine.settings.drops_last_hit:
+        for group in range(engine.settings.num_groups):
+            engine.groups[group].is_dropped = False
 
 
 @part
@@ -95,13 +106,16 @@ def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
 
 
 @part
-def _find_alike(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Store the hits within `limit` tokens of a group and the groups of its kind; return their number of entries."""
+def _find_alike(engine: Engine, sequence: Sequence, leader: int, limit: int, drops: bool) -> int:
+    """Store the hits within `limit` tokens of a group and the groups of its kind; return their number of entries.
+
+    With `drops`, the last block of the hit is left out.
+    """
     kind = engine.groups[leader].kind
     if not engine.settings.has_windows or kind == FULL:
-        num_hits = _find_full(engine, sequence, leader, limit)
+        num_hits = _find_full(engine, sequence, leader, limit, drops)
     elif kind == SLIDING_WINDOW:
-        num_hits = _find_window(engine, sequence, leader, limit)
+        num_hits = _find_window(engine, sequence, leader, limit, drops)
     elif kind == CHUNKED_LOCAL:
         num_hits = _find_chunk(engine, sequence, leader, limit)
     else:
@@ -123,35 +137,36 @@ def _cut(engine: Engine, leader: int, hit_tokens: int) -> None:
 
 
 @part
-def _find_full(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
+def _find_full(engine: Engine, sequence: Sequence, leader: int, limit: int, drops: bool) -> int:
     """Return the number of hits of full attention: the leading blocks up to the first that is missing."""
     block_size, num_hits = engine.groups[leader].block_size, 0
     while num_hits < limit // block_size and _is_cached(engine, sequence, leader, num_hits):
         num_hits += 1
-    return _aligned(engine, leader, num_hits)
+    return _aligned(engine, leader, max(num_hits - 1, 0) if drops else num_hits)
 
 
 @part
-def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Return the number of hits of a window, which end with the last cached blocks that cover a whole window.
+def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int, drops: bool) -> int:
+    """Return the number of hits of a window. They end with the last run of cached blocks that covers the window.
 
     If there are none, the hits are the cached blocks at the begin of the prompt.
     """
     record = engine.groups[leader]
-    needed, run = -(-(record.window - 1) // record.block_size), 0
-    if engine.settings.drops_last_hit:
-        needed += 1
+    needed, run, num_dropped = -(-(record.window - 1) // record.block_size), 0, 1 if drops else 0
+    needed += num_dropped
     for index in range(limit // record.block_size - 1, -1, -1):
         if not _is_cached(engine, sequence, leader, index):
             run = 0
             continue
-        if run == 0 and (index + 1) * record.block_size % engine.settings.cache_tokens != 0:
+        if run == 0 and (index + 1 - num_dropped) * record.block_size % engine.settings.cache_tokens != 0:
             continue
         run += 1
         if run >= needed:
             _forget_before(engine, leader, index)
-            return index + run
-    return run
+            return index + run - num_dropped
+    # vLLM shortens such a hit to a common boundary before it leaves out the last block, and again after that.
+    run = _aligned(engine, leader, run)
+    return _aligned(engine, leader, max(run - num_dropped, 0))
 
 
 @part
