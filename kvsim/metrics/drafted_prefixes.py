@@ -42,7 +42,7 @@ def cached_with_drafts(
     # With n draft modules that draft one after the other, the last n - 1 computed tokens are not cached yet.
     ahead, lag = _tokens_ahead(meta, release), int(meta.engine.get("num_draft_modules", 1)) - 1
     known = turns.known_at_release()
-    # With several groups, only some of them leave these tokens out.
+    # With several groups, some groups cache these tokens.
     lags = lag, (0 if len(meta.pool.groups) > 1 else lag)
     computed = [np.minimum(np.minimum(turns.end, turns.known) - each, turns.known - ahead) for each in lags]
     least, most = computed

@@ -137,7 +137,7 @@ def _leaders(layout: KVCacheLayout) -> list[int]:
 
 
 def dropping_kinds(groups: Sequence[KVCacheGroup], rules: ReleaseRules) -> set[int]:
-    """Return the kinds of layers in whose groups the last block of a hit is computed again for drafting.
+    """Return the kinds of layers that compute the last block of a hit again, for drafting.
 
     These are the kinds that draft; all kinds if none is known to draft.
     """
