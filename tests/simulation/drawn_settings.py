@@ -68,6 +68,8 @@ def drawn_settings(seed: int, folder: Path) -> list[str]:
         radix, machine = _radix(draw), _machine(draw, draw.one_of(*DENSE, *WINDOWED), longest)
         if "--disable-radix-cache" in radix and WINDOWED[0] in machine:  # every request's window has slots of its own
             machine = [*_without("--num-blocks", machine), *([] if "--kv-gib" in machine else ["--kv-gib", "16"])]
+        if "--disable-radix-cache" not in radix and WINDOWED[0] not in machine and draw.chance(0.3):
+            radix += _hicache(draw)
         arguments += radix + machine
     elif policy == "contiguous":
         arguments += _contiguous(draw) + _scheduling(draw, longest) + _machine(draw, draw.one_of(*DENSE), longest)
@@ -229,6 +231,15 @@ def _radix(draw: _Draw) -> list[str]:
         *draw.some(0.2, "--enable-priority-scheduling"),
         *draw.some(0.2, "--prefill-decode-interval", 3),
         *draw.some(0.2, "--swa-full-tokens-ratio", 0.2, 1.0),
+    ]
+
+
+def _hicache(draw: _Draw) -> list[str]:
+    return [
+        "--enable-hierarchical-cache",
+        *draw.some(0.7, "--hicache-ratio", 0.001, 0.3, 1.5),
+        *draw.some(0.7, "--hicache-write-policy", "write_through_selective", "write_back"),
+        *draw.some(0.5, "--kv-offloading-gb-per-s", 0.5, 20),
     ]
 
 

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 from kvsim.cli import cli
 from kvsim.errors import BudgetError, UsageError
+from kvsim.exporters import write_perfetto
+from kvsim.fitting import SGLangServer
 from kvsim.metrics import summarize
 from kvsim.metrics.contradictions import refuse_contradictions
 from kvsim.policies import Radix, RadixSettings
@@ -20,8 +22,12 @@ from kvsim.recording.tables import CopyKind
 from kvsim.replay.host_memory import host_memory
 from kvsim.simulation import EngineName, measure, simulate
 from kvsim.simulation.simulation_run import record
+from kvsim_tui.app import KvsimApp
+from kvsim_tui.facts.requests import request_facts
+from kvsim_tui.playback.session import Session
+from kvsim_tui.widgets.host_map import HostMap
 
-from .test_radix import SCHEDULING, WINDOWED, machine_of, workload
+from .test_radix import GPU, MODEL, SCHEDULING, WINDOWED, machine_of, workload
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
 NUM_TOKENS = 640
@@ -109,6 +115,26 @@ def test_host_memory_shows_the_copies_step_by_step() -> None:
     assert host.coming[-1] == host.going[-1] == 0
 
 
+async def test_the_screen_and_a_trace_show_host_memory(tmp_path: Path) -> None:
+    recording = recorded(policy_of(page_size=4, load_gb_per_s=0.02))
+    host, copies = host_memory(recording), recording.copies
+    assert host is not None
+    assert copies is not None
+    step = int(np.argmax(host.coming))
+    session = Session(recording, at_s=float(recording.steps.start_s[step]))
+    app = KvsimApp(session, clock=lambda: 0.0, flash_s=0)
+    async with app.run_test(size=(140, 45)) as pilot:
+        await pilot.pause()
+        title = str(app.screen.query_one(HostMap).border_title)
+    assert f"{host.used[step]:,} of {host.num_slots:,} blocks" in title
+    assert f"{host.coming[step]:,} coming back" in title
+    under_way = (copies.kind == CopyKind.LOAD) & (copies.begun_step <= step) & (copies.reported_step >= step)
+    state = request_facts(session, int(copies.request[under_way][0])).state
+    assert state.startswith("running: ")
+    assert state.endswith(", its prefix comes from the host")
+    assert b"host memory" in write_perfetto(recording, tmp_path / "t.pftrace").read_bytes()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("write_policy", POLICIES)
 def test_machine_code_records_the_same(write_policy: str) -> None:
@@ -162,6 +188,16 @@ def test_the_answer_says_what_was_copied_and_that_its_times_are_a_model() -> Non
     assert "20.0 GB/s there and 20.0 GB/s back, write_through; the times of copies are a model" in words
     assert "copied there in" in words
     assert "tokens were not computed" in words
+
+
+def test_a_fit_states_hicache_by_sglang_s_arguments_alone() -> None:
+    cache = RadixSettings(enable_hierarchical_cache=True, hicache_size=40.0, store_gb_per_s=12.0)
+    server = SGLangServer(gpu=GPU, model=MODEL, name="Llama-3-8B", cache=cache)
+    assert "--enable-hierarchical-cache --hicache-size 40.0" in server.flags()
+    assert "gb-per-s" not in server.flags()
+    result = CliRunner().invoke(cli, ["fit", *SMALL[:2], "--enable-hierarchical-cache", "--rate", "2", "--points", "0",
+                                      "--prompt-tokens", "60", "--output-tokens", "12"])  # fmt: skip
+    assert result.exit_code == 0, result.output
 
 
 def test_the_size_of_host_memory_is_explained() -> None:
