@@ -24,6 +24,7 @@ from kvsim.simulation import EngineName, measure, simulate
 from kvsim.simulation.simulation_run import record
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.facts.requests import request_facts
+from kvsim_tui.facts.tree import tree_lines
 from kvsim_tui.playback.session import Session
 from kvsim_tui.widgets.host_map import HostMap
 
@@ -132,6 +133,8 @@ async def test_the_screen_and_a_trace_show_host_memory(tmp_path: Path) -> None:
     state = request_facts(session, int(copies.request[under_way][0])).state
     assert state.startswith("running: ")
     assert state.endswith(", its prefix comes from the host")
+    cached = np.flatnonzero(session.replay.cached)
+    assert ("locked by", "no request: it can be evicted, unless a copy locks it") in tree_lines(session, int(cached[0]))
     assert b"host memory" in write_perfetto(recording, tmp_path / "t.pftrace").read_bytes()
 
 

@@ -63,9 +63,10 @@ def _summary(session: Session, tree: RadixTree) -> str:
     if not tree.runs:
         return "The tree is empty: no prompt has been computed, or all were evicted."
     name, evictable = session.unit_name, tree.num_units - tree.num_locked
+    unless = ", unless a copy locks them" if session.is_copying else ""
     return (
         f"The radix tree: {plural(tree.num_units, name)} in {plural(len(tree.runs), 'run')}; {tree.num_locked:,} "
-        f"locked, {evictable:,} can be evicted, from the leaves."
+        f"locked, {evictable:,} can be evicted, from the leaves{unless}."
     )
 
 

@@ -47,7 +47,8 @@ def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
         return [*lines, ("locked by", plural(int(replay.refs[unit]), "request"))]
     age_s = float(session.times_s[frame]) - float(session.times_s[last.end_frame])
     ago = seconds(max(age_s, 0.0), session.player.duration_s / 1000)
-    return [*lines, ("locked by", "no request: it can be evicted"), ("given up", f"{ago} ago")]
+    unless = ", unless a copy locks it" if session.is_copying else ""
+    return [*lines, ("locked by", f"no request: it can be evicted{unless}"), ("given up", f"{ago} ago")]
 
 
 def in_tree_units(session: Session, request: int) -> int:

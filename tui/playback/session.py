@@ -274,6 +274,12 @@ class Session:
         return max(len(self.replay.live_requests()) - int(steps.running[step]), 0)
 
     @property
+    def is_copying(self) -> bool:
+        """Tell whether blocks are being copied to or from host memory."""
+        host, frame = self.host, self.replay.frame
+        return host is not None and bool(host.going[frame] + host.coming[frame] > 0)
+
+    @property
     def loads_in_step(self) -> bool:
         """Tell whether requests run while their blocks come from the host, as in SGLang; in vLLM they wait."""
         return self.recording.meta.policy_name == Radix.name
