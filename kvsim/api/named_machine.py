@@ -75,7 +75,7 @@ def machine(
         max_num_seqs=max_num_seqs or defaults.max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens or defaults.max_num_batched_tokens,
     )  # fmt: skip
-    times = _times(source, card, served, engine, captured=not stated.enforce_eager)
+    times = _times(source, card, served, engine, captured=not stated.enforce_eager, max_num_seqs=max_num_seqs)
     return Machine(gpu=card, model=served, kv_bytes=kv_bytes, step_time=times, max_model_len=max_model_len)
 
 
@@ -188,9 +188,15 @@ def _of_recording(
 
 
 def _times(
-    source: str | os.PathLike[str] | StepTimeModel | None, gpu: Gpu, model: Model, engine: str, *, captured: bool
+    source: str | os.PathLike[str] | StepTimeModel | None,
+    gpu: Gpu,
+    model: Model,
+    engine: str,
+    *,
+    captured: bool,
+    max_num_seqs: int | None = None,
 ) -> StepTimeModel:
     if source is None or isinstance(source, str | os.PathLike):
         name = None if source is None else os.fspath(source)
-        return step_times(gpu, model, engine, source=name, captured=captured)
+        return step_times(gpu, model, engine, source=name, captured=captured, max_num_seqs=max_num_seqs)
     return source

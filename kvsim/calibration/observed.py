@@ -57,12 +57,27 @@ class Observed:
         return len(self.start_s)
 
 
+def refuse_rank(recording: Recording) -> None:
+    """Refuse a recording of a data-parallel rank whose steps wait for those of other ranks.
+
+    Raises:
+        UsageError: it is of such a rank.
+    """
+    if (num_ranks := int(recording.meta.engine.get("data_parallel_size", 1))) > 1:
+        raise UsageError(
+            f"{recording.name} is of one of {num_ranks} data-parallel ranks, whose steps wait for those of the others, "
+            f"so its times say nothing alone; kvsim run --data-parallel-size {num_ranks} simulates all ranks."
+        )
+
+
 def observe(recording: Recording) -> Observed:
     """Return the steps of `recording`, with their contents from its schedule.
 
     Raises:
-        UsageError: the engine had a pipeline, whose stages work on several steps at once.
+        UsageError: the engine had a pipeline, whose stages work on several steps at once, or was a data-parallel rank
+            that waited for others.
     """
+    refuse_rank(recording)
     if int({**recording.meta.model, **recording.meta.engine}.get("pipeline_parallel_size", 1)) > 1:
         raise UsageError(
             f"{recording.name} is of a pipeline, whose stages work on several steps at once; step times are fitted to "

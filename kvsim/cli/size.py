@@ -290,7 +290,10 @@ def _unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
     is_computed = any(term.label == "activations" for term in budget.terms)
     sentences = []
     if is_computed and model.has_shared_experts:
-        sentences.append("no start of data-parallel ranks was measured: their activations and buffers are estimates")
+        sentences.append(
+            "of data-parallel ranks one start was measured (Qwen3-30B-A3B, two H100s): 1.2 % fewer blocks than these "
+            "estimates of activations, buffers and graphs leave"
+        )
     if is_computed and model.image_class and not budget.encoder_cache_tokens:
         sentences.append(f"what vLLM keeps for images of {model.image_class} is not in: its largest image is not known")
     if is_computed and model.decode_context_parallel_size > 1:

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvsim.calibration.clocks import ClockError, clock_errors
 from kvsim.calibration.coefficient_fit import engine_of
-from kvsim.calibration.observed import observe_on
+from kvsim.calibration.observed import observe_on, refuse_rank
 from kvsim.conformance.comparable import host_blocks_of, settings_of
 from kvsim.display.text import html_text
 from kvsim.errors import UsageError
@@ -161,6 +161,7 @@ def validate(
     """
     if recording.meta.source == "simulation":
         raise UsageError(f"{recording.name} is a simulation; validate against a recording of a real engine.")
+    refuse_rank(recording)
     gpu, model = find_gpu(recording.meta.gpu), served_model(recording.meta)
     if isinstance(times, Profile):
         size = model.tensor_parallel_size

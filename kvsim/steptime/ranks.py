@@ -32,6 +32,9 @@ class RankTimes:
     num_ranks: int
     group_s: tuple[float, ...]
     """Seconds of the experts and exchanges of all layers, for each total number of tokens in `GROUP_SIZES`."""
+    unequal_s: float = 0.0
+    """Additional host time in seconds of a step whose ranks have unequal numbers of tokens, because they are not padded
+    to a captured graph: to exchange the tokens of all layers."""
 
     def uncaptured(self) -> RankTimes:
         """Return these times for an engine without graphs and compilation (vLLM's `enforce_eager`)."""
@@ -60,9 +63,12 @@ class RankTimes:
         most = max(int(step.shape.num_tokens) for step in steps)
         is_captured = most <= self.own.max_captured_tokens
         tokens = most * len(steps) if is_captured else sum(int(step.shape.num_tokens) for step in steps)
+        is_unequal = not is_captured and tokens < most * len(steps)
         costs = [
             self.own.step_time(step.shape._replace(num_tokens=most) if is_captured else step.shape) for step in steps
         ]
+        if is_unequal:
+            costs = [cost._replace(launch_s=cost.launch_s + self.unequal_s) for cost in costs]
         begin_s = max(free_s, *(step.begin_s + cost.prepare_s for step, cost in zip(steps, costs, strict=True)))
         experts_s = self.experts_s(tokens)
         timed = [throttled_gpu_s(cost, begin_s, step.throttle) for step, cost in zip(steps, costs, strict=True)]

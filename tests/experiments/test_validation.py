@@ -127,6 +127,14 @@ def test_an_error_of_nothing_is_nothing() -> None:
     assert ValidationRow(name="occupancy", unit="points", measured=50, simulated=48, relative=False).error == -2
 
 
+def test_a_rank_that_waits_for_others_is_refused() -> None:
+    recording = read(find("vllm-h200-llama-3-8b-heldout-35"))
+    engine = recording.meta.engine | {"data_parallel_size": 2, "data_parallel_rank": 0}
+    of_a_rank = replace(recording, meta=replace(recording.meta, engine=engine))
+    with pytest.raises(UsageError, match="one of 2 data-parallel ranks, whose steps wait"):
+        validate(matching_profile(recording), of_a_rank)
+
+
 def test_a_simulation_cannot_be_validated_against() -> None:
     result = read(find("vllm-h200-llama-3-8b-heldout-35"))
     simulated = validate(matching_profile(result), result).simulated

@@ -254,3 +254,21 @@ def test_a_fleet_of_ranks_has_a_line_and_a_recording_for_each_rank(tmp_path: Pat
     folders = server_folders(tmp_path / "fleet")
     assert [each.name for each in folders] == [f"server-{server}-rank-{rank}" for server in "01" for rank in "01"]
     assert sum(len(read(each).requests) for each in folders) == 20
+
+
+def test_ranks_that_are_not_padded_to_one_graph_exchange_unequal_numbers_of_tokens() -> None:
+    times = ranks().step_time
+    assert isinstance(times, RankTimes)
+    prompt = StepShape(1, 900, 900, 900, 900 * 901 // 2)
+    alone = [RankStep(prompt, 0.0), RankStep(IDLE_STEP, 0.0)]
+    without = replace(times, unequal_s=0.0)
+    later_s = times.together(alone, 0.0)[1].launched_s - without.together(alone, 0.0)[1].launched_s
+    assert later_s == pytest.approx(times.unequal_s)
+    for equal in ([RankStep(prompt, 0.0)] * 2, [RankStep(StepShape(8, 8, 0, 800, 0), 0.0), RankStep(IDLE_STEP, 0.0)]):
+        assert times.together(equal, 0.0) == without.together(equal, 0.0)
+
+
+def test_a_named_machine_captures_graphs_for_its_largest_batch() -> None:
+    settings: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": True, "max_num_seqs": 64}
+    of_ranks = kvsim.machine("H200", "Qwen3-30B-A3B", **settings).step_time
+    assert of_ranks.own.max_captured_tokens == 128  # type: ignore[attr-defined]
