@@ -114,9 +114,10 @@ it. From launches of models of 3B to 14B compared with a 350M one, whose host ne
 machines, 1.1 on two earlier ones. A loop of plain Python in such a process took 13 us for some seconds, and 23 us for
 others."""
 UNEQUAL_EXCHANGE_S = 1.5e-3
-"""Host time in seconds for a layer whose ranks exchange unequal numbers of tokens: vLLM calls NCCL once for each rank
-and tensor, instead of once for all. From steps of 257 to 2,048 tokens of Qwen3-30B-A3B on two H100s, which took 2.4 ms
-a layer whatever their tokens. No other number of ranks and no other machine was measured."""
+"""Additional host time in seconds for a layer whose ranks exchange unequal numbers of tokens, for which vLLM calls NCCL
+once for each rank and tensor instead of once for all. It may include more than these calls: it is what was missing in
+steps of 257 to 2,048 tokens of Qwen3-30B-A3B on two H100s, which took 2.4 ms a layer whatever their tokens. No other
+number of ranks and no other machine was measured."""
 _ACTIVATION_BYTES = 2
 WORKER_STEP_S = 0.28e-3
 """Seconds to send a step to the worker processes of several GPUs, and its output back."""
