@@ -66,7 +66,7 @@ def refuse_rank(recording: Recording) -> None:
     if (num_ranks := int(recording.meta.engine.get("data_parallel_size", 1))) > 1:
         raise UsageError(
             f"{recording.name} is of one of {num_ranks} data-parallel ranks, whose steps wait for those of the others, "
-            f"so its times say nothing alone; kvsim run --data-parallel-size {num_ranks} simulates all ranks."
+            f"so its times are not its own; kvsim run --data-parallel-size {num_ranks} simulates all ranks."
         )
 
 
