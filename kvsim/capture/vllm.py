@@ -3,7 +3,8 @@
     KVSIM_RECORD=runs/today vllm serve MODEL --scheduler-cls kvsim.capture.vllm.RecordingScheduler
 
 Two environment variables set the destination: `KVSIM_RECORD` is a folder, `KVSIM_PUBLISH` a local address for `kvsim
-tui --attach`. Without them, the class is vLLM's own scheduler.
+tui --attach`. Without them, the class is vLLM's own scheduler. Each data-parallel rank has a folder of its own in that
+folder: `0`, `1` and so on.
 """
 
 from __future__ import annotations

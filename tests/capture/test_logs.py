@@ -22,7 +22,7 @@ from kvsim.recording.eventlog import FILE_NAME
 from kvsim.replay import Replay
 
 from ..vllm_engine.engine_process import ON_ITS_WAY_S
-from ..vllm_engine.recordings import GROUPED, PLAIN, RETAINING, STAGED_DRAFTS, Live, in_main
+from ..vllm_engine.recordings import GROUPED, PLAIN, RANK, RANKED, RETAINING, STAGED_DRAFTS, Live, in_main
 
 
 @pytest.fixture(params=PLAIN, ids=lambda file: file.stem)
@@ -104,6 +104,15 @@ def test_a_log_knows_when_requests_were_sent(workload: Path, log: Path, tmp_path
     assert (requests.ttft_s - (requests.first_token_s - requests.arrival_s) >= least_s - 1e-6)[
         requests.output_tokens > 0
     ].all()
+
+
+def test_every_rank_of_a_server_has_a_recording_of_its_own(live: Live) -> None:
+    [folder] = live.log(RANKED).iterdir()
+    assert folder.name == str(RANK)
+    recording = read(folder)
+    assert verify_recording(recording).equal
+    assert recording.meta.engine["data_parallel_rank"] == RANK
+    assert recording.meta.engine["data_parallel_size"] == 1, "its steps wait for no others"
 
 
 def test_aborted_requests_are_told_apart(workload: Path, log: Path) -> None:

@@ -34,6 +34,8 @@ def configure(workload: Workload, folder: Path, scheduler_cls: str) -> VllmConfi
     if "lora" in workload:
         max_loras = workload["lora"]["max_loras"]
         config.lora_config = LoRAConfig(max_loras=max_loras, max_lora_rank=16, lora_dtype="bfloat16")
+    if "rank" in workload:  # vLLM has set this on the engine of a rank of a dense model, and nothing else
+        config.parallel_config.data_parallel_index = workload["rank"]
     if "kv" in workload:
         config.kv_transfer_config = _nixl(workload["kv"])
     if "watched_in" in workload:

@@ -60,6 +60,8 @@ RETAINING = "retaining"
 WATCHED = ("001", "009")
 """Golden workloads, one with preemptions and one with prefix hits, whose engine is also watched from outside."""
 _WATCHED_UNTIL = 60
+RANK, RANKED = 1, "ranked"
+"""The number of a data-parallel rank, and the recording of its server."""
 BROKEN = "broken"
 """A recording of a scheduler that is broken: before one call the block that is free first goes to the queue's end."""
 _BROKEN_AT = 50
@@ -195,6 +197,7 @@ def _serve_all(live: Live) -> None:
             json.loads(GROUPED[0].read_text()) | {"retention_interval": 0},
             KVSIM_RECORD=recorded(RETAINING),
         )
+        engine.serve(json.loads(PLAIN[0].read_text()) | {"rank": RANK}, KVSIM_RECORD=recorded(RANKED))
         for name in WATCHED:
             document = json.loads((GOLDEN / "golden" / f"{name}.json").read_text())
             engine.serve(document | {"watched_in": str(live.watched(name)), "watched_until": _WATCHED_UNTIL})
