@@ -17,8 +17,10 @@ from kvsim_tui.look.states import COLOR
 from kvsim_tui.playback.compared_runs import ComparedRuns
 from kvsim_tui.playback.served import tokens_served
 from kvsim_tui.playback.session import Session
+from kvsim_tui.pool.paint import ColorBy
 from kvsim_tui.screens.compare_runs import Compare
 from kvsim_tui.screens.watch import Watch
+from kvsim_tui.widgets.lane import LaneFigures
 from kvsim_tui.widgets.pool_view import PoolView
 from kvsim_tui.widgets.race_chart import Race
 from kvsim_tui.widgets.scrubber import GUTTER
@@ -288,6 +290,36 @@ async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs
         assert len(re.findall("ample: 1,234|1,234 with ample memory", screen)) == 3
         assert "tokens/s of the whole run; ample: memory for all" in screen
         assert re.search("is memory|all memory|memory ×", screen)
+
+
+@pytest.mark.parametrize("size", [(120, 40), (160, 50)])
+async def test_every_figure_of_a_run_has_a_label_in_the_same_line_of_all_runs(
+    three_runs: list[Recording], size: tuple[int, int]
+) -> None:
+    comparison = ComparedRuns(three_runs)
+    slow, *_, fast = comparison.lanes
+    gap = slow.session.player.duration_s / fast.session.player.duration_s
+    comparison.learn([100.0 if run.name == slow.session.recording.name else 100.0 * gap for run in three_runs])
+    async with make(comparison).run_test(size=size) as pilot:
+        await pilot.pause()
+        lanes = [
+            [figures.render_line(y).text for y in range(figures.size.height)]
+            for figures in pilot.app.screen.query(LaneFigures)
+        ]
+    labels = [[line.split()[0] for line in lane if line.strip()] for lane in lanes]
+    assert labels[0] == ["served", "memory", "running", "waiting", "in", "tokens/s", "because"]
+    assert all(lane == labels[0][: len(lane)] for lane in labels)
+    assert "of its longest rows" in lanes[0][-1]
+    assert "the fastest" in lanes[-1][4]
+    assert not any("…" in line for lane in lanes for line in lane)
+
+
+async def test_tokens_have_one_colour_in_the_pools_and_in_the_bars(comparison: ComparedRuns) -> None:
+    async with make(comparison).run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        assert {pool.color_by for pool in pilot.app.screen.query(PoolView)} == {ColorBy.STATE}
+        assert "■ tokens" in screen_text(pilot.app)
+        assert "of any request" not in screen_text(pilot.app)
 
 
 async def test_lanes_without_room_for_a_picture_have_names(three_runs: list[Recording]) -> None:

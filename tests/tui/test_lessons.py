@@ -883,6 +883,22 @@ def test_a_caption_without_a_drawing_shows_what_each_request_holds(guided: Calla
     assert len(lines) == 6
 
 
+def test_lesson_4_names_the_row_that_the_second_batch_waits_for(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("4")
+    caption = lesson.captions[3]
+    lesson.show(caption.frame)
+    static, continuous = lesson.sessions
+    assert continuous.player.at_end
+    assert not len(continuous.replay.live_requests()), "its pool is empty"
+    text = " ".join(caption.text.split())
+    assert "second batch, E to H" in text
+    assert "Now 1 of its four rows still generates, F's" in text
+    computed = static.replay.computed(static.replay.live_requests())
+    going_on = static.replay.live_requests()[computed < static.replay.full[static.replay.live_requests()]]
+    assert [static.request_name(row) for row in static.replay.live_requests().tolist()] == list("EFGH")
+    assert [static.request_name(row) for row in going_on.tolist()] == ["F"]
+
+
 def test_lesson_4_says_how_many_times_as_long_and_why_a_block_is_missing(guided: Callable[[str], Guided]) -> None:
     lesson = guided("4")
     static, continuous = lesson.sessions

@@ -70,6 +70,20 @@ def test_cells_share_the_picture_without_a_rest(num_units: int, stride: int | No
             assert set(np.diff(edges).tolist()) <= {size // (len(edges) - 1), size // (len(edges) - 1) + 1}
 
 
+@settings(max_examples=60, deadline=None)
+@given(num_units=st.integers(2, 20_000), stride=st.none() | st.integers(1, 400), names=st.integers(1, 12), **SIZES)
+def test_names_beside_the_pool_take_no_more_than_the_width(
+    num_units: int, stride: int | None, names: int, width: int, height: int
+) -> None:
+    found = levels(num_units, 16, width, height, stride=stride, half_blocks=True, names=names)
+    assert found[0].span <= width
+    assert all(tiling.margin in (0, names + 2) for tiling in found)
+    assert all(tiling.margin == 0 for tiling in found if stride is None)
+    for tiling in found:
+        if tiling.detail is Detail.SLOTS:
+            assert tiling.wide >= tiling.gutter + 16 or tiling.width > width
+
+
 def test_slots_have_no_inside() -> None:
     assert not any(
         tiling.detail in (Detail.FILL, Detail.SLOTS)

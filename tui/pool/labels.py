@@ -28,7 +28,7 @@ _WIDE_ENOUGH = 3
 """Smallest width of a unit with a name, in characters; a name would hide a narrower unit."""
 
 
-_MOST_UNITS = 16
+_MOST_UNITS = 4
 """Largest number of units in a cell of a pool without lines whose owners are named; a name would hide too many."""
 
 

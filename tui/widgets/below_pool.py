@@ -93,13 +93,13 @@ class BelowPool(Widget):
         return self.get_component_rich_style(f"below--{name}")
 
     def _legend(self, num_lines: int) -> tuple[Segment, list[list[Segment]]]:
-        key = Segment("o ", self._style("strong"))
+        label = Segment("" if self.screen.has_class("-narrow") else "colours    ", self._style("weak"))
         # Entries are not split, so the first line may have up to an entry's width left.
-        room = num_lines * (self.size.width - key.cell_length) - (num_lines - 1) * _LONGEST_ENTRY
+        room = num_lines * (self.size.width - label.cell_length) - (num_lines - 1) * _LONGEST_ENTRY
         pool, style = self._pool, self._style("weak")
         if self.screen.has_class("-by-owner"):
-            return Segment("  ", style), owner_entries(self._session, self._symbols, style)
-        return key, legend_entries(pool.color_by, [self._session], self._symbols, style, room, lit=pool.lit_name)
+            return label, owner_entries(self._session, self._symbols, style)
+        return label, legend_entries(pool.color_by, [self._session], self._symbols, style, room, lit=pool.lit_name)
 
     def _change(self) -> tuple[Segment, list[list[Segment]]]:
         entries = list[list[Segment]]()
