@@ -81,7 +81,10 @@ class Driver:
         state.num_submitted = min(num_users, state.num_submitted)
 
     def advance(self, until_s: float = math.inf) -> int:
-        """Run a slice, or continue one that a check or a new batch interrupted; see `clock` for the outcomes."""
+        """Run until the caller has to act; see `clock` for the outcomes.
+
+        The rows of all calls are a slice until the outcome is `FULL`; the next call then begins another.
+        """
         if self._is_long and not self._has_asked:
             self._has_asked = True
             if (target := self._compile_later()) is not None:
@@ -91,7 +94,7 @@ class Driver:
             self._begin_slice()
         outcome = int(self._act(self.engine, _ADVANCE, until_s))
         self._is_long |= outcome == clock.FULL
-        self._is_interrupted = outcome in (clock.CHECK, clock.BATCHED, clock.LAUNCHED)
+        self._is_interrupted = outcome != clock.FULL
         return outcome
 
     def hit_tokens(self, number: int) -> int:

@@ -113,7 +113,9 @@ class Dispatcher:
                 arrival_s=at_s,
             )
 
-        return cls(router_of(route), describe_request, len(workload), setup.num_units, lag_s=lag_s)
+        # Without keys, no prefix is cached twice, and nothing is sampled.
+        num_sampled = len(workload) if setup.demand.keys.values.size else 0
+        return cls(router_of(route), describe_request, num_sampled, setup.num_units, lag_s=lag_s)
 
     def look_up(self, row: int, servers: Sequence[ServerProcess]) -> None:
         """Look up the prompt in `row` in each server's prefix cache now; `choose` uses these hits `lag_s` later."""
@@ -172,7 +174,7 @@ def sampled_arrivals(num_requests: int, num_servers: int) -> range:
     4096 divided by the number of servers, but at least 16.
     """
     most = min(max(4096 // num_servers, 16), 256)
-    return range(0, num_requests, -(-num_requests // most))
+    return range(0, num_requests, max(-(-num_requests // most), 1))
 
 
 def num_extra(held: Sequence[CachedKeys]) -> int:

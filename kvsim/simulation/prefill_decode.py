@@ -160,7 +160,7 @@ class PrefillDecodeRun(SimulationRun):
 
     def finish(self) -> list[Measured]:
         """Run to the end; return the measurements of each prefill server, then of each decode server."""
-        self._environment.run()
+        self._run_to_end()
         measured = []
         for number, replica in enumerate(self._replicas):
             is_prefill = number < self.apart.num_prefill_ranks

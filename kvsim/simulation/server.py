@@ -1,6 +1,7 @@
-"""A server as a SimPy process, which runs its engine in slices of many steps.
+"""A server as a SimPy process, which runs its engine for many steps at a time.
 
-A slice ends when another part of the simulation may affect the server, or needs its results.
+The engine stops when another part of the simulation may affect the server. The rows of its results are read when its
+buffers are full, and at the end; the rows between two such times are a slice.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class ServerProcess:
         *,
         kernels: KernelsSeen | None = None,
         listeners: tuple[Slice, ...] = (),
+        progress: Slice | None = None,
         horizon: Horizon = lambda: math.inf,
         exchange: Exchanging | None = None,
         lockstep: Meeting | None = None,
@@ -90,7 +92,7 @@ class ServerProcess:
         self.driver = driver
         self._environment = environment
         self._kernels = kernels
-        self._listeners = listeners
+        self._listeners, self._progress = listeners, progress
         self._horizon, self._rows, self._exchange, self._lockstep = horizon, rows, exchange, lockstep
         self._answers: dict[int, simpy.Event] = {}
         self._num_answered = 0
@@ -162,12 +164,21 @@ class ServerProcess:
             self._sent.succeed()
 
     def close(self) -> None:
-        """Check the final state of the engine if steps are checked. Call it when all requests have ended."""
+        """Read the rows of the last slice, and check the final state if steps are checked.
+
+        Call it when all requests have ended.
+        """
+        self._drain()
         if self.driver.engine.settings.checking:
             self._checks.finish()
 
+    def _drain(self) -> None:
+        """Let the listeners read the rows of the slice."""
+        for listener in self._listeners:
+            listener(self.driver.engine)
+
     def _run(self) -> Generator[simpy.Event, None, None]:
-        """Run the engine slice by slice, and handle the outcome of each slice."""
+        """Run the engine until another part of the simulation may act, and handle each outcome."""
         driver, environment = self.driver, self._environment
         while True:
             if self._horizon() <= environment.now:
@@ -184,8 +195,10 @@ class ServerProcess:
             if outcome == BATCHED:
                 self._set_first_uses()
                 continue
-            for listener in self._listeners:
-                listener(driver.engine)
+            if outcome == FULL:
+                self._drain()
+            if self._progress is not None:
+                self._progress(driver.engine)
             if outcome in (FULL, NEWS):
                 continue
             if outcome == STALLED:

@@ -119,6 +119,9 @@ def measure(workload: Workload, policy: AnyPolicy, machine: Machine, **options: 
 class SimulationRun:
     """Run of a workload on one server, or on several servers with one router."""
 
+    _num_ended = 0
+    """Number of ended requests that the progress callback knows."""
+
     def __init__(
         self,
         setup: Setup,
@@ -171,12 +174,18 @@ class SimulationRun:
 
     def finish(self) -> list[Measured]:
         """Run to the end and return the measurements of each server."""
-        self._environment.run()
+        self._run_to_end()
         setup, hashes = self.setup, self.setup.recorded_hashes()
         return [
             replica.finish(setup.workload, hashes, self.meta(number), setup.name, self._store_transfers(replica.server))
             for number, replica in enumerate(self._replicas)
         ]
+
+    def _run_to_end(self) -> None:
+        """Run until all requests have ended; all servers then have read the rows of their last slice."""
+        self._environment.run()
+        for replica in self._replicas:
+            replica.server.close()
 
     def _store_transfers(self, server: ServerProcess) -> Callable[[Engine, npt.NDArray[np.int64]], Transfers] | None:
         """Return the function that lists what a server loaded from the store and wrote to it; None without a store."""
@@ -252,13 +261,14 @@ class SimulationRun:
         has_images = setup.workload.images is not None and plan.encoding is not None
         contents = contents_of(setup.workload) if has_images else None
         tables = None if builder is None else FinalRows(builder, contents)
-        watch = partial(self._watch, step_time)
+        watch = partial(_watch, step_time)
         kernels = KernelsSeen(machine.gpu, machine.model, setup.options.get("earlier", ()))
         server = ServerProcess(
             self._environment,
             _driver(setup, plan, step_time, connector),
             kernels=kernels if isinstance(base, Static) else None,
             listeners=(totals.take, watch) if tables is None else (totals.take, tables.take, watch),
+            progress=self._progress(),
             horizon=self._horizon_of(source, exchange, is_alone=lockstep is None),
             exchange=exchange,
             lockstep=lockstep,
@@ -315,14 +325,27 @@ class SimulationRun:
         [replica] = self._replicas
         return np.array(column(replica.server.driver.engine.times, "first_scheduled_s")[1:])
 
-    def _watch(self, step_time: StepTimeModel, engine: Engine) -> None:
-        """Report the largest step of a slice to a `WatchedProfile`, and the progress to its callback."""
-        progress = self.setup.options.get("progress")
-        if isinstance(step_time, WatchedProfile) and (largest := largest_shape(engine)):
-            step_time.saw(largest)
-        if progress:
-            num_ended = sum(replica.server.driver.engine.state.num_ended for replica in self._replicas)
-            progress(int(num_ended), len(self.setup.workload))
+    def _progress(self) -> Callable[[Engine], None] | None:
+        """Return the function that reports the progress of one server to the callback; None without a callback."""
+        progress, num_requests = self.setup.options.get("progress"), len(self.setup.workload)
+        if progress is None:
+            return None
+        num_reported = 0
+
+        def report(engine: Engine) -> None:
+            nonlocal num_reported
+            if num_new := int(engine.state.num_ended) - num_reported:
+                num_reported += num_new
+                self._num_ended += num_new
+                progress(self._num_ended, num_requests)
+
+        return report
+
+
+def _watch(step_time: StepTimeModel, engine: Engine) -> None:
+    """Report the largest step of a slice to a `WatchedProfile`."""
+    if isinstance(step_time, WatchedProfile) and (largest := largest_shape(engine)):
+        step_time.saw(largest)
 
 
 class Replica(NamedTuple):
@@ -344,7 +367,6 @@ class Replica(NamedTuple):
         """Return the results of the server; `hashes` are of the prompts, and `transfers_of` gives the transfers to
         record.
         """
-        self.server.close()
         engine = self.server.driver.engine
         rows = rows_of(engine)
         requests = requests_of(engine, workload, rows, hashes.take(rows))
