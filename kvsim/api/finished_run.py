@@ -72,7 +72,7 @@ class Run(Recording):
             kind: a kind that `kvsim plot --help` lists, such as "waste-bars", "occupancy", "latency" or "memory-map".
             others: runs to compare with.
             file: PNG, SVG or PDF to write; a text that describes the figure is written beside it.
-            overwrite: whether to replace a file that `kvsim plot` did not write.
+            overwrite: True to replace a file that `kvsim plot` did not write.
             purpose: the medium to draw for: "web", "paper" or "slide".
 
         Raises:

@@ -163,7 +163,7 @@ def routed_words(servers: Servers) -> str:
 def _apart_of(flags: dict[str, Any], route: str, *, others: bool) -> Disaggregation | None:
     """Remove the flags of prefill and decode servers from `flags`; return the servers, or None.
 
-    `others` tells whether flags of equal servers are given, too.
+    `others` is True if flags of equal servers are given, too.
     """
     prefill, decode = flags.pop("prefill"), flags.pop("decode")
     given = {name: value for name in OF_TRANSFERS if (value := flags.pop(name)) is not None}

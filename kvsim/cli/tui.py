@@ -158,7 +158,7 @@ def _shown(
 def _checked_policy(context: click.Context, policy: str | None, *, others: bool) -> str | None:
     """Check the flags of `policy` and return it; return the paged policy if the flags describe a run without one.
 
-    `others` tells whether a recording, a comparison, a lesson or a server is shown.
+    `others` is True if a recording, a comparison, a lesson or a server is shown.
     """
     if policy is None and not others and _describes_a_run(context):
         policy = Paged.name

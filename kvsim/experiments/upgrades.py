@@ -64,7 +64,7 @@ class Effect:
 
     @property
     def matters(self) -> bool:
-        """Tell whether the change has any effect on the load."""
+        """True if the change has any effect on the load."""
         return bool(self.problem) or self.first_step is not None or self.changes_together or self.names_first
 
 

@@ -35,7 +35,7 @@ _EXPORT_STEMS = frozenset(("requests", "steps", "schedule", "memory", "pool"))
 def may_replace(path: str | os.PathLike[str], command: str, *, overwrite: bool, is_folder: bool = False) -> None:
     """Check that `kvsim COMMAND` may write to `path`: it does not exist, or is output of the same command.
 
-    `overwrite` is the user's --overwrite; `is_folder` says whether a folder will be written.
+    `overwrite` is the user's --overwrite; `is_folder` is True for a folder.
     """
     target = Path(path)
     if not os.path.lexists(target):

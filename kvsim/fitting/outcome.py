@@ -60,7 +60,7 @@ class Outcome:
     output_tokens_per_s: float = np.nan
     """Output tokens per second of all replicas: in the steady part if there is one, else over the whole run."""
     steadiness: Steadiness = Steadiness.STEADY
-    """Tells whether the output rate of an open loop has settled."""
+    """True if the output rate of an open loop has settled."""
     num_requests: int = 0
     """Number of simulated requests, repetitions included."""
     requests_per_s: float = np.nan

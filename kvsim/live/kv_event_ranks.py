@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UsageError
 from kvsim.live.kv_event_feed import CacheLook, KvEventFeed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 _RANGE = re.compile(r"(?P<before>.*?)(?P<first>\d{1,5})-(?P<last>\d{1,5})")
 _MOST_RANKS = 1_024
 _MOST_SHARED = 3
+_COUNTS = (
+    "num_blocks", "num_tokens", "num_stored", "num_removed", "num_cleared", "num_batches", "lost", "replayed",
+    "restarts",
+)  # fmt: skip
 
 
 class KvEventRanks:
@@ -75,25 +79,15 @@ def added_up(looks: Sequence[CacheLook]) -> CacheLook:
     if len(looks) == 1:
         return looks[0]
 
-    def total(of: Callable[[CacheLook], int]) -> int:
-        return sum(map(of, looks))
-
+    totals: dict[str, Any] = {name: sum(getattr(look, name) for look in looks) for name in _COUNTS}
     media = sorted({medium for look in looks for medium, _ in look.elsewhere})
     shared = sorted((each for look in looks for each in look.shared), key=lambda each: -each[1])
     return replace(
         looks[0],
-        num_blocks=total(lambda look: look.num_blocks),
-        num_tokens=total(lambda look: look.num_tokens),
+        **totals,
         elsewhere=tuple((medium, sum(dict(look.elsewhere).get(medium, 0) for look in looks)) for medium in media),
-        num_stored=total(lambda look: look.num_stored),
-        num_removed=total(lambda look: look.num_removed),
-        num_cleared=total(lambda look: look.num_cleared),
         ages_s=tuple(age_s for look in looks for age_s in look.ages_s),
         shared=tuple(shared[:_MOST_SHARED]),
-        num_batches=total(lambda look: look.num_batches),
-        lost=total(lambda look: look.lost),
-        replayed=total(lambda look: look.replayed),
-        restarts=total(lambda look: look.restarts),
         from_start=all(look.from_start for look in looks),
         quiet_s=max(look.quiet_s for look in looks),
         blocks_of_ranks=tuple(look.num_blocks for look in looks),

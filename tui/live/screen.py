@@ -118,7 +118,7 @@ class Live(Watch):
 
     @property
     def _has_more(self) -> bool:
-        """Tell whether the charts begin before the session, so that earlier steps can be shown."""
+        """True if the charts begin before the session, so that earlier steps can be shown."""
         return self.session.before.charts is not None
 
     def _newer(self, *, follows: bool) -> Session | None:

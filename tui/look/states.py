@@ -162,7 +162,7 @@ class Symbols:
 
     @property
     def ascii(self) -> bool:
-        """Tell whether only ASCII may be drawn."""
+        """True if only ASCII may be drawn."""
         return self.cut.isascii()
 
 

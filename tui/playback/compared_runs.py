@@ -34,7 +34,7 @@ class ComparedRun:
 
     @property
     def over(self) -> bool:
-        """Tell whether the run has ended."""
+        """True if the run has ended."""
         return self.session.player.at_end
 
 

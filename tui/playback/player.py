@@ -81,7 +81,7 @@ class Player:
 
     @property
     def at_end(self) -> bool:
-        """Tell whether the current frame is the last one."""
+        """True if the current frame is the last one."""
         return self.frame == self.last_frame
 
     @property
@@ -97,7 +97,7 @@ class Player:
         self.playing = not self.playing
 
     def tick(self, wall_s: float) -> bool:
-        """Advance by `wall_s` seconds; return whether another frame, or a gap, is current now."""
+        """Advance by `wall_s` seconds; return True if another frame or gap is current now."""
         if not self.playing:
             return False
         before, gap = self.frame, self.gap
@@ -127,7 +127,7 @@ class Player:
         self.go_to_frame(self.frame + frames)
 
     def jump(self, direction: int) -> bool:
-        """Pause at the next (`direction` 1) or previous (-1) notable frame; return whether there is one."""
+        """Pause at the next (`direction` 1) or previous (-1) notable frame; return True if there is one."""
         if direction > 0:
             at = int(np.searchsorted(self._notable, self.frame, side="right"))
         else:

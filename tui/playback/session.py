@@ -171,7 +171,7 @@ class Session:
 
     @property
     def added_up(self) -> bool:
-        """Tell whether `add_up` has computed `slots`."""
+        """True if `add_up` has computed `slots`."""
         return len(self.slots) > 0
 
     def filter_events(self, which: EventFilter) -> None:
@@ -281,7 +281,7 @@ class Session:
 
     @property
     def loads_in_step(self) -> bool:
-        """Tell whether requests run while their blocks come from the host, as in SGLang; in vLLM they wait."""
+        """True if requests run while their blocks come from the host, as in SGLang; in vLLM they wait."""
         return self.recording.meta.policy_name == Radix.name
 
     @property

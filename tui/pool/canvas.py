@@ -171,7 +171,7 @@ class Canvas:
 
     @property
     def _has_hairlines(self) -> bool:
-        """Whether hairlines separate rows; a name inside a row would hide a part of its hairline."""
+        """True if hairlines separate rows; a name inside a row would hide a part of its hairline."""
         tiling = self.tiling
         if tiling.stride is None or tiling.detail is not Detail.MIX or tiling.down > 1 or not self._half_blocks:
             return False

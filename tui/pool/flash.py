@@ -30,7 +30,7 @@ class Flash:
         self._lit: list[tuple[float, Lights]] = []
 
     def see(self, before: int, now_s: float) -> bool:
-        """Highlight what changed since frame `before`, unless it is too much; return whether anything was added."""
+        """Highlight what changed since frame `before`, unless it is too much; return True if anything was added."""
         frame = self._replay.frame
         if frame < before:  # the user stepped back
             self._lit.clear()

@@ -46,7 +46,7 @@ def legend_entries(
         style: style of the text.
         room: number of characters in a line; texts are shortened if the legend is longer.
         lit: id of the request that alone is in colour.
-        bars: whether bars of states are beside the pools; tokens then get an entry, even if `by` does not colour them.
+        bars: True if bars of states are beside the pools; tokens then get an entry, even if `by` does not colour them.
     """
     entries = [entry for entry in legend(by, sessions, lit) if _occurs(entry[0], sessions, lit)]
     tokens = (int(SlotState.TOKEN),)

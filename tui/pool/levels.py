@@ -39,8 +39,8 @@ def levels(
         width: characters of a line.
         height: lines of the picture.
         stride: units of one line, for a pool that consists of lines; None for a paged pool.
-        half_blocks: whether the terminal shows characters of half a line's height.
-        has_slots: whether single slots can be shown; units of several KV-cache groups have different slots.
+        half_blocks: True if the terminal shows characters of half a line's height.
+        has_slots: True if single slots can be shown; units of several KV-cache groups have different slots.
         names: characters of the longest name of a request, which is written beside its row or unit where there is room.
     """
     if stride is not None:

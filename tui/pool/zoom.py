@@ -63,7 +63,7 @@ class Zoom:
         return self._levels[self._level]
 
     def move(self, direction: int) -> bool:
-        """Change to the next finer (1) or coarser (-1) level; return whether there is one."""
+        """Change to the next finer (1) or coarser (-1) level; return True if there is one."""
         level = self._level + direction
         if not 0 <= level < len(self._levels):
             return False

@@ -163,7 +163,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         self._repaint()
 
     def zoom(self, direction: int) -> bool:
-        """Show more (1) or less (-1) detail around the cursor; return whether that level exists."""
+        """Show more (1) or less (-1) detail around the cursor; return True if that level exists."""
         moved = self._zoom.move(direction)
         if moved:
             self._show_level()

@@ -268,7 +268,7 @@ class TimelineChart(Scrubber):
 
     @property
     def _has_squares(self) -> bool:
-        """Whether so few columns have events that squares mark them."""
+        """True if so few columns have events that squares mark them."""
         return int(np.count_nonzero(self._events)) <= _MOST_SQUARES
 
     def _events_of_columns(self, width: int) -> npt.NDArray[np.int64]:
