@@ -119,8 +119,8 @@ def encoder_cache(
 ) -> EncoderCache:
     """Return an empty encoder cache, with a capacity of 0 if there are no images.
 
-    If events are recorded (`records`), a step may begin with up to `first_rows` events of the slice, and there is room
-    for its events after these.
+    If it `records` events, a step may begin with up to `first_rows` events of the slice, and there is room for the
+    events of the step after them.
     """
     rows = encoding.inputs if encoding is not None else ()
     flat = [each for row in rows for each in row]

@@ -23,7 +23,7 @@ class Demand:
     output: Column
     """Number of outputs after which a request ends: by a stop token, its limit, or the longest sequence."""
     limit: Column
-    """Largest number of outputs that the request allows, which the scheduler knows in advance."""
+    """Largest number of outputs that the request allows. The scheduler knows it in advance."""
     priority: Column
     arrival_s: npt.NDArray[np.float64]
     keys: Ragged[np.int64]

@@ -150,7 +150,7 @@ class RadixState:
     num_last: int = 0
     """Number of requests in the prefill of the pass before."""
     runs_last: bool = False
-    """The running batch is the last prefill. If it decodes, SGLang takes this prefill for a decode."""
+    """The running batch is the last prefill. When it decodes, SGLang counts the decode as this prefill."""
     last_puts_out: bool = False
     """Some request of the last prefill may yield outputs after that of its prefill."""
     puts_out: bool = False

@@ -491,7 +491,7 @@ class Unsure:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Line:
-    """The i-th item of each of three lists, in record `i`; each list has room for every request."""
+    """Three lists with room for every request: record `i` has the i-th item of each list."""
 
     arrived: int = 0
     """Requests in the order in which they were sent."""
@@ -503,7 +503,7 @@ class Line:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lists:
-    """The i-th item of each of four lists that few steps use, in record `i`."""
+    """Four short lists that few steps use: record `i` has the i-th item of each list."""
 
     order: int = 0
     """Running sequences in the order in which compaction places them."""
@@ -788,4 +788,4 @@ class ScheduleRow:
     tokens: Small = 0
     repeat: Small = 0
     known: Small = 0
-    """Tokens whose values were known; in runs with drafts."""
+    """Number of known tokens when the step was scheduled; in runs with drafts."""

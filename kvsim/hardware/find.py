@@ -12,7 +12,9 @@ from kvsim.hardware.gpu import GPUS, Gpu, read_gpu
 _VENDORS = frozenset(("nvidia", "amd", "geforce", "tesla", "instinct", "gpu", "workstation", "edition"))
 _FORMS = frozenset(("sxm", "sxm2", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"))
 _REQUIRED = frozenset(("pcie", "pro", "nvl"))
-"""Words that a name must contain if the listed GPU has them, because they denote another card: "H100 PCIe"."""
+"""Words of a listed GPU that a name must also contain, because without them it is another card: "PCIe" in "H100
+PCIe".
+"""
 _SEVERAL = re.compile(r"(\d{1,4})\s*[x×*]\s*(\D.*)", re.IGNORECASE)
 
 

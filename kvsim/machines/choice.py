@@ -220,7 +220,7 @@ def _known_card(gpu: Gpu, model: Model, engine: str, source: str | None) -> Card
 
 
 def _of_ranks(gpu: Gpu, model: Model, source: str | None, *, captured: bool) -> RankTimes:
-    """Return the step times of data-parallel ranks that share experts; none were measured."""
+    """Return the step times of data-parallel ranks that share experts, which were not measured."""
     if source in (None, "none", KERNELS):
         card = _known_card(gpu, model, "vllm", source)
     elif source is not None and is_card(source):

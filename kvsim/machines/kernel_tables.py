@@ -99,7 +99,7 @@ class _GpuTables(NamedTuple):
     def rows(self, kind: str, name: str, **wanted: Any) -> _Rows:
         """Return the columns of the newest table called `name`; an empty dictionary if there is none.
 
-        Only rows with the `wanted` values are included, and of several kernels for the same sizes, the fastest.
+        Only rows with the `wanted` values are included. Among kernels for the same sizes, only the fastest is.
         """
         from pyarrow import parquet  # noqa: PLC0415  slow to import
 
@@ -199,7 +199,7 @@ def _versions(tables: _GpuTables) -> str:
 
 
 def _streaming_rate(tables: _GpuTables) -> float:
-    """Return the rate in bytes per second at which weights are read that are too large for the GPU's cache."""
+    """Return the bytes per second at which weights are read if they are too large for the GPU's cache."""
     rows = tables.rows("gemm", "gemm", gemm_dtype="bfloat16", m=1)
     num_bytes = 2.0 * rows["n"] * rows["k"]
     large = num_bytes >= _STREAMED_BYTES
@@ -284,7 +284,7 @@ def _sums(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
 
 
 def _exchange(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
-    """Return the bytes of all GPUs, and the seconds of an all-gather and a reduce-scatter; empty without tables.
+    """Return, by bytes of all GPUs, the seconds of an all-gather plus a reduce-scatter; empty without tables.
 
     By default, vLLM does one before and one after the experts. The table counts elements of two bytes.
     """

@@ -61,7 +61,7 @@ def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
 
 
 def padded(lengths: Sequence[int], batch_size: int) -> Packing:
-    """Put one sequence in each row, in order; every `batch_size` rows are as wide as the longest sequence in them."""
+    """Put one sequence in each row, in order, and pad every `batch_size` rows to their longest sequence."""
     _check(lengths)
     if batch_size < 1:
         raise UsageError(f"a batch of {batch_size} rows was asked for; ask for at least 1.")

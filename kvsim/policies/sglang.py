@@ -164,9 +164,10 @@ class RadixSettings:
 
 
 def host_pages(num_pages: int, page_size: int, page_bytes: int, ratio: float, size_gb: float) -> int:
-    """Return the number of pages of HiCache's host memory: `size_gb` x 10^9 bytes or, if that is 0, by the `ratio`.
+    """Return the number of pages of HiCache's host memory.
 
-    SGLang adds one page to the whole pages of the size.
+    The memory has `size_gb` x 10^9 bytes, or `ratio` times the device's pages if `size_gb` is 0. SGLang adds one page
+    to the whole pages in this size.
     """
     if size_gb:
         return int(size_gb * _GIGA) * page_size // page_bytes // page_size + 1

@@ -160,9 +160,9 @@ class Holdings(Runs):
         return runs
 
     def together(self) -> IntArray:
-        """Return the first run of each sequence of adjacent runs that were allocated and released together.
+        """Return the first of every group of adjacent runs that were allocated together and released together.
 
-        A growing run is not joined with others.
+        A growing run is a group of its own.
         """
         parts = list[IntArray]()
         for part in in_parts(len(self.birth_row)):

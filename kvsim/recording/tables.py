@@ -340,7 +340,9 @@ class Memory(ColumnTable):
 
     @property
     def ends(self) -> IntArray:
-        """Numbers of the rows in which requests release whole tables; of several groups released together, the last."""
+        """Numbers of the rows in which requests release whole tables. If several groups are released together, the last
+        row.
+        """
         rows = np.flatnonzero((self.kind == MemoryKind.RELEASE) & (self.address == WHOLE_TABLE))
         if self.group is None or not len(rows):
             return rows

@@ -29,7 +29,7 @@ class Machine:
     gpu: Gpu
     model: Model
     kv_bytes: int
-    """Memory for the KV cache of one GPU; with pipeline stages, the sum over one GPU of each stage."""
+    """Bytes of the KV cache on one GPU; with pipeline stages, summed over one GPU of every stage."""
     step_time: StepTimeModel
     max_model_len: int | None = None
     """Longest sequence in tokens for policies without their own limit; None for the limit of the model."""

@@ -44,7 +44,7 @@ _RUNNING, _RUNNING_PER_CONTEXT = (2048, 4096), 512
 _BLACKWELL = "Blackwell GB100"
 """Architecture of B200, B300 and their kin, without those of workstations."""
 _PAGES_ON_BLACKWELL = (64, 16, 32, 128)
-"""Page sizes of the attention kernels that SGLang takes on B200 and its kin; the first size is the default."""
+"""Page sizes of the attention kernels that SGLang uses on data-center Blackwell GPUs; the first is the default."""
 _PAGE_OF_SPARSE = 64
 """The page size of the kernels for sparse attention (DeepSeek-V3.2)."""
 

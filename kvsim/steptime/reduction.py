@@ -280,15 +280,12 @@ def on_machine(
 ) -> Roofline:
     """Adapt the times of an engine whose host never sleeps to a machine whose host sleeps while it waits for the GPU.
 
-    A host that has slept is slower. If the host has more work in a decode step than the GPU, it never sleeps. If it has
-    more work only at the slower pace, it gets the pace at which host and GPU take equally long.
+    A host that has slept is slower. If the host has more work in a decode step than the GPU even when it is awake, it
+    never sleeps. If it has more work only when it is slower, host and GPU take equally long.
 
-    Args:
-        awake: times without sleep, by a card without factors.
-        launch_s: host time to launch a kernel.
-        factors: `Card.factors` of the machine.
-        in_process: True for an engine that shares a process with its client.
-        is_stage: True if its worker waits for other pipeline stages, so that it sleeps like the scheduler.
+    `awake` are times without sleep, by a card without factors. `launch_s` is the host time to launch a kernel, and
+    `factors` are those of the machine's card. `in_process` is True for an engine that shares a process with its client.
+    `is_stage` is True if the worker waits for other pipeline stages, so that it sleeps like the scheduler.
     """
     host = factors.get("host", 1.0)
     times = at_pace(Pace(host=host, gpu=factors.get("gpu", 1.0)), awake)
@@ -401,7 +398,7 @@ def _sequence_s(reading: AttentionKind, cost: AttentionCost) -> float:
 
 
 def _pair_s(reading: AttentionKind, cost: AttentionCost) -> float:
-    """Return the time per query of a prompt and key in all layers of a kind."""
+    """Return the time per pair of a prompt's query and a key, in all layers of a kind."""
     slower = FP8_PAIR_SHARE if reading.is_fp8 else 1.0
     return reading.num_layers * 4 * reading.num_heads * reading.query_dim * cost.flop_s * slower
 

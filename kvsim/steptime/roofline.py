@@ -12,18 +12,21 @@ from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, size_place
 
 _LEAST_S = 1e-30
 COOL = 1.5
-"""Largest ratio of the time for arithmetic and cache reads to that of reading the weights without throttling."""
+"""Largest ratio, without throttling, of the time for arithmetic and cache reads to the time to read the weights."""
 HEATED = 2.5
-"""Factor on the time beyond `COOL`: the GPU is fully throttled once the product is the whole time of arithmetic and
-cache reads. Both constants were measured in steps of 160 to 500 sequences of Llama-3-8B on two H200s. The clock of one
-GPU fell from 1.98 to 1.86 GHz with 128 sequences, and to 1.6 GHz with 400."""
+"""Factor on the ratio beyond `COOL`. The GPU is fully throttled when the product reaches the time of arithmetic and
+cache reads.
+
+Both constants were measured in steps of 160 to 500 sequences of Llama-3-8B on two H200s. The clock of one GPU fell from
+1.98 to 1.86 GHz with 128 sequences, and to 1.6 GHz with 400.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
     """`StepTimeModel` with coefficients in seconds, unless stated otherwise.
 
-    Each description names the clock, host or GPU, and the unit of work that the coefficient is multiplied by.
+    Each description names the clock (host or GPU) and the unit of work by which the coefficient is multiplied.
     """
 
     label: str
@@ -31,98 +34,107 @@ class Roofline:
     fitted_to: tuple[str, ...] = ()
     """Names of the recordings that the factors of the machine card were fitted to."""
     request_s: float
-    """Host, per request received."""
+    """Host time per received request."""
     request_token_s: float
-    """Host, per prompt token of a request received."""
+    """Host time per prompt token of a received request."""
     host_step_s: float
-    """Host, per step, before the first kernel."""
+    """Host time per step, before the first kernel."""
     host_sequence_s: float
-    """Host, per sequence, before the first kernel."""
+    """Host time per sequence, before the first kernel."""
     host_token_s: float
-    """Host, per prompt token, before the first kernel."""
+    """Host time per prompt token, before the first kernel."""
     new_sequence_s: float = 0.0
-    """Host, per sequence that joins the batch, before the first kernel."""
+    """Host time per sequence that joins the batch, before the first kernel."""
     worker_step_s: float = 0.0
-    """Worker process, per step, before the first kernel. The scheduler's process continues meanwhile. 0 if there is one
-    process for both."""
+    """Time of a worker process per step, before the first kernel; 0 if the scheduler has no worker processes.
+
+    The scheduler's process continues meanwhile.
+    """
     worker_sequence_s: float = 0.0
-    """Worker process, per sequence, before the first kernel."""
+    """Time of a worker process per sequence, before the first kernel."""
     worker_token_s: float = 0.0
-    """Worker process, per prompt token, before the first kernel."""
+    """Time of a worker process per prompt token, before the first kernel."""
     turnaround_step_s: float
-    """Host, per step, after its output."""
+    """Host time per step, after its output."""
     turnaround_sequence_s: float
-    """Host, per sequence, after its output."""
+    """Host time per sequence, after its output."""
     piecewise_launch_s: float
-    """Host, per captured step with prompt tokens."""
+    """Host time per captured step with prompt tokens."""
     eager_launch_s: float
-    """Host, per step too large for a captured graph: compiled, and launched kernel by kernel."""
+    """Host time per step that is too large for a captured graph: its compiled kernels are launched one by one."""
     uncompiled_launch_s: float
-    """Host, per step in an engine without compilation and graphs; see `uncaptured`."""
+    """Host time per step in an engine without compilation and graphs; see `uncaptured`."""
     masked_launch_s: float = 0.0
-    """Host, per step of several padded rows: their attention has a mask."""
+    """Host time per step with several padded rows, whose attention has a mask."""
     new_shape_s: float
-    """Host, per first batch of a size and length: a kernel is chosen or compiled for it."""
+    """Host time per first batch of a size and length, to choose or compile a kernel."""
     new_kernel_s: float
-    """Host, per kernel that a process has to build or load."""
+    """Host time per kernel that a process has to build or load."""
     max_captured_tokens: int
     """Largest captured step in tokens; 0 if nothing is captured."""
     step_s: float
-    """GPU, per step: starting and draining kernels."""
+    """GPU time per step, to start and drain kernels."""
     weights_s: float
-    """GPU: reading all weights."""
+    """GPU time to read all weights."""
     active_weights_s: float
-    """GPU, per token, until all weights are read: reading the weights that one token uses, except `shared_weights_s`.
+    """GPU time per token to read the weights that the token uses, except `shared_weights_s`.
 
-    In a mixture of experts, one token uses only a part of the weights."""
+    In a mixture of experts, one token uses only a part of the weights. The sum over tokens is at most `weights_s`.
+    """
     shared_weights_s: float = 0.0
-    """GPU, per step: reading the weights that all tokens share; 0 if `active_weights_s` includes them."""
+    """GPU time per step to read the weights that all tokens share; 0 if `active_weights_s` includes them."""
     token_s: float
-    """GPU: arithmetic of one token in the layers; overlaps with reading the weights."""
+    """GPU time for the arithmetic of one token in the layers, which overlaps with reading the weights."""
     logits_s: float
-    """GPU: arithmetic of one sequence's output projection; overlaps with reading the weights."""
+    """GPU time for the output projection of one sequence, which overlaps with reading the weights."""
     exposed_share: float
-    """Share of the time of reading or arithmetic that does not overlap with the other, if both are equally long.
-
-    It is at most 0.5."""
+    """Share of the shorter of two times, reading and arithmetic, that adds to the longer one if both are equal; at most
+    0.5.
+    """
     sequence_s: float
-    """GPU, per sequence, without the bytes it reads."""
+    """GPU time per sequence, without the bytes that it reads."""
     context_token_s: float
-    """GPU: reading one token's keys and values in all layers, in steps of many sequences."""
+    """GPU time to read one token's keys and values in all layers, in steps of many sequences."""
     lone_share: float
     """Additional share of the reading time for few sequences, whose heads cannot occupy the whole GPU."""
     full_seqs: float
-    """Number of sequences that have one KV head for every processor; twice as many reach the full bandwidth."""
+    """Number of sequences with one KV head for every processor; twice as many reach the full bandwidth."""
     shared_saving: float
     """Share of the repeated reads of shared keys and values that takes no time; at most 1."""
     piecewise_s: float
-    """GPU, per captured step with prompt tokens, whose attention runs between captured pieces."""
+    """GPU time per captured step with prompt tokens, whose attention runs between captured pieces."""
     attention_pair_s: float
-    """GPU: arithmetic of one query against one key in all layers."""
+    """GPU time for the arithmetic of one query with one key in all layers."""
     throttle_share: float
-    """Additional share of arithmetic time after long arithmetic, when the clock has fallen."""
+    """Additional share of arithmetic time when long arithmetic has lowered the clock."""
     power_share: float = 0.0
-    """Additional share of arithmetic and reading time, in all kinds of steps, after long work that exceeds the power
-    limit. Fitted times use `throttle_share` instead."""
+    """Additional share of arithmetic and reading time, in all kinds of steps, after long work beyond the power limit.
+
+    Fitted times use `throttle_share` instead.
+    """
     window_tokens: float = 0.0
     """Window of sliding layers in tokens; 0 without any."""
     window_token_s: float = 0.0
-    """GPU: reading one token's keys and values in the sliding layers."""
+    """GPU time to read one token's keys and values in the sliding layers."""
     window_pair_s: float = 0.0
-    """GPU: arithmetic of one query against one key in the sliding layers."""
+    """GPU time for the arithmetic of one query with one key in the sliding layers."""
     mixed_share: float = 0.0
     """Additional share of reading time in a step with prompt tokens."""
     piecewise_floor_s: float = 0.0
-    """GPU: least time of a captured step with prompt tokens, which a worker process has to launch piece by piece."""
+    """Smallest GPU time of a captured step with prompt tokens, which a worker process has to launch piece by piece."""
     eager_floor_s: float = 0.0
-    """GPU: least time of a step too large for a captured graph, which a worker process launches kernel by kernel."""
+    """Smallest GPU time of a step that is too large for a captured graph, whose kernels a worker process launches one
+    by one.
+    """
     handed_over_s: float = 0.0
-    """Link, per step: receiving activations from the previous pipeline stage; 0 without one."""
+    """Time per step on the link, to receive activations from the previous pipeline stage; 0 without one."""
     handed_over_token_s: float = 0.0
-    """Link, per token: receiving its activations from the previous pipeline stage."""
+    """Time per token on the link, to receive activations from the previous pipeline stage."""
     of_size_s: tuple[float, ...] = ALL_ALIKE
-    """GPU, per step, by the entry of its size (`size_place`): time that the other coefficients do not explain, because
-    the kernels for this size are slower."""
+    """GPU time per step, by the entry of its size (`size_place`), that the other coefficients do not explain.
+
+    The kernels for some sizes are slower than for others.
+    """
 
     def uncaptured(self) -> Roofline:
         """Return these times for an engine without graphs and compilation (vLLM's `enforce_eager`)."""

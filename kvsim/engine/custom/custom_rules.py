@@ -43,7 +43,7 @@ flight.
 
 
 _MOST_TIMES = 10
-"""Number of times that all known tokens may be computed before a request must get an output token."""
+"""Largest number of times that all known tokens are computed without any new output token."""
 
 
 Answer = TypeVar("Answer")

@@ -175,7 +175,9 @@ class OmitFeatures(FunctionPass):
         return True
 
     def _path_of(self, function: Any, value: Any) -> tuple[Any, ...]:
-        """Return what `value` reads, as (0, "settings", "x") for `settings.x` of argument 0; () if it reads none."""
+        """Return the path that `value` reads, as (0, "settings", "x") for `settings.x` of argument 0; () if it reads
+        none.
+        """
         if isinstance(value, ir.Arg):
             return (value.index,)
         if not isinstance(value, ir.Expr) or value.op != "getattr":
