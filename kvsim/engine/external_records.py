@@ -50,8 +50,7 @@ class ExternalKV(NamedTuple):
     state: ExternalState
     sequences: Records[ExternalSequence]
     prefilling: Numbers
-    """Sequences with an unfinished prompt for which the pool reserves blocks: they load, or were admitted with a part.
-    """
+    """Sequences with a part of their prompt, or under load, for whose rest the pool reserves blocks."""
     deferred: Numbers
     """Sequences without tables whose blocks are not free yet, in order."""
 

@@ -16,10 +16,7 @@ _NOT_COPIED_BY_NAME = (
     *("memory", "scheduler", "rules", "external", "host", "connector", "radix", "encoder", "step_times"),
     *("steps", "outputs", "gaps", "memory_rows"),
 )
-"""Fields of an engine that `moved` does not copy by name.
-
-Both engines share some, `_parts_of` lists the parts of others, and drained rows are not copied.
-"""
+"""Fields that `moved` does not copy by name: shared ones, those of `_parts_of`, and drained rows."""
 
 
 def moved(source: Engine, target: Engine) -> Engine:

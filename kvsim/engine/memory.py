@@ -21,8 +21,7 @@ Engine: TypeAlias = Any
 """`state.Engine`, which holds a `MemoryManager` and so knows this module."""
 
 SKIP, STOP = -1, -2
-"""Results of `find_prefix` other than a number of tokens: `SKIP` passes over this sequence, `STOP` ends the admission
-of sequences in this step."""
+"""Other results of `find_prefix`: skip this sequence, or end the admission of sequences in this step."""
 
 
 @part

@@ -284,8 +284,7 @@ class Node(Bucketed):
     first_slot: Small = NO_SLOT
     """The slot of host memory with its first page; the others are linked by `RadixTables.next_slot`."""
     doubled: int = 0
-    """Position in the order in which nodes became double (on the device and on the host); 0 if the node is not double.
-    """
+    """Position in the order in which nodes became double (on device and host); 0 for a node that is not double."""
     has_window: bool = False
     """The pages of the node have window slots."""
     window_locks: Small = 0

@@ -73,8 +73,7 @@ class Settings:
     decode_interval: int = 1
     """Smallest number of steps between two steps that decode one sequence."""
     feedback: int = 0
-    """The first stage of a pipeline awaits the outputs of the step that is this number of steps earlier; 0 for no wait.
-    """
+    """Number of steps from the step whose outputs the first stage of a pipeline awaits to its step; 0 for no wait."""
     by_priority: FeatureFlag = False
     chunked_prefill: bool = False
     reserve_full_prompt: bool = False
@@ -97,16 +96,14 @@ class Settings:
     windows_wait: FeatureFlag = False
     """Blocks of windows, chunks and states are freed only when all steps in flight that read them are processed."""
     counts_flight: FeatureFlag = False
-    """Tokens in flight are counted for each sequence, because its blocks are freed or it is admitted depending on them.
-    """
+    """Tokens in flight are counted for each sequence, because releases or admissions depend on them."""
     unit_tokens: int = 0
     num_units: int = 0
     """Number of units (blocks or slots) that can be allocated."""
     offloads: bool = False
     """Computed blocks are copied to a second tier on the host."""
     frees_late: bool = False
-    """Blocks that a step in flight uses are freed only when its output is processed: a transfer might overwrite them.
-    """
+    """Blocks of a step in flight are freed when its output is processed, since a transfer might overwrite them."""
     prefix_caching: bool = False
     watermark_blocks: int = 0
     num_groups: int = 0
@@ -121,8 +118,7 @@ class Settings:
     commit_tokens: int = 0
     """Number of tokens up to a multiple of which blocks are cached."""
     retention_tokens: int = 0
-    """Distance in tokens of the boundaries at which windows and states are kept for hits; `NEVER` for all boundaries.
-    """
+    """Tokens between the boundaries at which windows and states are kept for hits; `NEVER` for all boundaries."""
     expires_from: int = 0
     """Smallest number of computed tokens of a sequence with which some tokens can have expired."""
     marks_prompt_end: FeatureFlag = False
@@ -312,8 +308,7 @@ class State:
     has_chunk: bool = False
     """The step being scheduled computes a running sequence whose last step ended inside its prompt."""
     most_prompt_tokens: int = 0
-    """Largest number of tokens of one prompt that the step being scheduled may compute; 0 if only the budget limits it.
-    """
+    """Largest number of tokens of one prompt in the step being scheduled; 0 if only the budget limits it."""
     holds_prefills: bool = False
     """The step being scheduled computes no prompt."""
     has_prefill: bool = False

@@ -97,11 +97,9 @@ class Engine(NamedTuple):
     emitting: Numbers
     """Sequences for which a step yields an output: `max_num_seqs` entries for each place of the ring `launched`."""
     emitting_drafts: Numbers
-    """Number of drafts that the step verifies for each of `emitting`; negative for padding, which is always rejected.
-    """
+    """Number of drafts that the step verifies for each of `emitting`; negative for padding."""
     drafts_by_batch: Numbers
-    """Number of tokens drafted after a step, by number of sequences in it; empty if it does not depend on this number.
-    """
+    """Number of tokens drafted after a step, by its number of sequences; empty if it does not depend on that."""
     given_drafts: Records[records.RequestDrafts]
     """The given drafts of each sequence; empty without drafts."""
     draft_counts: Numbers
@@ -139,8 +137,7 @@ class Engine(NamedTuple):
     """Free ranges of a contiguous memory, in order of address."""
     rectangle: records.Rectangle
     first_uses: Any
-    """Costs of new shapes in each step of a static batch: seconds to choose kernels, then numbers of kernels to build.
-    """
+    """Costs of new shapes in each step of a static batch: seconds to choose kernels, then kernels to build."""
     moments: Records[records.Moment]
     """The next events to replay, if the caller orders the events; see `moments`."""
     steps: Records[records.Step]

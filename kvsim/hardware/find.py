@@ -12,9 +12,7 @@ from kvsim.hardware.gpu import GPUS, Gpu, read_gpu
 _VENDORS = frozenset(("nvidia", "amd", "geforce", "tesla", "instinct", "gpu", "workstation", "edition"))
 _FORMS = frozenset(("sxm", "sxm2", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"))
 _REQUIRED = frozenset(("pcie", "pro", "nvl"))
-"""Words of a listed GPU that a name must also contain, because without them it is another card: "PCIe" in "H100
-PCIe".
-"""
+"""Words of listed GPUs that a name must also contain, such as "PCIe" in "H100 PCIe"; else it is another card."""
 _SEVERAL = re.compile(r"(\d{1,4})\s*[x×*]\s*(\D.*)", re.IGNORECASE)
 
 

@@ -61,8 +61,7 @@ class MetaFields(Protocol):
 KERNELS = EXTRA
 """Name under which `--profile` takes kernel tables."""
 PROFILE_LAUNCH_S = 4.7e-6
-"""Launch time in seconds of the hosts that Hugging Face profiles were fitted on; used to relate them to hosts with
-measured launches."""
+"""Seconds to launch a kernel on the hosts of the Hugging Face profiles, by which other hosts are compared."""
 
 
 def served_model(meta: MetaFields) -> Model:

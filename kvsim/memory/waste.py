@@ -37,15 +37,11 @@ class SlotState(IntEnum):
     PADDING = 3
     """Written or held only because the batch is a rectangle."""
     EXPIRED = 4
-    """Held, with the KV of a token that no later step reads, because it has left the windows of all layers of its
-    block.
-    """
+    """Held, with the KV of a token that no later step reads, because all windows of its block have passed it."""
     CACHED = 5
     """Free, with a cached prefix that can be hit."""
     EXTERNAL = 6
-    """Free in pieces too small for the head of the queue although their sum suffices, or allocated only by
-    rounding up.
-    """
+    """Free in pieces too small for the head of the queue, or allocated only by rounding up."""
     FREE = 7
     """Free and usable."""
 

@@ -60,18 +60,13 @@ class FleetTotals:
     most_duplicate_bytes: int
     """Largest number of these bytes at any time."""
     num_prefill: int = 0
-    """Number of servers, or ranks, that only compute prompts, and then are the only ones with prefix hits.
-
-    0 if every server decodes.
-    """
+    """Number of servers, or ranks, that only compute prompts, and alone count hits then; 0 if all decode."""
     fetched_bytes: int = 0
     """Bytes of KV that servers fetched from each other, per GPU."""
     num_ranks: int = 1
     """Number of data-parallel ranks behind each front end; 1 for servers without ranks."""
     idle_steps: tuple[int, ...] = ()
-    """Number of steps that each data-parallel rank took without a batch because others had one; empty without such
-    ranks.
-    """
+    """Steps that each data-parallel rank took without a batch, because others had one; empty without ranks."""
     store: Mapping[str, int] | None = None
     """Numbers of blocks that a shared store loaded, wrote, evicted, held at most and can hold; None without a store."""
 

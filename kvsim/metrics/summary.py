@@ -58,9 +58,7 @@ class Summary:
     computed_tokens: int
     """Tokens scheduled over all steps."""
     vain_tokens: int
-    """Computed tokens that no finished request needed: recomputed after a preemption, beyond the end of an output, or
-    padding.
-    """
+    """Computed tokens that no finished request needed: recomputed, beyond the end of an output, or padding."""
     mean_waiting: float
     """Requests in the queue, mean over time."""
     waiting_for: WaitingFor

@@ -82,9 +82,7 @@ class WaitingFor:
 
     memory: float
     batch: float
-    """Requests waiting for a place among the running sequences: `max_num_seqs`, or a static batch that has not
-    ended.
-    """
+    """Requests waiting for a place among the running sequences (`max_num_seqs`), or for the end of a static batch."""
     tokens: float
     """Requests waiting for tokens of the step: `max_num_batched_tokens`."""
     adapters: float = 0.0

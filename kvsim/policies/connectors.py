@@ -103,9 +103,7 @@ class Connector:
     is_store: bool = False
     """The connector is a store of prefixes. If False, it is Nixl, which fetches from another server."""
     recomputes: bool = False
-    """Tokens that fail to load are computed here (`kv_load_failure_policy` "recompute"). If False, the request
-    fails.
-    """
+    """Tokens that fail to load are computed here (`kv_load_failure_policy`). If False, the request fails."""
     link: KvLink | None = None
     """The link that determines when loads end; None if the caller determines it."""
     backoff_tokens: int = 0

@@ -43,13 +43,9 @@ class Drafts:
     Empty if a step always drafts `num_tokens`.
     """
     accepted: DraftCounts
-    """Numbers of accepted drafts of each request, by its number of outputs. A request without numbers accepts all
-    drafts.
-    """
+    """Numbers of accepted drafts of each request, by its number of outputs; without numbers, all are accepted."""
     proposed: DraftCounts
-    """Numbers of proposed drafts of each request, by its number of outputs. Without numbers, vLLM's maximum is
-    proposed.
-    """
+    """Numbers of proposed drafts of each request, by its number of outputs; without numbers, vLLM's maximum."""
 
     @classmethod
     def of(

@@ -20,9 +20,7 @@ class ImageInput:
     length: int
     """Number of prompt tokens that the image takes."""
     embedded: tuple[tuple[int, int], ...] = ()
-    """Contiguous ranges of tokens with an encoder output, as (first token, number of tokens); empty if all tokens have
-    one.
-    """
+    """Ranges of tokens with an encoder output: (first token, number of tokens); empty if all tokens have one."""
 
     @property
     def end(self) -> int:

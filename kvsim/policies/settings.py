@@ -72,9 +72,7 @@ class Reserve(Enum):
     LIMIT = "limit"
     """The prompt and `max_tokens`."""
     POW2 = "pow2"
-    """The prompt and the output rounded up to a power of two: at most twice what is needed (Orca (Pow2) in the
-    paper).
-    """
+    """The prompt, and the output rounded up to a power of two: Orca (Pow2) in the paper."""
     ORACLE = "oracle"
     """Exactly the future length of the sequence: a bound that no real system reaches."""
     DOUBLING = "doubling"
@@ -96,9 +94,7 @@ class PrefixEviction(Enum):
     LRU = "lru"
     """The least recently freed block, as in vLLM."""
     OPTIMAL = "optimal"
-    """The block whose next use is farthest in the future (Belady's rule). No server knows the future, so this is a
-    bound.
-    """
+    """The block whose next use is the latest (Belady's rule): a bound, since no server knows the future."""
 
 
 class Eviction(Enum):

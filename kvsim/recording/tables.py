@@ -290,10 +290,7 @@ class Schedule(ColumnTable):
     tokens: IntArray = column("int32")
     repeat: IntArray | None = optional_column("int32")
     known: IntArray | None = optional_column("int32")
-    """Number of the request's tokens with known values when the step was scheduled; in runs with drafts.
-
-    Each row then covers one step.
-    """
+    """Number of known tokens when the step was scheduled; in runs with drafts, where each row covers one step."""
     outputs: IntArray | None = optional_column("int32")
     """Number of tokens that the output of the step gave the request; in captured runs with drafts."""
     proposed: IntArray | None = optional_column("int32")

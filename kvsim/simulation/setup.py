@@ -46,9 +46,7 @@ class Options(TypedDict, total=False):
     users_per_s: float
     """Number of users that begin per second in a closed loop. With infinity, the default, all begin at once."""
     stamp_at_entry: bool
-    """The recorded arrival of a request is the time at which it entered the engine, as a recorder in an engine sees it.
-    If False, it is the time at which the request was sent.
-    """
+    """The recorded arrival of a request is its entry into the engine; if False, the time at which it was sent."""
     engine: EngineName
     """`interpreted`, `compiled`, or `auto`: compiled if the run is long enough. Results are bit for bit the same."""
     earlier: tuple[Batch, ...]

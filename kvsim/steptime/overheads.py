@@ -54,8 +54,7 @@ EAGER_LAYER_S = 0.35e-3
 HF_LAYER_S = 0.5e-3
 """Host time to launch a layer of Hugging Face's unfused modules."""
 HF_MASK_LAYER_S = 0.08e-3
-"""Additional host time of a layer with a mask: attention copies it to another form, and keys and values once per query
-head."""
+"""Additional host time of a layer with a mask, which is copied, as are keys and values for each query head."""
 PLAN_S = 31e-3
 """Host time of cuDNN's plan for attention on a batch size and length that is new to the process."""
 KERNEL_BUILD_S = 0.4
@@ -69,7 +68,6 @@ HF_KERNELS_PER_LAYER = 30
 HF_ARITHMETIC_EFFICIENCY = 0.4
 """Share of the dense peak in a prefill with unfused kernels between products."""
 HF_COPY_BYTES_PER_CYCLE = 8.26
-"""Bytes that a processor moves per cycle in strided copies of keys and values, if memory is not the limit: an H200's
-reach 0.45 of its bandwidth."""
+"""Bytes per cycle and processor of strided copies of keys and values; an H200's reach 0.45 of its bandwidth."""
 HF_ROW_LAYER_S = {"dynamic": 2.4e-6, "static": 1.6e-6}
 """Seconds of a layer's masked attention per row: it starts a kernel for every query head."""

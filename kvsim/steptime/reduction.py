@@ -30,10 +30,7 @@ if TYPE_CHECKING:
     from kvsim.steptime.work import AttentionKind, Weights, Work
 
 SMALL_KERNEL = 1.75
-"""Time of a norm or an activation of a few tokens, in multiples of a card's `kernel_s`.
-
-It is 1.5 to 2.1 us, and hides a part of the start of the next kernel.
-"""
+"""Time of a norm or an activation of a few tokens (1.5 to 2.1 us), in multiples of a card's `kernel_s`."""
 ELEMENT_SHARE = 0.93
 """Share of the read bandwidth in norms and activations of many tokens: 0.89 on H200, 0.98 on H100."""
 SPLIT_S = 3e-6

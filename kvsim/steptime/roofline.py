@@ -88,9 +88,7 @@ class Roofline:
     logits_s: float
     """GPU time for the output projection of one sequence, which overlaps with reading the weights."""
     exposed_share: float
-    """Share of the shorter of two times, reading and arithmetic, that adds to the longer one if both are equal; at most
-    0.5.
-    """
+    """Share of the shorter of reading and arithmetic time that adds to the longer if both are equal; at most 0.5."""
     sequence_s: float
     """GPU time per sequence, without the bytes that it reads."""
     context_token_s: float
@@ -123,9 +121,7 @@ class Roofline:
     piecewise_floor_s: float = 0.0
     """Smallest GPU time of a captured step with prompt tokens, which a worker process has to launch piece by piece."""
     eager_floor_s: float = 0.0
-    """Smallest GPU time of a step that is too large for a captured graph, whose kernels a worker process launches one
-    by one.
-    """
+    """Smallest GPU time of a step too large for a captured graph, whose kernels are launched one by one."""
     handed_over_s: float = 0.0
     """Time per step on the link, to receive activations from the previous pipeline stage; 0 without one."""
     handed_over_token_s: float = 0.0

@@ -14,8 +14,7 @@ _LARGER = _FEW // _GRAIN + 1
 NUM_LISTED = _LARGER + 1
 """Number of entries of the shortest table: one for sizes up to 4, one for every 8 up to 512, one for larger sizes."""
 LARGE_SIZES = (*range(_FEW, _MANY, _STEP), *range(_MANY, _LAST + 1, _MANY))
-"""Sizes of the entries above 512 tokens; the first one is for sizes just above 512. Sizes in between are interpolated
-linearly; sizes beyond the last use its entry."""
+"""Sizes of the entries above 512 tokens, between which times are interpolated linearly."""
 NUM_SIZES = _LARGER + len(LARGE_SIZES)
 ALL_ALIKE = (0.0,) * NUM_SIZES
 """Table in which all sizes have the same entry, 0."""

@@ -32,9 +32,7 @@ class SharedPrefixes:
     tokens: int
     """Length of each text in tokens."""
     skew: float = 0.0
-    """Exponent of the popularity: text k is chosen in proportion to (k + 1) ** -skew. 0 chooses all equally often, 1 is
-    Zipf's law.
-    """
+    """Exponent of the popularity (k + 1) ** -skew of text k: 0 for equal popularity, 1 for Zipf's law."""
 
     def __post_init__(self) -> None:
         if self.num_groups < 1:

@@ -44,9 +44,7 @@ class WorkloadSummary:
     rate_per_s: float | None
     """Arrivals per second; None if all requests arrive at once."""
     gap_cv: float | None
-    """Standard deviation of the gaps between arrivals, divided by their mean (Poisson: 1); None if all requests arrive
-    at once.
-    """
+    """Coefficient of variation of the gaps between arrivals (Poisson: 1); None if all arrive at once."""
     mean_prompt_tokens: float
     mean_output_tokens: float
     mean_max_tokens: float

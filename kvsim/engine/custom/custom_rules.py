@@ -37,9 +37,7 @@ QUEUED = (WAITING, PREEMPTED)
 """States of a request that is in the queue."""
 
 _MOST_EMPTY = 3
-"""Largest number of consecutive empty steps. A step may be empty while the last tokens of all running requests are in
-flight.
-"""
+"""Largest number of consecutive empty steps, in which all running requests may await their last tokens."""
 
 
 _MOST_TIMES = 10
@@ -121,9 +119,7 @@ class CustomRules:
         self._has_declined = False
         """True if the policy has named no request to admit in this step."""
         self._tokens_in_vain = self._most_in_vain = 0
-        """Number of tokens computed since the last output token of any request, and the number at which to check
-        next.
-        """
+        """Tokens computed since the last output token of any request, and the number at which to check next."""
         self._alone: int | None = None
         """The number of the request that `compute` serves; None outside of it."""
         self._next: Iterator[ServedRequest] | None = None

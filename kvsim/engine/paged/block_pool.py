@@ -14,9 +14,7 @@ from kvsim.engine.paged import prefix_cache
 from kvsim.engine.state import HAS_TAIL, NO_KEY, Engine
 
 NULL_BLOCK = HEAD
-"""The block in table entries that hold no KV. It is never allocated, so requests can use one block less than the pool
-has.
-"""
+"""The block in table entries that hold no KV; it is never allocated to a request."""
 
 
 @part

@@ -14,9 +14,7 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import LOADING, PREEMPTED, WAITING, Engine, table_of
 
 _SETTLED_CALLS = 2
-"""Number of consecutive calls of the scheduler without effect after which further calls have none, until a transfer
-ends.
-"""
+"""Consecutive calls of the scheduler without effect, after which only the end of a transfer changes anything."""
 
 
 @part

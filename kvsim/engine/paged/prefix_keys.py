@@ -20,9 +20,7 @@ from kvsim.workload import Ragged, Turns, Workload
 
 Column = npt.NDArray[np.int64]
 _MARK, _IMAGE, _TEXT = 0, 1, 2
-"""Token ids that stand in for unknown tokens: a mark around an image, an image token, and (plus the prefix number) text
-of a shared prefix.
-"""
+"""Token ids for unknown tokens: a mark around an image, an image token, and (plus its number) a shared prefix."""
 
 
 class PrefixKeys:
