@@ -1,1 +1,1 @@
-"""Appearance of the interface: number formats, characters and colours of states, bars, large digits, themes."""
+"""Appearance of the interface: number formats, characters and colours of states, bars, themes."""
