@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, Unpack
 
@@ -103,6 +104,10 @@ class Replicas:
     """The router sees prefix caches as they were this many seconds before the request."""
     store: PrefixStore | None = None
     """A store of prefixes that all servers share."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.route_lag_s < inf:
+            raise UsageError(f"--route-lag should be a number of seconds, 0 or more, not {self.route_lag_s!r}.")
 
     @classmethod
     def ranks_of(

@@ -179,6 +179,9 @@ def release_of(policy: Policy) -> str:
 
 def check_stages(machine: Machine, policy: Policy) -> None:
     """Refuse step times that are not those of each pipeline stage, and pipelines that kvsim cannot simulate."""
+    if machine.model.has_shared_experts and machine.model.pipeline_parallel_size > 1:
+        raise UsageError("ranks that share experts are modelled where one stage holds all layers; leave out "
+                         "--pipeline-parallel-size.")  # fmt: skip
     size, num_known = machine.model.pipeline_parallel_size, len(coefficients_of(machine.step_time)) or 1
     if num_known not in (1, size) or (num_known == 1 < size and not isinstance(policy, Static)):
         raise UsageError(

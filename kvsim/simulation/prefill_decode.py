@@ -293,5 +293,6 @@ def _with_one_output(setup: Setup) -> Setup:
     """Return the setup of a prefill server, where each request ends after one output token."""
     ones = np.ones(len(setup.workload), np.int64)
     narrow = ones.astype(np.int32)
-    workload = replace(setup.workload, output_tokens=narrow, max_tokens=narrow)
+    # Turns build on whole answers, which prefill servers do not have. The source of requests knows the turns.
+    workload = replace(setup.workload, output_tokens=narrow, max_tokens=narrow, turns=None)
     return replace(setup, workload=workload, demand=replace(setup.demand, output=ones, limit=ones.copy()))

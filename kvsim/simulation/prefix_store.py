@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import inf, isnan
 from typing import TYPE_CHECKING, NamedTuple
 
 import simpy
@@ -43,8 +43,8 @@ class PrefixStore:
     """The link of each server, or of each of its data-parallel ranks, to the store."""
 
     def __post_init__(self) -> None:
-        if not self.gib > 0:
-            raise UsageError(f"--prefix-store-gib should be above 0, not {self.gib!r}.")
+        if not 0 < self.gib < inf:
+            raise UsageError(f"--prefix-store-gib should be above 0 and finite, not {self.gib!r}.")
 
     def connector(self, size: int) -> Connector:
         """Return the connector of a server for `size` requests."""

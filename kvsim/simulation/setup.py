@@ -184,9 +184,6 @@ def check_ranks(setup: Setup, num_ranks: int) -> None:
             f"{model.name} is served by {model.data_parallel_size} data-parallel ranks, which kvsim run, compare and "
             f"fit simulate, not by {num_ranks}; leave --data-parallel-size out here."
         )
-    if model.has_shared_experts and model.pipeline_parallel_size > 1:
-        raise UsageError("ranks that share experts are modelled where one stage holds all layers; leave out "
-                         "--pipeline-parallel-size.")  # fmt: skip
     if model.has_shared_experts and not isinstance(times, RankTimes):
         raise UsageError("the steps of ranks that share experts wait for each other, and the step times are those of a "
                          "server alone; take those of a machine card, or kvsim.steptime.RankTimes.")  # fmt: skip

@@ -214,6 +214,20 @@ def test_flags_that_miss_others_are_refused_in_a_sentence(flags: list[str], word
     assert words in str(done.exception)
 
 
+def test_sessions_are_served_apart_and_each_prefill_server_finds_the_history(tmp_path: Path) -> None:
+    flags = ["--prefill", "1", "--decode", "1", "--num-blocks", "400", "--route", "session", "-o", str(tmp_path / "f")]
+    flags += ["--sessions", "5", "--turns", "3", "--pause", "0.1", "--arrivals", "poisson", "--rate", "30"]
+    done = CliRunner().invoke(cli, ["run", *flags], catch_exceptions=False)
+    assert done.output.startswith("1 prefill and 1 decode servers finished 15 requests")
+    assert "(30 requests" in CliRunner().invoke(cli, ["info", str(tmp_path / "f"), "--check"]).output
+    prefill, decode = read(tmp_path / "f" / "prefill-0"), read(tmp_path / "f" / "decode-0")
+    assert (prefill.requests.cached_tokens > 0).sum() > 5
+    after = decode.requests.after
+    assert after is not None
+    assert (after >= 0).sum() == 10
+    assert (decode.requests.arrival_s[after >= 0] > decode.requests.finished_s[after[after >= 0]]).all()
+
+
 def test_the_command_line_sums_up_both_kinds() -> None:
     flags = ["--prefill", "1", "--decode", "2", "--num-blocks", "300", "--num-requests", "12", "--prompt-tokens", "200"]
     flags += ["--output-tokens", "20", "--json"]

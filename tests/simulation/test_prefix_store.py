@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -141,8 +142,9 @@ def test_what_is_not_modelled_is_refused(machine: Machine) -> None:
             measure_fleet(requests(), policy, roomy, store)
     with pytest.raises(UsageError, match="no room for a block"):
         measure_fleet(requests(), POLICY, machine, Replicas(number=2, store=PrefixStore(gib=1e-6)))
-    with pytest.raises(UsageError, match="above 0"):
-        PrefixStore(gib=0.0)
+    for gib in (0.0, math.inf, math.nan):
+        with pytest.raises(UsageError, match="above 0 and finite"):
+            PrefixStore(gib=gib)
 
 
 @pytest.mark.parametrize("others", [["--prefill", "1", "--decode", "1"], ["--failed-loads", "0.1"]])

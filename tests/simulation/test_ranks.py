@@ -156,6 +156,9 @@ def test_ranks_are_refused_where_one_server_is_simulated_or_times_are_of_one() -
     alone = replace(machine, step_time=machine.step_time.own)  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="step times are those of a server alone"):
         measure_fleet(requests(), POLICY, alone, Replicas(number=1, ranks=2))
+    with pytest.raises(UsageError, match="one stage holds all layers; leave out --pipeline-parallel-size"):
+        measure_fleet(requests(), POLICY, replace(machine, model=machine.model.served(
+            data_parallel_size=2, pipeline_parallel_size=2)), Replicas(number=1, ranks=2))  # fmt: skip
     with pytest.raises(UsageError, match="take a machine card"):
         kvsim.machine("H200", "Qwen3-30B-A3B", data_parallel_size=2, times="vllm-h200-llama-3-8b")
 

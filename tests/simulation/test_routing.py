@@ -332,3 +332,9 @@ def test_servers_that_wait_for_a_full_batch_do_not_wait_for_each_other(machine: 
         begins_s, arrived_s = run.requests.first_scheduled_s, run.requests.arrival_s
         for begin_s in np.unique(begins_s[~np.isnan(begins_s)]):
             assert (begin_s - arrived_s[begins_s == begin_s]).max() >= 0.02 - 1e-9
+
+
+@pytest.mark.parametrize("lag_s", [-1.0, float("inf"), float("nan")])
+def test_a_lag_that_is_no_time_is_refused(lag_s: float) -> None:
+    with pytest.raises(UsageError, match="--route-lag should be a number of seconds, 0 or more"):
+        Replicas(number=2, route="prefix", route_lag_s=lag_s)
