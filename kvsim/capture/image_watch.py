@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import RecordingError, UsageError
-from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies.encoding import Encoding
 from kvsim.recording.tables import ImageEventKind
 
@@ -75,10 +74,10 @@ class ImageWatch:
         for each in (self._numbers, self._outputs, self._cached, self._held):
             each.clear()
 
-    def arrived(self, request: Any, layout: KVCacheLayout, release: str) -> None:
+    def arrived(self, request: Any, release: str) -> None:
         """Report the images of a request."""
         features = sorted(request.mm_features, key=lambda each: each.mm_position.offset)
-        self._check(request.request_id, features, layout, release)
+        self._check(request.request_id, features, release)
         rows: list[list[Any]] = []
         for feature in features:
             place, number = feature.mm_position, self._numbers.setdefault(feature.identifier, len(self._numbers) + 1)
@@ -86,7 +85,7 @@ class ImageWatch:
             rows.append([number, int(place.offset), int(place.length), *([runs] if runs else [])])
         self._report("images", self._rows[request.request_id], rows)
 
-    def _check(self, name: str, features: list[Any], layout: KVCacheLayout, release: str) -> None:
+    def _check(self, name: str, features: list[Any], release: str) -> None:
         problem = ""
         if type(self._cache).__name__ not in _FOLLOWED or getattr(self._scheduler, "ec_connector", None) is not None:
             problem = "the engine keeps encoder outputs in another place than vLLM's own encoder cache"
@@ -100,7 +99,7 @@ class ImageWatch:
             limits = encoder_settings(self._scheduler)
             Encoding(
                 compute_tokens=limits["encoder_compute_tokens"], cache_tokens=limits["encoder_cache_tokens"]
-            ).check(release, num_groups=len(layout.groups))
+            ).check(release)
         except UsageError as error:
             problem = str(error).rstrip(".")
         if problem:

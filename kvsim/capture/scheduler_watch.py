@@ -173,7 +173,7 @@ class SchedulerRecorder:
         if getattr(request, "mm_features", None):
             if self._images is None:
                 raise RecordingError(f"request {request.request_id} has images, and the engine has no encoder cache.")
-            self._images.arrived(request, self._layout, self._release)
+            self._images.arrived(request, self._release)
         self._send()
 
     @_harmless

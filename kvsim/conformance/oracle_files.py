@@ -140,7 +140,7 @@ class OracleWorkload:
             scheduler.check_known_to_release()
             self.drafts(release)
             if self.encoding is not None:
-                self.encoding.check(release, num_groups=1 if self.layout is None else len(self.layout.groups))
+                self.encoding.check(release)
             if self.connector is not None:
                 self.connector.check(release, 1 if self.layout is None else len(self.layout.groups))
         except UsageError as error:

@@ -64,7 +64,9 @@ class EncoderRecords:
             if places:
                 encoded[self._name(number)] = places
         evicted = [int(cache.evicted[index]) for index in range(int(cache.state.num_evicted))]
-        if engine.settings.cuts_before_images:  # these releases do not report an image that is cached again
+        if (
+            engine.settings.aligns_before_images
+        ):  # since the same release, an image that is cached again is not reported
             evicted = [number for number in evicted if not cache.images[number].is_cached]
         return {"encoder": encoded, "encoder_freed": [self._hashes[number] for number in evicted]}
 

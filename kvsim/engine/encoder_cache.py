@@ -187,7 +187,7 @@ def settle(engine: Engine, launched: int, begin: int, number: int, wrong: int) -
         sequence = engine.sequences[engine.computing[first + place]]
         place += 1
         is_last = sequence.number == number
-        processed = sequence.computed - sequence.placeholders
+        processed = sequence.computed - (sequence.placeholders if engine.settings.images_wait else 0)
         release_computed(engine, sequence, processed - wrong if is_last and sequence.placeholders == 0 else processed)
         if is_last:
             break

@@ -169,7 +169,7 @@ class EnginePlan:
         if self.drafts is not None and policy.cache.enable_prefix_caching:
             self.drafts.check_groups(layout)
         if self.encoding is not None:
-            self.encoding.check(release, num_groups=num_groups)
+            self.encoding.check(release)
         if self.connector is not None:
             self.connector.check(release, num_groups)
 

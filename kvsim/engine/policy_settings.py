@@ -123,6 +123,8 @@ def settings_of_images(encoding: Encoding, policy: Paged) -> dict[str, Any]:
         "encoder_tokens": encoding.compute_tokens,
         "encoder_cache_tokens": encoding.cache_tokens,
         "keeps_images_whole": encoding.is_whole,
+        "aligns_before_images": rules.aligns_before_images,
+        "images_wait": rules.images_wait,
         "cuts_before_images": rules.cuts_before_images,
         "counts_repeated_images": rules.counts_repeated_images,
     }

@@ -62,6 +62,10 @@ class Settings:
     """Largest number of encoder outputs that the encoder cache holds."""
     keeps_images_whole: FeatureFlag = False
     """A step computes all tokens of an image, or none."""
+    aligns_before_images: FeatureFlag = False
+    """A chunk is cut to a boundary of recurrent states before its images are planned, not after that."""
+    images_wait: FeatureFlag = False
+    """An image is in use until the steps that compute its tokens are processed."""
     cuts_before_images: FeatureFlag = False
     """A chunk ends right before an image that has no room in the encoder cache, even if drafting would read further."""
     counts_repeated_images: FeatureFlag = False

@@ -289,10 +289,13 @@ def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) ->
     if 0 < engine.state.most_prompt_tokens < num_tokens:
         num_tokens = engine.state.most_prompt_tokens
     num_tokens = min(num_tokens, budget, settings.max_model_len - 1 - sequence.computed)
-    if settings.boundary_tokens > 0:
+    aligns_first = settings.aligns_before_images or settings.encoder_tokens == 0
+    if settings.boundary_tokens > 0 and aligns_first:
         num_tokens = groups.aligned_tokens(engine, sequence, sequence.computed, num_tokens, 0)
     if settings.encoder_tokens > 0 and num_tokens > 0:
         num_tokens = encoder_cache.plan(engine, sequence, sequence.computed, num_tokens)
+    if settings.boundary_tokens > 0 and not aligns_first:
+        num_tokens = groups.aligned_tokens(engine, sequence, sequence.computed, num_tokens, 0)
     if settings.num_drafts > 0:
         num_tokens = drafting.unsplit_tokens(engine, sequence, sequence.computed, num_tokens)
     return num_tokens
@@ -314,12 +317,15 @@ def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int,
     if not settings.chunked_prefill and num_tokens > budget:
         return 0
     num_tokens = min(num_tokens, budget)
-    if settings.boundary_tokens > 0:
+    aligns_first = settings.aligns_before_images or settings.encoder_tokens == 0
+    if settings.boundary_tokens > 0 and aligns_first:
         num_tokens = groups.aligned_tokens(engine, sequence, computed, num_tokens, engine.state.num_uncached)
     if settings.encoder_tokens > 0 and num_tokens > 0:
         num_tokens = encoder_cache.plan(engine, sequence, computed, num_tokens)
         if num_tokens == 0 and settings.cuts_before_images:
             return SKIP
+    if settings.boundary_tokens > 0 and not aligns_first and num_tokens > 0:
+        num_tokens = groups.aligned_tokens(engine, sequence, computed, num_tokens, engine.state.num_uncached)
     if settings.num_drafts > 0 and num_tokens > 0:
         num_tokens = drafting.unsplit_tokens(engine, sequence, computed, num_tokens)
         if num_tokens == 0:

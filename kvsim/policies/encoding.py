@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvsim.errors import UsageError
-from kvsim.policies.releases import check_feature
+from kvsim.policies.releases import check_images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,13 @@ class Encoding:
     inputs: Sequence[Sequence[ImageInput]] = field(default=(), repr=False)
     """Images of each request, in order of their places."""
 
-    def check(self, release: str, *, num_groups: int) -> None:
-        """Check that kvsim knows how a release serves these images, and that the encoder has room for each."""
-        check_feature(release, "the encoder cache")
-        if num_groups > 1:
-            raise UsageError("kvsim follows images where every layer keeps every token; this model has several groups.")
+    def check(self, release: str) -> None:
+        """Check that kvsim knows how a release serves images, and that the encoder has room for each.
+
+        Raises:
+            UsageError: kvsim does not know it, or an image does not fit.
+        """
+        check_images(release)
         largest = max((each.num_embeddings for row in self.inputs for each in row), default=0)
         if largest > min(self.compute_tokens, self.cache_tokens):
             raise UsageError(

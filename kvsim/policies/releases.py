@@ -240,6 +240,13 @@ class ReleaseRules:
     caches_every_state: bool = _until(
         "0.33.0", "Models that keep the recurrent state of every block cannot cache prefixes."
     )
+    aligns_before_images: bool = _since(
+        "0.28.0", "A chunk is cut to a boundary of recurrent states before its images are encoded; before, after that."
+    )
+    images_wait: bool = _since(
+        "0.24.0",
+        "An image is in use until the steps that compute its tokens are processed; before, until they are scheduled.",
+    )
     cuts_before_images: bool = _since(
         "0.33.0",
         "A chunk ends right before an image that has no room; a request that thereby gets no tokens is skipped.",
@@ -319,6 +326,8 @@ OFFLOAD = "0.25.1"
 """Release whose native offload is known; other patches of this minor release have the same rules."""
 VERIFIED = ((0, 25), (0, 33))
 """Major and minor numbers of the releases whose speculative decoding, KV connectors and encoder cache are known."""
+FIRST_WITH_IMAGES, LAST_WITH_IMAGES = (0, 23), (0, 28)
+"""Major and minor numbers of the first and last of other releases whose encoder cache is known."""
 DEFAULT = NEWEST
 """Release that is simulated unless another is named."""
 UNSTATED = "0.25.1"
@@ -383,10 +392,17 @@ def changes_between(old: str, new: str) -> tuple[Change, ...]:
 
 
 def check_feature(release: str, feature: str) -> None:
-    """Check that a release is in `VERIFIED`, for speculative decoding, KV connectors or the encoder cache."""
+    """Check that a release is in `VERIFIED`, for speculative decoding or KV connectors."""
     if number_of(release)[:2] not in VERIFIED:
         known = " and ".join(f"{major}.{minor}" for major, minor in VERIFIED)
         raise UsageError(f"kvsim knows {feature} of vLLM {known}, not of {release}.")
+
+
+def check_images(release: str) -> None:
+    """Check that the rules of the encoder cache in a release are known."""
+    minor = number_of(release)[:2]
+    if minor not in VERIFIED and not FIRST_WITH_IMAGES <= minor <= LAST_WITH_IMAGES:
+        raise UsageError(f"kvsim knows the encoder cache of vLLM 0.23 to 0.28 and 0.33, not of {release}.")
 
 
 def check_offload(release: str) -> None:
