@@ -29,7 +29,6 @@ STEPS_TOGETHER = 4_096
 """Number of steps added at once: more would not fit into the processor's cache, fewer would need more calls."""
 _SCHEDULED, _WAITING, _FOR_MEMORY, _FOR_BATCH, _FOR_TOKENS, _FOR_ADAPTERS, _HELD, _STATES = range(8)
 """Rows of the integrals over time; the eight states are the last rows."""
-_BY_LIMIT = slice(_FOR_MEMORY, _FOR_ADAPTERS + 1)
 _FREE_SHARE = 0.1
 """Share of the pool that must be free so that waiting requests count as waiting for an adapter, not for memory."""
 _ROUNDING = 1e-9
@@ -120,7 +119,7 @@ class Sums:
         """
         totals = np.empty((len(self._last), len(steps)))
         totals[_SCHEDULED], totals[_WAITING], totals[_HELD] = steps.scheduled, steps.waiting, steps.held
-        totals[_BY_LIMIT] = self._by_limit(steps.waiting, steps.running, steps.tokens, steps.held)
+        self._split_waiting(totals, steps.waiting, steps.running, steps.tokens, steps.held)
         totals[_STATES:] = steps.states
         until_s = self._add_gaps(steps, totals, gaps) if gaps else steps.start_s
         if self.num_steps == 0:
@@ -139,14 +138,17 @@ class Sums:
         self._swapped_in += int(steps.swapped_in.sum(dtype=np.int64))
         self._add_fragmented(steps.admitted[steps.is_fragmented])
 
-    def _by_limit(self, waiting: Numbers, running: Numbers, tokens: Numbers, held: Numbers) -> list[Numbers]:
-        """Split waiting requests by the limit that a step shows, with the figures of that step."""
+    def _split_waiting(
+        self, totals: npt.NDArray[np.float64], waiting: Numbers, running: Numbers, tokens: Numbers, held: Numbers
+    ) -> None:
+        """Write waiting requests to `totals` by the limit that a step shows, with the other figures of that step."""
         limits = self._limits or Limits(max_num_seqs=0, max_num_batched_tokens=0)
-        memory, batch, by_tokens = limits.split(waiting, running, tokens)
-        adapters = np.zeros_like(memory)
+        totals[_FOR_MEMORY : _FOR_TOKENS + 1] = limits.split(waiting, running, tokens)
+        totals[_FOR_ADAPTERS] = 0
         if limits.max_loras:
-            adapters = np.where(held <= (1 - _FREE_SHARE) * self._capacity, memory, 0)
-        return [memory - adapters, batch, by_tokens, adapters]
+            has_memory = held <= (1 - _FREE_SHARE) * self._capacity
+            totals[_FOR_ADAPTERS] = np.where(has_memory, totals[_FOR_MEMORY], 0)
+            totals[_FOR_MEMORY] -= totals[_FOR_ADAPTERS]
 
     def _add_gaps(
         self, steps: StepFigures, totals: npt.NDArray[np.float64], gaps: GapFigures
@@ -167,7 +169,7 @@ class Sums:
         after[_SCHEDULED] = np.minimum(before[_SCHEDULED], gaps.running)
         after[_WAITING], after[_HELD], after[_STATES:] = waiting, gaps.held, gaps.states
         # What waits in a gap waits for what the step before it showed.
-        after[_BY_LIMIT] = self._by_limit(waiting, running, tokens, before[_HELD])
+        self._split_waiting(after, waiting, running, tokens, before[_HELD])
         differs = (after != before).any(axis=0)
         index, begin_s = index[differs], gaps.begin_s[differs]
         self._integrals += after[:, differs] @ (steps.start_s[index] - begin_s)
