@@ -63,7 +63,7 @@ class _RecordingHooks:
         except Exception:
             log.exception("kvsim: nothing is recorded because of a defect; the engine goes on.")
             return
-        sink = sink_from_environment(self.kvsim.check, _rank_of(self.vllm_config.parallel_config))  # type: ignore[attr-defined]
+        sink = sink_from_environment(self.kvsim.check, _rank_of(self.parallel_config))  # type: ignore[attr-defined]
         if sink is None:
             return
         self.kvsim.start(sink, self.kvsim_meta)

@@ -41,6 +41,7 @@ class Request:
         self.num_computed_tokens = self.num_output_tokens = 0
         self.status = SimpleNamespace(name="RUNNING")
         self.mm_features: list[Any] = []
+        self.arrival_time = time.time()
 
     def is_finished(self) -> bool:
         return self.status.name.startswith("FINISHED")
@@ -110,7 +111,7 @@ class Scheduler:
 
     def __init__(self, spec: FullAttentionSpec | None = None) -> None:
         self.kv_cache_manager, self.block_size = Manager(), BLOCK
-        self.parallel_config = SimpleNamespace(pipeline_parallel_size=1)
+        self.parallel_config = SimpleNamespace(pipeline_parallel_size=1, data_parallel_size=1, data_parallel_index=0)
         group = SimpleNamespace(kv_cache_spec=spec or FullAttentionSpec(), layer_names=["layer"])
         self.kv_cache_config = SimpleNamespace(
             kv_cache_groups=[group], kv_cache_tensors=[SimpleNamespace(size=64 * NUM_BLOCKS)], num_blocks=NUM_BLOCKS
