@@ -229,3 +229,17 @@ def test_labels_side_by_side_name_the_number_of_other_holders() -> None:
     canvas, brush = Canvas(replay, tiling, half_blocks=True), Brush(COLOR)
     text = "\n".join("".join(brush[key][0] for key in row) for row in canvas.draw(0, 18).tolist())
     assert f"{session.request_name(int(replay.owner[int(replay.refs.argmax())]))}+4" in text
+
+
+@pytest.mark.parametrize("size", [(29, 18), (40, 24), (60, 30)])
+def test_no_label_of_a_block_is_a_part_of_a_name(size: tuple[int, int]) -> None:
+    """`8+4` in place of `P8+4` would name nobody, and `0+2` another request than `P10+2`."""
+    lesson = Guided(find_lesson("13"))
+    lesson.show(lesson.captions[3].frame)
+    for session in lesson.sessions:
+        replay, names = session.replay, set(session.recording.requests.id.tolist())
+        tilings = levels(replay.num_units, replay.unit_tokens, *size, stride=None, half_blocks=True)
+        canvas, brush = Canvas(replay, tilings[0], half_blocks=True), Brush(COLOR)
+        text = "\n".join("".join(brush[key][0] for key in row) for row in canvas.draw(0, size[1]).tolist())
+        labels = re.findall(r"[A-Z]?\d+(?:\+\d+)?", text)
+        assert {label.partition("+")[0] for label in labels if not label.isdigit()} <= names

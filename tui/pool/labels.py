@@ -132,19 +132,26 @@ def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArra
     `lines` has the line of characters for the names of each row of cells: shape (rows, characters).
     """
     digits = len(str(tiling.num_units + replay.first_unit - 1)) if tiling.gutter else 0
-    for place, unit in enumerate(cells[cells < tiling.num_units].tolist()):
+    units = cells[cells < tiling.num_units]
+    names = [_holders(replay, unit) for unit in units.tolist()]
+    # The last character separates the name from the unit, or from the next name.
+    room = (tiling.gutter or tiling.wide) - 1
+    longest = max(map(len, names), default=0)
+    # Numbers of held units are left out if a name has no room beside its number: a part of a name is another's name.
+    numbered = tiling.gutter > 0 or longest + len(str(int(units.max(initial=0)) + replay.first_unit)) + 1 <= room
+    for place, (unit, name) in enumerate(zip(units.tolist(), names, strict=True)):
         row, column = divmod(place, tiling.columns)
-        begin, end = tiling.column_edges[column : column + 2].tolist()
-        owner, refs = int(replay.owner[unit]), int(replay.refs[unit])
-        # The last character separates the name from the unit, or from the next name.
-        number, all_room = f"{unit + replay.first_unit:>{digits}} ", (tiling.gutter or end - begin) - 1
-        room = all_room - len(number)
-        _write(number[:all_room], lines[row, begin:])
-        if owner != NO_OWNER and room > 0:
-            others = f"+{refs - 1}" if refs > 1 else ""
-            others = others if len(others) < room else ""
-            name = f"{_name(replay, owner, room - len(others))}{others}"
+        begin = int(tiling.column_edges[column])
+        number = f"{unit + replay.first_unit:>{digits}} " if numbered or not name else ""
+        _write(number[:room], lines[row, begin:])
+        if name and len(number) + len(name) <= room:
             _write(name, lines[row, begin + len(number) :], weak=False)
+
+
+def _holders(replay: Replay, unit: int) -> str:
+    """Return the name of the first holder of `unit` and the number of other holders; empty for a free unit."""
+    owner, refs = int(replay.owner[unit]), int(replay.refs[unit])
+    return "" if owner == NO_OWNER else _name(replay, owner) + (f"+{refs - 1}" if refs > 1 else "")
 
 
 def name_lines(
