@@ -43,7 +43,7 @@ def test_the_budget_the_cache_and_the_keys_decide() -> None:
         for request in document["requests"]:
             request.pop("mm", None)
         num_alike += differs(file, document)
-    assert len(IMAGES) == 45
+    assert len(IMAGES) == 44
     assert num_roomy > 12
     assert num_alike > 20
 
@@ -52,6 +52,8 @@ def test_the_budget_the_cache_and_the_keys_decide() -> None:
 def test_the_cache_holds_what_is_used_or_can_be_evicted(release: str) -> None:
     """At every moment the slots add up, and nothing is used by a request that has ended."""
     for file in IMAGES:
+        if release not in file.parts and "groups" in file.stem:
+            continue  # in another release, a workload with recurrent layers may wait for ever
         document = json.loads(file.read_text())
         if document.get("spec", {}).get("method", "eagle") not in ("eagle", "dflash"):
             continue
