@@ -142,13 +142,29 @@ def unended_docstrings(tree: ast.AST) -> Found:
     return [(line, text) for line, text in attribute_docstrings(tree) if text[-1] not in ".:?!`)"]
 
 
+def misplaced_docstrings(tree: ast.AST) -> Found:
+    """Return line and text of strings that document nothing: they follow neither an assignment nor a definition."""
+    documents = [line for line, _ in attribute_docstrings(tree)]
+    found = []
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for here in body if isinstance(body, list) else ():
+            is_first = here is body[0] and isinstance(
+                node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+            )
+            is_string = isinstance(here, ast.Expr) and string(here) is not None
+            if is_string and not is_first and here.lineno not in documents:
+                found.append((here.lineno, string(here) or ""))
+    return found
+
+
 def unplain_texts(file: Path) -> list[str]:
     """Return place and text of all that is refused in `file`."""
     source = file.read_text()
     found = unplain_phrases(source)
     if file.suffix == ".py":
         tree = ast.parse(source)
-        found += unplain_docstrings(tree) + unended_docstrings(tree)
+        found += unplain_docstrings(tree) + unended_docstrings(tree) + misplaced_docstrings(tree)
     return [f"{file.relative_to(REPOSITORY)}:{line}: {text}" for line, text in sorted(found)]
 
 
@@ -192,6 +208,11 @@ def test_plain_docstrings_are_let_through(source: str) -> None:
 def test_refused_words_are_found_in_comments_strings_and_across_lines() -> None:
     source = 'a = "so "\\\n"many"\n# A block, of\n# them all.\nb = "Nobody"\nc = "MHA stands for heads"'
     assert unplain_phrases(source.replace("\\\n", "\n")) == [(1, "so many"), (3, "of them"), (5, "Nobody")]
+
+
+def test_a_docstring_that_documents_nothing_is_found() -> None:
+    source = '"""Sizes."""\nA = 1\n"""Bytes of a page."""\n"""Bytes of a block."""\nA |= 2\n"""Bytes of a row."""'
+    assert misplaced_docstrings(ast.parse(source)) == [(4, "Bytes of a block."), (6, "Bytes of a row.")]
 
 
 def test_texts_are_plain() -> None:

@@ -121,7 +121,7 @@ def command(
 
 
 class _Findings(NamedTuple):
-    """The answer, and the results of further simulations."""
+    """The answer, the answer without drafts, and the servers that larger loads need."""
 
     answer: Answer
     undrafted: Answer | None

@@ -21,8 +21,6 @@ _FORMAT_NAMES = (
     "vllm-bench",
 )  # fmt: skip
 """Names of the formats, repeated here so that the help does not import the readers; a test compares them."""
-
-
 _LENGTH = bounded(at_most=(1 << 31) - 1)
 
 
@@ -75,7 +73,7 @@ def command(
     if output is not None:
         may_replace(output, "import", overwrite=overwrite)
     workload = (
-        _guessed(file, form, chars_per_token)
+        _sharegpt_with_guessed_lengths(file, form, columns_of(columns), chars_per_token)
         if chars_per_token is not None
         else read_workload(file, form=form, columns=columns_of(columns))
     )
@@ -113,11 +111,16 @@ def _rows(workload: Workload, output: Path | None) -> list[tuple[str, str]]:
     ]
 
 
-def _guessed(file: str, form: str | None, chars_per_token: float) -> Any:
+def _sharegpt_with_guessed_lengths(
+    file: str, form: str | None, columns: dict[str, str], chars_per_token: float
+) -> Workload:
+    """Read ShareGPT conversations; where tokens are not counted, assume one for each `chars_per_token` letters."""
     from kvsim.importers import TextSource, detect
     from kvsim.importers.sharegpt import read
 
     source = TextSource.open(file)
     if (form or detect(source)) != "sharegpt":
         raise UsageError("--chars-per-token is for ShareGPT conversations; other formats count tokens.")
+    if columns:
+        raise UsageError("--columns are those of a CSV file, not of the format sharegpt.")
     return read(source, chars_per_token=chars_per_token)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from kvsim.simulation import EngineName, Fleet, Machine, Measured, Options, Servers
     from kvsim.workload import Workload
 
+_WORTH_PROCESSES = 50_000
+"""Smallest number of requests for which a fleet is simulated in several processes."""
+
 
 @click.command("run", cls=ServedCommand)
 @click.option("--policy", type=PolicyParam(), default="paged", show_default=True, help=POLICY_HELP)
@@ -80,7 +83,8 @@ def command(
     settings, workload = scenario.policy(policy), scenario.workload
     setup = (workload, settings, scenario.machine(settings))
     options = _options(flags, engine)
-    with progress(policy) as options["progress"], ExitStack() as stack:
+    with progress(policy) as report, ExitStack() as stack:
+        options["progress"] = report
         folder = output and stack.enter_context(replacing_folder(output, "run", overwrite=overwrite))
         servers = servers_of(fleet_flags, *setup[1:])
         fleet = simulate_servers(setup, servers, options, folder)
@@ -91,11 +95,7 @@ def command(
     if front_end == "http":
         answer.add_front_end(card_named(flags["times"]), workload)
     routed = f"; {routed_words(servers)}" if servers else ""
-    answer.show(_requests(workload, flags) + routed, show_all=show_all, as_json=as_json)
-
-
-_WORTH_PROCESSES = 50_000
-"""Smallest number of requests for which a fleet is simulated in several processes."""
+    answer.show(_requests_in_words(workload, flags) + routed, show_all=show_all, as_json=as_json)
 
 
 def _notes(scenario: Scenario, policy: str, runs: Sequence[Measured], flags: Mapping[str, Any]) -> list[str]:
@@ -138,16 +138,15 @@ def simulate_servers(
     return record_fleet(*setup, servers, folder, spread=spread, **options)
 
 
-def _requests(workload: Workload, flags: Mapping[str, Any]) -> str:
+def _requests_in_words(workload: Workload, flags: Mapping[str, Any]) -> str:
     users, think_s, users_per_s = flags["users"], flags["think_s"], flags["users_per_s"]
     if flags["max_concurrency"] is not None:
         return f"{workload.description}; at most {flags['max_concurrency']:,} at once"
     if users is None:
         return workload.description
-    pause = f", {think_s:g} s after the answer before" if think_s else " as soon as the one before is answered"
+    begin = f", and {users_per_s:g} begin each second" if users_per_s else ""
     if workload.turns is not None:
         between = f", {think_s:g} s apart" if think_s else ""
-        begin = f", and {users_per_s:g} begin each second" if users_per_s else ""
         return f"{workload.description}; {users:,} users have one session after the other{between}{begin}"
-    begin = f", and {users_per_s:g} begin each second" if users_per_s else ""
+    pause = f", {think_s:g} s after the answer before" if think_s else " as soon as the one before is answered"
     return f"{workload.description}; {users:,} users send each request{pause}{begin}"

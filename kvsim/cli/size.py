@@ -263,7 +263,7 @@ def _in_all(budget: Budget, *, logs_longest: bool) -> list[tuple[str, str, str, 
 
 
 def _otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
-    """Return plans of the same memory with other layouts, with their conditions in words, by their JSON keys."""
+    """Return what the same memory holds under other layouts: for each JSON key, the plan and its condition in words."""
     if policy != "paged":
         return {}
     full, divided, number = budget.with_full_layers(), budget.with_divided_latents(), budget.model.tensor_parallel_size

@@ -32,14 +32,14 @@ def print_turns(runs: Sequence[Recording | Measured]) -> None:
     for number, run in enumerate(runs):
         rows = [
             (
-                turn.turn,
-                f"{turn.num_requests:,}",
-                f"{turn.history_tokens:,}",
-                f"{turn.hit_tokens:,}",
-                f"{turn.lost_tokens:,}",
-                seconds(turn.ttft_s),
+                figures.turn,
+                f"{figures.num_requests:,}",
+                f"{figures.history_tokens:,}",
+                f"{figures.hit_tokens:,}",
+                f"{figures.lost_tokens:,}",
+                seconds(figures.ttft_s),
             )
-            for turn in by_turn(run.requests, run.meta.pool.unit_tokens)
+            for figures in by_turn(run.requests, run.meta.pool.unit_tokens)
         ]
         if rows:
             server = f", as far as server {number} saw them" if len(runs) > 1 else ""
@@ -54,17 +54,17 @@ def print_losses(recording: Recording) -> None:
     worst = np.argsort(-turns.lost_tokens, kind="stable")[:_MOST_LOSSES]
     worst = worst[turns.lost_tokens[worst] > 0]
     names = recording.requests.id
+    heads = ["request", "session", "turn", "history lost", "evicted at", "evicted for"]
     rows = [
         (
-            str(names[turn]),
-            f"{turns.session[turn]}",
-            f"{turns.turn[turn]}",
-            f"{turns.lost_tokens[turn]:,} of {turns.history_tokens[turn]:,}",
-            "–" if math.isnan(turns.evicted_s[turn]) else seconds(turns.evicted_s[turn]),
-            str(names[turns.evicted_for[turn]]) if turns.evicted_for[turn] >= 0 else "–",
+            str(names[row]),
+            f"{turns.session[row]}",
+            f"{turns.turn[row]}",
+            f"{turns.lost_tokens[row]:,} of {turns.history_tokens[row]:,}",
+            "–" if math.isnan(turns.evicted_s[row]) else seconds(turns.evicted_s[row]),
+            str(names[turns.evicted_for[row]]) if turns.evicted_for[row] >= 0 else "–",
         )
-        for turn in worst.tolist()
+        for row in worst.tolist()
     ]
     if rows:
-        heads = ["request", "session", "turn", "history lost", "evicted at", "for"]
         print_table("the turns that evictions hurt most", heads, rows, figures=range(1, 5))

@@ -288,7 +288,7 @@ class OracleRun:
         admitted = self._admitted(batch)
         new = [number for number in admitted if not driver.sequence(number).preemptions]
         handed_over = admitted if self._workload.pipeline.v2_model_runner else new
-        tables = {self._name(number): self._by_group(self._entries_since(number)) for number in batch}
+        tables = {self._name(number): self._by_group(self._new_entries(number)) for number in batch}
         tables |= {self._name(number): self._tables(number) for number in admitted}
         sent, self._unsent = sorted(self._unsent), []
         return (
@@ -406,8 +406,11 @@ class OracleRun:
         groups = range(self._driver.engine.settings.num_groups)
         return self._by_group([self._driver.blocks(number, group) for group in groups])
 
-    def _entries_since(self, number: int) -> list[list[int]]:
-        """Return the entries that the last step appended to a sequence's block tables, null blocks included."""
+    def _new_entries(self, number: int) -> list[list[int]]:
+        """Return, by group, the entries that the last step appended to a sequence's block tables, null blocks included.
+
+        All entries are new if the sequence did not run before the step.
+        """
         lengths = self._lengths.get(number, {})
         groups = range(self._driver.engine.settings.num_groups)
         return [self._driver.blocks(number, group)[lengths.get(group, 0) :] for group in groups]

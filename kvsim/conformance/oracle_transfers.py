@@ -1,4 +1,7 @@
-"""Simulated KV connector and native offload of an oracle, whose transfers end in the same steps, and record fields."""
+"""Simulate the KV connector and the native offload of an oracle, and return the fields of its records about them.
+
+All transfers end in the same steps as in the oracle.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from kvsim.engine.state import LOADING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kvsim.conformance.oracle_files import OracleWorkload
+    from kvsim.conformance.oracle_files import OracleRequest, OracleWorkload
     from kvsim.engine.driver import Driver
 
 
@@ -35,14 +38,14 @@ class TransferEngine:
 
     def run_step(self, driver: Driver) -> None:
         """Start the transfers of the step scheduled last, and report those that end with it to the engine."""
-        connector, requests = driver.engine.connector, self._requests
+        connector = driver.engine.connector
         state = connector.state
         self._step += 1
         self.fetched = listed(connector.notices, 0, state.num_notices)
         for number in listed(connector.loads, 0, state.num_loads):
-            self._loads[number] = self._step + requests[number - 1].load_steps - 1
+            self._loads[number] = self._step + self._request(number).load_steps - 1
         for number in listed(connector.sends, 0, state.num_sends):
-            steps = requests[number - 1].send_steps if self._lease is None else self._lease
+            steps = self._request(number).send_steps if self._lease is None else self._lease
             self._sends[number] = self._step + steps - 1
         state.num_notices = state.num_loads = state.num_sends = 0
         received = self._pop_ended(self._loads, set())
@@ -61,7 +64,11 @@ class TransferEngine:
         done = [number for number, last in last_steps.items() if last <= self._step or number in ended_early]
         for number in done:
             del last_steps[number]
-        return sorted(done, key=lambda number: self._requests[number - 1].name)
+        return sorted(done, key=lambda number: self._request(number).name)
+
+    def _request(self, number: int) -> OracleRequest:
+        """Return the request of a sequence; sequences are counted from 1."""
+        return self._requests[number - 1]
 
 
 def loads_of_step(
@@ -134,6 +141,7 @@ class CopyEngine:
         step, jobs = int(driver.engine.state.num_scheduled), driver.jobs()
         begun = {record: job for record, job in jobs.items() if job.decided_in == step}
         self._last_step |= dict.fromkeys(self._stores, step + self._store_steps - 1)
+        # A copy that the step waits for ends with it, also a store that begins now.
         self._last_step |= {record: step for record in self._last_step if jobs[record].awaited_in == step}
         self._last_step |= {record: step + self._load_steps - 1 for record, job in begun.items() if job.is_load}
         self._stores = [record for record, job in begun.items() if not job.is_load]

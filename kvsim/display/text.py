@@ -88,8 +88,9 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_code(text: str, *, least: int = 1) -> str:
-    """Format `text` as Markdown code, between more backticks than follow each other in `text`, and at least `least`.
+    """Format `text` as Markdown code.
 
+    The fence has one backtick more than the longest sequence of backticks in `text`, and at least `least`.
     If `least` is above 1, the code is a block of lines.
     """
     longest = max(map(len, re.findall("`+", text)), default=0)

@@ -24,7 +24,7 @@ class EncoderState:
     num_reclaimable: int = 0
     """Number of slots that are empty or hold images that no sequence uses."""
     budget: int = 0
-    """Number of outputs that the step being scheduled may still encode."""
+    """Number of encoder outputs that the step being scheduled may still compute."""
     num_calls: int = 0
     """Number of plans made so far."""
     num_planned: int = 0
@@ -36,7 +36,7 @@ class EncoderState:
     num_encoded: int = 0
     """Number of images computed so far."""
     encoded_tokens: int = 0
-    """Number of outputs encoded so far."""
+    """Number of encoder outputs computed so far."""
     num_held: int = 0
     """Number of times that a sequence began to use an image."""
     num_rows: int = 0

@@ -1,7 +1,7 @@
 """The ring of steps in flight: scheduled steps whose outputs are not processed yet.
 
 A synchronous engine has one step in flight, an engine with asynchronous scheduling two, and a pipeline enough for all
-of its stages. A place is an index in the ring, `Engine.launched`.
+of its stages. The ring is `Engine.launched`; a place is an index in it.
 """
 
 from __future__ import annotations

@@ -309,7 +309,7 @@ class Holding:
     host_tokens: Small = 0
     """Number of tokens of the last match that are only on the host."""
     loaded_pages: Small = 0
-    """Number of pages at the end of its prefix that the step being scheduled loads from the host for it."""
+    """Number of pages, the last ones of the request's prefix, that the step being scheduled loads from the host."""
     lock: Small = ROOT
     """The last node of the path that the request locks."""
     edge: Small = 0

@@ -335,8 +335,8 @@ class State:
     """Number of times that expired tokens were counted; identifies a count in `Readers.seen_in`."""
     hit_tokens: int = 0
     """Number of tokens of the sequence being admitted that were found in the prefix cache."""
-    num_uncached: int = 0
-    """Number of tokens of the sequence being admitted that only some groups have cached."""
+    num_partly_cached: int = 0
+    """Number of tokens after the hit of the sequence being admitted that some groups have cached, but not all."""
     num_admitted: int = 0
     """Number of sequences that were ever admitted."""
     num_free_places: int = 0
@@ -400,7 +400,7 @@ class Sequence(Bucketed):
     was_passed_over: bool = False
     """The sequence was skipped at least once since it began to wait."""
     is_chunk: bool = False
-    """The last step of the sequence computed a chunk, which ended before the last token that is known or in flight."""
+    """The last step of the sequence computed only a chunk: tokens that are known or in flight are left to compute."""
     adapter: Small = 0
     """Number of the adapter, counted from 1; 0 for none."""
     priority: Small = 0
@@ -490,28 +490,28 @@ class Unsure:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Line:
-    """Three lists with room for every request: record `i` has the i-th item of each list."""
+    """Item i of three independent lists: `engine.lines[i]`. Each list has room for every request."""
 
     arrived: int = 0
-    """Requests in the order in which they were sent."""
+    """The i-th request in the order of sending."""
     ended: int = 0
-    """Sequences in the order in which they ended."""
+    """The i-th sequence that ended."""
     heap: int = 0
-    """The queue as a heap, by priority. In order of arrival the queue is a linked list of sequences instead."""
+    """Item i of the queue as a heap by priority. In order of arrival the queue is a linked list instead."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lists:
-    """Four short lists that few steps use: record `i` has the i-th item of each list."""
+    """Item i of four independent lists: `engine.lists[i]`. Few steps use them."""
 
     order: int = 0
-    """Running sequences in the order in which compaction places them."""
+    """The i-th running sequence in the order in which compaction places them."""
     preempted: int = 0
-    """Sequences preempted by the step being scheduled, in that order."""
+    """The i-th sequence that the step being scheduled preempted."""
     unsure: int = 0
-    """Sequences that have freed slots of unsure tokens since the last step."""
+    """The i-th of the sequences that have freed slots of unsure tokens since the last step."""
     free_place: int = 0
-    """Free places: indices of tables that belong to no sequence."""
+    """The i-th free place: index of tables that belong to no sequence."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -319,13 +319,13 @@ def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int,
     num_tokens = min(num_tokens, budget)
     aligns_first = settings.aligns_before_images or settings.encoder_tokens == 0
     if settings.boundary_tokens > 0 and aligns_first:
-        num_tokens = groups.aligned_tokens(engine, sequence, computed, num_tokens, engine.state.num_uncached)
+        num_tokens = groups.aligned_tokens(engine, sequence, computed, num_tokens, engine.state.num_partly_cached)
     if settings.encoder_tokens > 0 and num_tokens > 0:
         num_tokens = encoder_cache.plan(engine, sequence, computed, num_tokens)
         if num_tokens == 0 and settings.cuts_before_images:
             return SKIP
     if settings.boundary_tokens > 0 and not aligns_first and num_tokens > 0:
-        num_tokens = groups.aligned_tokens(engine, sequence, computed, num_tokens, engine.state.num_uncached)
+        num_tokens = groups.aligned_tokens(engine, sequence, computed, num_tokens, engine.state.num_partly_cached)
     if settings.num_drafts > 0 and num_tokens > 0:
         num_tokens = drafting.unsplit_tokens(engine, sequence, computed, num_tokens)
         if num_tokens == 0:

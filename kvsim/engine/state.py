@@ -24,13 +24,16 @@ WAITING, RUNNING, PREEMPTED, FINISHED, ABORTED, LOADING = range(6)
 FULL, SLIDING_WINDOW, CHUNKED_LOCAL, MAMBA = range(4)
 """Kinds of groups, by the tokens that their layers keep: all, a window, a chunk, or one state."""
 LIVE_STATE, EVERY_STATE, ALIGNED = range(3)
-"""States that a recurrent group keeps: the live state, that of every block, or that at the end of every step."""
+"""States that a recurrent group keeps, by `mamba_cache_mode`.
+
+They are only the newest (none), one for each block (all), or one for the end of each step (align).
+"""
 FIRST_FIT, BEST_FIT, NEXT_FIT, BUDDY = range(4)
 """Rules that choose the free range in which a contiguous extent is allocated."""
 NO_KEY = -(1 << 63)
+"""Value of `Block.key` of a block that holds no prefix."""
 HAS_TAIL = -1
 """Value of `Block.cached_in` of a block without a key in which a prompt ends at a hash; no lookup finds it."""
-"""Value of `Block.key` of a block that holds no prefix."""
 
 
 class Rules(Protocol):

@@ -37,7 +37,7 @@ _BLOCKS = (1.25, 1.5, 2.0)
 
 
 def candidates(server: Server, longest_tokens: int) -> CandidateChanges:
-    """Return the changes of `server`; `longest_tokens` is the longest request, which `max_model_len` must allow."""
+    """Return the changes to try on `server`; `max_model_len` must allow a request of `longest_tokens` tokens."""
     seqs, tokens = server.batch_limit, server.token_limit
     settings = [
         *_switches(server),

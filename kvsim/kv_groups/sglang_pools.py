@@ -22,9 +22,9 @@ class SlotLayers:
     """Bytes of one token in the layers of each pool."""
 
     full_bytes: int
-    """Bytes of the layers in the first pool."""
+    """Bytes of one token in the first pool: in the full-attention layers, or in all layers without a second pool."""
     window_bytes: int = 0
-    """Bytes of the layers with windows, in the second pool; 0 if there is none."""
+    """Bytes of one token in the second pool: in the layers with windows; 0 if there is no second pool."""
     window_tokens: int = 0
     """Number of tokens before a new token that these layers read; 0 without such layers."""
 

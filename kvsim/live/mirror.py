@@ -1,7 +1,8 @@
-"""State of a server from its event log, so that a new log can begin in the middle.
+"""Follow the event log of a server and keep its state, so that a new log can begin with this state.
 
-The process that serves viewers (`kvsim.capture.viewers`) begins a new log for each viewer that joins, without a
-snapshot by the engine. A viewer begins a new log when it starts a new window, without a request to the server.
+This has two uses. The process that serves viewers (`kvsim.capture.viewers`) begins a new log for each viewer that
+joins, and need not ask the engine. A viewer begins a new log when it drops old steps (`event_follower._Window`), and
+need not ask the server.
 """
 
 from __future__ import annotations

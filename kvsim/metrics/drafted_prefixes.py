@@ -79,7 +79,7 @@ class _LastSteps(NamedTuple):
     """The newest step of each request before a release of its units, and the outputs in flight at that time."""
 
     is_there: Flags
-    """True if the request has such a step since it was admitted."""
+    """True if the request had a step between its admission and the release; if False, ignore the other columns."""
     known: Tokens
     """Number of known tokens when the step was scheduled."""
     end: Tokens

@@ -74,9 +74,11 @@ def _end_of_tables(replay: Replay) -> Numbers:
 def _null_slots(
     replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers, end: Numbers
 ) -> Numbers:
-    """Return, at every frame, the slots of computed tokens in null entries of tables.
+    """Return, at every frame, the number of slots that computed tokens lack, because their table entries are null.
 
     An entry is null if the table skipped it at its start, or if its block was released while the table goes on.
+    `runs` are the runs of `group`. `born`, `dead` and `end` have, for every run of the recording, the frames at which
+    it is allocated, at which it is freed, and at which its request releases all memory.
     """
     tables, size = replay.ledger.tables, group.block_size * group.token_slots
     first = runs[is_new(tables.table[runs])]

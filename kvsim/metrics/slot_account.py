@@ -64,7 +64,7 @@ class Waste:
     capacity: int
     """Number of slots in the pool."""
     in_gaps: GapSlots | None = None
-    """Slots in the gaps between steps; None if the rows include the gaps."""
+    """Slots in the gaps between steps; None in the result of `with_gaps`, which has rows for them."""
 
     def with_gaps(self) -> Waste:
         """Return the slots over time: a row for each frame, and one for each gap in which they differ."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from kvsim.plots.style import LINES, Picture, Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, number, seconds, source_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray
 
@@ -20,6 +22,18 @@ _MOST_APART = 0.05
 """Ratio of the smallest mean queue to the largest below which the axes are logarithmic."""
 _NUM_WAIT_BINS = 120
 """Number of bins; each should hold several arrivals, so that the line shows a trend."""
+
+
+class _Queue(NamedTuple):
+    """The queue of one recording, in numbers."""
+
+    name: str
+    mean: float
+    """Mean number of waiting requests over time."""
+    most: int
+    """Largest number of waiting requests."""
+    waits_s: FloatArray
+    """Wait of each finished request in seconds; NaN if unknown."""
 
 
 def queue(
@@ -36,7 +50,8 @@ def queue(
             means = bins.mean(time_s, waiting)
             stairs(panels[0], means, bins.edges_s, line=line, width_pt=picture.line_pt, label=name)
             panels[1].plot(*_waits(recording), **line)
-            rows.append((name, float(time_mean(time_s, waiting)), int(waiting.max()), latencies(recording).wait_s))
+            waits_s = latencies(recording).wait_s
+            rows.append(_Queue(name, float(time_mean(time_s, waiting)), int(waiting.max()), waits_s))
         last_arrival_s = max(float(recording.requests.arrival_s.max(initial=0.0)) for recording in recordings)
         panels[0].set(ylabel="requests", xlim=(0, None), xlabel="time (s)")
         panels[1].set(ylabel="seconds", xlabel="time of arrival (s)")
@@ -44,7 +59,7 @@ def queue(
         panels[1].set_xlim(0, last_arrival_s if last_arrival_s > 1e-6 else panels[0].get_xlim()[1])
         for axes, least in zip(panels, (1.0, 1e-3), strict=True):
             axes.set_ylim(0, max(axes.get_ylim()[1], least))
-        mean_queues = [row[1] for row in rows]
+        mean_queues = [row.mean for row in rows]
         if min(mean_queues) < _MOST_APART * max(mean_queues):
             for axes in panels:
                 axes.set_yscale("symlog", linthresh=1, linscale=0.3)
@@ -56,30 +71,36 @@ def queue(
         picture.headline(_title(rows), source_line(recordings))
         picture.add_line_legend(panels[0])
     picture.alt_text = "Requests in the queue over time, and how long they wait. " + " ".join(
-        f"{name}: {number(mean)} wait on average and {most:,} at most; the mean wait is {_mean(waits_s)}."
-        for name, mean, most, waits_s in rows
+        f"{row.name}: {number(row.mean)} wait on average and {row.most:,} at most; "
+        f"the mean wait is {_mean(row.waits_s)}."
+        for row in rows
     )
     return picture
 
 
-def _title(rows: list[tuple[str, float, int, FloatArray]]) -> str:
+def _title(rows: Sequence[_Queue]) -> str:
     if len(rows) > 1:
-        names, means, *_ = zip(*rows, strict=True)
-        return f"Requests waiting on average: {each_named(map(number, means), names)}"
-    if not rows[0][2]:
+        means = [number(row.mean) for row in rows]
+        return f"Requests waiting on average: {each_named(means, [row.name for row in rows])}"
+    if not rows[0].most:
         return "No request waits"
-    return f"{number(rows[0][1])} requests wait on average, {rows[0][2]:,} at worst"
+    return f"{number(rows[0].mean)} requests wait on average, {rows[0].most:,} at worst"
 
 
 def _waits(recording: Recording) -> tuple[FloatArray, FloatArray]:
+    """Return the middle of each bin of arrival times, and the mean of the known waits in it, in seconds.
+
+    Bins without a known wait are left out.
+    """
     finished = latencies(recording)
     arrival_s = recording.requests.arrival_s[finished.request]
+    is_known = ~np.isnan(finished.wait_s)
     edges = np.linspace(0.0, max(arrival_s.max(initial=0.0), 1e-9), _NUM_WAIT_BINS + 1)
     index = np.clip(np.searchsorted(edges, arrival_s, side="right") - 1, 0, _NUM_WAIT_BINS - 1)
-    count = np.bincount(index, minlength=_NUM_WAIT_BINS)
-    total = np.bincount(index, weights=np.nan_to_num(finished.wait_s), minlength=_NUM_WAIT_BINS)
-    has_arrivals = count > 0
-    return ((edges[:-1] + edges[1:]) / 2)[has_arrivals], total[has_arrivals] / count[has_arrivals]
+    count = np.bincount(index[is_known], minlength=_NUM_WAIT_BINS)
+    total = np.bincount(index[is_known], weights=finished.wait_s[is_known], minlength=_NUM_WAIT_BINS)
+    has_waits = count > 0
+    return ((edges[:-1] + edges[1:]) / 2)[has_waits], total[has_waits] / count[has_waits]
 
 
 def _mean(waits_s: FloatArray) -> str:

@@ -16,6 +16,9 @@ from kvsim.recording.order import is_new
 from kvsim.recording.rules import require, require_inside, within
 from kvsim.recording.tables import WHOLE_TABLE, MemoryKind
 
+_WITHOUT_GAPS = (CacheKind.FULL, CacheKind.MLA)
+"""Kinds whose tables have no gaps."""
+
 
 def check_tables_of_groups(recording: Recording, folder: Path) -> None:
     """Check that every table grows at its end, releases only units that it holds, and has room for computed tokens."""
@@ -67,14 +70,10 @@ def _check_growth(recording: Recording, file: Path) -> None:
     before[is_new(memory.request[rows]) | is_new(memory.groups[rows])] = 0
     no_overlap = whole[rows] | (position >= before)
     require(no_overlap, file, "position should not be before the end of the request's table", rows)
-    has_gaps = np.array([group.kind not in _WHOLE for group in groups])[memory.groups[rows]]
+    has_gaps = np.array([group.kind not in _WITHOUT_GAPS for group in groups])[memory.groups[rows]]
     is_state = np.array([group.kind is CacheKind.MAMBA for group in groups])[memory.groups[rows]]
     may_skip = whole[rows] | is_state | (has_gaps & (before == 0))
     require(may_skip | (position == before), file, "position should be where the request's table ends", rows)
-
-
-_WHOLE = (CacheKind.FULL, CacheKind.MLA)
-"""Kinds whose tables have no gaps."""
 
 
 def _check_ends(tables: Holdings, file: Path) -> None:
@@ -95,6 +94,7 @@ def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
     last_step = schedule.step + schedule.repeats - 1
     seq = steps.schedule_seq[last_step].astype(np.int64)
     computed = schedule.computed_before + schedule.tokens.astype(np.int64) * schedule.repeats
+    # Request and time are packed into one number, so that one search finds the newest run of a request at a time.
     span = int(max(int(tables.birth_seq.max(initial=0)), int(seq.max()))) + 2
     wanted = schedule.request.astype(np.int64) * span + seq
     for number, group in enumerate(pool.groups):

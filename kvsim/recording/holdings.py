@@ -286,7 +286,10 @@ def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _R
 
 
 def seq_of(memory: Memory, rows: IntArray) -> IntArray:
-    """Return the `seq` of some rows in the narrowest type; for a row after the last, the largest number of the type."""
+    """Return the `seq` of each of `rows`, as int32 if that suffices for the recording, otherwise as int64.
+
+    A row after the last gets the largest number of the type.
+    """
     narrow = np.int32 if not len(memory) or memory.seq[-1] < np.iinfo(np.int32).max else np.int64
     seq: IntArray = np.full(len(rows), np.iinfo(narrow).max, narrow)
     exists = rows < len(memory)

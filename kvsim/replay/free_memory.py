@@ -1,6 +1,4 @@
-"""Compute the lengths of contiguous free ranges in the pool at one or several frames: the measure of its
-fragmentation.
-"""
+"""Compute the lengths of contiguous free ranges in the pool: the measure of its fragmentation."""
 
 from __future__ import annotations
 
@@ -21,8 +19,9 @@ if TYPE_CHECKING:
 
 
 def free_run_lengths(replay: Replay) -> IntArray:
-    """Return the length in units of each contiguous range of free or cached units, in address order, at the current
-    frame.
+    """Return, at the current frame, the length in units of each contiguous range of free or cached units.
+
+    The ranges are in address order.
     """
     return _run_lengths(replay.refs == 0)
 
@@ -52,8 +51,8 @@ def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[n
     ledger, memory = replay.ledger, replay.recording.memory
     rows_upto = np.searchsorted(memory.seq, replay.frame_seq[np.asarray(frames, np.int64)], side="right")
     holders = np.zeros(replay.num_units, np.int32)
+    # Units that requests free before each frame, by its index in `frames`.
     leaving: defaultdict[int, list[IntArray]] = defaultdict(list)
-    """Units that requests free before each frame, by its index in `frames`."""
     num_yielded = 0
 
     def yield_upto(nth: int) -> Iterator[npt.NDArray[np.int32]]:
@@ -70,11 +69,13 @@ def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[n
         begins, ends = (np.searchsorted(rows_upto, rows[lasting], side="right") for rows in (takes.row, takes.until))
         units = takes.address[lasting].astype(np.intp) - replay.first_unit
         stays = np.flatnonzero(begins < ends)
+        # First note when these units are freed.
         stays = stays[np.argsort(ends[stays], kind="stable")]
-        for first, behind in _edges(ends[stays]):
+        for first, behind in _stretches(ends[stays]):
             leaving[int(ends[stays[first]])].append(units[stays[first:behind]])
+        # Then allocate them, in the order of their rows, and yield the frames before each allocation.
         stays.sort()
-        for first, behind in _edges(begins[stays]):
+        for first, behind in _stretches(begins[stays]):
             begin = int(begins[stays[first]])
             yield from yield_upto(begin)
             num_yielded = max(num_yielded, begin)
@@ -82,6 +83,6 @@ def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[n
     yield from yield_upto(len(frames))
 
 
-def _edges(values: IntArray) -> Iterator[tuple[int, int]]:
+def _stretches(values: IntArray) -> Iterator[tuple[int, int]]:
     """Yield the begin and end of each stretch of equal values."""
     yield from pairwise([*np.flatnonzero(is_new(values)).tolist(), len(values)])

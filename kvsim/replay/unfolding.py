@@ -75,7 +75,11 @@ class Unfolded(Protocol):
 
 
 class UnitRowReader:
-    """Conversion of rows with runs of adjacent units. Tables are freed from their end."""
+    """Conversion of rows of which each names one run of adjacent units.
+
+    A release becomes one operation for each run of the table, the last run first. Every other row becomes one
+    operation, or one for each unit if `unit_by_unit` is True.
+    """
 
     def __init__(
         self, memory: Memory, tables: Holdings, releases: Releases, until: IntArray, *, unit_by_unit: bool

@@ -1,4 +1,7 @@
-"""Interpolate the times of a machine card to sizes that were not measured: products, attention, all-reduce, experts."""
+"""Interpolate the kernel times of a machine card to sizes that were not measured.
+
+The kernels are matrix products, attention, all-reduces and experts.
+"""
 
 from __future__ import annotations
 

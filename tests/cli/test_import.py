@@ -18,15 +18,17 @@ if TYPE_CHECKING:
     Run = Callable[..., subprocess.CompletedProcess[str]]
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,37,4\n2023-11-16 18:15:50.9951690,39,9\n"
+TALK = [{"from": "human", "value": "a question of 30 letters?!"}, {"from": "gpt", "value": "an answer of 24 letters"}]
 LENGTHS = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "XXX,30,4\n" * 20 + "XXX,90000,4\n"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two traces, and one with a mistake."""
+    """Two traces, one with a mistake, and a conversation of ShareGPT."""
     (tmp_path / "azure.csv").write_text(AZURE)
     (tmp_path / "lengths.csv").write_text(LENGTHS)
     (tmp_path / "wrong.csv").write_text(AZURE.replace("39", "many"))
+    (tmp_path / "talk.json").write_text(json.dumps([{"id": "talk", "conversations": TALK}]))
     return tmp_path
 
 
@@ -67,6 +69,12 @@ def test_lengths_get_limits_and_arrivals(kvsim: Run, folder: Path) -> None:
     assert "kvsim import FILE --arrivals poisson --rate PER_S gives them new ones" in at_once.stderr
 
 
+def test_the_length_of_a_token_is_for_the_conversations_without_counts(kvsim: Run, folder: Path) -> None:
+    arguments = ("import", "talk.json", "--chars-per-token", "2", "--json")
+    summary = json.loads(kvsim(*arguments, folder=folder).stdout)
+    assert summary["mean_prompt_tokens"] > 1.9 * len(TALK[0]["value"]) / 4
+
+
 def test_a_recording_is_a_workload_too(kvsim: Run, folder: Path) -> None:
     assert kvsim("run", "--workload", "azure.csv", "-o", "rec", folder=folder).returncode == 0
     done = kvsim("import", "rec", "--json", folder=folder)
@@ -82,6 +90,16 @@ def test_a_recording_is_a_workload_too(kvsim: Run, folder: Path) -> None:
         (("import", "azure.csv", "--as", "azur"), 2, "there is no format 'azur'; did you mean azure"),
         (("import", "azure.csv", "--rate", "2"), 2, "--rate is the rate of new arrivals; say which with --arrivals."),
         (("import", "azure.csv", "--chars-per-token", "3"), 2, "--chars-per-token is for ShareGPT conversations"),
+        (
+            ("import", "talk.json", "--as", "sharegpt", "--columns", "arrival_s=ts"),
+            2,
+            "--columns are those of a CSV file, not of the format sharegpt.",
+        ),
+        (
+            ("import", "talk.json", "--chars-per-token", "3", "--columns", "arrival_s=ts"),
+            2,
+            "--columns are those of a CSV file, not of the format sharegpt.",
+        ),
         (("import", "azure.csv", "--min-tokens", "99"), 1, "no request of 'azure' keeps these limits"),
         (("run", "--workload", "nosuch.csv"), 2, "there is no file or recording 'nosuch.csv'"),
         (("run", "--workload", "no/such"), 2, "there is no file or recording 'no/such'"),

@@ -74,7 +74,7 @@ def test_a_row_that_its_own_gpu_refutes_is_marked_and_is_no_failure(
     output = capsys.readouterr().out
     assert "beyond the GPU: at most 1" in output
     assert output.count("another load") == 2
-    assert "assumptions refuted by the source's own GPU: kv-per-token; all other figures are inside" in output
+    assert "more is published than the source's own GPU can reach: kv-per-token; all other figures are inside" in output
 
 
 @pytest.mark.parametrize("arguments", [("fig1",), ("table1", "--plot", "rows.jpeg")])

@@ -98,6 +98,30 @@ def test_an_empty_queue_is_said_in_words(by_hand: Recording) -> None:
     assert picture.axes[0].get_ylim() == (0, 1)
 
 
+def test_an_unknown_wait_is_in_neither_the_curve_nor_the_words(paged: Recording) -> None:
+    first_s = paged.requests.first_scheduled_s.copy()
+    first_s[::3] = np.nan
+    some = replace(paged, requests=replace(paged.requests, first_scheduled_s=first_s))
+    waits_s = latencies(some).wait_s
+    known_s = waits_s[~np.isnan(waits_s)]
+    assert 0 < len(known_s) < len(waits_s)
+    picture = queue(some)
+    drawn_s = np.asarray(picture.axes[1].get_lines()[0].get_ydata(), float)
+    assert known_s.min() - 1e-9 <= drawn_s.min() <= drawn_s.max() <= known_s.max() + 1e-9
+    assert f"the mean wait is {seconds(float(known_s.mean()))}" in picture.alt_text
+    at_once = replace(some.requests, arrival_s=np.zeros_like(some.requests.arrival_s))
+    (drawn_s,) = queue(replace(some, requests=at_once)).axes[1].get_lines()[0].get_ydata()
+    waits_s = latencies(replace(some, requests=at_once)).wait_s
+    assert drawn_s == pytest.approx(np.nanmean(waits_s)), "all requests are in one bin"
+
+
+def test_a_queue_without_a_known_wait_has_no_curve_of_waits(paged: Recording) -> None:
+    unknown = np.full_like(paged.requests.first_scheduled_s, np.nan)
+    picture = queue(replace(paged, requests=replace(paged.requests, first_scheduled_s=unknown)))
+    assert len(picture.axes[1].get_lines()[0].get_ydata()) == 0
+    assert "the mean wait is unknown" in picture.alt_text
+
+
 @pytest.mark.parametrize("kind", ["by_hand", "paged", "static"])
 def test_every_time_axis_has_two_numbers_to_be_read_by(kind: str, request: pytest.FixtureRequest) -> None:
     for axes in latency(request.getfixturevalue(kind)).axes:

@@ -51,7 +51,7 @@ def png_of(svg: str) -> bytes | None:
 def save(content: str | bytes, file: str | os.PathLike[str], *, made_by: str = "") -> Path:
     """Write `content` to `file`, whole or not at all; return the path.
 
-    `made_by` names a command. The file gets its mark, so that the same command may replace the file later.
+    The file is marked as made by the command `made_by`, which may replace it later.
 
     Raises:
         UsageError: the file cannot be written.

@@ -69,10 +69,7 @@ def host_still(session: Session, symbols: Symbols, width: int, height: int) -> l
 
 
 def host_entries(session: Session) -> list[tuple[list[int], str]]:
-    """Return the legend of host memory at the current frame: paints, and the use of slots that they mean.
-
-    It is empty without host memory.
-    """
+    """Return the legend of host memory at the current frame: paints and their meanings; empty without host memory."""
     return legend_now(session)
 
 

@@ -84,7 +84,7 @@ class Guided:
         self.show(self.captions[0].frame)
 
     def show(self, frame: int) -> None:
-        """Seek a frame of the player."""
+        """Show `frame` in all sessions."""
         self.player.go_to_frame(frame)
         (self.comparison or self.sessions[0]).show()
 

@@ -56,8 +56,12 @@ def _characters(lines: list[list[tuple[str, Style]]]) -> list[str]:
 
 
 def _digits(session: Session, lines: list[str]) -> str:
-    """Return the meaning of the digits in a picture, the written eighths of a unit; empty without digits."""
+    """Return words that explain the digits in a picture: the number of written eighths of a unit.
+
+    The result is empty if the picture has no such digits.
+    """
     drawn = "".join(lines)
+    # A picture with a space shows names of requests, which may have digits, too.
     if session.replay.unit_tokens == 1 or " " in drawn or not any(map(str.isdigit, drawn)):
         return ""
     return f"   1-7 eighths of a {session.unit_name} written"

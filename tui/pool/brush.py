@@ -59,6 +59,11 @@ def keys_of(shape: KeyArray | int, first: PaintArray, second: PaintArray | int) 
     return found
 
 
+def parts_of(keys: KeyArray) -> tuple[KeyArray, KeyArray, KeyArray]:
+    """Return the shape, the first paint and the second paint of each key."""
+    return (keys >> _SHAPE) & _PAINT, keys & _PAINT, (keys >> 8) & _PAINT
+
+
 BLANK: Final = int(keys_of(GLYPH, np.array([EMPTY], np.uint8), EMPTY)[0])
 """Key of a character outside the pool."""
 
@@ -82,7 +87,7 @@ def text_keys(text: str, under: KeyArray) -> KeyArray:
     """
     under = under[: len(text)]
     letters = np.array([ord(letter) for letter in text[: len(under)]], np.int32)
-    shape, first, second = (under >> _SHAPE) & _PAINT, under & _PAINT, (under >> 8) & _PAINT
+    shape, first, second = parts_of(under)
     # Shapes of at most half the eighths show mostly the second paint.
     mostly_second = ((shape > UP) & (shape <= UP + 4)) | ((shape > RIGHT) & (shape <= RIGHT + 4))
     mostly_second |= (shape >= DIGIT) & (shape <= DIGIT + 4)

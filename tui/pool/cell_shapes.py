@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..look.stack import EIGHTHS
-from .brush import BLANK, GLYPH, HAIR, LEDGE, RIGHT, keys_of
+from .brush import BLANK, GLYPH, HAIR, LEDGE, RIGHT, keys_of, parts_of
 from .paint import EMPTY
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def spread(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray, *, hairlines: bool) -> KeyArray:
     """Return the keys of rows of cells: shape (rows, characters).
 
-    The first paint fills the left `eighths` of each cell, the second paint the rest. `hairlines` separate the cells.
+    The first paint fills the left `eighths` of each cell, the second paint the rest. With `hairlines`, each cell ends
+    with a hairline if its last character has one paint.
     """
     front, back, filled, offset, width = _by_character(tiling, first, second, eighths)
     shape = RIGHT + np.where(front == back, EIGHTHS, filled)
@@ -59,9 +60,10 @@ def _by_character(
 def settled(keys: KeyArray) -> KeyArray:
     """Return `keys` without characters of two paints that only continue those at their sides.
 
-    Half a line can show one paint alone. So borders between paints are moved to the nearest character, to be straight.
+    The upper and the lower half of a character show one paint each. So that borders between paints are straight in
+    all lines, they are moved to the nearest edge of a character.
     """
-    shape, first, second = keys >> 16 & 0xFF, keys & 0xFF, keys >> 8 & 0xFF
+    shape, first, second = parts_of(keys)
     mixed = (shape > RIGHT) & (shape < RIGHT + EIGHTHS) & (first != second) & (keys < 1 << 24)
     at_right = np.where(mixed, second, first)
     continues = np.zeros_like(mixed)
@@ -71,13 +73,16 @@ def settled(keys: KeyArray) -> KeyArray:
 
 
 def hairlines_above(keys: KeyArray) -> KeyArray:
-    """Return `keys` with a hairline above cells of one paint, to keep touching rows apart."""
-    plain = (keys & 0xFF) == (keys >> 8 & 0xFF)
-    return np.where(plain, keys & ~(0xFF << 16) | GLYPH << 16, keys).astype(np.int32)
+    """Return `keys` with a hairline above cells of one paint, to keep touching rows apart.
+
+    The hairline is the eighth of a line above a `GLYPH`, which is seven eighths high.
+    """
+    _, first, second = parts_of(keys)
+    return np.where(first == second, keys & ~(0xFF << 16) | GLYPH << 16, keys).astype(np.int32)
 
 
 def ledges(keys: KeyArray) -> KeyArray:
     """Return `keys` with the paints in the upper half of the line alone, to keep rows apart."""
-    shape, first, second = keys >> 16 & 0xFF, keys & 0xFF, keys >> 8 & 0xFF
+    shape, first, second = parts_of(keys)
     paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2), second, first)
     return np.where(keys == BLANK, BLANK, (LEDGE << 16) | (EMPTY << 8) | paint | keys & ~0xFFFFFF).astype(np.int32)

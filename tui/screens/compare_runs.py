@@ -13,7 +13,7 @@ from ..facts.telling import gap_of, story_of_comparison
 from ..pool.colors import next_color
 from ..pool.paint import ColorBy
 from ..widgets.host_map import HostMap
-from ..widgets.lane import MANY_LANES, LaneFigures
+from ..widgets.lane import MOST_POOLS_NARROW, LaneFigures
 from ..widgets.legend import Legend
 from ..widgets.lesson_drawing import LessonDrawing, ScheduleChart
 from ..widgets.pool_view import PoolView
@@ -58,7 +58,7 @@ class Compare(PlaybackScreen):
         """Compose a lane for each run, the legend, and the durations above the time line."""
         # Two pools are placed beside each other, because then each has more lines, with room for names.
         num = len(self.comparison.lanes)
-        with Container(id="lanes", classes="-two" if num == 2 else "-many" if num > MANY_LANES else None):
+        with Container(id="lanes", classes="-two" if num == 2 else "-many" if num > MOST_POOLS_NARROW else None):
             for number, lane in enumerate(self.comparison.lanes):
                 with Vertical(classes="lane"):
                     yield PoolView(

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ..look.states import Symbols
     from ..playback.compared_runs import ComparedRun
 
-_NAMES_SHOWN = 12
-"""Number of waiting requests from which none is named."""
-MANY_LANES: Final = 3
+_TOO_MANY_TO_NAME = 12
+"""Smallest number of waiting requests of which none is named."""
+MOST_POOLS_NARROW: Final = 3
 """Largest number of runs whose pools are shown on a narrow screen."""
 _LABEL = 9
 """Width of the label of a line, in columns."""
@@ -51,7 +51,8 @@ class LaneFigures(Widget):
     ) -> None:
         """`num_lanes` is the number of lanes on the screen.
 
-        A narrow screen shows no pools for more than `MANY_LANES`; then this widget shows the name of the run, too.
+        A narrow screen shows no pools for more than `MOST_POOLS_NARROW` runs; then this widget shows the name of its
+        run, too.
         """
         super().__init__(id=id)
         self._num_lanes = num_lanes
@@ -80,7 +81,7 @@ class LaneFigures(Widget):
 
     @property
     def _replaces_pool(self) -> bool:
-        return self._num_lanes > MANY_LANES and self.screen.has_class("-narrow")
+        return self._num_lanes > MOST_POOLS_NARROW and self.screen.has_class("-narrow")
 
     def _kinds(self) -> list[str]:
         """Return the figures that have a line, from above; what the user selected is always among them."""
@@ -200,8 +201,8 @@ class LaneFigures(Widget):
         if self._lane.over:
             return "finished", plural(session.num_finished, "request") + refused, f"{session.num_finished:,}{refused}"
         words = f"{session.now('waiting'):,}{refused}"
-        names = [session.request_name(row) for row in session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()]
-        return "waiting", f"{words}, first {' '.join(names)}" if 0 < len(names) < _NAMES_SHOWN else words, words
+        names = [session.request_name(row) for row in session.replay.waiting_requests()[:_TOO_MANY_TO_NAME].tolist()]
+        return "waiting", f"{words}, first {' '.join(names)}" if 0 < len(names) < _TOO_MANY_TO_NAME else words, words
 
     def _in_all(self) -> tuple[str, ...]:
         gap = self._gap

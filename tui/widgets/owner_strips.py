@@ -225,7 +225,7 @@ def _unbroken(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
 def _folded(lines: list[_OwnerLine], room: int, edges: tuple[str, str, str]) -> list[_OwnerLine]:
     """Return the first `room` - 1 lines, and a last line for all others together."""
     kept, rest = lines[: room - 1], lines[room - 1 :]
-    if kept and kept[-1].edge in edges[1:2]:  # the group has more requests; its bracket ends here
+    if kept and kept[-1].edge == edges[1]:  # the group has more requests; its bracket ends here
         kept[-1] = replace(kept[-1], edge=edges[2])
     return [*kept, _more(sum(line.number for line in rest), sum(line.num_tokens for line in rest))]
 

@@ -324,7 +324,10 @@ class CustomRules:
             scheduler.admit_waiting(self.engine, self.tokens_left)
 
     def compute(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
-        """Schedule tokens of a running request by vLLM's rule, without preempting any request."""
+        """Schedule at most `num_tokens` tokens of a running request, without preempting any request.
+
+        Return False if none fit; see `StepInMaking.compute`.
+        """
         engine, state = self.engine, self.engine.state
         place, number = self._place(request, "request to compute"), self._sequence(request).number
         listed = state.num_listed
@@ -343,7 +346,10 @@ class CustomRules:
         return state.num_listed > listed
 
     def admit(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
-        """Admit a waiting request."""
+        """Admit a waiting request, and schedule at most `num_tokens` tokens of its prompt.
+
+        Return False if none fit; see `StepInMaking.admit`.
+        """
         listed = self.engine.state.num_listed
         self._next = iter((request,))
         try:

@@ -21,7 +21,8 @@ _SETTLED_CALLS = 2
 def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, loaded: int) -> bool:
     """Allocate blocks for a waiting sequence up to its first `loaded` tokens, and mark it as loading.
 
-    Return False, and change nothing, if the pool lacks the blocks or the recording has no room for their rows.
+    Its first `hit_tokens` tokens are in the prefix cache. Return False, and change nothing, if the pool lacks the
+    blocks or the recording has no room for their rows.
     """
     settings, state = engine.settings, engine.state
     if sequence.num_units == 0:
@@ -95,12 +96,12 @@ def begin_step(engine: Engine, has_effect: bool) -> None:
 
 
 @part
-def before_update(engine: Engine, launched: int) -> None:
-    """Free the blocks that waited for the oldest step in flight, at index `launched` of the ring."""
+def before_update(engine: Engine, place: int) -> None:
+    """Free the blocks that waited for the oldest step in flight, at index `place` of the ring `Engine.launched`."""
     external, num_freed = engine.external, 0
     state = external.state
     state.num_updates += 1
-    if not engine.launched[launched].computes:
+    if not engine.launched[place].computes:
         return
     state.num_steps_processed += 1
     while num_freed < state.num_deferred:
@@ -129,7 +130,7 @@ def free(engine: Engine, sequence: Sequence) -> bool:
     """Free the blocks of a sequence, if it has any; return False if they are freed after steps in flight."""
     if sequence.num_units == 0:
         return True
-    sequence.num_units = 0
+    sequence.num_units = 0  # the sequence has no table from here on, even if its blocks are freed later
     totals.lose_tokens(engine, sequence)
     if frees_at_once(engine, sequence):
         kv_cache.free_tables(engine, sequence)

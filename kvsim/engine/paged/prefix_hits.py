@@ -28,7 +28,7 @@ def find(engine: Engine, sequence: Sequence) -> int:
     limit = sequence.num_tokens - 1
     if settings.ahead_tokens > 1:
         limit = max(sequence.num_tokens - settings.ahead_tokens, 0)
-    state.num_uncached = 0
+    state.num_partly_cached = 0
     if settings.num_groups == 1:
         return _find_alike(engine, sequence, 0, limit, settings.drops_last_hit) * engine.groups[0].block_size
     _forget_drops(engine)
@@ -58,7 +58,7 @@ def find(engine: Engine, sequence: Sequence) -> int:
         _cut(engine, leader, hit_tokens)
         leader = engine.groups[leader].next_leader if settings.cuts_every_full_kind else NO_GROUP
     if settings.bounds_first_chunk:
-        state.num_uncached = longest - hit_tokens
+        state.num_partly_cached = longest - hit_tokens
     if settings.keeps_junctions:
         sequence.junction = longest if longest > hit_tokens else 0
     return hit_tokens

@@ -31,7 +31,7 @@ def free_or_copied_units(engine: Engine) -> int:
 
 @part
 def tree_units(engine: Engine) -> int:
-    """Return the number of pages that only the tree holds, those included that a copy locks."""
+    """Return the number of pages that only the tree holds, including those that a copy locks."""
     return engine.state.num_cached + engine.radix.state.num_copying
 
 

@@ -48,7 +48,10 @@ _MOST_ENTRIES = 1 << 28
 _EVENTS_BESIDE_PAGES = 1 << 12
 """Room for events of one step, besides those of each page."""
 MOST_ROWS_OF_PAGE = 4
-"""Largest number of rows of a recording about one page in one step: evicted, freed, allocated, replaced by sharing."""
+"""Largest number of rows that one page adds to a recording in one step.
+
+They are for its eviction, its release, its allocation and its replacement by a shared page.
+"""
 ROWS_OF_HITS = 1 << 20
 """Room for rows about the hits of one step: one for each run of pages in the prefixes of admitted requests."""
 

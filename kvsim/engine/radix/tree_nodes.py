@@ -12,7 +12,10 @@ from kvsim.engine.state import Engine
 
 @part
 def inc_lock_ref(engine: Engine, node: int) -> int:
-    """Add a request's lock to the path from a node to the root; return the edge by which its windows are unlocked."""
+    """Add a request's lock to the path from a node to the root.
+
+    Return the edge to pass to `dec_lock_ref`; see `tree_windows`.
+    """
     edge = tree_windows.lock(engine, node)
     while node != ROOT:
         record = engine.radix.nodes[node]
