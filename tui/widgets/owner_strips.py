@@ -45,15 +45,21 @@ class _OwnerLine:
     """Content of a strip."""
 
     name: str
+    """Name of a request, or words about several requests."""
     figure: str
+    """Number of tokens, formatted; empty in a blank line."""
     slots: Slots
+    """Number of slots in each state, for the bar."""
     edge: str = " "
     """Character of the bracket around a group; a space for a request alone."""
     request: int | None = None
+    """Row of the request; None for the shared units of a group, for several requests, and in a blank line."""
     shared: bool = False
+    """True for the units that the requests of a group share."""
     number: int = 1
-    """Number of requests that share the strip."""
+    """Number of requests that share the strip; 0 for the shared units of a group."""
     num_tokens: int = 0
+    """Number of tokens of these requests."""
 
 
 class OwnerStrips(Panel):
