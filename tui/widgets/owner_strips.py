@@ -82,17 +82,8 @@ class OwnerStrips(Panel):
         room = height - 1
         if room < 1:
             return []
-        edges = ("+", "|", "+") if not self.symbols.right and self.symbols.ascii else ("╭", "│", "╰")
         most_columns = max((width + _GAP) // (_NAME + _TOKENS + _LEAST_BAR + _GAP), 1)
-        for most_members in _MOST_MEMBERS:
-            lines = [line for holding in found for line in self._lines_of(holding, edges, most_members)]
-            if len(lines) <= most_columns * room:
-                break
-        num_columns = min(max(-(-len(lines) // room), 1), most_columns)
-        if len(lines) > num_columns * room:
-            lines = _folded(lines, num_columns * room, edges)
-        elif len(whole := _unbroken(lines, room)) <= num_columns * room:
-            lines = whole
+        lines, num_columns = self._fitting_lines(found, room, most_columns)
         self._column_width = (width + _GAP) // num_columns
         bar = self._column_width - _GAP - _NAME - _TOKENS
         most = max((int(line.slots.sum()) for line in lines), default=1)
@@ -102,6 +93,23 @@ class OwnerStrips(Panel):
         }
         rows = [Strip.join(drawn[row::room]) for row in range(min(room, len(drawn)))]
         return [self._summary(found), *rows]
+
+    def _fitting_lines(self, found: Sequence[OwnerGroup], room: int, most_columns: int) -> tuple[list[_OwnerLine], int]:
+        """Return the lines of all groups, and the number of columns of `room` lines that they need.
+
+        As many requests of each group as fit have lines of their own. If there is no room even for the smallest limit,
+        the last line is for all others together.
+        """
+        edges = ("+", "|", "+") if not self.symbols.right and self.symbols.ascii else ("╭", "│", "╰")
+        for most_members in _MOST_MEMBERS:
+            lines = [line for holding in found for line in self._lines_of(holding, edges, most_members)]
+            if len(lines) <= most_columns * room:
+                break
+        num_columns = min(max(-(-len(lines) // room), 1), most_columns)
+        if len(lines) > num_columns * room:
+            return _folded(lines, num_columns * room, edges), num_columns
+        whole = _unbroken(lines, room)
+        return (whole if len(whole) <= num_columns * room else lines), num_columns
 
     def _summary(self, found: Sequence[OwnerGroup]) -> Strip:
         """Return a line: the held units, the largest request, the units saved by sharing, and the free share.
