@@ -86,8 +86,5 @@ def _ended(replay: Replay) -> tuple[IntArray, IntArray]:
     with_output &= ~np.isin(last_death[ends], steps.schedule_seq) | (requests.status[ends] == RequestStatus.FINISHED)
     ends, output = ends[with_output], output[with_output]
     newest = np.searchsorted(steps.schedule_seq, steps.output_seq[output]) - 1
-    loading, since, _ = replay.progress.waiting
-    computed_in = replay.progress.newest_step(ends, newest)
-    is_loading = np.isin(ends * len(steps) + computed_in, loading * len(steps) + since)
-    runs = (last_death[ends] > steps.schedule_seq[newest]) & ~is_loading
+    runs = (last_death[ends] > steps.schedule_seq[newest]) & ~replay.progress.is_loading(ends, newest)
     return tuple(np.bincount(newest[some], minlength=len(steps)) for some in (runs, ~runs))  # type: ignore[return-value]

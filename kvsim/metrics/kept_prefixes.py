@@ -19,7 +19,7 @@ from kvsim.policies.releases import UNSTATED, LeftOut, ReleaseRules, defaults_of
 from kvsim.recording import Recording
 from kvsim.recording.by_request import TokenSteps
 from kvsim.recording.rules import require
-from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
+from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind, TransferKind
 from kvsim.replay import Replay
 
 
@@ -152,10 +152,33 @@ def _cached_without_drafts(
     before = _num_in_flight(replay, request, moments[newest], newest - 1)
     values = np.maximum(recording.requests.prompt_tokens[request], progress.reached(request, upto) + 1)
     if recording.copies is not None or recording.meta.exchanges_kv:  # blocks with a transfer are released later
-        return total - before, total, total, values
+        uncached, could_be = _loaded_but_not_cached(replay, request, seq, upto)
+        return total - np.maximum(before, uncached), total - np.where(could_be, 0, uncached), total, values
     least = total - np.minimum(before, _num_in_flight(replay, request, seq, newest))
     known = progress.reached(request, previous_end) + 1
     return least, np.where(total <= known, total, least), total, values
+
+
+def _loaded_but_not_cached(
+    replay: Replay, request: IntArray, seq: IntArray, upto: IntArray
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Count the tokens of each request's latest load at `seq`, if it has computed nothing since its begin.
+
+    Loaded blocks are cached at a step behind the report of their load. The second array tells whether there could have
+    been such a step up to step `upto`.
+    """
+    transfers = replay.recording.transfers
+    if transfers is None or not len(transfers):
+        return np.zeros(len(request), np.int64), np.zeros(len(request), np.bool_)
+    loads = np.flatnonzero(transfers.kind == TransferKind.LOAD)
+    span = int(max(np.max(seq, initial=0), np.max(transfers.begun_seq, initial=0))) + 1
+    key = transfers.request[loads].astype(np.int64) * span + transfers.begun_seq[loads]
+    loads, key = loads[np.argsort(key)], np.sort(key)
+    at = np.searchsorted(key, request * span + seq, side="right") - 1
+    load = np.append(loads, 0)[at]
+    waits = replay.progress.is_loading(request, upto) & (at >= 0) & (transfers.request[load] == request)
+    reported = (transfers.ended_seq[load] >= 0) & (transfers.ended_seq[load] < seq)
+    return np.where(waits, transfers.tokens[load], 0), waits & reported
 
 
 _MOST_TOKENS = 1 << 32

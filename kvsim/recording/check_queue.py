@@ -85,13 +85,20 @@ def check_queue(recording: Recording, stays: Stays, ends: Ends, file: Path) -> N
 def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
     """Return the sequence numbers at which finished and aborted requests leave.
 
-    A finished request leaves with its last output, an aborted one at the next step.
+    A finished request leaves with its last output, one whose load failed with the output that reports this, and another
+    aborted one at the next step.
     """
     requests, steps = recording.requests, recording.steps
-    aborted_s = requests.finished_s[requests.status == RequestStatus.ABORTED]
-    following = np.searchsorted(steps.start_s, aborted_s)
+    is_aborted, failed_seq = requests.status == RequestStatus.ABORTED, np.empty(0, np.int64)
+    if (transfers := recording.transfers) is not None:
+        # Steps without a batch may begin at one time: the report of the failed load says between which a request left.
+        has_failed = (transfers.failed >= 0) & is_aborted[transfers.request]
+        if recording.meta.engine.get("kv_load_failure_policy") == "fail":
+            failed_seq = transfers.ended_seq[has_failed]
+            is_aborted[transfers.request[has_failed]] = False
+    following = np.searchsorted(steps.start_s, requests.finished_s[is_aborted])
     recorded = following[following < len(steps)]
-    return np.concatenate((steps.output_seq[ends.step], steps.schedule_seq[recorded]))
+    return np.concatenate((steps.output_seq[ends.step], failed_seq, steps.schedule_seq[recorded]))
 
 
 def so_far(moments: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kvsim.recording.model import Recording
 from kvsim.recording.order import stable_order
-from kvsim.recording.tables import IntArray
+from kvsim.recording.tables import IntArray, TransferKind, Transfers
 
 
 class Progress:
@@ -51,6 +51,7 @@ class Progress:
         A request that waits for blocks from the host holds memory for some steps before it computes, and a preemption
         discards computed tokens. Requests that compute in the same step are in the schedule.
         """
+        np.maximum.at(self.final, requests, hit_tokens)  # a request may end while it loads
         key = requests.astype(np.int64) * self._num_steps + steps
         place = np.searchsorted(self._key, key)
         is_scheduled = np.append(self._key, -1)[place] == key
@@ -80,6 +81,12 @@ class Progress:
         """Return the last step up to `steps` in which each of `requests` computes; -1 before its first."""
         row, times, exists = self._newest(requests, steps)
         return np.where(exists, self._step[row] + times - 1, -1)
+
+    def is_loading(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.bool_]:
+        """Tell of each of `requests` whether up to `steps` it has computed nothing since a load from outside began."""
+        row, _, exists = self._newest(requests, steps)
+        is_loading: npt.NDArray[np.bool_] = exists & (np.append(self._repeats, 1)[row] == 0)
+        return is_loading
 
     def num_steps(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
         """Count the steps up to `steps` in which each of `requests` computes."""
@@ -144,3 +151,20 @@ class Progress:
         if row < self._first_row[request] or step - self._step[row] >= self._repeats[row]:
             return None
         return int(self._before[row] + self._tokens[row] * (step - self._step[row]))
+
+
+def loads_of(transfers: Transfers, unit_tokens: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Return where loads from other servers change computed tokens: request, `seq`, tokens before, and loaded tokens.
+
+    A load counts as computed from the decision to load it. If a block does not arrive, the tokens before it remain from
+    the report on, and count as tokens before.
+    """
+    loads = transfers.kind == TransferKind.LOAD
+    fails = loads & (transfers.failed >= 0)
+    first = np.append(transfers.position[loads], transfers.failed[fails]).astype(np.int64)
+    return (
+        np.append(transfers.request[loads], transfers.request[fails]).astype(np.int64),
+        np.append(transfers.begun_seq[loads], transfers.ended_seq[fails]),
+        first * unit_tokens,
+        np.append(transfers.tokens[loads], np.zeros_like(transfers.tokens[fails])).astype(np.int64),
+    )

@@ -22,7 +22,7 @@ from kvsim.recording.tables import CopyKind, FloatArray, IntArray, MemoryKind, R
 from kvsim.replay.few_units import FewUnits
 from kvsim.replay.growing_rows import GrowingRuns
 from kvsim.replay.ledger import Ledger
-from kvsim.replay.progress import Progress
+from kvsim.replay.progress import Progress, loads_of
 from kvsim.replay.rectangle import with_addresses
 from kvsim.replay.unit_slots import Numbers, Seen, slots_of_groups, slots_of_units, table_groups
 from kvsim.replay.unit_states import SingleUnits, UnitStates
@@ -372,7 +372,7 @@ class Replay:
         """Reset the computed tokens of each request when it allocates memory, to the tokens of its prefix hit.
 
         An extent that moves is freed and allocated at one moment, and keeps its computed tokens. Blocks from the host
-        count as computed from the decision to load them.
+        or another server count as computed from the decision to load them.
         """
         held, memory = self.ledger.tables.residencies, self.recording.memory
         moves = (held.request[1:] == held.request[:-1]) & (held.birth_seq[1:] == held.death_seq[:-1])
@@ -392,6 +392,17 @@ class Replay:
             key = requests * self.num_frames + frames
             begin, end = (np.searchsorted(loaded_key, key, side) for side in ("left", "right"))
             hit_tokens += (end - begin) * self.unit_tokens
+        if (transfers := self.recording.transfers) is not None and len(key):
+            loading, begun_seq, before, loaded = loads_of(transfers, self.unit_tokens)
+            load_key = loading * num_seqs + begun_seq
+            order = np.argsort(key)
+            birth = order[np.minimum(np.searchsorted(key[order], load_key), len(key) - 1)]
+            is_birth = key[birth] == load_key  # other loads go on behind blocks that the request has
+            others = ~np.isin(key, load_key)
+            computed = np.where(is_birth, hit_tokens[birth], before) + loaded
+            requests = np.append(requests[others], loading)
+            frames = np.append(frames[others], np.searchsorted(self.frame_seq, begun_seq))
+            hit_tokens = np.append(hit_tokens[others], computed)
         self.progress.reset(requests, frames, hit_tokens)
 
     def _padding_per_request(self) -> Numbers:

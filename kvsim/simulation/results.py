@@ -5,6 +5,7 @@ An engine writes its rows to buffers that are used again, so they are drained af
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class Totals:
         self._kept: list[npt.NDArray[Any]] = []
         self._num_kept = 0
         self._gaps: list[npt.NDArray[Any]] = []  # gaps before steps that are not added yet
-        self._end_s = 0.0
+        self._end_s, self._num_outputs = 0.0, 0
         self._stride = 1
         self._timeline = np.empty((4, 0))
 
@@ -94,6 +95,7 @@ class Totals:
         """Drain the final rows. The cost of a slice does not depend on the length of the run."""
         if num_outputs := _num_outputs(engine):
             self._end_s = float(engine.outputs[num_outputs - 1].time_s)
+            self._num_outputs += num_outputs
         if num_gaps := engine.state.num_gaps:
             self._gaps.append(copied(engine.gaps, num_gaps))
         if num_steps := _num_steps(engine):
@@ -188,6 +190,9 @@ class Totals:
         useless_slot_s = float(held_s[held_s > 0].sum())
         images = (int(engine.encoder.state.num_held), int(engine.encoder.state.num_encoded))
         summary = self._sums.summary(meta, name, requests, self._end_s, useless_slot_s=useless_slot_s, images=images)
+        # A server that exchanges KV may schedule one more step, without a batch, behind its last answer. Its output is
+        # never processed, so a recording does not have it.
+        summary = replace(summary, num_steps=self._num_outputs)
         start_s, *counts = self._timeline
         scheduled, waiting, held = (column.astype(np.int64) for column in counts)
         timeline = Timeline(start_s=start_s, scheduled=scheduled, waiting=waiting, held_slots=held)

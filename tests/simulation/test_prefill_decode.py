@@ -241,3 +241,43 @@ def test_the_command_line_sums_up_both_kinds() -> None:
     both = json.loads(compared.stdout)
     assert list(both) == ["3 servers", "1 prefill, 2 decode"]
     assert both["3 servers"]["fetched_bytes"] == 0 < both["1 prefill, 2 decode"]["fetched_bytes"]
+
+
+APART = ("--prefill", "1", "--decode", "2", "--data-parallel-size", "2")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--prefill", "1", "--decode", "1"),
+        (*APART, "--failed-loads", "0.3", "--kv-load-failure-policy", "recompute"),
+        (*APART, "--failed-loads", "0.3", "--kv-load-failure-policy", "fail"),
+        ("--replicas", "2", "--prefix-store-gib", "0.05"),
+    ],
+)
+@pytest.mark.parametrize(("rate", "num_requests", "num_blocks"), [("0.5", "12", "400"), ("60", "40", "130")])
+def test_a_run_says_of_each_server_what_its_recording_says(
+    flags: tuple[str, ...], rate: str, num_requests: str, num_blocks: str, tmp_path: Path
+) -> None:
+    load = ("--arrivals", "poisson", "--rate", rate, "--num-requests", num_requests, "--prompt-tokens", "200:0.5",
+            "--output-tokens", "20:0.5", "--shared-prefix", "2x64", "--seed", "4")  # fmt: skip
+    pool = ("--num-blocks", num_blocks, "--max-model-len", "1024")
+    done = CliRunner().invoke(cli, ["run", *load, *pool, *flags, "--no-band", "--json", "-o", str(tmp_path / "f")])
+    assert done.exit_code == 0, done.exception
+    folders = sorted((tmp_path / "f").iterdir(), key=lambda folder: ("decode" in folder.name, folder.name))
+    for printed, folder in zip(json.loads(done.stdout)["servers"], folders, strict=True):
+        done = CliRunner().invoke(cli, ["info", str(folder), "--json"])
+        assert done.exit_code == 0, done.exception
+        read_again = json.loads(done.stdout)
+        assert printed["num_steps"] == read_again["num_steps"]
+        if not printed["num_steps"]:  # no request came to this server
+            continue
+        pool, read_pool = printed["waste"]["pool_percent"], read_again["waste"]["pool_percent"]
+        states = ("token", "padding", "cached", "free")
+        if "fail" not in flags:  # a recording does not say how long the answers of failed requests would have been
+            states += ("reserved", "internal")
+        for state in states:
+            assert pool[state] == pytest.approx(read_pool[state], rel=1e-9, abs=1e-9), state
+        for name in ("mean_batch", "mean_occupancy", "mean_waiting", "num_preemptions"):
+            assert printed[name] == pytest.approx(read_again[name], rel=1e-9, abs=1e-12), name
+        assert CliRunner().invoke(cli, ["info", str(folder), "--check"]).exit_code == 0
