@@ -21,7 +21,7 @@ from kvsim.simulation.machine import Machine, release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.prefill_decode import Disaggregation, PrefillDecodeRun, check_policy
 from kvsim.simulation.prefix_store import PrefixStore, StoreTotals
-from kvsim.simulation.setup import Options, Setup
+from kvsim.simulation.setup import Options, Setup, check_number_of_ranks
 from kvsim.simulation.simulation_run import SimulationRun, record_setup
 from kvsim.workload import Workload
 
@@ -106,6 +106,7 @@ class Replicas:
     """A store of prefixes that all servers share."""
 
     def __post_init__(self) -> None:
+        check_number_of_ranks(self.ranks)
         if not 0 <= self.route_lag_s < inf:
             raise UsageError(f"--route-lag should be a number of seconds, 0 or more, not {self.route_lag_s!r}.")
 

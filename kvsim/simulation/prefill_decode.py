@@ -30,7 +30,7 @@ from kvsim.simulation.dispatch import Dispatcher, DuplicatePrefixes
 from kvsim.simulation.machine import release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.results import rows_of, transfers_of
-from kvsim.simulation.setup import Setup, check_ranks
+from kvsim.simulation.setup import Setup, check_number_of_ranks, check_ranks
 from kvsim.simulation.simulation_run import SimulationRun
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Disaggregation:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_number_of_ranks(self.ranks)
         if self.num_prefill < 1 or self.num_decode < 1:
             raise UsageError("prompts are computed and decoded apart by at least one server each; give --prefill and "
                              "--decode.")  # fmt: skip

@@ -176,6 +176,15 @@ class Setup:
         )
 
 
+def check_number_of_ranks(num_ranks: int) -> None:
+    """Check that a server has no more ranks than the command line allows servers."""
+    if num_ranks > _MOST_RANKS:
+        raise UsageError(f"--data-parallel-size should be at most {_MOST_RANKS:,} in a simulation, not {num_ranks:,}.")
+
+
+_MOST_RANKS = 1_000
+
+
 def check_ranks(setup: Setup, num_ranks: int) -> None:
     """Check that the model of the machine is divided among `num_ranks` data-parallel ranks."""
     model, times = setup.machine.model, setup.machine.step_time

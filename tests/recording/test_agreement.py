@@ -179,7 +179,7 @@ def test_a_last_step_that_ends_after_its_tokens_were_there(folder: Path) -> None
     [
         ("policy.block_size", 8, "meta.json: pool.unit_tokens should be 8, as units are of policy paged, not 4."),
         ("policy.name", "contiguous", "pool.unit_tokens should be 1, as units are of policy contiguous, not 4."),
-        ("model.kv_bytes_per_token", 0, "what a token takes of pool.bytes_per_unit, which is 131,072, not 0."),
+        ("model.kv_bytes_per_token", 0, "pool.bytes_per_unit divided by its tokens, which is 131,072, not 0."),
         ("model.kv_bytes_per_token", "x", "which is 131,072, not 'x'."),
         ("pool.bytes_per_unit", 4, "which is 1, not 131072."),
         ("policy.max_num_seqs", 1, "running should not be more than policy.max_num_seqs of meta.json, which is 1."),
