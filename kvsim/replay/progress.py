@@ -51,7 +51,6 @@ class Progress:
         A request that waits for blocks from the host holds memory for some steps before it computes, and a preemption
         discards computed tokens. Requests that compute in the same step are in the schedule.
         """
-        np.maximum.at(self.final, requests, hit_tokens)  # a request may end while it loads
         key = requests.astype(np.int64) * self._num_steps + steps
         place = np.searchsorted(self._key, key)
         is_scheduled = np.append(self._key, -1)[place] == key

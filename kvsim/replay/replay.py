@@ -400,6 +400,7 @@ class Replay:
             is_birth = key[birth] == load_key  # other loads go on behind blocks that the request has
             others = ~np.isin(key, load_key)
             computed = np.where(is_birth, hit_tokens[birth], before) + loaded
+            np.maximum.at(self.progress.final, loading, computed)  # a request may end while it loads
             requests = np.append(requests[others], loading)
             frames = np.append(frames[others], np.searchsorted(self.frame_seq, begun_seq))
             hit_tokens = np.append(hit_tokens[others], computed)
