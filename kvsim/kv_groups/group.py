@@ -72,7 +72,7 @@ class KVCacheGroup:
     num_speculative_blocks: int = 0
     """Additional blocks of a recurrent group, one per drafted token."""
     has_draft_layers: bool = False
-    """Whether any layer of the group drafts."""
+    """True if a layer of the group drafts."""
 
     def blocks_for(self, num_tokens: int, max_num_batched_tokens: int) -> int:
         """Return the maximum number of blocks that a sequence of `num_tokens` tokens holds at once, for admission.

@@ -52,7 +52,7 @@ class LayerSpec:
     bytes_per_token_as_full: int | None = None
     """Bytes of one token after conversion to a full layer, if different."""
     drafts: bool = field(default=False, compare=False)
-    """Whether the layer drafts. It may share a group with layers of the model."""
+    """True if the layer drafts. It may share a group with layers of the model."""
 
     @property
     def page_bytes(self) -> int:

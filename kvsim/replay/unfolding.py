@@ -75,7 +75,7 @@ class Unfolded(Protocol):
 
 
 class UnitRowReader:
-    """Conversion of rows of which each names one run of adjacent units.
+    """Conversion of rows that each name a contiguous range of units.
 
     A release becomes one operation for each run of the table, the last run first. Every other row becomes one
     operation, or one for each unit if `unit_by_unit` is True.

@@ -216,7 +216,7 @@ SERVERS = {
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("rate", ["0.5", "8"])
 def test_servers_that_hold_blocks_without_a_step(server: str, rate: str, tmp_path: Path) -> None:
-    """What a transfer or another server still needs is held in the gap; what the command says, its recording says."""
+    """Blocks that a transfer still needs are held in the gap. The command and its recording have the same figures."""
     arguments = ("run", "--num-requests", "12", "--arrivals", "poisson", "--rate", rate, "--prompt-tokens", "200:0.5",
                  "--output-tokens", "20:0.5", "--shared-prefix", "2x64", "--max-model-len", "1024")  # fmt: skip
     result = CliRunner().invoke(cli, [*arguments, *SERVERS[server], "--no-band", "--json", "-o", str(tmp_path / "r")])
