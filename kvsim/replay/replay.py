@@ -389,8 +389,8 @@ class Replay:
         if (copies := self.recording.copies) is not None:
             loads = copies.kind == CopyKind.LOAD
             loaded_key = np.sort(copies.request[loads].astype(np.int64) * self.num_frames + copies.begun_step[loads])
-            key = requests * self.num_frames + frames
-            begin, end = (np.searchsorted(loaded_key, key, side) for side in ("left", "right"))
+            frame_key = requests * self.num_frames + frames
+            begin, end = (np.searchsorted(loaded_key, frame_key, side) for side in ("left", "right"))
             hit_tokens += (end - begin) * self.unit_tokens
         if (transfers := self.recording.transfers) is not None and len(key):
             loading, begun_seq, before, loaded = loads_of(transfers, self.unit_tokens)
