@@ -171,9 +171,12 @@ def _saved_at_end(output: Path | None, write: Callable[[Path], bool]) -> Iterato
         yield result
     finally:
         # A closed terminal often sends several signals; the second should not interrupt the writing.
-        for number in ENDING_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        result.save()
+        former = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING_SIGNALS}
+        try:
+            result.save()
+        finally:  # what this process starts later inherits ignored signals
+            for number, handler in former.items():
+                signal.signal(number, handler)
 
 
 def _print_end(reason: str | None) -> None:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvsim.cli.attach import attach
+from kvsim.files.scratch import ENDING_SIGNALS
 from kvsim.recording import read
 from tests.live.vllm_like import serving
 from tests.tui.test_live import Server
@@ -116,10 +117,9 @@ def test_what_was_seen_of_metrics_is_a_table(on_terminal: Callable[..., Terminal
     assert (tmp_path / "seen.csv").read_text().count("\n") > 1
 
 
-def test_a_server_without_a_step_leaves_nothing_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
+def test_a_server_without_a_step_leaves_nothing_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Afterwards signals have their handlers again: a process that is started later could not be ended otherwise."""
+    handlers = [signal.getsignal(number) for number in ENDING_SIGNALS]
     server, output = Server(), tmp_path / "seen"
     quits_at_once = SimpleNamespace(attach=lambda *_, **__: None)
     flags = {"kv_events": None, "kv_events_replay": None, "overwrite": False, "ascii_only": False, "calm": False}
@@ -127,6 +127,7 @@ def test_a_server_without_a_step_leaves_nothing_and_says_so(
         attach(quits_at_once, server.publisher.address, output, **flags)
     finally:
         server.publisher.close()
+    assert [signal.getsignal(number) for number in ENDING_SIGNALS] == handlers
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines()[-1] == f"{output} was not written: the server sent no step."
