@@ -105,7 +105,7 @@ def ask_again(engine: Engine, num_users: int) -> None:
 
 @part
 def _after_step(engine: Engine) -> int:
-    """Return the outcome after a step: `SCHEDULED` if the run goes on, else the reason to call the caller."""
+    """Return the outcome after a step: `SCHEDULED` if the run goes on, else the reason why it returns."""
     state = engine.state
     if state.num_in_batch == 0 and state.num_preempted == 0 and engine.scheduler.is_stalled(engine):
         return STALLED

@@ -65,7 +65,7 @@ def waiting_at(recording: Recording, step: int, after_output: bool, holders: set
 
 
 def waited_in_gap_s(recording: Recording, step: int) -> float:
-    """How long requests wait for a static batch in the gap after a step, added up."""
+    """Sum of the times that requests wait for a static batch in the gap after a step."""
     requests, begin_s, end_s = recording.requests, recording.steps.end_s[step], recording.steps.start_s[step + 1]
     total = 0.0
     for row in np.flatnonzero(requests.status != RequestStatus.REFUSED).tolist():

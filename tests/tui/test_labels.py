@@ -233,7 +233,7 @@ def test_labels_side_by_side_name_the_number_of_other_holders() -> None:
 
 @pytest.mark.parametrize("size", [(29, 18), (40, 24), (60, 30)])
 def test_no_label_of_a_block_is_a_part_of_a_name(size: tuple[int, int]) -> None:
-    """`8+4` in place of `P8+4` would name nobody, and `0+2` another request than `P10+2`."""
+    """A cut label names another request or none: `8+4` is not `P8+4`, and `0+2` is not `P10+2`."""
     lesson = Guided(find_lesson("13"))
     lesson.show(lesson.captions[3].frame)
     for session in lesson.sessions:

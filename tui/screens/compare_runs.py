@@ -49,7 +49,7 @@ class Compare(PlaybackScreen):
         super().__init__(comparison.player, symbols, guided)
         self.comparison = comparison
         self._ample = ample
-        # Pools of many requests are told apart by what they waste; one meaning of colour holds for the bars, too.
+        # With many requests, the colours of a pool are the states of its slots, as in the bars below.
         self._color_by = ColorBy.STATE if guided is None else guided.color_by
         story = story_of_comparison(comparison)
         self.story = story if guided is None and story.parts else None
