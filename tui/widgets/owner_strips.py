@@ -192,7 +192,8 @@ class OwnerStrips(Panel):
         """Yield the bar of a strip: slots by state, or one colour for shared blocks and for the followed request."""
         total = int(line.slots.sum())
         if line.number > 1:
-            yield self.text(f"together, {line.num_tokens / line.number:,.0f} each"[:width], "weak")
+            each = f"{line.num_tokens / line.number:,.0f} each"
+            yield self.text(next((words for words in (f"together, {each}", each) if len(words) <= width), ""), "weak")
         cells = max(round(total / most * width), min(total, 1))
         # Seven eighths of a line, so that neighbouring strips stay apart.
         full = self.symbols.up[EIGHTHS - 1]
