@@ -93,7 +93,7 @@ def checked(policy: PolicyLike) -> PolicyLike:
 
 
 def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = None) -> AnyPolicy:
-    """Return the policy that `checked` returned; for a name, with the engine's defaults on the GPU of `machine`.
+    """Return `given` as a policy; one that is given by name has the engine's defaults on the GPU of `machine`.
 
     `max_model_len` is the longest sequence in tokens; by default that of the model.
 

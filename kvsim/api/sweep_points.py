@@ -40,9 +40,9 @@ def points_of(
 ) -> list[Point]:
     """Return the run of every combination of the values in `vary`, the last name varying fastest.
 
-    The requests are those of `workload`, which are from the recording `source` if it is not None. `policy` and `given`,
-    a machine, have the settings that are not varied. `longest` is the `max_model_len` of policies that are given by
-    name; None for that of the machine. `refuse_misfits` lets a run go on without the requests that can never be served.
+    `workload` has the requests; `source` is the recording that they are from, or None. `policy` and the machine `given`
+    have the settings that are not varied. `longest` is the `max_model_len` of policies that are given by name; None for
+    that of the machine. `refuse_misfits` lets a run go on without the requests that can never be served.
     """
     points = []
     for values in product(*vary.values()):

@@ -292,7 +292,7 @@ def _memory_held(*, cuda: bool) -> dict[str, Any]:
 
 
 def _gpu_properties() -> dict[str, int]:
-    """Return those of the driver's properties of the GPU that this PyTorch can read."""
+    """Return the properties of the GPU, by the driver's names, that this PyTorch can read."""
     known = torch.cuda.get_device_properties(torch.cuda.current_device())
     names = ("multi_processor_count", "total_memory", "L2_cache_size", "clock_rate", "memory_clock_rate")
     return {name: int(getattr(known, name)) for name in names if hasattr(known, name)}

@@ -42,7 +42,7 @@ _KEEP_ALL = ("FullAttentionManager",)
 """vLLM's managers of groups whose requests keep every block until they end. MLA uses the manager of full attention."""
 
 _CLOCK_STEP_S = 0.001
-"""Seconds by which the wall clock must have moved against the monotonic clock for it to have been set."""
+"""Difference in seconds between wall clock and monotonic clock above which the wall clock has been set."""
 _LONGEST_DELAY_S = 600.0
 """Seconds after which a request cannot still be on its way to the engine: its stamp is of another clock."""
 
@@ -341,7 +341,8 @@ class SchedulerRecorder:
             self._ended.append(request)
 
     def _is_full(self, block: Any) -> bool:
-        """Tell whether a cached block is full; with drafts, one of full attention may have the key of a part of it."""
+        """Tell whether a cached block is full; with drafts, a block of full attention may have the key of a part of it.
+        """
         num_tokens = getattr(block, "block_hash_num_tokens", None)
         if num_tokens is None or not isinstance(block.block_hash, bytes):
             return True

@@ -64,7 +64,7 @@ class TransferWatch:
         self._asking.clear()
 
     def _watch_loads(self) -> None:
-        """Wrap the connector's method that is called when a request has blocks for its load, to report the load."""
+        """Wrap the connector's method that vLLM calls once a request has blocks for its load, to report the load."""
         connector, tables = self._scheduler.connector, self._scheduler.kv_cache_manager.coordinator.single_type_managers
         update = connector.update_state_after_alloc
 

@@ -130,8 +130,8 @@ class RecordingSyncScheduler(_RecordingHooks, Scheduler):  # type: ignore[misc]
 def _rank_of(parallel: Any) -> int | None:
     """Return the number of a data-parallel rank; None for an engine that is alone.
 
-    A rank of a model without experts is an engine of its own, whose settings tell of no others. Only the ports that
-    vLLM reserved for all ranks are still there.
+    A rank of a model without experts is an engine of its own, whose settings do not name the others. Only the ports
+    that vLLM reserved for all ranks still show that there are others.
     """
     has_others = parallel.data_parallel_size > 1 or bool(getattr(parallel, "_data_parallel_master_port_list", None))
     return int(parallel.data_parallel_index) if has_others or parallel.data_parallel_index else None

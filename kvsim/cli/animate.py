@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from kvsim.cli.show import output_option, overwrite_option
 from kvsim.errors import UsageError
@@ -23,15 +24,18 @@ _MOST_FRAMES = 6_000
     "until_s",
     type=float,
     metavar="SECONDS",
-    help="End of the film in the runs' time.  [with the longest run, or a quarter beyond the shortest]",
+    help="Time in the runs at which the film ends.  [the end of the longest run, but at most 1.25 times the shortest]",
 )
 @click.option("--length", "length_s", type=float, default=12.0, show_default=True, help="Seconds that the film takes.")
-@click.option("--frames-per-second", type=float, default=12.5, show_default=True)
+@click.option("--frames-per-second", type=float, default=12.5, show_default=True, help="Frames per second of a film.")
 @click.option(
-    "--max-mib", type=float, default=4.75, show_default=True, help="Largest file; a GIF drops frames to keep it."
+    "--max-mib", type=float, default=4.75, show_default=True, help="Largest size of a film; a GIF drops frames to fit."
 )
-@overwrite_option
+@overwrite_option()
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     *,
     recordings: tuple[str, ...],
     output: Path,
@@ -51,6 +55,10 @@ def command(
     from kvsim.recording import find, read
 
     races = output.suffix.lower() == ".svg"
+    if races:
+        for flag, name in (("--frames-per-second", "frames_per_second"), ("--max-mib", "max_mib")):
+            if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                raise UsageError(f"{flag} is of films, and {output} is a drawing without frames; leave it out.")
     num_frames = _num_frames(output, length_s, frames_per_second, max_mib)
     may_replace(output, "animate", overwrite=overwrite)
     runs = [read(find(name)) for name in recordings]

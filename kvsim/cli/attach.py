@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.options import with_options
+from kvsim.cli.flag import flag, with_options
 from kvsim.cli.show import echo
 from kvsim.display.text import message
 from kvsim.errors import UsageError
@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 
 
 kv_events_options = with_options(
-    click.option(
+    flag(
         "--kv-events",
         metavar="ADDRESS",
+        requires=("attach",),
         help="Follow the KV events that vLLM or SGLang publishes beside its /metrics, at tcp://HOST:PORT or PORT; "
         "PORT-PORT for the data-parallel ranks of a server, whose ports follow one another.",
     ),
-    click.option(
+    flag(
         "--kv-events-replay",
         metavar="ADDRESS",
+        requires=("kv_events",),
         help="The server's replay_endpoint, which sends events that --kv-events missed.",
     ),
 )
@@ -47,8 +49,6 @@ kv_events_options = with_options(
 def kv_event_ranks(address: str | None, replay: str | None) -> Iterator[KvEventRanks | None]:
     """Follow the KV events that a server publishes at `address`; yield None without an address."""
     if address is None:
-        if replay is not None:
-            raise UsageError("--kv-events-replay asks for events that --kv-events has missed; give both.")
         yield None
         return
     from kvsim.live.kv_event_ranks import KvEventRanks
@@ -76,7 +76,7 @@ def attach(
     if metrics_url is not None:
         with kv_event_ranks(kv_events, kv_events_replay) as ranks:
             is_written = _watch_metrics(tui, metrics_url, output, ranks, overwrite=overwrite, ascii_only=ascii_only)
-    elif kv_events or kv_events_replay:
+    elif kv_events:
         raise UsageError(f"KV events are shown beside the /metrics of a server; no web server answers at {address}.")
     else:
         is_written = _watch_events(tui, address, output, overwrite=overwrite, ascii_only=ascii_only, calm=calm)

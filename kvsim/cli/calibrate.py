@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvsim.cli.flag import flag
 from kvsim.cli.show import json_option, output_option, overwrite_option, print_json, print_table, progress
 
 if TYPE_CHECKING:
@@ -20,22 +21,24 @@ if TYPE_CHECKING:
 @click.command("calibrate")
 @click.argument("recordings", nargs=-1, required=True)
 @output_option("The profile.", required=True, metavar="PROFILE.toml")
-@click.option(
+@flag(
     "--gpu-from",
     metavar="PROFILE",
+    excludes=("card", "no_held_out"),
     help="Keep what the GPU does as in this profile (auto: the one that ships) and fit how fast the host is: a few "
     "seconds of a server are enough.",
 )
-@click.option(
+@flag(
     "--card",
     metavar="CARD",
+    excludes=("no_held_out",),
     help="Fit the machine, not one model: three factors by which its GPU and host are slower than CARD (auto: the "
     "shipped one). Recordings may be of any models; the card serves all models.",
 )
 @click.option(
     "--no-held-out", is_flag=True, help="Skip the check that predicts each recording from the others (faster)."
 )
-@overwrite_option
+@overwrite_option()
 @json_option
 def command(
     *,
@@ -53,7 +56,6 @@ def command(
     Prints how far the model is from each recording, step by step, fitted with it and without it.
     """
     from kvsim.calibration import calibrate, calibrate_host
-    from kvsim.errors import UsageError
     from kvsim.experiments.validation import matching_profile
     from kvsim.files.overwriting import may_write
     from kvsim.profiles import find as find_profile
@@ -63,8 +65,6 @@ def command(
     may_write(output, "calibrate", overwrite=overwrite)
     read_recordings = [read(find(name)) for name in recordings]
     if card is not None:
-        if gpu_from is not None:
-            raise UsageError("--card and --gpu-from fit different things; give only one.")
         fitted, residuals = _fit_card(card, read_recordings, output)
         _show(output, f"machine card of {fitted.gpu}", residuals, fitted.factors, as_json=as_json)
         return

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.flag import SectionedCommand
 from kvsim.cli.machine_flags import FIND
-from kvsim.cli.options import SectionedCommand, bounded
+from kvsim.cli.options import bounded
 from kvsim.cli.scenario_flags import settings_options
 from kvsim.cli.show import command_line, output_option, overwrite_option, progress
 from kvsim.cli.workload import workload_of_flags, workload_options
@@ -47,7 +48,7 @@ _ENGINE_SETTINGS = (
 )
 @settings_options(*_ENGINE_SETTINGS)
 @click.option("--vllm", "release", metavar="VERSION", help="Record this release alone.  [the one that is installed]")
-@overwrite_option
+@overwrite_option()
 def vllm(*, model: str, output: Path, users: int | None, release: str | None, overwrite: bool, **flags: Any) -> None:
     """Start vLLM here, run a workload, and record it."""
     from kvsim.capture.drive import DrivenEngine, check_installed
@@ -105,7 +106,7 @@ def _engine_arguments(flags: Mapping[str, Any]) -> dict[str, Any]:
 @click.option(
     "--allocation-history", type=int, default=0, metavar="EVENTS", help="Number of PyTorch's allocation events to keep."
 )
-@overwrite_option
+@overwrite_option()
 def hf(
     *,
     model: str,

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.fleet_flags import apart_options, fleet_of, replicas_options
-from kvsim.cli.ladder import climb_ladder
+from kvsim.cli.flag import flag
+from kvsim.cli.fleet_flags import apart_options, check_routes, fleet_of, replicas_options
+from kvsim.cli.ladder import check_ladder_flags, climb_ladder
 from kvsim.cli.options import PolicyParam, check_policy_flags
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.several_values import ComparingCommand, SeveralValues, several_values
 from kvsim.cli.show import echo, json_option, output_option, overwrite_option, print_json, progress
 from kvsim.errors import UsageError
-from kvsim.policies import EVERY_POLICY, OF_IMAGES, AnyPolicy, Paged
+from kvsim.policies import EVERY_POLICY, OF_IMAGES, AnyPolicy, Paged, Static
 from kvsim.policies.kinds import evicts_optimally
 from kvsim.policies.settings import PrefixEviction
 
@@ -33,13 +34,14 @@ _UNIFORM = "paged-uniform"
 """Name of the paged policy with a cache in which every layer keeps every token."""
 
 
-times_option = click.option(
+times_option = flag(
     "--times",
     "clock",
+    excludes=("ladder", "uniform_cache", "lesson", "attach"),
     type=click.Choice(["one", "own"]),
     default="one",
     show_default=True,
-    help="Step times: of one engine, vLLM's, for every policy, or of each policy's own.",
+    help="Step times: those of one engine, vLLM's, for every policy, or those of each policy's own engine.",
 )
 
 
@@ -68,7 +70,7 @@ times_option = click.option(
 )
 @apart_options
 @replicas_options
-@overwrite_option
+@overwrite_option("output")
 @json_option
 @click.pass_context
 def command(
@@ -100,7 +102,7 @@ def command(
 
         may_replace(output, "compare", overwrite=overwrite, is_folder=True)
     if several is not None and several.name == "vllm" and len(several.words) == 2 and not _is_fleet(flags):
-        _compare_releases(several, output, flags, as_json=as_json)
+        _compare_releases(names, several, output, flags, as_json=as_json)
         return
     if several is not None or _is_fleet(flags):
         from kvsim.cli.compare_sides import Sides, compare_sides
@@ -110,10 +112,13 @@ def command(
         sides = Sides.of_values(several, flags) if several else Sides.of_servers(flags)
         compare_sides(sides, name, output, overwrite=overwrite, as_json=as_json)
         return
+    check_routes(flags)
     fleet_of(flags)
     if ladder:
+        check_ladder_flags(context)
         climb_ladder(output, flags, overwrite=overwrite, as_json=as_json)
     else:
+        check_policy_flags(context, [Paged.name] if uniform_cache else names or EVERY_POLICY)
         _compare_policies(names, output, flags, uniform_cache=uniform_cache, overwrite=overwrite, as_json=as_json)
 
 
@@ -209,6 +214,8 @@ def _check_one_comparison(
         )
     if compared and len(names) > 1:
         raise UsageError(f"{compared} and several policies compare different things; give one --policy.")
+    if flags["clock"] == "own" and Static.name not in (names or ([Paged.name] if compared else EVERY_POLICY)):
+        raise UsageError("--times own changes only the times of static batches; give --policy static, or leave it out.")
     if not compared and (flags["replicas"] > 1 or flags["prefix_store_gib"] is not None):
         raise UsageError(
             "policies are compared on one server; give a flag of the fleet several values, such as --route shortest "
@@ -216,11 +223,16 @@ def _check_one_comparison(
         )
 
 
-def _compare_releases(several: SeveralValues, output: Path | None, flags: dict[str, Any], *, as_json: bool) -> None:
+def _compare_releases(
+    names: Sequence[str], several: SeveralValues, output: Path | None, flags: dict[str, Any], *, as_json: bool
+) -> None:
     from kvsim.cli.upgrade import compare_releases
 
+    if names not in ((), (Paged.name,)):
+        raise UsageError(f"two releases of vLLM are compared under --policy paged; leave out --policy {names[0]}.")
     if flags["replicas"] > 1:
         raise UsageError("two releases are compared on one server; leave out --replicas.")
+    check_routes(flags)
     fleet_of(flags)
     if output is not None:
         raise UsageError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.cli.answer import failure_notes
 from kvsim.cli.compared_figures import SideRun, figure_rows, sentence_on
-from kvsim.cli.fleet_flags import OF_TRANSFERS, fleet_of, routed_words, servers_of
+from kvsim.cli.fleet_flags import OF_TRANSFERS, check_routes, fleet_of, routed_words, servers_of
 from kvsim.cli.run import simulate_servers
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.show import command_line, echo, print_json, print_table, progress
@@ -76,9 +76,10 @@ def _ranks(flags: Mapping[str, Any]) -> Iterator[Side]:
 
 def compare_sides(sides: Sides, policy: str, output: Path | None, *, overwrite: bool, as_json: bool) -> None:
     """Simulate all sides under `policy`, print their figures, and record each in a folder of `output`."""
-    for side in sides.runs:
-        if side.is_asked:
-            fleet_of(dict(side.flags))  # raises before anything is simulated
+    asked = [side.flags for side in sides.runs if side.is_asked]
+    check_routes(*asked)
+    for flags in asked:
+        fleet_of(dict(flags))  # raises before anything is simulated
     if output is None:
         runs, notes = _run_all(sides, policy, None)
     else:

@@ -45,7 +45,7 @@ _MOST_LINES = 12
 @click.option(
     "--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the result to FILE.json and FILE.md."
 )
-@overwrite_option
+@overwrite_option("report")
 @json_option
 def command(
     *, python: str, vllm: str | None, count: int, seed: int, groups: str, report: Path | None, overwrite: bool,

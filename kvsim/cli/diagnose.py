@@ -67,7 +67,7 @@ def command(
         else:
             _print_glance(seen)
         return
-    if kv_events is not None or kv_events_replay is not None:
+    if kv_events is not None:
         raise UsageError(f"KV events are read beside the /metrics of a server, and {source} is none.")
     recording = _recording(source, seconds)
     if recording.meta.policy_name == "radix":

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.flag import SectionedCommand
 from kvsim.cli.machine_flags import machine_of, memory_of
 from kvsim.cli.no_start import change_words, changes
-from kvsim.cli.options import SectionedCommand
 from kvsim.cli.scenario_flags import machine_options
 from kvsim.cli.show import echo, json_option, print_json, print_table, size
 from kvsim.errors import BudgetError, UnknownNameError, UsageError

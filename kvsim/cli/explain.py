@@ -20,7 +20,7 @@ from kvsim.files.overwriting import may_replace
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="The folder for Markdown and figures."
 )
-@overwrite_option
+@overwrite_option("output")
 @click.option("--ascii", "ascii_only", is_flag=True, help="Draw with plain characters.")
 def command(*, lesson: str | None, markdown: bool, output: Path | None, overwrite: bool, ascii_only: bool) -> None:
     """Print lesson N with still pictures of the memory pool; without N, list the lessons.

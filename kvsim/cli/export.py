@@ -22,7 +22,7 @@ _ENDINGS = {
 @click.argument("recording_name", metavar="RECORDING")
 @click.option("--to", "target", type=click.Choice(list(_ENDINGS)), default="perfetto", show_default=True)
 @output_option("File, or folder of csv and parquet.  [by its name]")
-@overwrite_option
+@overwrite_option()
 def command(*, recording_name: str, target: str, output: Path | None, overwrite: bool) -> None:
     """Write RECORDING as a Perfetto trace, as tables, or only its requests in the format of a published trace.
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from kvsim.cli.flag import section
 from kvsim.cli.fleet_flags import FleetFlags, apart_options, fleet_of
 from kvsim.cli.load import check_load, load_options
-from kvsim.cli.options import check_policy_flags, engine_option, jobs_option, section
+from kvsim.cli.options import check_policy_flags, engine_option, jobs_option
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, progress
@@ -63,7 +64,7 @@ _goal = section("Targets")
     type=click.Path(path_type=Path, dir_okay=False),
     help="Draw output per second against TPOT for everything that was tried.",
 )
-@overwrite_option
+@overwrite_option("figure")
 @json_option
 @click.pass_context
 def command(

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from kvsim.recording import Meta
 
 _BY_SHARE = "give --mem-fraction-static"
+_OF_A_RUN = dict.fromkeys(("check", "refuse_misfits"), "leave it out, or use kvsim run")
+"""Flags of a single simulation."""
 _NOT_SEARCHED = {
     Paged.name: {
         "swap_gib": "leave it out, or use kvsim run",
@@ -23,6 +25,7 @@ _NOT_SEARCHED = {
         "oversize": "leave it out, or use kvsim run",
         "pipeline_parallel_size": "leave it out, or use kvsim size",
         "order": "leave it out, or use kvsim run",
+        **_OF_A_RUN,
     },
     Radix.name: {
         "kv_gib": _BY_SHARE,
@@ -34,6 +37,7 @@ _NOT_SEARCHED = {
         "decode_context_parallel_size": "leave it out, or take --policy paged",
         "data_parallel_size": "give --replicas",
         "enable_expert_parallel": "leave it out, or take --policy paged",
+        **_OF_A_RUN,
     },
 }
 """Flags that kvsim fit does not accept, by policy, with advice."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.cli.answer import setting_rows
 from kvsim.cli.show import echo, print_table, quantiles, seconds, size
+from kvsim.display.text import plural
 
 if TYPE_CHECKING:
     from kvsim.metrics import Summary
@@ -64,7 +65,9 @@ def _servers(totals: FleetTotals) -> str:
     number, num_prefill = totals.num_servers // ranks, totals.num_prefill // ranks
     if ranks > 1 and number == 1:
         return f"{ranks} data-parallel ranks"
-    kinds = f"{num_prefill} prefill and {number - num_prefill} decode servers" if num_prefill else f"{number} servers"
+    kinds = plural(number, "server")
+    if num_prefill:
+        kinds = f"{num_prefill:,} prefill and {plural(number - num_prefill, 'decode server')}"
     return f"{kinds} of {ranks} data-parallel ranks" if ranks > 1 else kinds
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kvsim.cli.options import flags_of, section, settings_from, with_options
+from kvsim.cli.flag import section, with_options
+from kvsim.cli.options import flags_of, settings_from
 from kvsim.errors import UsageError
 from kvsim.policies.connectors import KvLink
-from kvsim.policies.routers import ROUTE_NAMES
+from kvsim.policies.routers import ROUTE_NAMES, SEES_PREFIXES
 from kvsim.setting_fields import settings_in
 
 if TYPE_CHECKING:
@@ -44,15 +46,14 @@ apart_options = with_options(
     _fleet(
         "--failed-loads",
         type=click.FloatRange(0, 1),
-        default=None,
-        help="Share of the transfers of which a block does not arrive.  [0]",
+        help="Share of the transfers that lose a block.  [0]",
     ),
     _fleet(
         "--kv-load-failure-policy",
         "load_failure_policy",
         type=click.Choice(["fail", "recompute"]),
-        default=None,
-        help="Policy after a failed transfer: an error for the client, or tokens that are computed.  [fail]",
+        requires=("failed_loads",),
+        help="Result of a failed transfer: an error for the client, or tokens that are computed instead.  [fail]",
     ),
 )
 """Decorator that adds the flags of separate prefill and decode servers and of their link."""
@@ -69,9 +70,10 @@ replicas_options = with_options(
         "--route-lag",
         "route_lag_s",
         type=click.FloatRange(0),
+        metavar="SECONDS",
         default=0.0,
         show_default=True,
-        help="Age in seconds of what the router knows of the servers' prefix caches.",
+        help="Age of what the router knows of the servers' prefix caches.",
     ),
     _fleet(
         "--prefix-store-gib",
@@ -104,6 +106,28 @@ class FleetFlags(NamedTuple):
 
 
 ONE_SERVER = FleetFlags(None)
+
+
+def check_routes(*runs: Mapping[str, Any]) -> None:
+    """Check that given flags of the router have an effect on at least one run; `runs` has the flags of each."""
+    routed = [flags["route"] for flags in runs if _has_several_servers(flags)]
+    if not routed:
+        for flag, name in (("--route", "route"), ("--route-lag", "route_lag_s")):
+            if any(flags[name] for flags in runs):
+                raise UsageError(f"{flag} is for several servers; give --replicas N or --data-parallel-size N as well.")
+    elif any(flags["route_lag_s"] for flags in runs) and not any(map(_sees_prefixes, routed)):
+        raise UsageError(
+            f"--route-lag is for routers that see prefix caches; give --route {', '.join(sorted(SEES_PREFIXES))} or "
+            "FILE.py as well."
+        )
+
+
+def _has_several_servers(flags: Mapping[str, Any]) -> bool:
+    return bool(flags["prefill"] or flags["decode"] or flags["replicas"] > 1 or (flags["data_parallel_size"] or 1) > 1)
+
+
+def _sees_prefixes(route: str | None) -> bool:
+    return route is not None and (route in SEES_PREFIXES or route not in ROUTE_NAMES)
 
 
 def fleet_of(flags: dict[str, Any]) -> FleetFlags:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.options import bounded, with_options
+from kvsim.cli.flag import flag, with_options
+from kvsim.cli.options import bounded
 from kvsim.cli.show import json_option, output_option, overwrite_option, print_json, print_table
 from kvsim.cli.workload import ARRIVAL_OPTIONS, REQUESTS, SEED, arrivals_of_flags, columns_of, first_requests
 from kvsim.errors import UsageError
@@ -21,6 +22,8 @@ _FORMAT_NAMES = (
     "vllm-bench",
 )  # fmt: skip
 """Names of the formats, repeated here so that the help does not import the readers; a test compares them."""
+_NEW_ARRIVALS = ("arrivals", "burstiness", "ramp", "rate_profile")
+"""Flags that replace the arrivals in the file."""
 _LENGTH = bounded(at_most=(1 << 31) - 1)
 
 
@@ -44,8 +47,16 @@ _LENGTH = bounded(at_most=(1 << 31) - 1)
     "--chars-per-token", type=float, help="sharegpt: letters that make a token where tokens are not counted.  [4]"
 )
 @with_options(*ARRIVAL_OPTIONS)
-@click.option("--seed", type=int, callback=SEED, default=0, show_default=True, help="Seed of new arrivals.")
-@overwrite_option
+@flag(
+    "--seed",
+    type=int,
+    callback=SEED,
+    default=0,
+    show_default=True,
+    requires=_NEW_ARRIVALS,
+    help="Seed of new arrivals.",
+)
+@overwrite_option("output")
 @json_option
 def command(
     *,
@@ -81,7 +92,7 @@ def command(
     workload = within(workload, limits)
     if num_requests is not None:
         workload = first_requests(workload, num_requests)
-    if any(flags[name] is not None for name in ("arrivals", "burstiness", "ramp", "rate_profile")):
+    if any(flags[name] is not None for name in _NEW_ARRIVALS):
         workload = arriving(workload, arrivals_of_flags(flags), flags["seed"])
     elif flags["rate"] is not None:
         raise UsageError("--rate is the rate of new arrivals; say which with --arrivals.")

@@ -6,14 +6,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvsim.cli.options import is_given, policies_with
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.show import print_json, print_table, progress
+from kvsim.errors import UsageError
+from kvsim.policies.settings import ContinuousSettings
+from kvsim.setting_fields import settings_in
 
 if TYPE_CHECKING:
+    import click
+
     from kvsim.experiments.rungs import Climbed
 
 LADDER_WORKLOAD = "vllm-h200-llama-3-8b-pressure-prefixes"
 """Recording whose requests are the default: with memory pressure and shared prefixes, every change has an effect."""
+
+
+_USED = {each.name for each in settings_in(ContinuousSettings)} | {"block_size", "batch_size", "watermark"}
+_DECIDED = {"async_scheduling", "enable_chunked_prefill", "enforce_eager", "check", "refuse_misfits"}
+
+
+def check_ladder_flags(context: click.Context) -> None:
+    """Check that every given flag has an effect on a rung: rungs decide some settings, and lack others."""
+    for option in context.command.params:
+        name = str(option.name)
+        if is_given(context, name) and (name in _DECIDED or (policies_with(name) and name not in _USED)):
+            raise UsageError(f"{option.opts[0]} has no effect with --ladder; leave one out.")
 
 
 def climb_ladder(output: Path | None, flags: dict[str, Any], *, overwrite: bool, as_json: bool) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.options import section
+from kvsim.cli.flag import Command, section
 from kvsim.cli.workload import DEFAULT_TOKENS, has_sessions, is_generated, multiple, workload_and_source
 from kvsim.errors import UsageError
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from kvsim.recording import RecordedRequests, Recording
     from kvsim.workload import Workload
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 _requests = section("Requests")
 _SHOWN_S = 120.0
 """Simulated seconds of an open loop if the number of requests is not given."""
@@ -35,7 +34,8 @@ _think_time = _requests(
     "think_s",
     type=click.FloatRange(0, 1e9),
     metavar="SECONDS",
-    help="Think time of a user after an answer, with --users.  [0]",
+    requires=("users",),
+    help="Think time of a user after an answer.  [0]",
 )
 _max_concurrency = _requests(
     "--max-concurrency",
@@ -48,7 +48,8 @@ _spawn_rate = _requests(
     "users_per_s",
     type=click.FloatRange(0, min_open=True),
     metavar="PER_S",
-    help="Users that begin per second, with --users.  [all at once]",
+    requires=("users",),
+    help="Users that begin per second.  [all at once]",
 )
 
 
@@ -62,33 +63,21 @@ def load_options(command: Command) -> Command:
     return _requests("--users", "--max-concurrency", **_USERS)(_think_time(command))
 
 
-def check_users(flags: Mapping[str, Any]) -> None:
-    """Check that flags of users are given only with --users."""
-    for flag, name in (("--think-time", "think_s"), ("--spawn-rate", "users_per_s")):
-        if flags.get(name) is not None and flags["users"] is None:
-            raise UsageError(f"{flag} is for users in a closed loop; give --users as well.")
-
-
-def check_senders(flags: dict[str, Any]) -> None:
+def check_senders(flags: Mapping[str, Any]) -> None:
     """Check that the flags do not describe both an open and a closed loop."""
-    given = [
-        name for name in ("rate", "ramp", "rate_profile", "burstiness", "max_concurrency") if flags[name] is not None
-    ]
+    names = ("rate", "ramp", "rate_profile", "burstiness", "max_concurrency")
+    given = [name for name in names if flags.get(name) is not None]
+    given += ["arrivals"] if flags["arrivals"] not in (None, "at-once") else []
     if flags["users"] is not None and given:
         raise UsageError(
             f"--users send when they have their answers, so they take no --{given[0].replace('_', '-')}; leave one "
-            "out, or limit arrivals with --max-concurrency instead."
+            "out, or limit arrivals with --max-concurrency of kvsim run."
         )
 
 
-def check_load(flags: dict[str, Any]) -> None:
+def check_load(flags: Mapping[str, Any]) -> None:
     """Check that the flags describe one load."""
-    check_users(flags)
-    if flags["users"] is not None and flags["rate"] is not None:
-        raise UsageError(
-            "--users wait for their answers, so they have no --rate; give one of the two, or limit arrivals with "
-            "--max-concurrency of kvsim run."
-        )
+    check_senders(flags)
     if not any(flags[name] is not None for name in ("users", "rate", "workload", "arrivals", "rate_profile")):
         lengths = [name for name in ("prompt_tokens", "output_tokens", "shared_prefix") if flags[name] is not None]
         if lengths:

@@ -18,7 +18,7 @@ from kvsim.cli.show import output_option, overwrite_option
     show_default=True,
     help="Number of GPUs of this host over which all-reduce is measured, too.",
 )
-@overwrite_option
+@overwrite_option()
 def command(*, output: Path, tensor_parallel_size: int, overwrite: bool) -> None:
     """Measure this machine's GPU, links and host, and write a machine card.
 

@@ -6,19 +6,18 @@ Each flag takes its name, help and bounds from the declaration of the setting (`
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from kvsim.cli.flag import Command, section
 from kvsim.errors import UsageError
 from kvsim.policies import EVERY_POLICY, KINDS, Paged
 from kvsim.policies.custom import is_policy_file
 from kvsim.policies.settings import OF_PAGED
 from kvsim.setting_fields import Declared, Setting, settings_in
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 Settings = TypeVar("Settings")
 _LIKE = {"defaults": "max_num_seqs", "kv_offloading_gb_per_s": "load_gb_per_s"}
 """Flags that are not settings. Each applies to the same policies as the setting beside it."""
@@ -31,17 +30,6 @@ jobs_option = click.option(
     show_default=True,
     help="Runs at a time; -1: one for each core.",
 )
-
-
-def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Return a decorator that adds `options` to a command; its help lists them in this order."""
-
-    def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 class PolicyParam(click.Choice[str]):
@@ -69,29 +57,6 @@ engine_option = click.option(
 )
 
 
-class SectionedOption(click.Option):
-    """Flag that the help lists under the heading `section`."""
-
-    def __init__(self, *names: Any, section: str, **settings: Any) -> None:
-        super().__init__(*names, **settings)
-        self.section = section
-
-
-class SectionedCommand(click.Command):
-    """Command whose help lists the flags without a section first, then the sections."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the flags, with the sections in the order of their first flags."""
-        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
-        for flag in self.get_params(ctx):
-            record = flag.get_help_record(ctx)
-            if record is not None:
-                sections.setdefault(getattr(flag, "section", "Options"), []).append(record)
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
-
-
 def flag_values(context: click.Context, option: click.Option, spelling: str, words: Sequence[str]) -> list[Any]:
     """Return the value of each word after a flag; a switch takes words such as on and off.
 
@@ -101,11 +66,6 @@ def flag_values(context: click.Context, option: click.Option, spelling: str, wor
         return [option.process_value(context, word) for word in words]
     switches_off = spelling in option.secondary_opts or (spelling in option.opts and option.flag_value is False)
     return [click.BOOL.convert(word, option, context) is not switches_off for word in words]
-
-
-def section(heading: str) -> Callable[..., Callable[[Command], Command]]:
-    """Return a `click.option` that declares flags below `heading`."""
-    return partial(click.option, cls=SectionedOption, section=heading)
 
 
 def bounded(

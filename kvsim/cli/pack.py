@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from kvsim.cli.options import SectionedCommand, bounded
+from kvsim.cli.flag import SectionedCommand
+from kvsim.cli.options import bounded
 from kvsim.cli.show import json_option, print_json, print_table
 from kvsim.cli.workload import workload_of_flags, workload_options
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.flag import flag
 from kvsim.cli.show import echo, output_option, overwrite_option, progress
 from kvsim.display.text import printable
 from kvsim.errors import RecordingError, UsageError
@@ -42,18 +43,26 @@ _KINDS = (
     help="Write every figure that suits the recordings into the folder -o; no KIND.",
 )
 @output_option("PNG, SVG or PDF; a folder with --all.  [KIND.png, figures]")
-@click.option(
+@flag(
     "--as",
     "file_type",
     type=click.Choice(["png", "svg", "pdf"]),
     default="png",
     show_default=True,
-    help="File type with --all.",
+    requires=("everything",),
+    help="Type of the files of --all.",
 )
-@click.option("--for", "purpose", type=click.Choice(["paper", "slide", "web"]), default="web", show_default=True)
+@click.option(
+    "--for",
+    "purpose",
+    type=click.Choice(["paper", "slide", "web"]),
+    default="web",
+    show_default=True,
+    help="Medium of the figure, which decides its size and its letters.",
+)
 @click.option("--size", metavar="WIDTHxHEIGHT", help="Size in inches, such as 3.4x2.2.  [of the purpose]")
 @click.option("--dpi", type=click.IntRange(30, 2400), help="Pixels of an inch in PNG.  [of the purpose]")
-@click.option("--title", metavar="TEXT", help="Title to use instead of the finding.")
+@flag("--title", metavar="TEXT", excludes=("no_title",), help="Title to use instead of the finding.")
 @click.option(
     "--label", "labels", metavar="TEXT", multiple=True, help="Name of a recording; once for each, in their order."
 )
@@ -62,7 +71,7 @@ _KINDS = (
 @click.option("--no-source", is_flag=True, help="Leave out the line that says where the data is from.")
 @click.option("--transparent", is_flag=True, help="Draw no background.")
 @click.option("--svg-text", is_flag=True, help="Keep text in SVG as text, for editing and searching.")
-@overwrite_option
+@overwrite_option()
 def command(
     *,
     kind_and_names: tuple[str, ...],
@@ -85,8 +94,6 @@ def command(
 
     The text that describes the figure to those who cannot see it is written beside it.
     """
-    if title is not None and no_title:
-        raise UsageError("--title and --no-title each choose the title; give only one.")
     from kvsim.plots import OF_SEVERAL, Finish, check_kind, may_save, save
 
     if title is not None:

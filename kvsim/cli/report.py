@@ -12,7 +12,7 @@ from kvsim.cli.show import output_option, overwrite_option, progress
 @click.command("report")
 @click.argument("recordings", nargs=-1, required=True)
 @output_option("Folder to write.", default="report", show_default=True)
-@overwrite_option
+@overwrite_option()
 def command(*, recordings: tuple[str, ...], output: Path, overwrite: bool) -> None:
     """Write a page about RECORDINGS: what happened, every figure that suits them, and the commands to repeat it.
 

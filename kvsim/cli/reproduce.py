@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvsim.cli.flag import flag
 from kvsim.cli.show import json_option, overwrite_option, print_json, print_table, progress
 
 if TYPE_CHECKING:
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 
 @click.command("reproduce")
 @click.argument("rows", nargs=-1, metavar="[ROW]...")
-@click.option("--list", "list_only", is_flag=True, help="Say which rows there are, and run none.")
+@flag("--list", "list_only", is_flag=True, excludes=("plot",), help="Name the rows, and run none.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw ours beside the published ones: PNG, SVG or PDF.")
-@overwrite_option
+@overwrite_option("plot")
 @json_option
 def command(*, rows: tuple[str, ...], list_only: bool, plot: Path | None, overwrite: bool, as_json: bool) -> None:
     """Repeat the runs of papers, posts and logs, and compare the figures.

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.fleet_flags import apart_options, fleet_of, replicas_options, routed_words, servers_of
-from kvsim.cli.load import check_senders, check_users, users_of, users_options
+from kvsim.cli.flag import flag
+from kvsim.cli.fleet_flags import apart_options, check_routes, fleet_of, replicas_options, routed_words, servers_of
+from kvsim.cli.load import check_senders, users_of, users_options
 from kvsim.cli.options import POLICY_HELP, PolicyParam, check_policy_flags, engine_option
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import command_line, json_option, output_option, overwrite_option, progress
+from kvsim.cli.workload import is_generated
+from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,9 +47,15 @@ _WORTH_PROCESSES = 50_000
     help="http: TTFT and end to end as a client of vLLM's server sees them, with what its front end adds.",
 )
 @click.option("--no-band", is_flag=True, help="Do not repeat a run with preemptions to see how far its figures move.")
-@click.option("--all", "show_all", is_flag=True, help="Every figure, and where the memory went, state by state.")
+@flag(
+    "--all",
+    "show_all",
+    is_flag=True,
+    excludes=("as_json",),
+    help="Print every figure, and where the memory went, state by state; --json has them, too.",
+)
 @output_option("Write the recording to this folder.")
-@overwrite_option
+@overwrite_option("output")
 @json_option
 @click.pass_context
 def command(
@@ -73,9 +82,10 @@ def command(
     from kvsim.machines import card_named
 
     check_policy_flags(context, [policy])
-    fleet_flags = fleet_of(flags)
-    check_users(flags)
+    check_routes(flags)
     check_senders(flags)
+    _check_seed(flags)
+    fleet_flags = fleet_of(flags)
     flags["users"] = users_of(flags)
     if output is not None:
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
@@ -96,6 +106,13 @@ def command(
         answer.add_front_end(card_named(flags["times"]), workload)
     routed = f"; {routed_words(servers)}" if servers else ""
     answer.show(_requests_in_words(workload, flags) + routed, show_all=show_all, as_json=as_json)
+
+
+def _check_seed(flags: Mapping[str, Any]) -> None:
+    """Check that something is drawn at random if a seed is given."""
+    draws = is_generated(flags) or any(flags[name] for name in ("adapters", "images", "speculative_config"))
+    if flags["seed"] and not draws:
+        raise UsageError("--seed has no effect on recorded requests: nothing is drawn at random; leave it out.")
 
 
 def _notes(scenario: Scenario, policy: str, runs: Sequence[Measured], flags: Mapping[str, Any]) -> list[str]:

@@ -120,7 +120,7 @@ class Scenario:
         """Return the step times of the given profile or machine card, or the best ones for the machine
         (`kvsim.machines`).
 
-        A profile of another engine is ignored, because a comparison may include policies of two engines.
+        With `clock` at `own`, a profile of another engine is ignored: a comparison may include two engines.
         """
         from kvsim.machines import KERNELS, is_card, step_times
         from kvsim.policies import Radix, Static
@@ -129,7 +129,9 @@ class Scenario:
         is_hf = isinstance(policy, Static) and self.flags.get("clock", "own") == "own"
         engine = f"hf-{self.flags['preallocated'] or 'dynamic'}" if is_hf else "vllm"
         source = self.flags["times"]
-        if source == KERNELS:
+        if self.flags.get("clock") != "own":
+            pass  # a profile of another engine is refused by `step_times`
+        elif source == KERNELS:
             source = source if engine == "vllm" else None
         elif source not in (None, "none") and not is_card(source) and find(source).engine != engine:
             source = None

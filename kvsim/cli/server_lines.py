@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from kvsim.cli.options import SectionedCommand
+from kvsim.cli.flag import SectionedCommand
 from kvsim.cli.show import echo
 from kvsim.errors import UsageError, reason_of, shortened
 

@@ -9,30 +9,34 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvsim.cli.flag import Command, flag
 from kvsim.display.text import printable, printable_lines
 
 if TYPE_CHECKING:
     from kvsim.conformance.verdict import VerdictLine
     from kvsim.metrics import Distribution
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-overwrite_option = click.option(
-    "--overwrite",
-    is_flag=True,
-    help="Replace what another command or program wrote, or you have edited. Without it, what this same command wrote "
-    "before is replaced, and nothing else: a new result takes the place of the last one of that name.",
-)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
+
+
+def overwrite_option(*outputs: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds `--overwrite`, which requires one of `outputs` (names of parameters), if any."""
+    return flag(
+        "--overwrite",
+        is_flag=True,
+        requires=outputs,
+        help="Replace what another command or program wrote, or you have edited. Without it, what this same command "
+        "wrote before is replaced, and nothing else: a new result takes the place of the last one of that name.",
+    )
 
 
 def output_option(text: str, **settings: Any) -> Callable[[Command], Command]:
     """Return a decorator that adds `-o`, the path of a command's output, with `text` as its help."""
-    return click.option("-o", "--output", type=click.Path(path_type=Path), help=text, **settings)
+    return flag("-o", "--output", type=click.Path(path_type=Path), help=text, **settings)
 
 
 def command_line() -> str:

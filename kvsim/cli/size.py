@@ -9,12 +9,13 @@ import click
 
 from kvsim.cli.machine_flags import FIND, machine_of, memory_of, title_of
 from kvsim.cli.no_start import change_words, changes, print_no_start
-from kvsim.cli.options import bounded
+from kvsim.cli.options import bounded, is_given
 from kvsim.cli.scenario_flags import machine_options, settings_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, print_json, print_table, size
 from kvsim.cli.size_additions import asleep_of, image_of, image_rows, sleep_rows
 from kvsim.cli.size_verdict import draft_bytes_per_block, verdict
+from kvsim.display.text import plural
 from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups.reasons import caching_words
 from kvsim.kv_groups.specs import check_block_size, check_length
@@ -81,7 +82,10 @@ def _list(*, as_json: bool) -> None:
     help="Say what a server that sleeps leaves on the GPU and in host memory, at levels 1 and 2.",
 )
 @json_option
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     *,
     list_only: bool,
     gpu_template: bool,
@@ -95,16 +99,23 @@ def command(
 ) -> None:
     """Explain how many blocks a GPU and a model leave room for, and how many sequences or rows fit."""
     if list_only:
+        _check_alone(context, "list_only", "as_json")
         _list(as_json=as_json)
     elif gpu_template:
         from kvsim.hardware import gpu_template as template
 
+        _check_alone(context, "gpu_template")
         click.echo(template())
     else:
         gpu, model = _check_machine(flags)
         if policy == Radix.name:
             from kvsim.cli.size_sglang import size_slots
 
+            if image is not None or image_tokens is not None or enable_sleep_mode:
+                raise UsageError(
+                    "images and sleep are followed as in vLLM; with --policy radix, leave out --image, --image-tokens "
+                    "and --enable-sleep-mode."
+                )
             size_slots(flags, gpu, model, tokens, as_json=as_json)
             return
         budget = _budget(flags, gpu, model, policy, as_json=as_json)
@@ -113,6 +124,14 @@ def command(
             print_json(_document(flags, budget, policy, tokens, costs, sleeps=enable_sleep_mode))
         else:
             _print(flags, budget, policy, tokens, costs, sleeps=enable_sleep_mode)
+
+
+def _check_alone(context: click.Context, *allowed: str) -> None:
+    """Check that no flag is given but those in `allowed`, the first of which ends the command without using others."""
+    spelled = {str(option.name): option.opts[0] for option in context.command.params}
+    for name, flag in spelled.items():
+        if name not in allowed and is_given(context, name):
+            raise UsageError(f"{flag} has no effect with {spelled[allowed[0]]}; leave one out.")
 
 
 def _check_machine(flags: dict[str, Any]) -> tuple[Gpu, Model]:
@@ -218,7 +237,7 @@ def _block_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
         window = f" of {first.window:,} tokens" if first.window else ""
         kind = {"mamba": "recurrent state"}.get(first.kind, first.kind.replace("_", " "))
         layers = sum(group.num_layers for group in groups)
-        tables = f"{len(groups)} table{'s' * (len(groups) > 1)}"
+        tables = plural(len(groups), "table")
         block = "one block a sequence" if first.mamba_mode == "none" else f"{first.block_size:,} tokens a block"
         rows.append(
             (f"{kind}{window}", f"{layers} layers", "", f"{tables}, {block}; at most {held:,} blocks a sequence")
@@ -348,7 +367,7 @@ def _num_sequences(budget: Budget, policy: str, tokens: int) -> tuple[int, str]:
 
     if policy == "paged":
         held = budget.plan.layout.held_blocks(tokens)
-        return budget.max_sequences(tokens), f"decode at once, {held:,} block{'s' * (held > 1)} each"
+        return budget.max_sequences(tokens), f"decode at once, {plural(held, 'block')} each"
     if not budget.plan.layout.is_uniform:
         raise UsageError(
             f"--policy {policy} is for models whose layers are all alike; {budget.model.name} has several kinds."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.options import POLICY_HELP, PolicyParam, check_policy_flags, flag_values, jobs_option
+from kvsim.cli.options import POLICY_HELP, PolicyParam, check_policy_flags, flag_values, is_given, jobs_option
 from kvsim.cli.scenario import Requests, build_scenario
 from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.server_lines import ServedCommand
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
-    help="The table, Parquet. Points that it has already are not run again.",
+    help="The table, a Parquet file. Points that it has already are not run again.",
 )
 @click.option(
     "--figure",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw output per second against the first flag that varies; what kv-offloading-size is worth, where it alone "
-    "does.",
+    help="Draw output per second against the first flag that varies; if that is kv-offloading-size alone, what host "
+    "memory is worth.",
 )
 @jobs_option
 @click.option(
@@ -48,10 +48,12 @@ if TYPE_CHECKING:
     type=click.Choice(["loky", "dask", "ray"]),
     default="loky",
     show_default=True,
-    help="Processes of this machine, or a cluster.",
+    help="Place of the simulations: processes of this machine (loky), or a cluster.",
 )
-@click.option("--scheduler", default="", metavar="ADDRESS", help="Address of the cluster.  [one is started here]")
-@overwrite_option
+@click.option(
+    "--scheduler", default="", metavar="ADDRESS", help="Address of the cluster of --backend.  [one is started here]"
+)
+@overwrite_option()
 @json_option
 @click.pass_context  # fmt: skip
 def command(
@@ -74,7 +76,9 @@ def command(
     kvsim sweep --num-requests 500 --vary policy=paged,contiguous --vary num-blocks=1000,2000,4000 -o sweep.parquet
     """
     _check_outputs(output, figure, vary, overwrite=overwrite)
-    axes = dict(_axis(context, each) for each in vary)
+    if scheduler and backend == "loky":
+        raise UsageError("--scheduler is the address of a cluster; give --backend dask or ray as well.")
+    axes = _axes(context, vary)
     check_policy_flags(context, axes.get("policy", [policy]), [name for name in axes if name != "policy"])
     requests_of = _requests_once(context.command, axes)
     points = [_point(requests_of, policy, flags, axes, values) for values in product(*axes.values())]
@@ -165,6 +169,16 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
+def _axes(context: click.Context, vary: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the values of each flag in `vary`, by the name of its parameter."""
+    axes: dict[str, list[Any]] = {}
+    for name, values in (_axis(context, each) for each in vary):
+        if name in axes or is_given(context, name):
+            raise UsageError(f"--{name.replace('_', '-')} is given twice; give all its values in one --vary.")
+        axes[name] = values
+    return axes
+
+
 def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
     flag, equals, values = text.partition("=")
     spelled = "--" + flag.strip().lstrip("-").replace("_", "-")
@@ -217,4 +231,5 @@ def _point(
         policy=chosen,
         machine=scenario.machine(chosen),
         refuse_misfits=merged["refuse_misfits"],
+        check=merged["check"],
     )

@@ -17,6 +17,7 @@ import click
 from kvsim.cli import attach as live
 from kvsim.cli.compare import times_option, with_memory_for_everything
 from kvsim.cli.explain import list_lessons
+from kvsim.cli.flag import flag
 from kvsim.cli.options import PolicyParam, check_policy_flags, is_given
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
@@ -27,7 +28,7 @@ from kvsim.files.overwriting import may_replace
 from kvsim.policies import EVERY_POLICY, OF_IMAGES, Paged, base_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvsim.cli.scenario import Scenario
     from kvsim.recording import Recording
@@ -51,20 +52,28 @@ _FEW_REQUESTS = 1_000
     help="Watch a live server: HOST:PORT or PORT, of a KVSIM_PUBLISH or of its /metrics, or their http:// address.",
 )
 @live.kv_events_options
-@output_option("Folder for the recording of --attach.")
+@output_option("Write what --attach sees: a recording's folder, or FILE.csv for metrics.", requires=("attach",))
 @click.option("--serve", is_flag=True, help="Show the same program in a browser, served to this machine alone.")
-@click.option("--port", type=click.IntRange(1, 65535), help=f"With --serve: where.  [{_PORT}]")
+@flag("--port", type=click.IntRange(1, 65535), requires=("serve",), help=f"Port of --serve.  [{_PORT}]")
 @times_option
 @scenario_options
-@click.option("--at", "at_s", type=float, metavar="SECONDS", help="Begin at this time of the recording.")
-@click.option(
+@flag("--at", "at_s", type=float, metavar="SECONDS", excludes=("attach",), help="Begin at this time of the recording.")
+@flag(
     "--screenshot",
     type=click.Path(path_type=Path),
     metavar="FILE.svg|.png",
+    excludes=("attach", "serve", "calm"),
     help="Write a picture and leave; needs no terminal.",
 )
-@overwrite_option
-@click.option("--size", default="120x40", show_default=True, metavar="COLUMNSxROWS", help="Size of the screenshot.")
+@overwrite_option("output", "screenshot")
+@flag(
+    "--size",
+    default="120x40",
+    show_default=True,
+    metavar="COLUMNSxROWS",
+    requires=("screenshot",),
+    help="Size of the screenshot.",
+)
 @click.option("--ascii", "ascii_only", is_flag=True, help="Draw with plain characters.")
 @click.option("--calm", is_flag=True, help="Draw one frame a second, for slow links.")
 @click.pass_context
@@ -96,10 +105,12 @@ def command(
     any, flags of a run, such as --model, simulate it with --policy paged; without those, a real vLLM run is shown.
     """
     _check_one_source(recording_name, policy, compare, lesson, attach)
-    policy = _checked_policy(context, policy, others=any((recording_name, compare, lesson, attach)))
-    _check_companions(output or kv_events or kv_events_replay, attach, port, serve=serve)
+    policy = _checked_policy(context, policy, _shows_no_run(recording_name, flags, lesson, attach, compare, screenshot),
+                             others=bool(recording_name or compare))  # fmt: skip
     columns_rows = _checked_size(size, screenshot, at_s, overwrite=overwrite)
     if lesson == _LIST:
+        if serve or screenshot is not None:
+            raise UsageError("--lesson without a number lists the lessons; give a number, such as --lesson 1.")
         list_lessons()
         click.echo("\nkvsim tui --lesson 1 plays one; kvsim explain 1 prints it.")
         return
@@ -155,12 +166,29 @@ def _shown(
     return _Shown(make, partial(_all_policies, all_runs, _quiet), ample)
 
 
-def _checked_policy(context: click.Context, policy: str | None, *, others: bool) -> str | None:
-    """Check the flags of `policy` and return it; return the paged policy if the flags describe a run without one.
+def _shows_no_run(
+    recording_name: str | None, flags: Mapping[str, Any], lesson: str | None, attach: str | None, compare: bool,
+    screenshot: Path | None,
+) -> str:  # fmt: skip
+    """Return what is shown in words if nothing can be simulated beside it; otherwise an empty text."""
+    if recording_name is not None and flags["workload"] is not None:
+        raise UsageError(f"--workload has no effect with the recording {recording_name!r}; leave one out.")
+    if recording_name is not None and screenshot is not None and not compare:
+        return f"a picture of the recording {recording_name!r}"
+    return "--lesson" if lesson is not None else "--attach" if attach is not None else ""
 
-    `others` is True if a recording, a comparison, a lesson or a server is shown.
+
+def _checked_policy(context: click.Context, policy: str | None, shows_no_run: str, *, others: bool) -> str | None:
+    """Check the flags of a run, and return the policy: the paged one if the flags describe a run without a policy.
+
+    `others` is True if a recording or a comparison is shown.
     """
-    if policy is None and not others and _describes_a_run(context):
+    flag_of_a_run = _flag_of_a_run(context)
+    if shows_no_run and flag_of_a_run:
+        raise UsageError(f"{flag_of_a_run} has no effect with {shows_no_run}; leave one out.")
+    if shows_no_run:
+        return None
+    if policy is None and not others and flag_of_a_run:
         policy = Paged.name
     if policy is not None:
         check_policy_flags(context, [policy])
@@ -173,10 +201,10 @@ def _fleet(folders: Sequence[Path], report: Any) -> Any:
     return import_module("kvsim_tui").open_fleet(folders, report)
 
 
-def _describes_a_run(context: click.Context) -> bool:
-    """Tell whether a flag describes a simulation: requests, a machine or a policy's settings."""
-    stated = (param.name for param in context.command.params if getattr(param, "section", "Options") != "Options")
-    return any(name and is_given(context, name) for name in stated)
+def _flag_of_a_run(context: click.Context) -> str:
+    """Return a given flag that describes a simulation (requests, machine, settings of a policy); empty if none is."""
+    stated = (param for param in context.command.params if getattr(param, "section", "Options") != "Options")
+    return next((param.opts[0] for param in stated if is_given(context, str(param.name))), "")
 
 
 def _check_one_source(
@@ -190,14 +218,6 @@ def _check_one_source(
         raise UsageError(f"{' and '.join(names)} each say what to show; give only one.")
     if recording_name is not None and names and names[0] in ("--lesson", "--attach"):
         raise UsageError(f"{names[0]} says what to show, so it takes no recording {recording_name!r}.")
-
-
-def _check_companions(server_flag: Path | str | None, attach: str | None, port: int | None, *, serve: bool) -> None:
-    if server_flag is not None and attach is None:
-        flags = "--kv-events follows" if isinstance(server_flag, str) else "-o writes"
-        raise UsageError(f"{flags} what is seen of a live server, so it needs --attach.")
-    if port is not None and not serve:
-        raise UsageError("--port says where to serve, so it needs --serve.")
 
 
 def _checked_size(size: str, screenshot: Path | None, at_s: float | None, *, overwrite: bool) -> tuple[int, int]:
@@ -222,8 +242,9 @@ _quiet = _Quiet()
 
 
 def _recording(name: str | None, policy: str | None, flags: dict[str, Any], report: Any) -> Recording:
-    if policy is not None:  # No comparison, so the policy has the step times of its own engine.
-        return _simulate(build_scenario(alone=policy, **flags | {"clock": "own"}), policy, report)
+    if policy is not None:  # without a comparison, the policy has the step times of its own engine
+        alone = {flag: value for flag, value in flags.items() if flag != "clock"}
+        return _simulate(build_scenario(alone=policy, **alone), policy, report)
     from kvsim.cli.workload import DEFAULT_WORKLOAD
     from kvsim.recording import find, read
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.option(
     "--vllm", metavar="VERSION", help="Release of vLLM whose rules the simulation follows.  [that of each recording]"
 )
-@overwrite_option
+@overwrite_option("plot")
 @json_option
 def command(
     *,

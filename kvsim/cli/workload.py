@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.options import bounded, section, with_options
+from kvsim.cli.flag import section, with_options
+from kvsim.cli.options import bounded
 from kvsim.errors import UnknownNameError, UsageError, shortened
 
 if TYPE_CHECKING:
@@ -62,7 +63,12 @@ _OPTIONS = (
         metavar="FILE",
         help=f"Serve the requests of a recording, or of a file that kvsim import can read.  [{DEFAULT_WORKLOAD}]",
     ),
-    _requests("--columns", metavar="OURS=THEIRS,...", help="Column names of a CSV file: arrival_s=ts,..."),
+    _requests(
+        "--columns",
+        metavar="OURS=THEIRS,...",
+        requires=("workload",),
+        help="Column names in the CSV file of --workload: arrival_s=ts,...",
+    ),
     _requests("--num-requests", "--num-prompts", type=int, callback=REQUESTS, help="Maximum number of requests."),
     _requests("--load", metavar="2x", help="Load multiplier, of the arrival rate or of the users."),
     _requests("--answers", metavar="2x", help="Output-length multiplier."),
@@ -138,6 +144,8 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
             raise UnknownNameError("file or recording", name, shipped_names(), listed_by="kvsim info") from error
         source = None if path.is_file() else read_requests(path)
         columns = columns_of(flags["columns"])
+        if source is not None and columns:
+            raise UsageError(f"--columns are those of a CSV file, and {name} is a recording; leave them out.")
         workload = importers.read_workload(path, columns=columns) if source is None else importers.workload_of(source)
         return _adjusted(_part(workload, flags), flags, factor), source
     if flags["workload"] is not None:
@@ -145,8 +153,6 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
             "--workload serves recorded requests, so it excludes --arrivals, --prompt-tokens, --output-tokens, "
             "--shared-prefix and --sessions; kvsim import can give them new arrivals."
         )
-    if flags["columns"] is not None:
-        raise UsageError("--columns says what stands in a CSV file; give the file with --workload.")
     return _adjusted(_generated(flags), flags, factor), None
 
 
@@ -283,6 +289,8 @@ def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
     shape = flags["burstiness"]
     if shape is not None and name not in (None, "gamma"):
         raise UsageError(f"--burstiness is of gamma arrivals; leave out --arrivals {name}.")
+    if name == "at-once" and flags["rate"] is not None:
+        raise UsageError("--rate has no effect on --arrivals at-once; leave one out.")
     waiting = flags.get("users") is not None or flags.get("max_concurrency") is not None
     is_closed_loop = waiting and flags["rate"] is None
     if (rate == math.inf or is_closed_loop) and name is None and shape is None:

@@ -31,9 +31,9 @@ _KINDS: dict[str, tuple[tuple[Callable[[Random], Document], int], ...]] = {
 }
 """Generators of workloads with one KV-cache group and with several, and their weights."""
 _MOST_EQUAL = 120
-"""Maximum number of kept workloads that are equal. A variant that explains a difference must leave them equal."""
+"""Maximum number of kept workloads without a difference. A variant that explains a difference must add none to them."""
 _LONGEST = 150
-"""Maximum number of records of such a workload."""
+"""Maximum number of records of a workload that is kept for this purpose."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def workloads(*, count: int, seed: int, groups: str) -> Iterator[tuple[str, Docu
 
 
 def generated(name: str) -> tuple[str, Document]:
-    """Return the name and the workload of a name such as `several-0-17`: kind of groups, seed, number."""
+    """Generate the workload called `name`, such as `several-0-17` (groups, seed, number); return name and workload."""
     makers, weights = zip(*_KINDS[name.partition("-")[0]], strict=True)
     random = Random(name)
     return name, random.choices(makers, weights)[0](random)

@@ -32,7 +32,7 @@ def connector_of(document: Any, where: str) -> Connector | None:
 
 
 def exchange_of(document: Mapping[str, Any], connector: Connector, rank: int) -> Exchange:
-    """Return the KV exchange of a request. Requests that fail at the same time are handled in order of `rank`."""
+    """Return the KV exchange of a request. Of requests that fail at one time, those with a lower `rank` come first."""
     bad = tuple(int(place) for place in document.get("bad") or ())
     if not connector.is_store:
         return Exchange(remote=_REMOTES[document.get("remote")], bad=bad, rank=rank)

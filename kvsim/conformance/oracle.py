@@ -147,7 +147,7 @@ class OracleRun:
         self._pending: deque[tuple[int, list[int], list[int]]] = deque()
         """Steps in flight: number, sequences in the batch, sequences that get an output."""
         self._unsent: list[str] = []
-        """Names of requests that have left since the last scheduler call; vLLM sends them to its workers with it."""
+        """Requests that have left since the last scheduler call, by name; vLLM tells its workers at the next call."""
         self._num_steps = self._num_preemptions = self._num_aborts = 0
 
     def equal_so_far(self) -> Verdict:

@@ -210,8 +210,8 @@ class SGLangRun:
     def _move_stops(self) -> None:
         """Move the stop token of a request that SGLang serves without the last tokens of its prompt.
 
-        SGLang drops these tokens if it cuts two prompts in one pass. The fake model finds a token by its position in
-        the sequence, so the stop token comes later by the number of dropped tokens.
+        SGLang drops these tokens if it cuts two prompts in one pass. The fake model finds the stop token by its
+        position in the sequence, so it comes later by the number of dropped tokens.
         """
         for number in self._driver.batch():
             sequence, request = self._driver.sequence(number), self._requests[number - 1]

@@ -133,7 +133,7 @@ class CopyEngine:
     def __init__(self, workload: OracleWorkload) -> None:
         self._load_steps, self._store_steps = workload.load_steps, workload.store_steps
         self._last_step: dict[int, int] = {}
-        """Step whose output reports a copy as complete, by copy, in the order in which the copies started."""
+        """Step whose output reports each copy as complete, in the order in which the copies started."""
         self._stores: list[int] = []
 
     def run_step(self, driver: Driver) -> None:

@@ -75,7 +75,7 @@ class Recorded:
         """True if evictions were recorded, so that a step without one had none."""
         known = (recording.memory.length > 0) | (recording.memory.kind == MemoryKind.RELEASE)
         self.has_lengths = bool(known.all()) and (self.layout is not None or bool((recording.memory.length > 0).all()))
-        """True if each release has the length of its table; all other changes must have a length."""
+        """True if every change of a table states its length, and each release that of the released table."""
         self.pipeline = settings_of(Pipeline, recording)
         self.depth = self.pipeline.most_in_flight(async_scheduling=self.scheduler.async_scheduling)
         """Largest number of steps in flight."""

@@ -39,7 +39,7 @@ class SecondKeys:
         self._next: dict[tuple[int, int], tuple[int, list[int]]] = {}
         """Blocks of each sequence and group that may get a second key: index in the table of the first, and blocks."""
         self._tails: set[int] = set()
-        """Blocks whose only key is that of a hash that ends inside them."""
+        """Blocks whose only key is a hash that ends inside them."""
 
     def __len__(self) -> int:
         return len(set().union(*self._of_block.values()))
@@ -70,7 +70,7 @@ class SecondKeys:
                 self._add(number, group, index, blocks, num_cached=int(table.num_cached))
 
     def _last_hash(self, number: int, group: int) -> int:
-        """Return the number of hashes up to the last that a sequence may look up, of those that are known."""
+        """Return how many of the known hashes of a sequence may be looked up."""
         engine = self._driver.engine
         record, sequence = engine.groups[group], engine.sequences[number]
         tokens = int(sequence.prompt_tokens)
@@ -109,7 +109,7 @@ class SecondKeys:
             self._tails.discard(block)
 
     def has_tail(self) -> npt.NDArray[np.bool_]:
-        """Tell for each block whether its only key is that of a hash that ends inside it."""
+        """Tell for each block whether its only key is a hash that ends inside it."""
         blocks = self._driver.engine.blocks
         is_marked, has_key = column(blocks, "cached_in") == HAS_TAIL, column(blocks, "key") != NO_KEY
         return np.asarray(is_marked & ~has_key)

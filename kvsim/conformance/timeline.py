@@ -28,15 +28,19 @@ class MomentTimeline:
     """All moments as columns of equal length, and the moment of each change of block tables."""
 
     kind: IntArray
-    """Kind of each moment; see `kvsim.engine.moments`. Changes between two other moments have one of kind `NOTHING`;
-    they come from requests that were aborted."""
+    """Kind of each moment, see `kvsim.engine.moments`.
+
+    Changes of block tables between two moments, which come from aborted requests, have a moment of the kind `NOTHING`.
+    """
     row: IntArray
     """Row of the request that arrives or leaves, or of the step that is scheduled or whose output is processed."""
     of_change: IntArray
     """Moment at which each row of the memory table is compared, without the rows after the last moment."""
     breaks_off_at: int
-    """First moment that no engine can follow, because its pipeline is full or nothing is in flight; else the number of
-    moments."""
+    """First moment that no engine can follow, because its pipeline is full or nothing is in flight.
+
+    The number of moments if there is none.
+    """
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -48,8 +52,8 @@ def timeline_of(recording: Recording, depth: int, *, has_every_step: bool) -> Mo
     If not `has_every_step`, the recording has no step for calls that scheduled nothing.
     """
     kind, row, seq = _recorded_moments(recording)
+    # Steps in flight after each moment.
     in_flight = np.cumsum((kind == SCHEDULE).view(np.int8) - (kind == UPDATE).view(np.int8), dtype=np.int32)
-    """Steps in flight after each moment."""
     impossible = (in_flight > depth) | (in_flight < 0)
     ended = kind == UPDATE
     in_turn = np.cumsum(ended, dtype=np.int32)
@@ -68,8 +72,8 @@ def timeline_of(recording: Recording, depth: int, *, has_every_step: bool) -> Mo
     inserted = catches_up.astype(np.int32)
     inserted += looks
     np.add.at(inserted, leaving_before, np.int32(1))
+    # Index of each moment, with the moments that are inserted before it.
     place = np.cumsum(inserted, dtype=np.int32)
-    """Index of each moment, including the moments inserted before it."""
     place += np.arange(len(kind), dtype=np.int32)
     kinds, rows = _spread(kind, inserted, place), _spread(row, inserted, place)
     kinds[place[catches_up] - inserted[catches_up]] = NOTHING
@@ -134,9 +138,10 @@ def _in_order(rows: IntArray, seq: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _reporting_moments(reporting: IntArray, seq: IntArray, changes: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-    """Return the moment in `reporting` that reports each change of block tables, and whether the change came earlier.
+    """Return the moment that reports each change of block tables, and whether the change came before that moment.
 
-    Changes after the last of these moments are omitted, because they are never compared.
+    `reporting` are the moments that report changes, `seq` the sequence numbers of all moments, and `changes` those of
+    the changes. Changes after the last reporting moment are omitted, because they are never compared.
     """
     among = seq[reporting]
     num_reported = int(np.searchsorted(changes, among[-1], side="right")) if len(among) else 0
@@ -151,10 +156,10 @@ def _reporting_moments(reporting: IntArray, seq: IntArray, changes: IntArray) ->
 def _leaving(
     recording: Recording, kind: IntArray, row: IntArray, looks: npt.NDArray[np.bool_]
 ) -> tuple[IntArray, IntArray]:
-    """Return the aborted requests in the order in which they left, and the moment before which each request left.
+    """Return the aborted requests in the order in which they left, and the moment before which each left.
 
-    That moment is the first scheduler call at or after the request's end. `kind` and `row` are the recorded moments.
-    `looks` selects the outputs that follow a call which scheduled nothing.
+    This moment is the first scheduler call at or after the request's end. `kind` and `row` are the recorded moments.
+    `looks` is True for outputs that follow a call which scheduled nothing.
     """
     requests, steps = recording.requests, recording.steps
     left = (requests.status == RequestStatus.ABORTED) & np.isfinite(requests.finished_s)

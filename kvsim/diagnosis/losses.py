@@ -28,7 +28,7 @@ class Loss:
     """One preemption."""
 
     at_s: float
-    """Time of the step that took the memory: when it was scheduled, in seconds from the first event."""
+    """Time at which the step that took the memory was scheduled, in seconds from the first event."""
     step: int
     request: int
     """Row of the request."""
@@ -139,9 +139,7 @@ def _schedule_by_request(recording: Recording) -> dict[int, list[tuple[int, int,
 
 
 def _around(rows: list[tuple[int, int, int]], step: int) -> tuple[int, tuple[int, int] | None]:
-    """Return the tokens computed before a preemption in `step`, and the step and tokens at which the request resumed,
-    or None.
-    """
+    """Return a request's computed tokens before its preemption in `step`, and the step and tokens of its return."""
     computed = 0
     for first, before, end in rows:
         if first >= step:

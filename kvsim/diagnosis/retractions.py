@@ -33,7 +33,7 @@ _FACTORS = (0.1, 0.3, 0.6, 1.5, 3)
 """Factors on `schedule_conservativeness` that are tried."""
 _MORE_MEMORY = 1.1
 _AWAY = 0.9
-"""Ratio of the throughput after a retraction to that before, below which it counts as low."""
+"""Throughput counts as low after a retraction if it is below this share of the throughput before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,8 @@ class Retraction:
     ratio: float
     """The same ratio after the retraction."""
     back_s: float
-    """Time in seconds at which the ratio is as low as before; at most that of the next retraction or of the end."""
+    """Time in seconds at which the ratio is as low as before, or at which the next retraction or the end comes first.
+    """
     num_steps: int
     """Number of steps from the retraction to `back_s`."""
     before: Span

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvsim.simulation import EngineName
 
 _LEAST_SHARE = 0.9
-"""Share of the blocks that fit into the GPU below which a pool must have been sized by hand."""
+"""A pool with less than this share of the blocks that fit into the GPU must have been sized by hand."""
 
 
 def load_of(recording: Recording) -> Load:

@@ -53,6 +53,11 @@ def printable_values(value: Any, make: Callable[[str], str] = printable) -> Any:
             return value
 
 
+def plural(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 block`, `1,204 blocks`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
 def abridged(text: str, length: int) -> str:
     """Shorten `text` to about `length` letters by leaving out the middle, because names often differ at their ends."""
     return text if len(text) <= length else f"{text[: length // 2]} … {text[-length // 3 :]}"

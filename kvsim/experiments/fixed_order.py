@@ -21,7 +21,7 @@ from kvsim.workload import Workload
 
 
 class _Blocks(NamedTuple):
-    """Blocks of one request, from its first token on."""
+    """Blocks of a request, in the order of its tokens."""
 
     keys: list[int]
     """Keys of the leading full blocks that other requests may have in common with this one."""

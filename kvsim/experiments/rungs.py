@@ -95,7 +95,7 @@ class Climbed:
     duration_s: float
     preemptions: int
     gain: float
-    """Throughput divided by that of the rung below; 1 on the first rung."""
+    """Throughput divided by the throughput of the rung below; 1 on the first rung."""
     memory_gain: float
     """Memory factor of the gain: `gain` is this times `time_gain`."""
 
@@ -159,7 +159,7 @@ def rung_recordings(
     times: Callable[[Rung], StepTimeModel],
     climbed: Sequence[Climbed],
 ) -> list[Recording]:
-    """Return every rung as a recording with its number and results."""
+    """Return a recording of every rung, whose metadata has the rung's number and results."""
     from kvsim.simulation import simulate  # noqa: PLC0415 - as above
 
     recordings = []

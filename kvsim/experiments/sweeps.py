@@ -54,6 +54,8 @@ class Point:
     machine: Machine
     refuse_misfits: bool = False
     """True to refuse requests that could never be served; otherwise the point becomes a row with an error."""
+    check: bool = False
+    """True to verify at every step that all slots are accounted for."""
 
     @property
     def key(self) -> str:
@@ -239,7 +241,9 @@ def run_point(point: Point) -> Row:
     }
     row: Row = {**point.settings, **pool, "source": "", "error": ""}
     try:
-        measured = measure(point.workload, point.policy, point.machine, refuse_misfits=point.refuse_misfits)
+        measured = measure(
+            point.workload, point.policy, point.machine, refuse_misfits=point.refuse_misfits, check=point.check
+        )
     except KvsimError as error:
         return row | {"error": str(error)}
     return row | {"source": f"times: {measured.meta.engine['step_time']}"} | _figures(measured)

@@ -143,9 +143,9 @@ def _effects(
 ) -> Iterator[Effect]:  # fmt: skip
     """Yield the effect of each change, alone and with all earlier ones.
 
-    `moment` is that of the first decision that differs between the releases. A change is its cause if this decision
-    differs with the change alone. If no earlier change is a cause, it is also one if the decision first differs with
-    all changes up to it.
+    `moment` is the moment of the first decision that differs between the releases. A change is a cause if this decision
+    differs with the change alone. If no earlier change is a cause, it is also one if the decision differs with it and
+    all earlier ones, but not without it.
     """
     last, together, is_named = before, dict[str, Any](), False
     for number, change in enumerate(changes):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOML_BYTES = 1 << 20
-"""Maximum bytes of a profile, card, lesson or GPU: many times those shipped, and read within seconds."""
+"""Maximum bytes of a profile, card, lesson or GPU: many times those that come with kvsim, and read within seconds."""
 TEXT_BYTES = 1 << 26
 """Maximum bytes of a list of shapes, or of an oracle's workload."""
 META_BYTES = 1 << 28

@@ -26,7 +26,7 @@ MARK_BYTES = 128
 """Upper bound on the bytes that a mark adds to a file."""
 _MARK = re.compile(rb"Made by: kvsim ([a-z]+) [0-9a-f]{32}")
 _PNG_SIGNATURE, _PNG_HEAD_BYTES = b"\x89PNG\r\n\x1a\n", 33
-"""First bytes of a PNG, and their number with its header of 25 bytes."""
+"""Signature of a PNG file, and the number of bytes of signature and header (8 and 25)."""
 _Kind: TypeAlias = Literal["png", "gif", "pdf", "mp4", "parquet", "text"]
 
 

@@ -81,7 +81,7 @@ def _sibling(model: Model) -> tuple[str, list[str]] | None:
 
 @lru_cache(maxsize=64)
 def _stored(named: str) -> str | None:
-    """Return the weight format of the checkpoint; None for the model's own type, or if unknown."""
+    """Return the weight format that the name of a checkpoint states; None for the model's own type, or if unknown."""
     try:
         found = find_model(named).quantization
     except KvsimError:

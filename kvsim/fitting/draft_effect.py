@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvsim.fitting.search import Search
 
 _SAME = 0.02
-"""Share below which two rates of output count as equal."""
+"""Relative difference below which two rates of output count as equal."""
 
 
 def without_drafts(found: Answer, search: Search) -> Answer | None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvsim.fitting.outcome import Outcome
 
 TOO_SHORT = "too short to tell"
-"""Key in `Goal.misses` of a load whose rate has not settled, and which misses nothing else."""
+"""Key in `Goal.misses` of a load that misses no target, but whose rate has not settled."""
 _FEW = 0.01
 """Tolerated preemptions per request, share of waiting requests, and growth of the queueing time."""
 

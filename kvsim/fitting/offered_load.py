@@ -48,7 +48,7 @@ class Load:
     think_s: float = 0.0
     """Seconds between an answer and a user's next request."""
     stamp_at_entry: bool = False
-    """True if arrival times are those of admission to an engine, as in its recording."""
+    """True if arrival times are the times at which an engine took the requests, as in a recording of the engine."""
     repeats: bool = True
     """True if an open loop repeats its requests until the server has settled; False to run exactly these requests."""
     asked_rate_per_s: float | None = None
@@ -90,7 +90,7 @@ class Load:
 
 
 def requests_for(users: int) -> int:
-    """Return the number of requests to simulate for `users` users, so that figures are those after the warm-up."""
+    """Return the number of requests to simulate for `users` users, so that enough come after the warm-up."""
     return max(_ROUNDS * users, _LEAST_REQUESTS)
 
 

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 _NONE = Distribution(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)
 _HOST = 2.0
-"""Relative error of host times, as a multiple of that of GPU times."""
+"""Relative error of host times, divided by the relative error of GPU times."""
 _OVERLOADED_S = 1.0
 """Smallest growth of the queueing time that counts as overload."""
 
 _FEWEST_WAITS = 8
 _HOPELESS = 0.5
-"""Growth of the queueing time, in seconds per second, above which no longer load is tried."""
+"""Growth of the queueing time, in seconds per second, above which the load is not lengthened to find its rate."""
 _IDLE = 0.05
 """Largest share of all requests that replicas may have without being judged."""
 _PRICE = 1.5

@@ -57,7 +57,7 @@ _RUNS_TO_LARGEST = 40
 """Number of runs that take as long as the search for the largest load."""
 
 MOST_TOKENS_OF_SPLITS = 500_000
-"""Output tokens above which splits, whose simulation takes about ten times as long, are not tried."""
+"""Largest number of output tokens for which splits are tried: their simulation takes about ten times as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +224,7 @@ def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Rem
 
 
 def without_gain(remedies: Sequence[Remedy], shown: Sequence[Remedy]) -> list[Remedy]:
-    """Return the best change of each setting of which none is in `shown`, in the order tried."""
+    """Return, for each setting without a change in `shown`, its best change, in the order tried."""
     helping = {field for each in shown for field in each.change.fields}
     single = [each for each in remedies if len(each.change.fields) == 1 and not helping & set(each.change.fields)]
     best = {each.change.fields: each for each in sorted(single, key=_order, reverse=True) if not each.outcome.error}

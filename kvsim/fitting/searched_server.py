@@ -107,7 +107,7 @@ class SearchedServer(ABC):
 
     @property
     def starts(self) -> bool:
-        """True if a checkpoint with such weights is known, so that `flags` is a command."""
+        """True if a checkpoint with the server's type of weights is known, so that `flags` can be run as a command."""
         return checkpoint_of(self.model, self.name) is not None
 
     @property

@@ -68,7 +68,7 @@ def change(server: SearchedServer, kind: Kind, words: str, **fields: object) -> 
 
 
 def limit_changes(server: SearchedServer, limit: NamedLimit, values: Sequence[int]) -> Iterator[ServerChange]:
-    """Yield the other values of a limit."""
+    """Yield a change of `limit` to each of `values` that it does not have already."""
     for value in values:
         if value != limit.value:
             yield change(server, Kind.SETTING, f"{limit.name} {limit.value:,} to {value:,}", **{limit.name: value})
@@ -81,7 +81,7 @@ def model_change(server: SearchedServer, kind: Kind, words: str, **served: Any) 
 
 
 def type_changes(server: SearchedServer) -> Iterator[ServerChange]:
-    """Yield the cache and the weights in fewer bits."""
+    """Yield the changes to a cache and to weights in fewer bits."""
     model = server.model
     found: list[tuple[str, dict[str, Any]]] = []
     if model.kv_cache_dtype == "auto":
@@ -97,7 +97,7 @@ def type_changes(server: SearchedServer) -> Iterator[ServerChange]:
 
 
 def gpu_changes(server: SearchedServer) -> Iterator[ServerChange]:
-    """Yield more GPUs for each server, and other GPUs."""
+    """Yield the changes to more GPUs for each server, and to other GPUs."""
     size, heads = server.model.tensor_parallel_size, server.model.num_attention_heads
     for number in SIZES:
         if number > size and not heads % number:

@@ -62,7 +62,7 @@ class SGLangServer(SearchedServer, SGLangSettings):
     """Slots that are allocated together; None for the page of SGLang's attention kernel on this GPU."""
     disable_radix_cache: bool = False
     cache: RadixSettings = field(default_factory=RadixSettings)
-    """Other settings of the cache; the page size and `disable_radix_cache` are those of the server."""
+    """Other settings of the cache; `page_size` and `disable_radix_cache` are replaced by the server's."""
 
     def __post_init__(self) -> None:
         SearchedServer.__post_init__(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isclose
 from typing import TYPE_CHECKING
 
+from kvsim.display.text import plural
 from kvsim.fitting.outcome import milliseconds
 from kvsim.fitting.search import MOST_TOKENS_OF_SPLITS, splits_are_tried
 from kvsim.fitting.server_change import Kind
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from kvsim.fitting.searched_server import SearchedServer
 
 _SAME = 0.02
-"""Share below which two mean end-to-end times count as equal."""
+"""Relative difference below which two mean end-to-end times count as equal."""
 
 
 def splits_words(server: SearchedServer, load: Load, outcome: Outcome, goal: Goal, tried: Sequence[Remedy]) -> str:
@@ -47,7 +48,7 @@ def splits_words(server: SearchedServer, load: Load, outcome: Outcome, goal: Goa
     apart, split = min(splits.items(), key=lambda each: (bool(each[1].error), *rank(each[1])))
     if apart is None or split.error or equal.error:
         return f"No split into prefill and decode servers is compared: {split.error or equal.error}"
-    named = f"{apart.num_prefill} prefill and {apart.num_decode} decode servers"
+    named = f"{apart.num_prefill:,} prefill and {plural(apart.num_decode, 'decode server')}"
     figures = f"{_figures(split)}; those that do both {_figures(equal)}"
     is_alike = goal.is_met(split) == goal.is_met(equal) and isclose(split.e2e_s.mean, equal.e2e_s.mean, rel_tol=_SAME)
     if is_alike:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kvsim.display.text import plural
 from kvsim.errors import KvsimError
 from kvsim.fitting.server_change import (
     SEQS,
@@ -126,7 +127,7 @@ def _splits(server: Server, number: int) -> Iterator[ServerChange]:
     for prefill in range(1, number) if server.apart is not None else _some_prefill(number):
         split = replace(asked, num_prefill=prefill, num_decode=number - prefill)
         if split != server.apart:
-            words = f"{prefill} prefill and {number - prefill} decode servers"
+            words = f"{prefill:,} prefill and {plural(number - prefill, 'decode server')}"
             changed = change(server, kind, words, apart=split, replicas=number)
             yield replace(changed, fields=fields)
     if server.apart is not None:

@@ -187,7 +187,8 @@ class Forward:
         return output
 
     def _copies(self, keys: int) -> tuple[int, ...]:
-        """Copy keys and values for every query head if several heads share them; kernels with a mask need copies."""
+        """Allocate copies of keys and values for every query head if several heads share them; return their addresses.
+        """
         if self._query_width == self._key_width:
             return ()
         num_bytes = self._rows * keys * self._query_width * self._model.dtype_bytes

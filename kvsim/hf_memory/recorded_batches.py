@@ -132,9 +132,9 @@ def memory_of(recording: Recording, *, private_bytes: int | None = None) -> Gene
 
 
 def _kept(recording: Recording, generated: Callable[..., GenerateMemory], earlier: Sequence[Batch]) -> bool:
-    """Tell whether the process still had the memory of `earlier` batches, by what was reserved when it began.
+    """Tell whether the process still had the memory of `earlier` batches, by the reserved bytes when recording began.
 
-    Early recordings state those batches without a reserved baseline; their program had emptied the cache.
+    Early recordings list those batches without the reserved bytes; their program had emptied the cache.
     """
     reserved = recording.meta.extra.get("baseline_reserved_bytes")
     if not earlier or not isinstance(reserved, int):

@@ -40,15 +40,16 @@ class ImageColumn:
     ) -> tuple[list[Image], int]:
         """Return the images of a turn, and the tokens that its new images add to its prompt.
 
-        Its first `history` tokens repeat the turn before, and contain the images in `before` that begin there. The line
-        lists the images in the `new_tokens` tokens of text after the history. Their places count from its end.
+        The first `history` tokens of the prompt repeat the turn before, and contain the images in `before` that begin
+        there. The line lists the images in the `new_tokens` tokens of text after the history; their places count from
+        the end of the history.
         """
         new, added = self.read(row, new_tokens, prefix_tokens)
         repeated = [image for image in before if image.place < history]
         return [*repeated, *(image._replace(place=image.place + history) for image in new)], added
 
     def read_counted(self, row: SourceRow, prompt_tokens: int) -> list[Image]:
-        """Return the images of a request, where both `prompt_tokens` and places count the tokens of images."""
+        """Return the images of a request; `prompt_tokens` and the places of images count the tokens of images, too."""
         return self._listed(row, prompt_tokens, 0)
 
     def _listed(self, row: SourceRow, prompt_tokens: int, prefix_tokens: int) -> list[Image]:

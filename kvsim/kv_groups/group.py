@@ -151,7 +151,7 @@ class KVCacheLayout:
     groups: tuple[KVCacheGroup, ...]
     """Groups in order; group 0 has the kind of the model's first layer."""
     bytes_per_block: int
-    """Bytes of one block id over all its layers, on the GPU with most of these layers."""
+    """Bytes of one block id in all layers, on the GPU that has most layers."""
     scheduler_block_size: int
     """Tokens between common block boundaries of all groups: the granularity of prefix hits."""
     hash_block_size: int

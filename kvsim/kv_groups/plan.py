@@ -73,7 +73,7 @@ class CachePlan:
 
 
 def cache_layout(model: Model, settings: CacheSettings) -> KVCacheLayout:
-    """Return the groups of `model` under `settings`, which do not depend on the memory.
+    """Return the groups of `model` under `settings`. They do not depend on the size of the memory.
 
     Raises:
         UsageError: a setting is invalid, or vLLM could not serve the model with it.

@@ -26,7 +26,7 @@ class SlotLayers:
     window_bytes: int = 0
     """Bytes of one token in the second pool: in the layers with windows; 0 if there is no second pool."""
     window_tokens: int = 0
-    """Number of tokens before a new token that these layers read; 0 without such layers."""
+    """Number of preceding tokens that a layer with a window reads; 0 if there is no second pool."""
 
     @classmethod
     def of(cls, model: Model) -> SlotLayers:

@@ -82,7 +82,7 @@ class CacheSettings:
     enable_prefix_caching: bool | None = None
     """True if prefixes are cached; None for vLLM's choice: on, except for models with recurrent layers."""
     keeps_every_state: bool = False
-    """True if recurrent states of all blocks are kept, not only those at some boundaries, if the model supports it."""
+    """True to keep the recurrent state of every block, if the model supports that; False to keep only some states."""
     hybrid_manager: bool = True
     """True if layers of different kinds get separate groups (off with `--disable-hybrid-kv-cache-manager`)."""
     uniform: bool = False
@@ -95,7 +95,7 @@ class CacheSettings:
     hash_block_size: int | None = None
     num_speculative_tokens: int = 0
     draft_layers: tuple[Layer, ...] = ()
-    """Caches of the layers that draft, after the layers of the model, on its last stage."""
+    """Layers that draft; they come after the layers of the model, on its last stage."""
 
     def caches_prefixes(self, model: Model) -> bool:
         """Tell whether prefixes are cached for `model`."""

@@ -24,7 +24,7 @@ from kvsim.recording.provenance import meta_from_document
 TAIL_STEPS = 1_024
 """Number of steps between two moments at which an excerpt may begin, and minimum number of steps in an excerpt."""
 TAIL_VALUES = 32_768
-"""Number of rows in all tables after which the next such moment comes earlier."""
+"""Number of new table rows after which an excerpt may begin before `TAIL_STEPS` steps have passed."""
 MAX_STEPS = 50_000
 """Maximum number of steps that are kept; beyond it, the first half is dropped."""
 MAX_VALUES = 4_000_000
@@ -270,6 +270,6 @@ class _LocalNumbers:
                 return event
 
     def _rows_of(self, rows: list[list[int]]) -> list[list[int]]:
-        """Return rows of numbers, each of which begins with the number of a request, with local numbers."""
+        """Replace the server's number of a request, the first in each of `rows`, by its local number."""
         ours = self._row
         return [[ours[row], *rest] for row, *rest in rows]

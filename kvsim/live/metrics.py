@@ -43,7 +43,7 @@ _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
 _OTHERS = {"tgi_": "Text Generation Inference", "trtllm_": "TensorRT-LLM", "nv_": "Triton"}
 """Prefixes of the names of other servers' metrics."""
 _OLDER_NAMES = {"inter_token": "vllm:time_per_output_token_seconds"}
-"""Names in vLLM before 0.11."""
+"""Name of a distribution in vLLM before 0.11, by kvsim's name."""
 
 
 @dataclass(frozen=True, slots=True)

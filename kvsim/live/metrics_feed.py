@@ -44,7 +44,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class _SafeConnection(_Connection, http.client.HTTPSConnection):
-    """Such a connection over TLS."""
+    """Connection over TLS that is closed after `_TIMEOUT_S`."""
 
 
 class _Plain(urllib.request.HTTPHandler):

@@ -14,9 +14,9 @@ from typing import Any
 _CACHED = "initial_cached"
 """Key in the first line of a log that begins in the middle: the free blocks with a cached prefix."""
 _COMPUTED = "initial_computed"
-"""Key in that line: the largest number of tokens computed so far for each present request."""
+"""Key in the first line of such a log: the largest number of tokens computed so far for each present request."""
 _IMAGES = "initial_images"
-"""Key in that line: number and encoder outputs of each image in the encoder cache, in the order of eviction."""
+"""Key in the first line of such a log: number and encoder outputs of each cached image, in the order of eviction."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class _LiveRequest:
     computed: int = 0
     """Number of tokens with KV in the blocks, including the current step."""
     admission: int = 0
-    """Number of the admission that gave the request its first block."""
+    """Ordinal number of the admission at which the request got its first block."""
     most: int = 0
     """Largest `computed` so far; a preemption resets `computed` but not this."""
     known: int | None = None

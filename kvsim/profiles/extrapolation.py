@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvsim.steptime import Roofline, StepTimeModel
 
 KEY = "extrapolates"
-"""Key of this information in the provenance of a recording and in every `--json`."""
+"""Key of the extrapolations in the provenance of a recording, and in every `--json`."""
 
 
 class WatchedProfile:

@@ -26,7 +26,7 @@ class Residual:
     """Mean error of a step's time, in percent of the mean time."""
     median_abs_us: float
     held_out_percent: float | None
-    """The same error if this recording is left out of the fit; None if it is the only recording."""
+    """Mean error in percent of a fit without this recording; None if it is the only recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ class RecordingBuilder:
     """Builder of the recording of one run; requests are numbered in order of arrival."""
 
     def __init__(self, sink: RowSink | None = None) -> None:
-        """Keep all rows for `finish`. With a `sink`, pass rows to it once they are final, and the others at `close`."""
+        """Keep all rows until `finish`; with a `sink`, pass each row to it once it is final, the rest at `close`."""
         self._sink = sink
         self._seq = -1
         self._num_steps = 0
@@ -222,7 +222,7 @@ class RecordingBuilder:
         self._preempted_since.append(request)
 
     def transfer(self, is_send: bool, request: int, position: int, blocks: int, tokens: int, time_s: float) -> None:
-        """Record that blocks of `request` begin to be loaded, or are kept until another server has read them."""
+        """Record that a load of blocks of `request` begins; with `is_send`, that they are kept for another server."""
         kind = TransferKind.SEND if is_send else TransferKind.LOAD
         self.transfers.begin(kind, request, position, blocks, tokens, seq=self._seq, time_s=time_s)
 
@@ -255,9 +255,9 @@ class RecordingBuilder:
     def append_extent(
         self, request: int, position: int, address: int, length: int, requested: int, repeat: int | None = None
     ) -> None:
-        """Record that `request` requested `requested` slots, and got `length` slots at `address`.
+        """Record that `request` asked for `requested` slots, and got `length` slots at `address`.
 
-        With `repeat`, it gets `length` more slots, adjacent to the last ones, in each of the next `repeat - 1` steps.
+        With `repeat`, it gets `length` more slots, right after the last ones, in each of the next `repeat - 1` steps.
         """
         self._memory.has_repeats |= repeat is not None
         self._memory.add(
@@ -312,7 +312,7 @@ class RecordingBuilder:
     def since(self, mark: Mark, requests: IntArray) -> Since:
         """Return the rows that were added or changed since `mark`.
 
-        The table of requests has the rows `requests`, which must ascend, and all requests that arrived since.
+        The table of requests in the result has the rows in `requests` (ascending), and all that arrived since `mark`.
         """
         assert self._sink is None, "the sink has taken the rows"
         extended = mark.open_rows[self._schedule.last_step(mark.open_rows) >= mark.num_steps]

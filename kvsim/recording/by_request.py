@@ -16,7 +16,7 @@ from kvsim.recording.order import stable_order
 from kvsim.recording.tables import IntArray, Schedule
 
 _NEVER = np.iinfo(np.int64).max
-"""Key above all others."""
+"""Key greater than that of any row."""
 
 
 def first_rows(schedule: Schedule) -> tuple[IntArray, IntArray]:
@@ -37,7 +37,7 @@ def computed_after(schedule: Schedule) -> npt.NDArray[np.int64]:
 
 
 def answered_rows(recording: Recording) -> Schedule:
-    """Return the schedule without steps whose request was retracted before the output, which SGLang then ignores."""
+    """Return the schedule without the steps whose output SGLang ignores, because it retracted the request before."""
     schedule, steps, memory = recording.schedule, recording.steps, recording.memory
     if recording.meta.policy_name != Radix.name or not recording.requests.preemptions.any():
         return schedule
@@ -52,7 +52,7 @@ def answered_rows(recording: Recording) -> Schedule:
 
 
 class TokenSteps(NamedTuple):
-    """Requests that reach a number of computed tokens, each with the first step that reaches it."""
+    """Requests that reach given numbers of computed tokens, and the first step in which each does."""
 
     request: IntArray
     step: IntArray
@@ -61,7 +61,7 @@ class TokenSteps(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule, tokens: IntArray) -> TokenSteps:
-        """Find the step that reaches the number of `tokens` of each request; leave out requests for which it is 0."""
+        """Find the first step after which each request has computed its number in `tokens`; leave out the number 0."""
         wanted, before = tokens[schedule.request], schedule.computed_before
         rows = np.flatnonzero((before < wanted) & (computed_after(schedule) >= wanted))
         request, first = np.unique(schedule.request[rows], return_index=True)

@@ -114,7 +114,7 @@ def _check_memory(recording: Recording, file: Path) -> None:
 
 
 def _check_growth(recording: Recording, file: Path) -> None:
-    """Check that repeating rows repeat in existing steps, and in a pool without shared or cached units."""
+    """Check rows that repeat: their steps exist, and no unit of the pool is shared or cached."""
     memory, meta, steps = recording.memory, recording.meta, recording.steps
     assert memory.repeat is not None
     require(memory.repeat > 0, file, "repeat should be positive")
@@ -133,7 +133,7 @@ def _check_growth(recording: Recording, file: Path) -> None:
 
 
 def _check_rectangles(recording: Recording, file: Path) -> None:
-    """Check that no token is computed twice or left out; without a pool, requests hold exactly these tokens."""
+    """Check that each request computes its tokens in order: none twice, and none left out."""
     schedule = recording.schedule
     rows = stable_order(schedule.request, len(recording.requests))
     before = schedule.computed_before[rows].astype(np.int64)

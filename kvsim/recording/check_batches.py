@@ -14,7 +14,7 @@ from kvsim.recording.rules import CLOCK_S, agree, require
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 _NO_LIMIT = 1 << 40
-"""More requests, and more tokens, than there can be."""
+"""Value of a limit that is not set: more requests, or tokens, than a batch can have."""
 
 
 def check_batches(recording: Recording, file: Path) -> None:
@@ -70,7 +70,7 @@ class _BatchRows(NamedTuple):
 
 
 def _check_room(recording: Recording, batches: _BatchRows, file: Path) -> None:
-    """Check that no batch exceeds settings or pool, and that a batch fails only where its next column does not fit."""
+    """Check that no batch exceeds settings or pool, and that a batch fails only if its next column does not fit."""
     requests, memory, policy = recording.requests, recording.memory, recording.meta.policy
     rows, num_units = batches.rows, recording.meta.pool.num_units
     size = np.bincount(batches.number)[batches.number]

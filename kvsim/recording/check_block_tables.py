@@ -27,7 +27,7 @@ _OF_TABLES = (
 )
 _OF_GROWTH = "the request's table still grows by an earlier row"
 _CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Sign with which a row of each kind changes the number of held units. A shared unit is held already."""
+"""Sign of each kind of row: 1 if it adds to the held units, -1 if it frees units. A shared unit is held already."""
 _CHANGE[MemoryKind.APPEND], _CHANGE[MemoryKind.RELEASE] = 1, -1
 
 
@@ -65,7 +65,7 @@ class _Tables:
     """State of all tables after the rows processed so far, and the first row that breaks each rule."""
 
     def __init__(self, recording: Recording, moments: IntArray) -> None:
-        """Prepare to find `newest_row` for each row of the schedule, which needs its table at the `seq` in
+        """Prepare to find, for each row of the schedule, the newest memory row of its request at the `seq` in
         `moments`.
         """
         self._memory, self._steps, self._schedule = recording.memory, recording.steps, recording.schedule
@@ -145,9 +145,9 @@ class _ByRequest(NamedTuple):
         return cls(request, is_first, np.append(is_first, True)[1:])
 
     def before(self, values: IntArray, newest: IntArray) -> IntArray:
-        """Return, for each row, the value of its request's row before it.
+        """Return, for each row, the value in the row before of the same request.
 
-        `newest` has the value of each request's last row in earlier parts; it is updated.
+        `newest` has the last value of each request in earlier parts, and is updated.
         """
         previous = np.empty_like(newest, shape=len(values))
         previous[1:] = values[:-1]

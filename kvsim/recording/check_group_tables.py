@@ -14,7 +14,7 @@ from kvsim.recording.holdings import Holdings
 from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new
 from kvsim.recording.rules import require, require_inside, within
-from kvsim.recording.tables import WHOLE_TABLE, MemoryKind
+from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 
 _WITHOUT_GAPS = (CacheKind.FULL, CacheKind.MLA)
 """Kinds whose tables have no gaps."""
@@ -43,7 +43,7 @@ def _check_rows(recording: Recording, file: Path) -> None:
         require(memory.repeat == 1, file, "repeat is for pools of single slots")
     released, part = memory.kind == MemoryKind.RELEASE, memory.parts
     require(~released | part | (memory.length >= 0), file, "length should not be negative")
-    require(~part | (memory.length > 0), file, "length should be positive")
+    require(~part | (memory.length > 0), file, "length should be positive if a part of a table is released")
     require_inside(memory, pool, part, file)
     if memory.cached is not None:
         most = np.where(part, memory.length, np.iinfo(np.int32).max)
@@ -87,32 +87,33 @@ def _check_ends(tables: Holdings, file: Path) -> None:
 
 
 def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
-    """Check that the newest run of each table in every attention group reaches the tokens computed at that time."""
-    schedule, steps, pool = recording.schedule, recording.steps, recording.meta.pool
-    if not len(schedule):
-        return
-    last_step = schedule.step + schedule.repeats - 1
-    seq = steps.schedule_seq[last_step].astype(np.int64)
+    """Check that tables of attention reach as far as their requests have computed, after the last step of each row."""
+    schedule, pool = recording.schedule, recording.meta.pool
+    seq = recording.steps.schedule_seq[schedule.step + schedule.repeats - 1].astype(np.int64)
     computed = schedule.computed_before + schedule.tokens.astype(np.int64) * schedule.repeats
-    # Request and time are packed into one number, so that one search finds the newest run of a request at a time.
-    span = int(max(int(tables.birth_seq.max(initial=0)), int(seq.max()))) + 2
-    wanted = schedule.request.astype(np.int64) * span + seq
+    last_position = np.append(tables.position, -1).astype(np.int64)
     for number, group in enumerate(pool.groups):
-        if group.kind is CacheKind.MAMBA:
-            continue
-        runs = np.flatnonzero(tables.group == number)
-        key = tables.request[runs].astype(np.int64) * span + tables.birth_seq[runs]
-        at = np.searchsorted(key, wanted, side="right") - 1
-        has_room = at >= 0
-        run = runs[np.maximum(at, 0)] if len(runs) else np.zeros(len(at), np.int64)
-        if not len(runs):
-            has_room[:] = False
-        else:
-            has_room &= tables.request[run] == schedule.request
-            residency = np.searchsorted(tables.residencies.first_run, run, side="right") - 1
-            has_room &= tables.residencies.death_seq[residency] > seq
-            has_room &= (tables.position[run].astype(np.int64) + 1) * group.block_size >= computed
-        require(has_room, file, f"more is computed than the request holds memory for in group {number}")
+        if group.kind is not CacheKind.MAMBA:
+            run = _newest_runs(tables, number, schedule.request, seq)
+            rule = f"more is computed than the request holds memory for in group {number}"
+            require((last_position[run] + 1) * group.block_size >= computed, file, rule)
+
+
+def _newest_runs(tables: Holdings, group: int, request: IntArray, seq: IntArray) -> IntArray:
+    """Return the newest run that each request holds in its table of `group` at `seq`; -1 if it holds none.
+
+    Runs are sorted by request and then by time. A key of both lets one search find the run of every request.
+    """
+    runs = np.flatnonzero(tables.group == group)
+    if not len(runs):
+        return np.full(len(request), -1)
+    span = int(max(tables.birth_seq.max(), seq.max(initial=0))) + 1
+    key = tables.request[runs].astype(np.int64) * span + tables.birth_seq[runs]
+    index = np.searchsorted(key, request.astype(np.int64) * span + seq, side="right") - 1
+    run = np.append(runs, -1)[index]
+    residency = np.searchsorted(tables.residencies.first_run, run, side="right") - 1
+    is_held = (run >= 0) & (tables.request[run] == request) & (tables.residencies.death_seq[residency] > seq)
+    return np.where(is_held, run, -1)
 
 
 def _check_free_units(recording: Recording, tables: Holdings, file: Path) -> None:

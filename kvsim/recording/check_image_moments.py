@@ -69,7 +69,7 @@ def _sole_ends(images: PromptImages) -> dict[tuple[int, int], int]:
 
 
 class _RequestSteps:
-    """Steps of one request, and the number of its tokens that count as computed at an output."""
+    """Steps of one request, and the number of its tokens that are computed at the time of an output."""
 
     def __init__(self, recording: Recording, request: int) -> None:
         schedule, steps = recording.schedule, recording.steps
@@ -86,11 +86,12 @@ class _RequestSteps:
         self._is_plain = not (recording.requests.preemptions[request] or recording.meta.begins_in_the_middle)
 
     def may_let_go(self, seq: int, step: int, end: int | None) -> bool:
-        """Tell whether the request may release an image at `seq`, which is not after the schedule of `step`.
+        """Tell whether the request may release an image at `seq`; `step` is the first that is scheduled at `seq` or
+        later.
 
         An image is released with a step that does not schedule the request, or with the first output after which the
-        request does not need it. `end` is the number of tokens up to the end of the image. With None, for an image that
-        occurs several times, and for preempted requests, any output is possible.
+        request does not need it. `end` is the number of tokens up to the end of the image; None if the image occurs
+        several times. In this case, and after a preemption, any output is possible.
         """
         outputs = self._done[self._done <= seq]
         if not len(outputs) or outputs[-1] != seq:
@@ -101,7 +102,7 @@ class _RequestSteps:
         return self._processed(seq) >= end > (self._processed(before) if before >= 0 else 0)
 
     def _processed(self, seq: int) -> int:
-        """Return the number of computed tokens, without awaited ones, while the output at `seq` is processed."""
+        """Return the number of tokens that are computed when the output at `seq` is processed, without awaited ones."""
         begun = self._scheduled < seq
         awaited = int((begun & self._yields & (self._done >= seq)).sum())
         return int(self._after[begun].max(initial=0)) - awaited

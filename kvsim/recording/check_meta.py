@@ -71,7 +71,7 @@ _RULES = (
     )),
     ("a list of whole numbers from 0 on", _are_whole, ("private_segment_bytes", "given_back_before")),
 )  # fmt: skip
-"""The form of a value, its check, and the fields that have this form if they are present."""
+"""Forms of values: the name of each form in errors, its check, and the fields that must have it if they are present."""
 
 
 def check_meta(document: Mapping[str, Any], file: Path) -> None:

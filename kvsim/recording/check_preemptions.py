@@ -20,12 +20,12 @@ from kvsim.recording.rules import agree, require
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 _NO_LIMIT = 1 << 40
-"""More tokens than there can be."""
+"""Value of a limit that is not set: more tokens than a request can have."""
 _SHORTAGE = "a step should preempt only where the free units are too few for one of its requests"
 
 
 def check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
-    """Check `preempted` of every step and the preemptions of every request, and that memory was short."""
+    """Check the preemptions that the steps and the requests state, and that memory was short at each."""
     if recording.meta.exchanges_kv:
         _check_numbers(recording, stays, folder / "requests.parquet")
         return

@@ -19,9 +19,9 @@ from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 
 class Stays(NamedTuple):
-    """Stays of requests in memory, sorted by request and time: where each begins (its birth) and where it ends.
+    """Periods in which requests hold memory, sorted by request and time; a preempted request has several.
 
-    A preempted request has several stays. `seq` are sequence numbers; rows are those of `memory.parquet`.
+    Births are the rows of `memory.parquet` that begin a period, ends are those that end one.
     """
 
     birth_row: IntArray
@@ -34,7 +34,7 @@ class Stays(NamedTuple):
 
     @classmethod
     def of(cls, recording: Recording) -> Stays:
-        """Find the stays. A request whose units move releases and allocates at one moment, which ends no stay."""
+        """Find the stays. A request whose units move releases and allocates at the same `seq`, which ends no stay."""
         memory = recording.memory
         if recording.meta.pool.groups:
             births = tables_of_groups(memory, len(recording.requests))[0].residencies.birth_row
@@ -85,8 +85,8 @@ def check_queue(recording: Recording, stays: Stays, ends: Ends, file: Path) -> N
 def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
     """Return the sequence numbers at which finished and aborted requests leave.
 
-    A finished request leaves with its last output, one whose load failed with the output that reports this, and another
-    aborted one at the next step.
+    A finished request leaves with its last output. An aborted request leaves with the output that reports its failed
+    load, or otherwise at the next step.
     """
     requests, steps = recording.requests, recording.steps
     is_aborted, failed_seq = requests.status == RequestStatus.ABORTED, np.empty(0, np.int64)

@@ -57,7 +57,10 @@ def _check_names(requests: Requests, file: Path) -> None:
 
 
 def _check_lengths(requests: Requests, hash_tokens: int, ahead_tokens: int, file: Path) -> None:
-    """Check the numbers of tokens, preemptions and prompt hashes; a hash covers `hash_tokens` and `ahead_tokens`."""
+    """Check the numbers of tokens, preemptions and prompt hashes.
+
+    A hash covers `hash_tokens` more tokens than the one before, and looks `ahead_tokens` ahead.
+    """
     require(requests.prompt_tokens > 0, file, "prompt_tokens should be positive")
     require(requests.output_tokens >= 0, file, "output_tokens should not be negative")
     require(requests.max_tokens > 0, file, "max_tokens should be positive")

@@ -168,7 +168,8 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
 
 
 def _after_drafts(recording: Recording, rows: IntArray, after: IntArray) -> npt.NDArray[np.int64]:
-    """Return the `computed_before` that each of `rows` but the first has if it continues the request of the row before.
+    """Return, for each of `rows` but the first, the `computed_before` that it has if its request is that of the row
+    before.
 
     `after` has the computed tokens after each row. In prefill, a row starts there. In decode, drafts may have been
     rejected: a row starts at the last known token, plus the tokens of a step in flight.

@@ -25,13 +25,13 @@ class Admissions(NamedTuple):
     request: IntArray
     step: IntArray
     computed: IntArray
-    """Tokens of the request that are in the pool without being computed in the step: hits or swapped-in tokens."""
+    """Tokens of the request that were in the pool before the step: prefix hits or swapped-in tokens."""
     hits: IntArray
     """Tokens of the request that are prefix hits."""
 
 
 def check_swaps(recording: Recording, stays: Stays, admitted: Admissions, file: Path) -> None:
-    """Check that an admitted request starts with its hits, or with the tokens that were swapped out if these are more.
+    """Check that an admitted request starts with its hits, or with its swapped-out tokens if these are more.
 
     Also check the numbers of swapped units in the steps.
     """
@@ -52,15 +52,15 @@ def check_swaps(recording: Recording, stays: Stays, admitted: Admissions, file: 
 
 
 class _SwapEvent(NamedTuple):
-    """Abort, preemption or admission of a request. Events of one step happen in this order, which is that of `kind`."""
+    """Abort, preemption or admission of a request; in one step, they happen in this order (`kind`)."""
 
     step: int
     kind: int
     row: int
-    """Number of the event among those of its kind; for an admission, its row in `Admissions`."""
+    """Number of the event among those of its kind; for an admission, its index in `Admissions`."""
     request: int
     computed: int = 0
-    """Computed tokens of the victim of a preemption."""
+    """Computed tokens of a preempted request."""
 
 
 _ABORT, _VICTIM, _ADMISSION = range(3)
@@ -89,7 +89,7 @@ def _events(recording: Recording, stays: Stays, admitted: Admissions) -> list[_S
 
 
 class _HostRoom:
-    """State of the host memory. It stores all computed tokens of a victim, or none if it lacks room."""
+    """State of the host memory, which stores all computed tokens of a preempted request, or none if room is lacking."""
 
     def __init__(self, recording: Recording, admitted: Admissions) -> None:
         self._unit_tokens, self._admitted = recording.meta.pool.unit_tokens, admitted

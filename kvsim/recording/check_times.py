@@ -18,7 +18,7 @@ from kvsim.recording.rules import CLOCK_S, agree, require, require_of
 from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStatus, TransferKind
 
 _OWN_READING_S = 0.01
-"""Maximum seconds between the end of a step and its outputs, for a recorder that reads the clock once for each."""
+"""Largest time from the end of a step to an event of its output, if the recorder reads the clock for each event."""
 MAX_EVENTS = 1 << 32
 """Upper bound on steps and events, so that `request * MAX_EVENTS + seq` sorts by request, then by `seq`."""
 

@@ -97,17 +97,20 @@ class _TableReleases:
         )
 
     def following(self, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-        """Return the index of the first end at or after each moment; it may belong to the next request, see `is_of`."""
+        """Return the index of the first end at or after each moment; it may be the next request's (see `is_of`)."""
         return np.searchsorted(self.request * self.span + self.seq, request.astype(np.int64) * self.span + seq)
 
     def is_of(self, request: IntArray, number: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell for each index `number` whether there is such an end, and whether it belongs to the request."""
+        """Tell for each of `number` whether it is the index of an end of the request."""
         exists = number < len(self.request)
         exists[exists] = self.request[number[exists]] == request[exists]
         return exists
 
     def rows(self, request: IntArray, number: IntArray, group: IntArray, never: int) -> npt.NDArray[np.int64]:
-        """Return the row that releases the table of a group; `never` if none does."""
+        """Return, for each end, the row that releases the table of `group`; `never` if there is none.
+
+        `number` has the indices of the ends.
+        """
         wanted = number * self.num_groups + group
         at = np.minimum(np.searchsorted(self.key, wanted), max(len(self.key) - 1, 0))
         exists = self.is_of(request, number)

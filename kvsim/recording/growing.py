@@ -175,8 +175,8 @@ class GrowingSteps(GrowingTable):
     def so_far(self, next_seq: int, heard_s: float, first: int = 0) -> Steps:
         """Return the steps that are not drained, from row `first` on.
 
-        Pending outputs get the sequence numbers from `next_seq` on. Their steps end at the latest time of any step, or
-        at `heard_s` if that is later.
+        Pending outputs get sequence numbers from `next_seq` on. Their steps end at the latest end of a step, or at
+        `heard_s` if that is later.
         """
         steps = self.rows(slice(first, None))
         awaited = steps["output_seq"] < 0
@@ -210,8 +210,8 @@ class GrowingSchedule(GrowingTable):
     ) -> None:
         """Record that `request` computes `tokens` tokens in `step` and in each of the next `repeat - 1` steps.
 
-        `known`, in runs with drafts, is the number of the request's tokens with known values. Rows with it cover one
-        step each: `repeat` is 1, and later steps do not extend them.
+        In runs with drafts, `known` is the number of the request's tokens whose values are known. Then `repeat` is 1,
+        and later steps do not extend the row.
         """
         open_row = self._open_row.get(request)
         if known is not None:

@@ -48,7 +48,7 @@ class WindowPool:
     num_units: int
     bytes_per_unit: int
     window_tokens: int
-    """Size of the attention window, without the new token: the preceding tokens that its layers read."""
+    """Number of preceding tokens that a layer with a window reads; the new token is not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from kvsim.recording.tables import (
 from kvsim.workload import Ragged
 
 _NEVER = -1
-"""Number of a step, a server or a table entry that there is not."""
+"""Value for a step, a server or a table entry that does not exist."""
 
 
 @dataclass(slots=True)
@@ -39,18 +39,18 @@ class _Copy:
 
 
 class CopiesUnderWay:
-    """Growing table of copies, and the copies that were not reported yet, which have no rows."""
+    """Growing table of copies. A copy has no rows until its end is reported."""
 
     def __init__(self) -> None:
         self._rows = GrowingTable(Copies)
         self._under_way: dict[int, _Copy] = {}
         self._reported: list[int] = []
-        """Rows that belong to the output being processed."""
+        """Rows of the copies that were reported since the last output."""
         self._offloads = False
         self._units_per_slot = 1
 
     def configure(self, policy: Any) -> None:
-        """Set, from the settings of the policy, if there is host memory, and the size of its blocks."""
+        """Read from the settings of the policy whether there is host memory, and the size of its blocks."""
         if isinstance(policy, dict) and isinstance(size := policy.get("kv_offloading_block_size"), int):
             self._offloads = "host_blocks" in policy
             self._units_per_slot = max(size // max(int(policy.get("block_size") or 1), 1), 1)
@@ -58,7 +58,10 @@ class CopiesUnderWay:
     def begin(
         self, number: int, is_load: bool, request: int, units: Sequence[int], slots: Sequence[int], step: int
     ) -> None:
-        """Record that the step being scheduled copies blocks. A load may begin inside its first host block."""
+        """Record that the step being scheduled copies `units` to or from the host blocks `slots`.
+
+        A load may begin inside the first of these.
+        """
         missing = len(slots) * self._units_per_slot - len(units)
         if number in self._under_way or not 0 <= missing < self._units_per_slot or (missing and not is_load):
             raise ValueError(f"copy {number} is of {len(units)} blocks and {len(slots)} host blocks")
@@ -121,7 +124,7 @@ class TransfersUnderWay:
         self._exchanges = False
 
     def configure(self, exchanges: bool) -> None:
-        """Set whether the server exchanges KV: its recording has the table, even without rows."""
+        """Set whether the server exchanges KV. If it does, its recording has the table, even without rows."""
         self._exchanges = exchanges
 
     def begin(
@@ -158,7 +161,7 @@ class TransfersUnderWay:
 
 
 class ImagesSoFar:
-    """Growing tables of the images, and of the events of the encoder cache."""
+    """Growing tables of images and of the events of the encoder cache."""
 
     def __init__(self) -> None:
         self._images, self._events = GrowingTable(PromptImages), GrowingTable(EncoderEvents)

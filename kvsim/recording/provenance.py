@@ -34,7 +34,7 @@ IDENTITY_KEY = b"kvsim_identity"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LARGEST = {"num_units": MAX_UNITS, "unit_tokens": 1 << 24, "first_unit": MAX_UNITS, "bytes_per_unit": 1 << 40,
             "window_tokens": 1 << 24}  # fmt: skip
-"""Maximum numbers of a pool, so that sums of slots and bytes do not overflow."""
+"""Maximum of each field of a pool, so that sums of slots and bytes do not overflow."""
 _GROUPS = "kv_cache_groups"
 _MOST_TOKENS = 1 << 31
 _META_KEYS = frozenset((

@@ -133,7 +133,7 @@ class ColumnTable:
         return f"<{type(self).__name__}: {len(self):,} rows of {', '.join(present)}>"
 
     def to_arrow(self) -> pa.Table:
-        """Return the columns as a `pyarrow.ColumnTable`, with the types of a recording's Parquet file.
+        """Return the columns as a `pyarrow.Table`, with the types of a recording's Parquet file.
 
         Enumerations are strings in lower case; `prompt_hashes` is a list of int64 for each row.
         """
@@ -319,11 +319,12 @@ class Memory(ColumnTable):
     requested: IntArray | None = optional_column("int32")
     """Units requested, if the allocator rounded up; `length` if absent."""
     cached: IntArray | None = optional_column("int32")
-    """Number of leading units of the table that keep a cached prefix, for a release."""
+    """Number of the table's first units that keep a cached prefix, in a release."""
     group: IntArray | None = optional_column("int32")
     """KV-cache group of the table; 0 if absent, and for evictions, which concern no table."""
     repeat: IntArray | None = optional_column("int32")
-    """Number of consecutive steps of an append; each adds `length` units after the units of the step before."""
+    """Number of consecutive steps of an append, each of which adds `length` units right after those of the step before.
+    """
 
     @property
     def groups(self) -> IntArray:
@@ -393,7 +394,7 @@ class Transfers(ColumnTable):
     server: IntArray = column("int32")
     """Number of the other server among those of its kind; -1 if it is not known."""
     begun_seq: IntArray = column("int64")
-    """`seq` of its begin: of the schedule that allocates blocks for a load, or the output that ends a sent request."""
+    """`seq` at which a load allocates its blocks, or of the output that ends a sent request."""
     ended_seq: IntArray = column("int64")
     """`seq` of the output with which its end was reported; -1 if the recording ends before."""
     begin_s: FloatArray = column("float64")
@@ -431,7 +432,7 @@ class PromptImages(ColumnTable):
 
     @property
     def outputs(self) -> IntArray:
-        """Outputs of the encoder for each image: int64[n]."""
+        """Number of encoder outputs of each image: int64[n]."""
         outputs = self.tokens.astype(np.int64)
         if self.embedded is not None:
             rows = np.flatnonzero(self.embedded.lengths)

@@ -19,7 +19,7 @@ Estimate = tuple[int, str]
 """Bytes, and their explanation."""
 
 RESIDUAL_COPIES = 3
-"""Tensors of the residual stream's width that exist during a feed-forward layer."""
+"""Number of tensors as wide as the residual stream that exist at once in a feed-forward layer."""
 
 OUTSIDE_BYTES = 358 << 20
 """Bytes of libraries after a model has run: contexts, workspaces, loaded kernels."""

@@ -172,23 +172,23 @@ class PoolSettings:
     max_model_len: int | None = None
     """Longest sequence in tokens; None for the limit of the model, even if the pool is too small for it."""
     find_max_model_len: bool = False
-    """`max_model_len` is reduced to the longest sequence that fits."""
+    """True to reduce `max_model_len` to the longest sequence that fits."""
     block_size: int | None = None
     """Tokens per block of full attention; None for the choice of the attention backend."""
     enable_prefix_caching: bool | None = None
-    """Prefixes are cached; None for vLLM's choice: True, except with recurrent layers."""
+    """True to cache prefixes; None for vLLM's choice: True, except with recurrent layers."""
     keeps_every_state: bool = False
-    """The recurrent state at the end of every block is kept, if the model can do so."""
+    """True to keep the recurrent state at the end of every block, if the model can do so."""
     hybrid_manager: bool = True
-    """Layers of different kinds get separate groups."""
+    """True to give layers of different kinds separate groups."""
     kv_memory_bytes: int | None = None
     """Bytes of the pool on each GPU, before rounding. If given, nothing is estimated."""
     num_blocks: int | None = None
     """Exact number of blocks. If given, nothing is estimated."""
     oversize: bool = False
-    """The pool is created even if it exceeds the GPU together with the weights."""
+    """True to create the pool even if it exceeds the GPU's memory together with the weights."""
     estimates_graphs: bool = True
-    """The memory of CUDA graphs reduces the pool."""
+    """True if the memory of CUDA graphs reduces the pool."""
     drafter: Drafter | None = None
     """Draft layers of speculative decoding."""
     num_drafts: int = 0
@@ -254,7 +254,7 @@ class _StageBudget(NamedTuple):
 def _with_stated_pool(
     gpu: Gpu, model: Model, settings: PoolSettings, cache: CacheSettings, additions: tuple[BudgetTerm, ...]
 ) -> list[_StageBudget]:
-    """Return the stages with a pool of a stated size: the weights may take the rest of the GPU."""
+    """Return the stages if the size of the pool is stated: the weights may take the rest of the GPU."""
     stages = []
     layers_of = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
     for layers, block_bytes in zip(layers_of, bytes_per_block(model, cache), strict=True):
@@ -267,7 +267,7 @@ def _with_stated_pool(
 def _with_estimated_pool(
     gpu: Gpu, model: Model, settings: PoolSettings, additions: tuple[BudgetTerm, ...]
 ) -> list[_StageBudget]:
-    """Return the stages with a pool of the memory that weights, activations and all else leave."""
+    """Return the stages; their pool is the memory that weights, activations and all else leave."""
     allowance = _allowance(gpu, settings.gpu_memory_utilization)
     limit_bytes = sum(term.size_bytes for term in allowance)
     stages = []
@@ -293,10 +293,10 @@ def _fill(
     cache: CacheSettings,
     terms_of: Sequence[tuple[BudgetTerm, ...]],
 ) -> tuple[CachePlan, tuple[BudgetTerm, ...], int]:
-    """Fill the memory that the terms of each stage leave with blocks: as many as fit on the stage with the least
-    memory.
+    """Fill the pool with as many blocks as fit on the pipeline stage with the least memory.
 
-    Return the plan, the terms of this stage, and its number.
+    `terms_of` has the terms of each stage, which leave the memory for the blocks. Return the plan, the terms of the
+    stage with the least memory, and the number of this stage.
     """
     sizes = bytes_per_block(model, cache)
     available = [max(0, sum(term.size_bytes for term in terms)) for terms in terms_of]

@@ -109,7 +109,7 @@ class Card:
     copy_bytes_per_s: float
     """Rate of copying within the GPU's memory: bytes read plus bytes written."""
     kernel_s: float
-    """Seconds from the start of a small kernel to that of the next, in a captured graph."""
+    """Seconds from the start of a small kernel to the start of the next, in a captured graph."""
     launch_s: float
     """Host time to launch one small kernel from Python. All other host times are multiples of it."""
     to_gpu_bytes_per_s: float

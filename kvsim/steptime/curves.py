@@ -76,7 +76,7 @@ class AttentionCost(NamedTuple):
 
     step_s: float
     sequence_s: float
-    """Cost per sequence, without its reads."""
+    """Seconds per sequence, without the reading of its keys and values."""
     byte_s: float
     """Cost per cached byte that is read, in steps of many sequences."""
     lone_share: float
@@ -84,7 +84,7 @@ class AttentionCost(NamedTuple):
     flop_s: float
     """Cost per floating-point operation between a prompt's queries and keys."""
     mixed_share: float
-    """Increase of the reading time if a prompt is in the same launch, relative to that without a prompt."""
+    """Increase of the reading time if a prompt is in the same launch, as a share of the time without a prompt."""
 
 
 _LONE_SHARES = np.linspace(0.0, 0.5, 11)

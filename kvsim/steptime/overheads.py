@@ -43,7 +43,7 @@ LONE_SHARE = 0.5
 SHARED_SAVING = 0.4
 """Share of shared keys and values that are still in the GPU's cache when a second sequence of the step reads them."""
 THROTTLE_SHARE = 0.1
-"""Additional share of long dense arithmetic: it exceeds the power limit, and the GPU lowers its clock."""
+"""Additional time of long dense arithmetic, as a share: it exceeds the power limit, and the GPU lowers its clock."""
 PIECEWISE_S = 0.3e-3
 """GPU time lost between the pieces of a captured step with prompt tokens."""
 PIECEWISE_LAYER_S = 0.12e-3

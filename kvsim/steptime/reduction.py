@@ -39,7 +39,7 @@ SPLIT_S = 3e-6
 That kernel takes 2.6 us for 32 sequences of 32 heads of 128 elements.
 """
 SPLIT_ELEMENT_S = 6e-12
-"""Additional seconds of that kernel per element of a sequence's queries: 14.5 us for 480 such sequences."""
+"""Additional seconds of the second kernel of `SPLIT_S` per query element: 14.5 us for 480 sequences as there."""
 FP8_READ_SHARE = 1.53
 """Time to read a byte of an fp8 cache, relative to a byte of a bf16 cache.
 
@@ -47,11 +47,11 @@ All figures of fp8 caches are of FlashAttention 3, called as in vLLM's engine, f
 on an H200.
 """
 FP8_SEQUENCE_SHARE = 1.7
-"""Time per sequence, without its reads, with an fp8 cache relative to a bf16 cache: 1.7 to 2.0."""
+"""Time per sequence beside the reading of its cache, in fp8 relative to bf16: 1.7 to 2.0."""
 FP8_PAIR_SHARE = 1.07
 """Time per pair of a prompt's query and a key with an fp8 cache relative to a bf16 cache: 1.04 to 1.10."""
 FP8_MIXED_SHARE = 0.28
-"""Additional share of reading time in a step with a prompt, beyond that of bf16: 0.22 to 0.33."""
+"""Additional share of reading time in a step with a prompt, in fp8 relative to bf16: 0.22 to 0.33."""
 FP8_QUERY_S = 3e-6
 """Additional seconds of a layer to convert its queries to fp8."""
 PIECE_S = 10e-6
@@ -106,10 +106,12 @@ WOKEN = 1.2
 in every step until its GPU is done: it wakes with cold caches and shares its core. 1.17, 1.2 and 1.26 on three machines
 whose engines had a process of their own."""
 WOKEN_IN_PROCESS = 1.45
-"""The same ratio if the engine's process also sends the requests and receives the outputs, like a script that drives
-it. From launches of models of 3B to 14B compared with a 350M one, whose host never sleeps: 1.3 to 1.6 in runs of six
+"""`WOKEN` of an engine whose process also sends the requests and receives the outputs, like a script that drives it.
+
+From launches of models of 3B to 14B compared with a 350M one, whose host never sleeps: 1.3 to 1.6 in runs of six
 machines, 1.1 on two earlier ones. A loop of plain Python in such a process took 13 us for some seconds, and 23 us for
-others."""
+others.
+"""
 UNEQUAL_EXCHANGE_S = 1.5e-3
 """Additional host time in seconds for a layer whose ranks exchange unequal numbers of tokens, for which vLLM calls NCCL
 once for each rank and tensor instead of once for all. It may include more than these calls: it is what was missing in
@@ -182,7 +184,8 @@ def reduce_stages(
 def _hand_over(card: Card, token_bytes: int) -> tuple[float, float]:
     """Return the seconds to send activations to the next stage: a constant per step, and per token.
 
-    The constant is the time of the smallest all-reduce. The time per token follows from that of a byte in the largest.
+    The constant is the time of the smallest all-reduce. The time per token follows from the time per byte of the
+    largest.
     """
     (_, smallest_s), *_, (largest_bytes, largest_s) = card.all_reduce
     return smallest_s, token_bytes * largest_s / largest_bytes
@@ -390,7 +393,7 @@ def _read_s(reading: AttentionKind, cost: AttentionCost) -> float:
 
 
 def _sequence_s(reading: AttentionKind, cost: AttentionCost) -> float:
-    """Return the time per sequence in all layers of a kind, without its reads."""
+    """Return the time per sequence in all layers of a kind, without the reading of keys and values."""
     return reading.num_layers * cost.sequence_s * (FP8_SEQUENCE_SHARE if reading.is_fp8 else 1.0)
 
 

@@ -184,7 +184,7 @@ class Roofline:
 
 
 def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> tuple[float, float]:
-    """Return the host's seconds from scheduling to the launch of the first kernel, and to that of the last.
+    """Return the host's seconds from scheduling to the launch of the first kernel, and of the last.
 
     `captured` and `eager` tell whether the step is a captured graph, or launched kernel by kernel.
     """
@@ -210,7 +210,7 @@ def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> 
 
 
 def attention_times(times: Roofline, shape: StepShape) -> tuple[float, float]:
-    """Return the GPU's seconds for reading keys and values, and those for the arithmetic of prompts' attention."""
+    """Return the GPU's seconds for reading keys and values, and for the arithmetic of attention in prompts."""
     num_seqs, num_prefill_tokens = shape.num_seqs, shape.num_prefill_tokens
     window_context = smaller(shape.context_tokens, times.window_tokens * num_seqs + num_prefill_tokens)
     window_pairs = smaller(shape.attention_pairs, times.window_tokens * num_prefill_tokens)

@@ -81,7 +81,7 @@ class Work:
     products: Mapping[Weights, float]
     """Number of times that each matrix is multiplied in a step, without experts and the output projection."""
     weight_bits: float
-    """Bits of one weight in those products."""
+    """Bits of one weight in the matrices of `products`."""
     output: Weights | None
     """Output projection; None if another stage of a pipeline has it."""
     expert_weights: int

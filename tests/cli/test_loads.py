@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvsim.cli.workload import DEFAULT_WORKLOAD
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -115,10 +117,13 @@ def test_any_csv(type_command: Run, tmp_path: Path) -> None:
         (("--rate-profile", "x.csv", "--rate", "3"), "--rate-profile says which rate holds when"),
         (("--burstiness", "1", "--arrivals", "constant"), "--burstiness is of gamma arrivals"),
         (("--random-range-ratio", "0.5", "--prompt-tokens", "9:1"), "--random-range-ratio should be a share"),
-        (("--columns", "arrival_s"), "--columns should be pairs such as arrival_s=timestamp"),
-        (("--columns", "a=b", "--arrivals", "at-once"), "give the file with --workload"),
-        (("--think-time", "1"), "--think-time is for users in a closed loop; give --users as well"),
-        (("--spawn-rate", "1"), "--spawn-rate is for users in a closed loop; give --users as well"),
+        (
+            ("--workload", DEFAULT_WORKLOAD, "--columns", "arrival_s"),
+            "--columns should be pairs such as arrival_s=timestamp",
+        ),
+        (("--columns", "a=b", "--arrivals", "at-once"), "--columns requires --workload; give both."),
+        (("--think-time", "1"), "--think-time requires --users; give both."),
+        (("--spawn-rate", "1"), "--spawn-rate requires --users; give both."),
     ],
 )
 def test_what_contradicts_itself_is_a_sentence(type_command: Run, flags: tuple[str, ...], sentence: str) -> None:

@@ -79,7 +79,8 @@ def test_a_writer_chooses_size_title_source_and_ground(kvsim: Run, folder: Path)
         (("--size", "0x9"), "--size should be a width and a height of 1 to 40 inches such as 3.4x2.2, not '0x9'."),
         (("--size", "1x1"), "a figure of 1 x 1 inches has no room for its panels; give a larger --size"),
         (("--size", "40x40", "--dpi", "2400"), "--size and --dpi together give more than 100 million pixels"),
-        (("--title", "a", "--no-title"), "--title and --no-title each choose the title; give only one."),
+        (("--as", "svg"), "--as requires --all; give both."),
+        (("--title", "a", "--no-title"), "--title has no effect with --no-title; leave one out."),
     ],
 )
 def test_what_cannot_be_is_refused(kvsim: Run, folder: Path, flags: tuple[str, ...], words: str) -> None:

@@ -132,6 +132,24 @@ def test_several_policies_may_stand_behind_one_flag() -> None:
         (("--route", "prefix", "nowhere"), "'nowhere' is none of shortest"),
         (("--prefill", "1", "2"), "prompts are computed on some servers and decoded on others; give --decode, too."),
         (("--replicas", "2", "--vllm", "0.25.1", "0.26.0"), "two releases are compared on one server"),
+        (
+            ("--policy", "radix", "--vllm", "0.25.1", "0.26.0"),
+            "compared under --policy paged; leave out --policy radix",
+        ),
+        (
+            ("--route", "shortest", "prefix"),
+            "--route is for several servers; give --replicas N or --data-parallel-size",
+        ),
+        (
+            ("--replicas", "2", "3", "--route-lag", "1"),
+            "--route-lag is for routers that see prefix caches; give --route",
+        ),
+        (("--times", "own", "--max-num-seqs", "4", "8"), "--times own changes only the times of static batches"),
+        (("--policy", "paged", "--page-size", "16"), "--page-size has no effect with --policy paged: it is for radix"),
+        (("--ladder", "--swap-gib", "1"), "--swap-gib has no effect with --ladder; leave one out."),
+        (("--ladder", "--enforce-eager"), "--enforce-eager has no effect with --ladder; leave one out."),
+        (("--ladder", "--times", "own"), "--times has no effect with --ladder; leave one out."),
+        (("--overwrite",), "--overwrite requires -o; give both."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -39,7 +39,7 @@ def test_splits_of_as_many_servers_cost_nothing_and_more_servers_do() -> None:
     apart = Disaggregation(num_prefill=1, num_decode=2)
     server = Server(gpu=find_gpu("H200"), model=find_model("Llama-3-8B"), replicas=3, apart=apart)
     splits = {each.words: each for each in changes(server, longest_tokens=1000, most=200) if "apart" in each.fields}
-    assert splits["2 prefill and 1 decode servers"].kind is Kind.SETTING
+    assert splits["2 prefill and 1 decode server"].kind is Kind.SETTING
     assert splits["3 prefill and 2 decode servers"].server.num_gpus == 5
     assert splits["3 servers that compute prompts and decode"].server.apart is None
     assert "1 prefill and 2 decode servers" not in splits
@@ -80,7 +80,7 @@ BETTER, EQUAL_ONES = "are better for this load than", "4 servers that do both"
         (
             2.0,
             Outcome(error="no such layers."),
-            f"{EQUAL_ONES} {BETTER} the best split, 3 prefill and 1 decode servers: ",
+            f"{EQUAL_ONES} {BETTER} the best split, 3 prefill and 1 decode server: ",
         ),
     ],
 )
@@ -119,8 +119,8 @@ def test_equal_servers_are_compared_unasked(capsys: pytest.CaptureFixture[str]) 
     work = generate(8, arrivals=AllAtOnce(), prompt=Fixed(tokens=300), output=Fixed(tokens=5), seed=1)
     on, load = replace(EQUAL, replicas=2, max_model_len=512), Load(workload=work, users=4)
     found = answer(on, load, Goal(), Search(engine="interpreted"), most=1, find_largest=False)
-    assert [each.change.words for each in found.tried] == ["1 prefill and 1 decode servers"]
-    assert "1 prefill and 1 decode servers" in found.splits
+    assert [each.change.words for each in found.tried] == ["1 prefill and 1 decode server"]
+    assert "1 prefill and 1 decode server" in found.splits
     print_fit(found)
     assert capsys.readouterr().out.splitlines()[2] == found.splits == found.as_dict()["splits"]
 

@@ -219,7 +219,7 @@ def test_sessions_are_served_apart_and_each_prefill_server_finds_the_history(tmp
     flags = ["--prefill", "1", "--decode", "1", "--num-blocks", "400", "--route", "session", "-o", str(tmp_path / "f")]
     flags += ["--sessions", "5", "--turns", "3", "--pause", "0.1", "--arrivals", "poisson", "--rate", "30"]
     done = CliRunner().invoke(cli, ["run", *flags], catch_exceptions=False)
-    assert done.output.startswith("1 prefill and 1 decode servers finished 15 requests")
+    assert done.output.startswith("1 prefill and 1 decode server finished 15 requests")
     assert "(30 requests" in CliRunner().invoke(cli, ["info", str(tmp_path / "f"), "--check"]).output
     prefill, decode = read(tmp_path / "f" / "prefill-0"), read(tmp_path / "f" / "decode-0")
     assert (prefill.requests.cached_tokens > 0).sum() > 5

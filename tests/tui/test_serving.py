@@ -34,7 +34,7 @@ def test_a_port_that_is_taken() -> None:
 
 
 def test_a_port_without_a_server() -> None:
-    assert complaint("--port", "8001") == "kvsim: --port says where to serve, so it needs --serve.\n"
+    assert complaint("--port", "8001") == "kvsim: --port requires --serve; give both.\n"
 
 
 @pytest.mark.parametrize("port", [["--port", "9000"], ["--port=9000"], []])

@@ -16,7 +16,7 @@ def fleet_headline(fleet: FleetServers, *, short: bool) -> list[str]:
     """Return the parts of the headline: the properties that all servers share, the most important part first."""
     meta = fleet.servers[0].meta
     num, prefill = len(fleet.servers), sum(server.kind == "prefill" for server in fleet.servers)
-    servers = f"{prefill} prefill and {num - prefill} decode servers" if prefill else plural(num, "server")
+    servers = f"{prefill:,} prefill and {plural(num - prefill, 'decode server')}" if prefill else plural(num, "server")
     units = meta.pool.num_units or 0
     memory = gib(units * meta.pool.bytes_per_unit)
     model = str(meta.model.get("name", "unknown model")).rpartition("/")[2]
