@@ -341,8 +341,7 @@ class SchedulerRecorder:
             self._ended.append(request)
 
     def _is_full(self, block: Any) -> bool:
-        """Tell whether a cached block is full; with drafts, a block of full attention may have the key of a part of it.
-        """
+        """Tell whether a cached block is full; with drafts, a block of full attention may have the key of a part."""
         num_tokens = getattr(block, "block_hash_num_tokens", None)
         if num_tokens is None or not isinstance(block.block_hash, bytes):
             return True

@@ -35,8 +35,7 @@ class Batches:
         yield from ((number, common) for number, common in dict(by_id).items() if times[number] > 1)
 
     def take(self, most: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Yield at most `most` batches: the first argument, which its tasks share, and their second arguments by key.
-        """
+        """Yield at most `most` batches: the first argument, which its tasks share, and the second arguments by key."""
         for _ in range(most):
             if not self._left:
                 return

@@ -187,8 +187,7 @@ class Forward:
         return output
 
     def _copies(self, keys: int) -> tuple[int, ...]:
-        """Allocate copies of keys and values for every query head if several heads share them; return their addresses.
-        """
+        """Allocate copies of keys and values for every query head if heads share them; return their addresses."""
         if self._query_width == self._key_width:
             return ()
         num_bytes = self._rows * keys * self._query_width * self._model.dtype_bytes

@@ -92,8 +92,7 @@ class _Names:
 
     @classmethod
     def of(cls, source: TextSource, columns: Mapping[str, str], *, settled: bool = False) -> _Names:
-        """Find the columns in `source` by name, or as given in `columns`; `settled` tells that the user gave `columns`.
-        """
+        """Find the columns in `source` by name, or as given in `columns`; `settled` tells that the user gave these."""
         absent = [theirs for theirs in columns.values() if theirs not in source.header]
         if absent:
             raise WorkloadError(

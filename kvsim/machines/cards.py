@@ -57,8 +57,7 @@ def card_of(gpu: Gpu, num_gpus: int = 1) -> Card:
 
 @cache
 def sheet_card(gpu: Gpu) -> Card:
-    """Make a card for `gpu` from its data sheet: scale each curve of an H200's card by the ratio of the GPUs' limits.
-    """
+    """Make a card for `gpu` from its data sheet: scale each curve of an H200's card by the ratio of the limits."""
     pattern = next(card for card in shipped_cards() if card.gpu == _PATTERN and card.num_gpus == 1)
     source = find_gpu(_PATTERN)
     more = next((more for chip, more in _ARITHMETIC.items() if gpu.architecture.startswith(chip)), 1.0)
