@@ -86,9 +86,9 @@ def test_sequences_packed_into_one_row_have_a_name_each() -> None:
     assert packed.rows is not None
     picture = drawn(packed, COLOR, 0, (80, 20), stride=packed.rows.row_tokens)
     assert [line.split() for line in picture.splitlines() if any(map(str.isalpha, line))] == [
-        ["C"],
-        ["D", "E", "H"],
-        ["A", "G", "F", "B"],
+        ["C", "56"],
+        ["D", "22", "E", "19", "H", "15"],
+        ["A", "18", "G", "16", "F", "13", "B", "6"],
     ]
 
 

@@ -55,6 +55,7 @@ def still(
         half_blocks=symbols.color,
         has_slots=len(replay.groups) == 1,
         names=longest_name(replay),
+        bare=longest_name(replay, shared=False),
     )
     canvas.tiling = tilings[best_level(tilings, height)]
     return _drawn(canvas.draw(0, canvas.height), symbols)
@@ -68,9 +69,9 @@ def host_still(session: Session, symbols: Symbols, width: int, height: int) -> l
     return _drawn(keys, symbols)
 
 
-def host_entries(session: Session) -> list[tuple[list[int], str]]:
+def host_entries(session: Session, *, hued: bool = True) -> list[tuple[list[int], str]]:
     """Return the legend of host memory at the current frame: paints and their meanings; empty without host memory."""
-    return legend_now(session)
+    return legend_now(session, hued=hued)
 
 
 def _drawn(keys: npt.NDArray[np.int32], symbols: Symbols) -> list[list[tuple[str, Style]]]:

@@ -106,7 +106,12 @@ def _shapes() -> dict[str, tuple[float, float, float, float]]:
     """Return the part of the cell that each drawn character fills: left, top, right and bottom, 0 to 1."""
     shapes = {character: (0.0, 1 - eighth / 8, 1.0, 1.0) for eighth, character in enumerate(_UP, start=1)}
     shapes |= {character: (0.0, 0.0, eighth / 8, 1.0) for eighth, character in enumerate(_RIGHT, start=1)}
-    shapes |= {"▀": (0.0, 0.0, 1.0, 0.5), "■": (0.1, 0.25, 0.9, 0.65), "▇": (0.0, 0.125, 1.0, 1.0)}
+    shapes |= {
+        "▀": (0.0, 0.0, 1.0, 0.5),
+        "▘": (0.0, 0.0, 0.5, 0.5),
+        "■": (0.1, 0.25, 0.9, 0.65),
+        "▇": (0.0, 0.125, 1.0, 1.0),
+    }
     shapes |= {"─": (0.0, 0.45, 1.0, 0.52), "━": (0.0, 0.42, 1.0, 0.56), "│": (0.42, 0.0, 0.58, 1.0)}
     return shapes
 

@@ -14,7 +14,8 @@
 {fleet.in turn.hits}         held_twice, busiest, preempted, total_time of a fleet by its label; one_pool: the hits of
                              one pool that never forgets
 {remedy.3.wait}              total_time, twice, wait of a remedy against preemptions, in the order of the drawing
-{host.used}                  slots, going, coming: blocks in host memory, on the way there and back
+{host.used}                  slots, going, coming: blocks in host memory, on the way there and back; kept_of, going_of:
+                             the requests of the copies that are there, or on the way
 {tree.leaves}                of a radix tree: runs that can go, slots of the one that goes first, number of its runs
                              (first, runs)
 {layers.full}                of the model: all, full and window of its layers; window_tokens that a window reaches back;
@@ -23,11 +24,13 @@
 {request.A.blocks}           addresses, last_address, row, prompt, output, answer, needs, fits, written, held, held_gib,
                              unused_percent, shared_blocks, hit_tokens, missed_tokens, started, waited, ttft, finished,
                              lost_blocks, lost_tokens (by its last preemption), full_blocks, window_blocks, let_go
-                             (of the tables of full attention, of windows; what the windows have given back)
+                             (of the tables of full attention, of windows; what the windows have given back);
+                             unwritten: slots of its last block; expired_blocks, expired_part, let_go_blocks: blocks
+                             whose tokens have all expired, or in part, and those that the last step freed
 {ladder.4.gain}              tokens_per_s, ample, memory_gain, time_gain, batch of a rung of the ladder, with the
                              limits of the lesson's paged run; {ladder.2.4.gain} is the product of the gains above
                              rung 2 up to rung 4, and {ladder.total} that of all rungs
-{step.weights_gb}            kv_gb, kv_percent, sequences, context, reading_ms, gpu_ms, captured_ms, eager_ms,
+{step.weights_gib}           kv_gib, kv_percent, sequences, context, reading_ms, gpu_ms, captured_ms, eager_ms,
                              saved_percent, tokens_per_s: of a decode step with the sequences that are here
 """
 
@@ -42,7 +45,8 @@ from kvsim.memory.waste import SlotState
 from kvsim.models import find_model
 
 from ..facts.tree_runs import has_tree, tree_at
-from ..look.wording import gib, gigabytes, milliseconds, percent
+from ..look.wording import gib, milliseconds, percent
+from ..pool.host_blocks import Transfer, owners_of
 from .beside_figures import figure_beside
 from .request_figures import layer_figures, request_figures
 
@@ -188,7 +192,12 @@ class Figures:
         if host is None:
             return {}
         numbers = {"used": host.used, "going": host.going, "coming": host.coming}
-        return {name: f"{int(column[frame]):,}" for name, column in numbers.items()} | {"slots": f"{host.num_slots:,}"}
+        owners = {"kept_of": Transfer.KEPT, "going_of": Transfer.GOING}
+        return (
+            {name: f"{int(column[frame]):,}" for name, column in numbers.items()}
+            | {name: " and ".join(owners_of(self._session, which)) for name, which in owners.items()}
+            | {"slots": f"{host.num_slots:,}"}
+        )
 
     @staticmethod
     def _now(session: Session, what: str) -> str | None:
@@ -275,8 +284,8 @@ class Figures:
     def _step(self) -> dict[str, str]:
         cost = self._cost
         return {
-            "weights_gb": gigabytes(cost.weight_bytes),
-            "kv_gb": gigabytes(cost.kv_bytes),
+            "weights_gib": gib(round(cost.weight_bytes)),
+            "kv_gib": gib(cost.kv_bytes),
             "kv_percent": percent(cost.kv_bytes, cost.kv_bytes + cost.weight_bytes),
             "sequences": f"{cost.num_sequences:,}",
             "context": f"{cost.context_tokens:,}",
@@ -293,7 +302,7 @@ def _fleet(totals: FleetTotals) -> dict[str, str]:
     return {
         "hits": f"{100 * totals.prefix_hit_rate:.0f}",
         "one_pool": f"{100 * totals.one_pool_hit_tokens / max(totals.prefix_queried_tokens, 1):.0f}",
-        "held_twice": gigabytes(totals.mean_duplicate_bytes) if totals.mean_duplicate_bytes else "nothing",
+        "held_twice": gib(round(totals.mean_duplicate_bytes)) if totals.mean_duplicate_bytes else "nothing",
         "busiest": f"{totals.imbalance:.2f}",
         "preempted": f"{totals.num_preemptions:,}",
         "total_time": milliseconds(totals.duration_s),

@@ -19,7 +19,7 @@ from kvsim.models.image_rules import MARKS
 from ..facts.owners import holdings
 from ..facts.schedule import Doing, schedule
 from ..facts.tree_runs import ago, tree_at
-from ..look.wording import gigabytes, milliseconds, plural
+from ..look.wording import gib, milliseconds, plural
 from ..pool.colors import paint_of
 from ..pool.paint import OWNER, hue_of, paint_colors, paint_glyphs
 from ..pool.swatches import swatch
@@ -50,6 +50,8 @@ class Drawing(Enum):
     """Block table of the followed request."""
     LADDER = "ladder"
     """Throughput of each rung, and its cost."""
+    MEMORY = "memory"
+    """Throughput of the lesson's rungs with the given memory, and with memory for all requests at once."""
     HITS = "hits"
     """Share of prompt tokens that each run finds in its cache, by the size of the memory."""
     FLEETS = "fleets"
@@ -105,9 +107,10 @@ class Pen:
         return Segment(words, Style(color=palette.free_glyph if weak else palette.ink))
 
     def bar(self, share: float, width: int, color: str) -> Segment:
-        """Return a bar that fills a `share` of `width` characters; a share above 0 is visible."""
-        cells = max(round(share * width), int(share > 0))
-        return Segment((self._full * cells).ljust(width)[:width], Style(color=color))
+        """Return a bar that fills a `share` of `width` characters; a smaller share than half of one is a thin line."""
+        cells = round(share * width)
+        bar = self._full * cells if cells or not share else self.symbols.right[1:2] or self.symbols.states[-1]
+        return Segment(bar.ljust(width)[:width], Style(color=color))
 
     def pieces(self, busy: Sequence[bool], color: str) -> Segment:
         """Return a bar with a full character where `busy`, else a blank."""
@@ -118,23 +121,31 @@ def reads(cost: StepCost, width: int, symbols: Symbols) -> Lines:
     """Draw the bytes of weights, keys and values that a decode step reads, on one scale, with the time of each."""
     pen, states = Pen(symbols), symbols.palette.states
     rows = (
-        ("weights", cost.weight_bytes, cost.weights_s, symbols.palette.hues[5]),
+        ("weights", cost.weight_bytes, cost.weights_s, symbols.palette.kinds[0]),
         ("keys and values", cost.kv_bytes, cost.kv_s, states[SlotState.TOKEN]),
     )
     most = max(num_bytes for _, num_bytes, _, _ in rows)
-    room = max(width - _LABEL - 20, 8)
+    room = max(width - _LABEL - 21, 8)
     return [
         [
             pen.text(label.ljust(_LABEL)),
             pen.bar(num_bytes / max(most, 1), room, color),
-            pen.text(f" {gigabytes(num_bytes):>7} in {_ms(time_s)}"),
+            pen.text(f" {gib(round(num_bytes)):>8} in {_ms(time_s)}"),
         ]
         for label, num_bytes, time_s, color in rows
     ] + [
         [
             pen.text("tokens computed".ljust(_LABEL)),
             pen.text(f"{cost.num_sequences}, one for {plural(cost.num_sequences, 'running request')}", weak=True),
-        ]
+        ],
+        [
+            pen.text("the whole step".ljust(_LABEL)),
+            pen.text(
+                f"{_ms(cost.captured.alone_s)}: reading {_ms(cost.reading_s)}, other work of the GPU "
+                f"{_ms(cost.gpu_s - cost.reading_s)}, host {_ms(cost.captured.alone_s - cost.gpu_s)}",
+                weak=True,
+            ),
+        ],
     ]
 
 
@@ -171,7 +182,7 @@ def _clocks(time: StepTime, most_s: float, room: int, pen: Pen) -> Lines:
     gpu = [begin <= at < end and round((at - begin + 1) * share) > round((at - begin) * share) for at in range(room)]
     return [
         [pen.text("  host  "), pen.pieces(host, palette.free_glyph)],
-        [pen.text("  GPU   "), pen.pieces(gpu, palette.states[SlotState.TOKEN])],
+        [pen.text("  GPU   "), pen.pieces(gpu, palette.kinds[0])],
     ]
 
 
@@ -180,18 +191,24 @@ def table(session: Session, request: int, width: int, symbols: Symbols) -> Lines
     pen, replay = Pen(symbols), session.replay
     positions, addresses = replay.block_table(request)
     slots, color = replay.slots(), paint_colors(symbols.palette)[OWNER + hue_of(request)]
-    arrow = symbols.track * max(width - 72, 3) + symbols.arrow
+    arrow = symbols.track * min(max(width - 80, 0), 14) + symbols.arrow
     lines: Lines = []
     for position, address in sorted(zip(positions.tolist(), addresses.tolist(), strict=True)):
         written = int(slots[address - replay.first_unit, SlotState.TOKEN])
         lines.append(
             [
-                pen.text(f"logical block {position}  {arrow}  block {address:<3} "),
+                pen.text(f"logical block {position} {arrow} block {address:<2} "),
                 pen.bar(written / replay.unit_tokens, replay.unit_tokens, color),
-                pen.text(f" {written} of {replay.unit_tokens} slots written", weak=True),
+                pen.text(f" {_written(written, replay.unit_tokens)}", weak=True),
             ]
         )
     return lines
+
+
+def _written(written: int, num_slots: int) -> str:
+    """Return which slots of a block are written: `8 of 16 slots written, not 9 to 16`."""
+    rest = f", not {written + 1} to {num_slots}" if written < num_slots else ""
+    return f"{written} of {num_slots} slots written{rest}"
 
 
 def holders(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
@@ -227,14 +244,47 @@ def ladder(climbed: Sequence[Climbed], width: int, symbols: Symbols, height: int
         lines.append(
             [
                 pen.text(f"{number + 1} {rung.name}".ljust(_RUNG)),
-                pen.bar(rung.tokens_per_s / most, room, symbols.palette.states[SlotState.TOKEN]),
+                pen.bar(rung.tokens_per_s / most, room, symbols.palette.kinds[0]),
                 pen.text(f" {rung.tokens_per_s:>6,.0f} tokens/s{gain:>8}"),
             ]
         )
         if 2 * len(climbed) <= height:
             cost = f"cost: {_COSTS[rung.name]}"
-            words = f"  {rung.mean_batch:.1f} at a time on average; {cost}"
-            lines.append([pen.text(words if len(words) <= width else f"  {cost}", weak=True)])
+            texts = (
+                f"{rung.change}; {rung.mean_batch:.1f} at a time on average; {cost}",
+                f"{rung.change}; {cost}",
+                cost,
+            )
+            words = next((text for text in texts if len(text) + 2 <= width), cost)
+            lines.append([pen.text(f"  {words}", weak=True)])
+    return lines
+
+
+def memory(climbed: Sequence[Climbed], width: int, symbols: Symbols) -> Lines:
+    """Draw two bars for each of the rungs 2 to 4: tokens a second with this memory, and with memory for all requests.
+
+    At the end of the bars is the factor by which the last of these rungs gives more.
+    """
+    pen, rungs = Pen(symbols), climbed[1:4]
+    most = max(rung.ample_tokens_per_s for rung in rungs)
+    room, last = max(width - _LABEL - _PART - 32, 8), rungs[-1]
+    lines: Lines = []
+    for number, rung in enumerate(rungs, start=2):
+        rates = (
+            ("this memory", rung.tokens_per_s, last.tokens_per_s),
+            ("memory for all", rung.ample_tokens_per_s, last.ample_tokens_per_s),
+        )
+        for nth, (label, rate, of_last) in enumerate(rates):
+            name = f"{number} {rung.name}" if not nth else ""
+            factor = f"; {last.name} {symbols.times}{of_last / rate:.2f}" if rung is not last else ""
+            lines.append(
+                [
+                    pen.text(name.ljust(_LABEL)),
+                    pen.text(label.ljust(_PART + 1), weak=True),
+                    pen.bar(rate / most, room, symbols.palette.kinds[nth]),
+                    pen.text(f" {rate:>6,.0f} tokens/s{factor}"),
+                ]
+            )
     return lines
 
 
@@ -256,8 +306,8 @@ def hits(
                 [
                     pen.text(size.ljust(_SIZE), weak=True),
                     pen.text(label[: _LABEL - 1].ljust(_LABEL)),
-                    pen.bar(share / most, room, symbols.palette.hues[2 * nth + 1]),
-                    pen.text(f" {100 * share:>4.0f} %"),
+                    pen.bar(share / most, room, symbols.palette.kinds[nth % 2]),
+                    pen.text(f" {100 * share:>4.0f}%"),
                 ]
             )
     return lines
@@ -310,14 +360,14 @@ def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols) -> L
     found = {label: one.prefix_hit_rate for label, one in totals.items()}
     one_pool = {"one endless pool": first.one_pool_hit_tokens / max(first.prefix_queried_tokens, 1)}
     parts: tuple[tuple[str, Mapping[str, float], Callable[[float], str]], ...] = (
-        ("prompt tokens found in a cache", found | one_pool, lambda share: f"{100 * share:.0f} %"),
+        ("prompt tokens found in a cache", found | one_pool, lambda share: f"{100 * share:.0f}%"),
         (
             "cached prefixes that another server holds, too, on average",
             {label: one.mean_duplicate_bytes for label, one in totals.items()},
-            lambda num_bytes: gigabytes(num_bytes) if num_bytes else "nothing",
+            lambda num_bytes: gib(round(num_bytes)) if num_bytes else "nothing",
         ),
         (
-            "tokens that the busiest server computed, beside the mean",
+            "tokens that the busier server computed, as a multiple of the mean of both",
             {label: one.imbalance for label, one in totals.items()},
             lambda factor: f"{symbols.times}{factor:.2f}",
         ),
@@ -328,7 +378,7 @@ def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols) -> L
         lines += [[pen.text(title, weak=True)]]
         most = max(values.values()) or 1.0
         for nth, (label, value) in enumerate(values.items()):
-            color = symbols.palette.hues[2 * nth + 1] if label in totals else symbols.palette.free_glyph
+            color = symbols.palette.kinds[nth % 2] if label in totals else symbols.palette.free_glyph
             bar = pen.bar(value / most, room, color)
             lines.append([pen.text(label[: _LABEL - 1].ljust(_LABEL)), bar, pen.text(f" {words(value):>12}")])
     return lines
@@ -354,7 +404,7 @@ def remedies(tried: Sequence[Remedied], width: int, symbols: Symbols) -> Lines:
     room = max(width - _RUNG - 10, 8)
     lines: Lines = []
     for remedy in tried:
-        bar = pen.bar(remedy.duration_s / most, room, symbols.palette.states[SlotState.TOKEN])
+        bar = pen.bar(remedy.duration_s / most, room, symbols.palette.kinds[0])
         lines.append([pen.text(remedy.name.ljust(_RUNG)), bar, pen.text(f" {milliseconds(remedy.duration_s):>9}")])
         words = (
             f"  {plural(remedy.tokens_twice, 'token')} computed twice {symbols.dot} longest wait for a start "
@@ -372,7 +422,7 @@ def drafts(tried: Sequence[Drafted], width: int, symbols: Symbols) -> Lines:
     heading = "".join(f"  {head}" for head in heads)
     lines: Lines = [[pen.text(" " * (_DRAFTS + room) + heading, weak=True)]]
     for result in tried:
-        bar = pen.bar(result.steps / most, room, symbols.palette.states[SlotState.TOKEN])
+        bar = pen.bar(result.steps / most, room, symbols.palette.kinds[0])
         cells = (f"at step {result.steps:,}", f"at {milliseconds(result.duration_s)}")
         figures = "".join(f"  {cell:>{len(head)}}" for cell, head in zip(cells, heads, strict=True))
         lines.append([pen.text(result.name.ljust(_DRAFTS)), bar, pen.text(figures)])

@@ -140,7 +140,10 @@ class Guided:
                 drawn = [(f"The block table of {caption.follow}", lines)]
             case Drawing.LADDER:
                 lines = drawings.ladder(self.climb(), width, symbols, height)
-                drawn = [("The ladder: one change on every rung; at a time: mean over the run", lines)]
+                drawn = [(f"The ladder: one change on every rung; {symbols.times} over the rung above", lines)]
+            case Drawing.MEMORY:
+                lines = drawings.memory(self.climb(), width, symbols)
+                drawn = [(f"Tokens a second of rungs 2 to 4; {symbols.times} by which pages give more", lines)]
             case Drawing.HITS:
                 lines = drawings.hits(self.found(), [run.label for run in self.lesson.runs], width, symbols, height)
                 drawn = [("Prompt tokens found in the cache, by the memory that there is", lines)]
@@ -149,7 +152,7 @@ class Guided:
                 drawn = [("Time until the last answer, with each remedy", lines)]
             case Drawing.DRAFTS:
                 lines = drawings.drafts(with_drafts(session.recording), width, symbols)
-                drawn = [("Steps until the pool runs out, and the time until the last answer", lines)]
+                drawn = [("Three runs: steps until the pool runs out, and time until the last answer", lines)]
             case Drawing.IMAGE:
                 lines = drawings.image(*image_tokens(), session.replay.unit_tokens, width, symbols)
                 drawn = [("One image: its blocks, and the whole encoder cache", lines)]

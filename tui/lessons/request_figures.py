@@ -13,8 +13,11 @@ from ..facts.preemption import last_preemption
 from ..facts.requests import place_in_row, request_facts
 from ..look.wording import gib, milliseconds, percent
 from ..pool.layer_kinds import layer_kinds
+from ..pool.unit_changes import changes_between
 
 if TYPE_CHECKING:
+    from kvsim.recording.tables import IntArray
+
     from ..playback.session import Session
 
 _MOST_LISTED = 12
@@ -56,7 +59,7 @@ def request_figures(session: Session, name: str) -> dict[str, str]:
         "ttft": milliseconds(float(requests.first_token_s[row] - requests.arrival_s[row])),
         "finished": milliseconds(float(requests.finished_s[row])),
     }
-    return figures | _lost(session, row) | _tables(session, row)
+    return figures | _unwritten(session, positions, addresses) | _lost(session, row) | _tables(session, row)
 
 
 def layer_figures(session: Session) -> dict[str, str]:
@@ -78,6 +81,43 @@ def layer_figures(session: Session) -> dict[str, str]:
     }
 
 
+def _unwritten(session: Session, positions: IntArray, addresses: IntArray) -> dict[str, str]:
+    """Return the slots that are not written in the last block of a table; empty if there are none."""
+    replay = session.replay
+    if replay.unit_tokens == 1 or not len(positions) or len(replay.groups) > 1:
+        return {}
+    last = int(addresses[np.argmax(positions)])
+    written = int(replay.slots()[last - replay.first_unit, SlotState.TOKEN])
+    if written == replay.unit_tokens:
+        return {}
+    return {"unwritten": f"slots {written + 1} to {replay.unit_tokens} of block {last}"}
+
+
+def _expired(session: Session, request: int) -> dict[str, str]:
+    """Return the blocks of `request` whose tokens have all expired, and those of which some tokens have."""
+    replay = session.replay
+    addresses = np.sort(replay.block_table(request)[1]).astype(np.int64)
+    slots = replay.slots(addresses - replay.first_unit)
+    expired = slots[:, SlotState.EXPIRED]
+    whole = (expired > 0) & (slots[:, SlotState.TOKEN] == 0) & (slots[:, SlotState.RESERVED] == 0)
+    frame = replay.frame
+    freed = changes_between(replay, max(frame - 1, 0), frame).freed + replay.first_unit
+    return {
+        "expired_blocks": _blocks(addresses[whole]),
+        "expired_part": _blocks(addresses[(expired > 0) & ~whole]),
+        "let_go_blocks": _blocks(np.unique(freed)),
+    }
+
+
+def _blocks(addresses: IntArray) -> str:
+    """Name blocks in ascending order: `block 3`, `blocks 1 to 10`, `blocks 1 to 10 and 12`."""
+    if not len(addresses):
+        return "no block"
+    runs = np.split(addresses, np.flatnonzero(np.diff(addresses) != 1) + 1)
+    words = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return f"block{'s' * (len(addresses) > 1)} {' and '.join(words)}"
+
+
 def _tables(session: Session, request: int) -> dict[str, str]:
     """Return the numbers of a request's blocks by kind of layers; empty for a model without sliding windows."""
     rows = table_rows(session, request, 1)
@@ -88,7 +128,7 @@ def _tables(session: Session, request: int) -> dict[str, str]:
         "full_blocks": f"{sum(row.num_held for row in rows if row not in windows):,}",
         "window_blocks": f"{sum(row.num_held for row in windows):,}",
         "let_go": f"{sum(row.num_released for row in windows):,}",
-    }
+    } | _expired(session, request)
 
 
 def _lost(session: Session, request: int) -> dict[str, str]:

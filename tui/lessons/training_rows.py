@@ -55,7 +55,9 @@ class TrainingRows:
                 tails[members[-1]] = (f"padding of row {row + 1}", address, (row + 1) * width - address)
 
         builder = RecordingBuilder()
-        requests = {index: builder.arrived(workload.ids[index], 0.0, lengths[index] + 1, 1) for index in order}
+        requests = {
+            index: builder.arrived(workload.ids[index], 0.0, length + 1, 1) for index, length in enumerate(lengths)
+        }
         free = num_slots
         for step, index in enumerate(order):
             laid = [(requests[index], begins[index], lengths[index] + 1)]

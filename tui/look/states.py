@@ -12,6 +12,8 @@ from kvsim.display.palette import HUES_ON_DARK, HUES_ON_LIGHT, channels_of, mixe
 from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATES_ON_DARK, STATES_ON_LIGHT
 
+from .kinds import KINDS_ON_DARK, KINDS_ON_LIGHT
+
 _GLYPHS: Final = {
     SlotState.TOKEN: "█#",
     SlotState.RESERVED: "▒r",
@@ -50,6 +52,8 @@ class Palette:
     states: dict[SlotState, str]
     hues: tuple[str, ...]
     """Hues of owners. Successive hues differ in hue and in lightness, for colour-blind readers."""
+    kinds: tuple[str, ...]
+    """Colours of kinds of layers, and of what a drawing compares."""
     shared: str
     """Colour of shared units, and of units with the most holders."""
     shared_by_two: str
@@ -85,6 +89,7 @@ LEAST_CONTRAST: Final = 1.65
 DARK: Final = Palette(
     states=STATES_ON_DARK,
     hues=HUES_ON_DARK,
+    kinds=KINDS_ON_DARK,
     shared="#fff6dc",
     shared_by_two="#a37a35",
     aged="#5340b8",
@@ -97,6 +102,7 @@ DARK: Final = Palette(
 LIGHT: Final = Palette(
     states=STATES_ON_LIGHT,
     hues=HUES_ON_LIGHT,
+    kinds=KINDS_ON_LIGHT,
     shared="#452b00",
     shared_by_two="#c99b4a",
     aged="#c9acf7",

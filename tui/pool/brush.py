@@ -37,6 +37,8 @@ LEDGE: Final = 19
 """Shape: the first paint in the upper half, nothing below, as a gap between two rows."""
 DIGIT: Final = 20
 """Shapes `DIGIT + n`, n from 0 to 8: the number n of written eighths as a digit, where there are no colours."""
+CORNER: Final = 29
+"""Shape: the first paint in the upper left quarter, nothing elsewhere, as the end of a unit above a gap."""
 _GLYPH_SHADE: Final = 0.5
 """Share of the background in the colour of a grey glyph."""
 _SHAPE: Final = 16
@@ -120,7 +122,7 @@ class Brush:
         self._symbols = symbols
         self._colors = paint_colors(symbols.palette)
         self._glyphs = paint_glyphs(symbols)
-        self._shapes = {HALF: "▀", HAIR: "▉", LEDGE: "▀"}
+        self._shapes = {HALF: "▀", HAIR: "▉", LEDGE: "▀", CORNER: "▘"}
         for eighth in range(1, 9):
             self._shapes[UP + eighth], self._shapes[RIGHT + eighth] = symbols.up[eighth], symbols.right[eighth:][:1]
         self._known: dict[int, tuple[str, RichStyle]] = {}
@@ -143,12 +145,12 @@ class Brush:
             return " ", self._style(first, first)
         # A glyph takes seven eighths, so that lines of units do not run into each other.
         character = self._shapes.get(shape, "▇")
-        return character, self._style(first, EMPTY if shape in (GLYPH, HAIR, LEDGE) else second)
+        return character, self._style(first, EMPTY if shape in (GLYPH, HAIR, LEDGE, CORNER) else second)
 
     def _draw_glyph(self, shape: int, first: int) -> tuple[str, RichStyle]:
         paint = first % DIM
         style = Style(color=glyph_paint_color(first, self._symbols), bgcolor=self._symbols.palette.void)
-        if shape == LEDGE or paint == EMPTY:
+        if shape in (LEDGE, CORNER) or paint == EMPTY:
             return " ", style
         if DIGIT < shape < DIGIT + 8 and paint < EMPTY:
             return str(shape - DIGIT), style

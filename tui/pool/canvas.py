@@ -13,7 +13,7 @@ from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS
 from .brush import BLANK, DIGIT, GLYPH, RIGHT, UP, half_keys, keys_of, reverse
-from .cell_shapes import hairlines_above, ledges, settled, spread, spread_glyphs
+from .cell_shapes import cut_apart, hairlines_above, ledges, settled, spread, spread_glyphs
 from .cells import Cells
 from .labels import names_every_line, write_names
 from .paint import CURSOR, DIM, EMPTY, ColorBy
@@ -147,12 +147,12 @@ class Canvas:
         if tiling.gap:
             lines[last] = EMPTY if per_character == 2 else BLANK
         elif tiling.detail in (Detail.FILL, Detail.MIX) and tiling.tall >= 2 and self._half_blocks:
-            lines = settled(lines)
+            lines = lines if tiling.cut else settled(lines)
             lines[last] = ledges(lines[last])
         elif self._has_hairlines:
             lines = settled(lines)
             first = line == tiling.row_edges[row]
-            lines[first] = hairlines_above(lines[first])
+            lines[first] = hairlines_above(lines[first], mixed=tiling.tall >= 2)
         picture = half_keys(lines.astype(np.uint8)) if per_character == 2 else lines
         if tiling.margin:
             picture = np.pad(picture, ((0, 0), (tiling.margin, 0)), constant_values=BLANK)
@@ -171,11 +171,9 @@ class Canvas:
 
     @property
     def _has_hairlines(self) -> bool:
-        """True if hairlines separate rows; a name inside a row would hide a part of its hairline."""
+        """True if hairlines separate rows."""
         tiling = self.tiling
-        if tiling.stride is None or tiling.detail is not Detail.MIX or tiling.down > 1 or not self._half_blocks:
-            return False
-        return tiling.margin > 0 or not names_every_line(tiling, self._replay)
+        return tiling.stride is not None and tiling.detail is Detail.MIX and tiling.down <= 1 and self._half_blocks
 
     def _mix(self, cells: IndexArray) -> KeyArray:
         """Draw cells of several units with their two most important paints."""
@@ -245,7 +243,9 @@ class Canvas:
         `hairlines` separate cells that would look like one.
         """
         tiling = self.tiling
-        if self._half_blocks:
+        if tiling.cut:
+            keys = cut_apart(tiling, first, second, eighths)
+        elif self._half_blocks:
             keys = spread(tiling, first, second, eighths, hairlines=hairlines)
         else:
             keys = spread_glyphs(tiling, first, second, eighths)

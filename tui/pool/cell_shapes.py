@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..look.stack import EIGHTHS
-from .brush import BLANK, GLYPH, HAIR, LEDGE, RIGHT, keys_of, parts_of
+from .brush import BLANK, CORNER, GLYPH, HAIR, LEDGE, RIGHT, keys_of, parts_of
 from .paint import EMPTY
 
 if TYPE_CHECKING:
@@ -27,6 +27,32 @@ def spread(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Paint
         shape = np.where((offset == width - 1) & (front == back), HAIR, shape)
     keys = keys_of(shape, front, back)
     keys[front == EMPTY] = BLANK
+    return keys
+
+
+def cut_apart(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray) -> KeyArray:
+    """Return the keys of rows of equally wide cells with gaps between them.
+
+    A cell ends with half a character without paint. A cell that is one line high ends with a whole one, and leaves a
+    thin line at its top. The first paint fills the left `eighths` of each cell, the second paint the rest. If names are
+    written on the cells, the border between the paints is at the edge of a character, and each paint has a character.
+    """
+    wide, edges = tiling.wide, tiling.column_edges
+    column = np.arange(tiling.columns).repeat(np.diff(edges))
+    offset = np.arange(tiling.width) - edges[column]
+    front, back, share = (values.reshape(-1, tiling.columns)[:, column] for values in (first, second, eighths))
+    filled = share.astype(np.int64) * (2 * wide - 1) // 2
+    if tiling.margin:
+        filled = EIGHTHS * np.clip((filled + EIGHTHS // 2) // EIGHTHS, 1, wide - 1)
+    filled = np.where(
+        share == 0, 0, np.where(share == EIGHTHS, EIGHTHS * wide, np.clip(filled, 1, EIGHTHS * (wide - 1)))
+    )
+    part = np.clip(filled - EIGHTHS * offset, 0, EIGHTHS)
+    front, back = np.where(part == 0, back, front), np.where(part == EIGHTHS, front, back)
+    is_end = offset == wide - 1
+    shape = np.where(front == back, EIGHTHS if tiling.tall > 1 else GLYPH - RIGHT, part)
+    keys = keys_of(RIGHT + np.where(is_end, EIGHTHS // 2, shape), front, np.where(is_end, EMPTY, back))
+    keys[(front == EMPTY) | (is_end & (tiling.tall == 1))] = BLANK
     return keys
 
 
@@ -72,17 +98,22 @@ def settled(keys: KeyArray) -> KeyArray:
     return np.where(mixed & continues, keys_of(RIGHT + EIGHTHS, paint, paint), keys).astype(np.int32)
 
 
-def hairlines_above(keys: KeyArray) -> KeyArray:
+def hairlines_above(keys: KeyArray, *, mixed: bool) -> KeyArray:
     """Return `keys` with a hairline above cells of one paint, to keep touching rows apart.
 
-    The hairline is the eighth of a line above a `GLYPH`, which is seven eighths high.
+    The hairline is the eighth of a line above a `GLYPH`, which is seven eighths high. With `mixed`, cells of two paints
+    have one as well, and show the paint that takes more of them: another line shows both.
     """
-    _, first, second = parts_of(keys)
-    return np.where(first == second, keys & ~(0xFF << 16) | GLYPH << 16, keys).astype(np.int32)
+    shape, first, second = parts_of(keys)
+    paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2), second, first)
+    lined = keys_of(GLYPH, paint.astype(np.uint8), EMPTY) | (keys & ~0xFFFFFF)
+    return np.where((first == second) | ((keys != BLANK) & mixed), lined, keys).astype(np.int32)
 
 
 def ledges(keys: KeyArray) -> KeyArray:
     """Return `keys` with the paints in the upper half of the line alone, to keep rows apart."""
     shape, first, second = parts_of(keys)
-    paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2), second, first)
-    return np.where(keys == BLANK, BLANK, (LEDGE << 16) | (EMPTY << 8) | paint | keys & ~0xFFFFFF).astype(np.int32)
+    is_end = (shape == RIGHT + EIGHTHS // 2) & (second == EMPTY)
+    paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2) & ~is_end, second, first)
+    shape = np.where(is_end, CORNER, LEDGE)
+    return np.where(keys == BLANK, BLANK, (shape << 16) | (EMPTY << 8) | paint | keys & ~0xFFFFFF).astype(np.int32)

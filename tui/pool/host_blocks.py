@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -11,26 +12,33 @@ from kvsim.memory.waste import SlotState
 from kvsim.replay.unfolding import NO_OWNER
 
 from .brush import GLYPH, half_keys, keys_of
-from .paint import EMPTY, KEPT, UnitChange
+from .paint import CURSOR, EMPTY, KEPT, OWNER, UnitChange
 
 if TYPE_CHECKING:
-    from kvsim.replay.host_memory import HostMemory, HostSlots
+    from kvsim.replay.host_memory import BoolArray, HostMemory, HostSlots
 
     from ..playback.session import Session
     from .array_types import KeyArray, PaintArray
 
 GOING: Final = int(UnitChange.TAKEN)
-"""Paint of a slot to which a block is being copied."""
+"""Paint, without colours, of a slot to which a block is being copied."""
 COMING: Final = int(UnitChange.HIT)
-"""Paint of a slot whose block is being copied back."""
+"""Paint, without colours, of a slot whose block is being copied back."""
+_COMING_HUED: Final = CURSOR
+"""The same in colours, different from all greens."""
 OVERWRITTEN: Final = int(UnitChange.EVICTED)
 """Paint of a slot whose block has just been overwritten."""
+_MOST_NAMED: Final = 6
+"""Largest number of owners that the legend names."""
 
 
-_TRANSFERS: Final = ((GOING, "going there"), (COMING, "coming back"), (OVERWRITTEN, "gave way"))
-"""Paints, and their meanings."""
-_KEPT_SHOWN: Final = 6
-"""Largest number of colours of kept copies in the legend of host memory."""
+class Transfer(Enum):
+    """What happens to a slot of host memory; the values are shown to users, after the names of the owners."""
+
+    KEPT = "kept"
+    GOING = "going there"
+    COMING = "coming back"
+    OVERWRITTEN = "gave way"
 
 
 def title_of(host: HostMemory, frame: int) -> str:
@@ -54,38 +62,66 @@ def slots_per_cell(num_slots: int, num_cells: int) -> int:
 def map_keys(host: HostMemory, frame: int, width: int, height: int, *, half_blocks: bool) -> KeyArray:
     """Return the keys of `height` lines of `width` characters: the slots in order, the same number in each cell.
 
-    With `half_blocks`, a character shows two cells, one above the other. A cell of several slots has the colour of its
-    most important slot: a block that is loaded, then one that was overwritten, one that is stored, one that is kept.
+    With `half_blocks`, a character shows two cells, one above the other, in colours. A cell of several slots has the
+    colour of its most important slot: a block that is loaded, then one that was overwritten, one that is stored, one
+    that is kept.
     """
     rows = height * (2 if half_blocks else 1)
-    paints = _cells(_paints(host.slots_at(frame)), rows * width).reshape(rows, width)
+    paints = _cells(_paints(host.slots_at(frame), hued=half_blocks), rows * width).reshape(rows, width)
     return half_keys(paints) if half_blocks else keys_of(GLYPH, paints, EMPTY)
 
 
-def legend_now(session: Session) -> list[tuple[list[int], str]]:
+def owners_of(session: Session, which: Transfer) -> list[str]:
+    """Return the ids of the requests whose copies are kept, or are in transfer, at the current frame."""
+    if session.host is None:
+        return []
+    slots = session.host.slots_at(session.replay.frame)
+    owners = np.unique(slots.owner[_masks(slots)[which]]).tolist()
+    return [session.request_name(owner) for owner in owners]
+
+
+def legend_now(session: Session, *, hued: bool) -> list[tuple[list[int], str]]:
     """Return the paints that the map shows at the current frame, and their meanings; empty without host memory.
 
-    Owners of kept copies are named if they are few and have different hues.
+    Owners are named if they are few. `hued` is true for maps in colours.
     """
     if session.host is None:
         return []
     slots = session.host.slots_at(session.replay.frame)
-    paints = _paints(slots)
-    present = set(paints.tolist())
-    found = [([paint], words) for paint, words in _TRANSFERS if paint in present]
-    kept, owners = sorted(paint for paint in present if paint >= KEPT), np.unique(slots.owner[paints >= KEPT]).tolist()
-    if not kept:
-        return found
-    if len(owners) > min(len(kept), _KEPT_SHOWN):
-        return [*found, (kept[:_KEPT_SHOWN], "kept, by owner")]
-    named = [([KEPT + owner % NUM_HUES], session.request_name(owner)) for owner in owners]
-    return [*found, *named[:-1], (named[-1][0], f"{named[-1][1]} kept")]
+    paints, found = _paints(slots, hued=hued), list[tuple[list[int], str]]()
+    for which, mask in _masks(slots).items():
+        owners = np.unique(slots.owner[mask]).tolist()
+        if not owners:
+            continue
+        shown = dict(zip(slots.owner[mask].tolist(), paints[mask].tolist(), strict=True))
+        if len(owners) > _MOST_NAMED:
+            found.append((sorted(set(shown.values()))[:_MOST_NAMED], f"{which.value}, by owner"))
+        elif len(set(shown.values())) < len(owners):
+            found.append((sorted(set(shown.values())), which.value))
+        else:
+            names = [session.request_name(owner) for owner in owners]
+            found += [([shown[owner]], name) for owner, name in zip(owners, names, strict=True)]
+            found[-1] = (found[-1][0], f"{found[-1][1]} {which.value}")
+    return found
 
 
-def _paints(slots: HostSlots) -> PaintArray:
-    paints = np.where(slots.owner == NO_OWNER, int(SlotState.FREE), KEPT + slots.owner % NUM_HUES)
-    for mask, paint in ((slots.is_going, GOING), (slots.is_overwritten, OVERWRITTEN), (slots.is_coming, COMING)):
-        paints[mask] = paint
+def _masks(slots: HostSlots) -> dict[Transfer, BoolArray]:
+    """Tell for each kind of slot which slots are of that kind; each used slot is of one kind."""
+    used = slots.owner != NO_OWNER
+    coming = used & slots.is_coming
+    overwritten = used & slots.is_overwritten & ~coming
+    going = used & slots.is_going & ~coming & ~overwritten
+    kept = used & ~coming & ~overwritten & ~going
+    return {Transfer.KEPT: kept, Transfer.GOING: going, Transfer.COMING: coming, Transfer.OVERWRITTEN: overwritten}
+
+
+def _paints(slots: HostSlots, *, hued: bool) -> PaintArray:
+    """Return the paint of each slot: a copy has the hue of its owner, as on the GPU, and a darker one on its way."""
+    masks, hue = _masks(slots), slots.owner % NUM_HUES
+    paints = np.where(slots.owner == NO_OWNER, int(SlotState.FREE), OWNER + hue)
+    paints = np.where(masks[Transfer.GOING], KEPT + hue if hued else GOING, paints)
+    for which, paint in ((Transfer.COMING, _COMING_HUED if hued else COMING), (Transfer.OVERWRITTEN, OVERWRITTEN)):
+        paints[masks[which]] = paint
     return paints.astype(np.uint8)
 
 
@@ -95,8 +131,9 @@ def _cells(paints: PaintArray, num_cells: int) -> PaintArray:
     rank = np.full(256, 0, np.uint16)
     for order, paint in enumerate((EMPTY, int(SlotState.FREE))):
         rank[paint] = order
-    rank[KEPT : KEPT + NUM_HUES] = 2
-    for order, paint in enumerate((GOING, OVERWRITTEN, COMING), start=3):
+    rank[OWNER : OWNER + NUM_HUES] = 2
+    rank[KEPT : KEPT + NUM_HUES] = 3
+    for order, paint in enumerate((GOING, OVERWRITTEN, COMING, _COMING_HUED), start=3):
         rank[paint] = order
     padded = np.full(num_cells * together, EMPTY, np.uint8)
     padded[: len(paints)] = paints

@@ -55,6 +55,8 @@ def write_names(
             return
         case Detail.MIX if tiling.stride is None and tiling.units_per_cell > _MOST_UNITS:
             return
+        case Detail.FILL if tiling.cut and not tiling.gap:  # a name is on each unit
+            name, lines = name_blocks, tiling.row_edges[rows] - top
         case Detail.FILL if not tiling.gap:
             counted = color_by in (ColorBy.OWNER, ColorBy.SHARING)
             if counted:
@@ -81,8 +83,10 @@ def write_names(
         picture[lines[seen]] = through
 
 
-def longest_name(replay: Replay) -> int:
+def longest_name(replay: Replay, *, shared: bool = True) -> int:
     """Return the length of the longest name of a request, with the number of other holders if units can be shared.
+
+    Without `shared`, the number of other holders is left out.
 
     It is 0 for training batches, which have several sequences in a row.
     """
@@ -90,7 +94,7 @@ def longest_name(replay: Replay) -> int:
     if "row_tokens" in meta.policy:
         return 0
     longest = max((len(name) for name in replay.recording.requests.id.tolist()), default=0)
-    return min(longest + 2 * (meta.prefix_caching and replay.unit_tokens > 1), _LONGEST_NAME)
+    return min(longest + 2 * (shared and meta.prefix_caching and replay.unit_tokens > 1), _LONGEST_NAME)
 
 
 def names_every_line(tiling: Tiling, replay: Replay) -> bool:
@@ -148,6 +152,25 @@ def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArra
             _write(name, lines[row, begin + len(number) :], weak=False)
 
 
+def name_blocks(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray) -> None:
+    """Write the number of the first unit left of each row of `cells`, and the first holder on each unit.
+
+    A unit of several holders without room for a name has their number. If a name is too long for a unit, there are no
+    names. `lines` has one line of characters of each row of cells, with the margin: shape (rows, characters).
+    """
+    room = tiling.wide - 1
+    named = longest_name(replay, shared=False) <= room
+    for line, row in zip(lines, cells.reshape(-1, tiling.columns), strict=True):
+        units = row[row < tiling.num_units].tolist()
+        for column, unit in enumerate(units):
+            names = (_holders(replay, unit) if named else "", str(replay.refs[unit]) if replay.refs[unit] > 1 else "")
+            name = next((name for name in names if 0 < len(name) <= room), "")
+            begin = tiling.margin + int(tiling.column_edges[column])
+            _write(name, line[begin : begin + room])
+        if units:
+            _write(f"{units[0] + replay.first_unit:>{tiling.margin - 1}}", line)
+
+
 def _holders(replay: Replay, unit: int) -> str:
     """Return the name of the first holder of `unit` and the number of other holders; empty for a free unit."""
     owner, refs = int(replay.owner[unit]), int(replay.refs[unit])
@@ -202,6 +225,9 @@ def name_runs(
             if counted and others[begin] > 0:
                 continue
             name = _name(replay, owner) + (f"+{others[begin]}" if others[begin] > 0 else "")
+            if "row_tokens" in replay.recording.meta.policy:  # the length of a sequence follows its name
+                length = f" {replay.recording.requests.prompt_tokens[owner]}"
+                name += length if len(name + length) <= room else ""
             if len(name) > room:  # a shortened name could be mistaken for another request's name
                 continue
             # The fill of a unit is visible on both sides of the name.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 from rich.segment import Segment
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from ..look.states import Symbols
     from ..playback.session import Session
+
+_MOST_OWNERS: Final = 8
+"""Largest number of requests that the legend names."""
 
 LegendEntry: TypeAlias = tuple[tuple[int, ...], str]
 """The paints of an entry of the legend, and their meaning."""
@@ -102,7 +105,7 @@ def _length(entries: list[LegendEntry]) -> int:
 
 
 def _in_short(text: str) -> str:
-    for words, fewer in (("sliding window", "window"), ("full attention", "full"), (" alone is lit", " lit")):
+    for words, fewer in (("sliding window", "window"), ("full attention", "full"), (" alone in colour", " in colour")):
         text = text.replace(words, fewer)
     return text
 
@@ -119,8 +122,8 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
             sharing_too = [((SHARED,), _shared_words(session)), *kept] if caches else []
             return [*_owners(sessions, lit), *_waste(sessions), reserved, *sharing_too, free]
         case ColorBy.STATE:
-            others = "" if lit is None else f"; {lit} alone is lit, all others are grey"
-            return [((), f"colours as in the bar below{others}")]
+            followed = [] if lit is None else _lit_and_others(lit, (int(SlotState.TOKEN),))
+            return [*followed, _state(SlotState.TOKEN), *_waste(sessions), reserved, *kept, free]
         case ColorBy.LAYERS:
             kinds = layer_kinds(session.replay)
             followed = [] if lit is None else _lit_and_others(lit, tuple(kind.paint for kind in kinds))
@@ -158,16 +161,27 @@ def _owners(sessions: Sequence[Session], lit: str | None) -> list[LegendEntry]:
         known = next(session.recording for session in sessions if lit in session.recording.requests.id)
         entries = _lit_and_others(lit, hues[:3], OWNER + hue_of(known.row_of(lit)))
     elif True in hued:
-        entries = [(hues, "one request each" if len(sessions[0].recording.requests) <= NUM_HUES else "requests")]
+        few = len(sessions[0].recording.requests) <= NUM_HUES
+        entries = (_named_owners(sessions) if few else []) or [(hues, "one request each" if few else "requests")]
     if lit is None and False in hued:
         entries.append(((int(SlotState.TOKEN),), "tokens, of any request"))
     return entries
 
 
+def _named_owners(sessions: Sequence[Session]) -> list[LegendEntry]:
+    """Return an entry for each request that holds memory now; empty if these are too many, or if there are none."""
+    owners = {}
+    for session in sessions:
+        for request in session.replay.live_requests().tolist():
+            if session.recording.requests.prompt_tokens[request]:  # not the padding at the end of a row
+                owners[session.request_name(request)] = OWNER + hue_of(request)
+    return [((owners[name],), name) for name in sorted(owners)] if len(owners) <= _MOST_OWNERS else []
+
+
 def _lit_and_others(name: str, others: tuple[int, ...], *paints: int) -> list[LegendEntry]:
     """Return two entries: the only lit request with its `paints`, and the paints of the `others` in grey."""
     return [
-        (paints, name if paints else f"{name} alone is lit"),
+        (paints, name if paints else f"{name} alone in colour"),
         (tuple(other + DIM for other in (*others, SlotState.RESERVED)), "all others"),
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 from .tiling import Detail, Tiling
 
@@ -15,6 +16,12 @@ _MOST_MARGIN = 0.25
 """Largest share of the width that names of lines may take."""
 _LEAST_FILL = 0.9
 """Least share of the picture that the pool should cover."""
+_FEW = 4
+"""Columns of units, drawn slot by slot, below which units in more columns are easier to survey."""
+_MOST_CUT = 512
+"""Largest number of units that are cut apart and bear their holders."""
+_ROUND = {10: 0.12, 20: 0.12, 8: 0.06, 16: 0.06, 5: 0.06}
+"""Share of the picture that a number of columns by which units are easily counted is worth."""
 
 
 def levels(
@@ -27,6 +34,8 @@ def levels(
     half_blocks: bool,
     has_slots: bool = True,
     names: int = 0,
+    bare: int = 0,
+    most_units: int = 0,
 ) -> list[Tiling]:
     """Return every level of detail for a picture of `width` by `height` characters, coarsest first.
 
@@ -42,6 +51,8 @@ def levels(
         half_blocks: True if the terminal shows characters of half a line's height.
         has_slots: True if single slots can be shown; units of several KV-cache groups have different slots.
         names: characters of the longest name of a request, which is written beside its row or unit where there is room.
+        bare: characters of the longest name without the number of other holders.
+        most_units: units of the largest of several pools, all of which have their names in the same places.
     """
     if stride is not None:
         return _levels_of_lines(num_units, width, height, stride, half_blocks=half_blocks, names=names)
@@ -54,7 +65,10 @@ def levels(
     if half_blocks and width * height < num_units <= 2 * width * height:
         found.append(_one_each(num_units, width, 2 * height, Detail.HALF))
     if unit_tokens > 1:
-        found.append(_one_each(num_units, width, height, Detail.FILL))
+        most_units, cut = max(num_units, most_units), None
+        if names and half_blocks and most_units <= _MOST_CUT:
+            cut = _cut_apart(num_units, most_units, width, height, names, bare or names)
+        found.append(cut or _one_each(num_units, width, height, Detail.FILL))
         if has_slots:
             found.append(_slots_level(num_units, unit_tokens, width, height, names))
     elif not found or found[-1].detail is not Detail.HALF:
@@ -67,13 +81,18 @@ _UNIT = {True: Detail.HALF, False: Detail.MIX}
 
 
 def best_level(tilings: list[Tiling], height: int) -> int:
-    """Return the index of the finest of `tilings` that shows the whole pool in `height` lines of characters."""
+    """Return the index of the finest of `tilings` that shows the whole pool in `height` lines of characters.
+
+    Slots in a few columns take more room than they are worth if units can have their numbers and names below them.
+    """
     whole = [
         index
         for index, tiling in enumerate(tilings)
         if tiling.detail in (Detail.FILL, Detail.SLOTS) and tiling.height <= height
     ]
-    return max(whole, default=0)
+    best = max(whole, default=0)
+    has_names_below = best > 0 and tilings[best - 1].cut and not tilings[best - 1].margin
+    return best - (tilings[best].detail is Detail.SLOTS and tilings[best].columns < _FEW and has_names_below)
 
 
 def _levels_of_lines(
@@ -110,6 +129,8 @@ def _levels_of_lines(
 
 
 def _lines(num_units: int, stride: int, columns: int, rows: int, width: int, height: int, margin: int) -> Tiling:
+    even = width // columns * columns
+    width = even if even >= _LEAST_FILL * width else width  # equally long sequences look equally long
     return Tiling(
         num_units=num_units,
         stride=stride,
@@ -177,6 +198,56 @@ def _one_each(num_units: int, width: int, height: int, detail: Detail) -> Tiling
     )
 
 
+def _cut_apart(num_units: int, most_units: int, width: int, height: int, names: int, bare: int) -> Tiling | None:
+    """Return a tiling with equally large units that bear their numbers and holders; None if there is no room for these.
+
+    Numbers and names are below the units; where there is no room, names are on the units, and a margin has the number
+    of each row's first unit. Where there is no room for names either, units are cut apart alone. The choice is that for
+    a pool of `most_units`.
+    """
+    digits = len(str(most_units))
+    places = [_Place(0, digits + names + 2, 2, _MOST_TALL)]
+    places += [_Place(digits + 1, wide, tall, tall) for wide in (bare + 1, 2) for tall in (2, 1)]
+    for place in places:
+        if _best_columns(most_units, width, height, place) is not None:
+            return _best_columns(num_units, width, height, place)
+    return None
+
+
+class _Place(NamedTuple):
+    """Place of the numbers and names of units that are cut apart, and the room that these need, in characters."""
+
+    margin: int
+    least_wide: int
+    least_tall: int
+    most_tall: int
+
+
+def _best_columns(num_units: int, width: int, height: int, place: _Place) -> Tiling | None:
+    """Return the tiling that covers most of the picture with units of good shape; None if they do not fit."""
+    best: tuple[float, Tiling] | None = None
+    for columns in range(1, min((width - place.margin) // place.least_wide, num_units) + 1):
+        wide, rows = min((width - place.margin) // columns, 2 * _MOST_WIDE), -(-num_units // columns)
+        tall = min(height // rows, place.most_tall)
+        if tall < place.least_tall:
+            continue
+        fill = (place.margin + columns * wide) * rows * tall / (width * height)
+        score = fill + _ROUND.get(columns, 0.0) - abs(math.log(wide / (3 * tall))) / 8
+        if best is None or score > best[0]:
+            picture = Tiling(
+                num_units=num_units,
+                columns=columns,
+                rows=rows,
+                width=columns * wide,
+                height=rows * tall,
+                detail=Detail.FILL,
+                margin=place.margin,
+                cut=True,
+            )
+            best = (score, picture)
+    return None if best is None else best[1]
+
+
 def _slots_level(num_units: int, unit_tokens: int, width: int, height: int, names: int) -> Tiling:
     """Return a tiling with a character per slot, or a square of characters per slot if the whole pool fits.
 
@@ -195,7 +266,7 @@ def _slots_level(num_units: int, unit_tokens: int, width: int, height: int, name
         num_units=num_units,
         columns=columns,
         rows=rows,
-        width=max(width, wide) if columns * wide <= width else wide * columns,
+        width=wide * columns,
         height=lines,
         detail=Detail.SLOTS,
         gutter=gutter,

@@ -57,14 +57,13 @@ HOLDER_STEPS: Final = (1, 2, 4, 8, 32)
 """Largest number of holders for each paint from `HOLDERS` on; one more paint is for larger numbers."""
 KIND: Final = HOLDERS + len(HOLDER_STEPS) + 1
 """First of the paints of kinds of layers: full attention, two for windows, two for states, all other kinds."""
-_KIND_HUES: Final = (2, 0, 7, 3, 5, 10)
-"""Hues of the kinds of layers, none near the colour of expired slots."""
+_NUM_KINDS: Final = 6
 DIM: Final = 128
 """Offset from a paint to its grey version, for requests other than the followed one."""
-KEPT: Final = KIND + len(_KIND_HUES)
-"""First of the paints of stored copies in host memory, one per hue: darker than the hues of owners."""
-_KEPT_SHARE: Final = 0.45
-"""Share of the background in the colour of a stored copy. Copies in transfer are brighter and catch the eye."""
+KEPT: Final = KIND + _NUM_KINDS
+"""First of the paints of copies on their way to host memory, one per hue: darker than the hues of owners."""
+_KEPT_SHARE: Final = 0.55
+"""Share of the background in the colour of a copy on its way to host memory."""
 NUM_PAINTS: Final = KEPT + NUM_HUES
 assert NUM_PAINTS <= DIM
 
@@ -111,6 +110,7 @@ def paint_colors(palette: Palette) -> tuple[str, ...]:
     return _colors(
         states,
         palette.hues,
+        palette.kinds,
         palette.changes,
         palette.shared,
         palette.shared_by_two,
@@ -124,6 +124,7 @@ def paint_colors(palette: Palette) -> tuple[str, ...]:
 def _colors(
     states: tuple[str, ...],
     hues: tuple[str, ...],
+    kinds: tuple[str, ...],
     changes: tuple[str, ...],
     shared: str,
     shared_by_two: str,
@@ -142,8 +143,7 @@ def _colors(
     colors[HOLDERS + 1 : HOLDERS + steps + 1] = [
         mixed(shared_by_two, shared, (level - 1) / (steps - 1)) for level in range(1, steps + 1)
     ]
-    for number, hue in enumerate(_KIND_HUES):
-        colors[KIND + number] = hues[hue]
+    colors[KIND : KIND + _NUM_KINDS] = kinds
     colors[KEPT : KEPT + NUM_HUES] = [mixed(hue, void, _KEPT_SHARE) for hue in hues]
     return (*colors, *(_shade(paint, color, void) for paint, color in enumerate(colors)))
 

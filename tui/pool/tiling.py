@@ -51,9 +51,15 @@ class Tiling:
     """Height of the picture in lines; for `Detail.HALF`, two of these lines share a line of characters."""
     detail: Detail
     margin: int = 0
-    """Number of characters left of the picture, for the names of lines."""
+    """Number of characters left of the picture, for the names of lines, or for the numbers of units."""
     gutter: int = 0
     """Number of characters left of each unit, for its number and its holder; for `Detail.SLOTS` alone."""
+    cut: bool = False
+    """True if equally large units are cut apart, and bear their numbers and holders; for `Detail.FILL` alone.
+
+    Without a margin, these are on an empty line below each unit. With a margin, it has the number of each row's first
+    unit, and the holders are on the units.
+    """
 
     @property
     def span(self) -> int:
@@ -119,6 +125,8 @@ class Tiling:
         match self.detail:
             case Detail.MIX | Detail.HALF:
                 return self.detail is Detail.HALF and self.tall >= 3
+            case Detail.FILL if self.cut:
+                return not self.margin
             case Detail.FILL:
                 return self.tall >= 2 and self.wide >= 5
             case Detail.SLOTS:

@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 class Zoom:
     """Levels of detail of one pool for one size of picture, and the current level."""
 
-    def __init__(self, heading: str | None, *, half_blocks: bool, slots: bool = True, longest: int = 0) -> None:
-        """`heading` is the name of the pool if several pools are shown, and `longest` the length of their longest name.
+    def __init__(
+        self, heading: str | None, *, half_blocks: bool, slots: bool = True, longest: int = 0, most_units: int = 0
+    ) -> None:
+        """`heading` is the name of the pool if several pools are shown.
 
-        Without `slots`, no level shows single slots.
+        `longest` is the length of their longest name, and `most_units` the number of units of the largest. Without
+        `slots`, no level shows single slots.
         """
+        self._most_units = most_units
         self._heading, self._longest = heading, longest
         self._half_blocks, self._slots = half_blocks, slots
         self._levels: list[Tiling] = []
@@ -43,6 +47,8 @@ class Zoom:
             half_blocks=self._half_blocks,
             has_slots=self._slots and len(replay.groups) == 1,
             names=longest_name(replay),
+            bare=longest_name(replay, shared=False),
+            most_units=self._most_units,
         )
         if not self._chosen:
             self._level = best_level(self._levels, height)

@@ -56,9 +56,8 @@ class Compare(PlaybackScreen):
 
     def compose_body(self) -> ComposeResult:
         """Compose a lane for each run, the legend, and the durations above the time line."""
-        # Two pools are placed beside each other, because then each has more lines, with room for names.
         num = len(self.comparison.lanes)
-        with Container(id="lanes", classes="-two" if num == 2 else "-many" if num > MOST_POOLS_NARROW else None):
+        with Container(id="lanes", classes=self._arrangement(num)):
             for number, lane in enumerate(self.comparison.lanes):
                 with Vertical(classes="lane"):
                     yield PoolView(
@@ -69,6 +68,7 @@ class Compare(PlaybackScreen):
                         color_by=self._color_by,
                         flash_s=self.app.flash_s,
                         longest=max(len(other.label) for other in self.comparison.lanes),
+                        most_units=self._most_units,
                         # All pools have the same levels: if one model has several block tables, none shows slots.
                         slots=all(len(session.replay.groups) == 1 for session in self.sessions()),
                     )
@@ -81,6 +81,24 @@ class Compare(PlaybackScreen):
             yield LessonDrawing(self.guided, self.symbols)
         yield Legend(self.comparison, self.symbols, self._color_by)
         yield Race(self.comparison, self.symbols)
+
+    @property
+    def _most_units(self) -> int:
+        """Return the number of blocks of the largest pool of blocks."""
+        return max((each.replay.num_units for each in self.sessions() if each.replay.unit_tokens > 1), default=0)
+
+    def _arrangement(self, num_lanes: int) -> str | None:
+        """Return the class of the lanes, by which the style sheet places them.
+
+        Two pools are placed beside each other, because then each has more lines, with room for names. So are the pools
+        of a lesson, whose captions speak of them: on a narrow screen, four in two rows. Other screens that are narrow
+        have no pools for so many lanes.
+        """
+        if num_lanes == 2 or (self.guided is not None and num_lanes == MOST_POOLS_NARROW):
+            return "-two" if num_lanes == 2 else "-two -three"
+        if num_lanes > MOST_POOLS_NARROW:
+            return "-many" if self.guided is None else "-grid"
+        return None
 
     def on_mount(self) -> None:
         """Show the followed request of every run, and compute the throughput with ample memory."""

@@ -68,6 +68,7 @@ class PlaybackScreen(Transport):
         self.set_class(guided is not None, "-lesson")
         self.set_class(self.compares, "-compares")
         self.set_class(guided is not None and bool(guided.draws), "-draws")
+        self.set_class(guided is not None and "schedule" in guided.draws, "-schedules")
         if guided is not None:
             player.notable = np.array([caption.frame for caption in guided.captions])
             player.stops_at_notable = True

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.segment import Segment
 from textual.strip import Strip
 
+from ..look.wording import plural
 from ..pool.host_blocks import legend_now, map_keys, slots_per_cell, titles_of
 from .drawn_panel import DrawnPanel
 
@@ -22,35 +23,40 @@ class HostMap(DrawnPanel):
         super().__init__(session, symbols, id=id)
 
     def show_frame(self) -> None:
-        """Show the session's current frame; the title states how full host memory is."""
+        """Show the session's current frame; the title states how full host memory is, and the size of a cell."""
         host = self.session.host
         if host is None:
             self.border_title = "no host memory"
         elif self.size.width:
-            self.show_title(titles_of(host, self.session.replay.frame))
+            titles = titles_of(host, self.session.replay.frame)
+            lines = self._num_lines * (2 if self.symbols.color else 1)
+            together = slots_per_cell(host.num_slots, self.size.width * lines)
+            scale = f": 1 cell = {plural(together, 'block')}"
+            self.show_title([titles[0] + scale, titles[1] + scale, *titles])
         super().show_frame()
+
+    @property
+    def _num_lines(self) -> int:
+        """Lines of the map; the legend has another line, if there are two or more."""
+        return max(self.size.height - 1, 1)
 
     def write(self) -> list[Strip]:
         """Return the map, then its legend."""
-        host, frame, (width, height) = self.session.host, self.session.replay.frame, self.size
+        host, width = self.session.host, self.size.width
         if host is None:
             return []
-        lines = height - 1 if height > 2 else height
-        half_blocks = self.symbols.color
-        keys = map_keys(host, frame, width, lines, half_blocks=half_blocks)
-        strips = self.drawn(keys)
-        if lines < height:
-            together = slots_per_cell(host.num_slots, width * lines * (2 if half_blocks else 1))
-            strips.append(self._legend(legend_now(self.session), together))
+        hued = self.symbols.color
+        strips = self.drawn(map_keys(host, self.session.replay.frame, width, self._num_lines, half_blocks=hued))
+        if self.size.height > self._num_lines:
+            strips.append(self._legend(legend_now(self.session, hued=hued)))
         return strips
 
-    def _legend(self, entries_now: list[tuple[list[int], str]], together: int) -> Strip:
-        """Return the leading entries that fit, and the size of a cell if there is room."""
-        cell = f"1 cell = {together:,} blocks" if together > 1 else "1 cell = 1 block"
-        entries = [([self.sample(paint) for paint in paints], f" {words}") for paints, words in entries_now]
+    def _legend(self, entries_now: list[tuple[list[int], str]]) -> Strip:
+        """Return the leading entries that fit."""
         segments: list[Segment] = []
-        for samples, words in (*entries, ([], cell)):
-            entry = [self.text("  ")] * bool(segments) + [*samples, self.text(words, "weak")]
+        for paints, words in entries_now:
+            samples = [self.sample(paint) for paint in paints]
+            entry = [self.text("  ")] * bool(segments) + [*samples, self.text(f" {words}", "weak")]
             if sum(segment.cell_length for segment in segments + entry) > self.size.width:
                 break
             segments += entry

@@ -81,7 +81,7 @@ class LaneFigures(Widget):
 
     @property
     def _replaces_pool(self) -> bool:
-        return self._num_lanes > MOST_POOLS_NARROW and self.screen.has_class("-narrow")
+        return self.screen.query_one("#lanes").has_class("-many") and self.screen.has_class("-narrow")
 
     def _kinds(self) -> list[str]:
         """Return the figures that have a line, from above; what the user selected is always among them."""
@@ -93,7 +93,12 @@ class LaneFigures(Widget):
         if session.rows is not None:
             kinds = ["served", "counts"] if height < 3 else ["served", "memory", "counts"]
         else:
-            kinds = ["served", "memory", *(["counts"] if height < 6 else ["running", "waiting"]), "gap"]
+            kinds = [
+                "served",
+                *(["memory"] if height > 2 else []),
+                *(["counts"] if height < 6 else ["running", "waiting"]),
+            ]
+            kinds += ["gap"]
             kinds += ["speed", *(["because"] if self._gap.because else [])]
         return kinds[: height - len(last)] + last
 
@@ -116,9 +121,7 @@ class LaneFigures(Widget):
                 counts = self._counts(width, with_rate=self.size.height < 4)
                 return [Segment(counts, self._style("strong") if self._lane.over else text)]
             case "selected":
-                words = selection(self._lane.session)
-                words = words if len(words) <= width else re.sub(r" = [\d.,]+ \w+", "", words)
-                return [Segment(shortened(words, width, self._symbols.cut), text)]
+                return [Segment(self._selected(width), text)]
         name, *texts = {
             "running": self._running_words,
             "waiting": self._waiting_words,
@@ -129,6 +132,14 @@ class LaneFigures(Widget):
         value = next((each for each in texts if len(each) <= room), texts[-1])
         style = self._style("strong") if self._lane.over and kind == "running" else text
         return [Segment(name.ljust(_LABEL), label), Segment(shortened(value, room, self._symbols.cut), style)]
+
+    def _selected(self, width: int) -> str:
+        """Describe what the user selected, without its size, its activity or its blocks if these do not fit."""
+        words = [selection(self._lane.session)]
+        words.append(re.sub(r" = [\d.,]+ \w+", "", words[0]))
+        words.append(re.sub(r"(found|running), .*", r"\1", words[1]))
+        words.append(re.sub(r": [\d,]+ \w+, ", ": ", words[2]))
+        return next((text for text in words if len(text) <= width), shortened(words[-1], width, self._symbols.cut))
 
     @property
     def _done(self) -> float:
@@ -175,7 +186,6 @@ class LaneFigures(Widget):
         running = f"{session.now('running') - idle:,} running"
         parts = [f"{session.now('waiting'):,} waiting", *parts]
         texts = [start + f" {dot} ".join([running, *held, *parts]) for start in ("now ", "")]
-        texts += [text.replace("running", "run").replace("waiting", "wait") for text in texts[1:]]
         texts += [f" {dot} ".join([running, *held, *parts[:1]]), f" {dot} ".join([running, *parts[:1]])]
         return next((text for text in texts if len(text) <= width), texts[-1])
 

@@ -50,12 +50,16 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         flash_s: float = FLASH_S,
         slots: bool = True,
         longest: int = 0,
+        most_units: int = 0,
     ) -> None:
-        """`heading`, `slots` and `longest` are as for `Zoom`. Changes are highlighted for `flash_s` wall seconds."""
+        """`heading`, `slots`, `longest` and `most_units` are as for `Zoom`.
+
+        Changes are highlighted for `flash_s` wall seconds.
+        """
         super().__init__(id=id)
         self.border_title = heading  # shown even if there is no room for a picture
         self._symbols = symbols
-        self._zoom = Zoom(heading, half_blocks=symbols.color, slots=slots, longest=longest)
+        self._zoom = Zoom(heading, half_blocks=symbols.color, slots=slots, longest=longest, most_units=most_units)
         self._flash_s = flash_s
         self._color_by = color_by
         self._brush = Brush(symbols)

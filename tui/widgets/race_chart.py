@@ -61,12 +61,16 @@ class Race(Scrubber):
         """Return the entries of the title: marks at the ends of runs, and the figures beside the lanes."""
         style = TextualStyle.from_rich_style(self._style("value"))
         ending = [lane for lane in reversed(self._comparison.lanes) if not self._is_beyond(lane.session)]
-        names = ", ".join(lane.label for lane in ending)
-        words = "a run ends" if self._has_lines or len(ending) == len(self._comparison.lanes) else f"end of {names}"
-        marks = [("#" if self.symbols.ascii else "■", style, words)]
-        if self._has_lines and any(self._is_beyond(lane.session) for lane in self._comparison.lanes):
+        mark = "#" if self.symbols.ascii else "■"
+        if self._comparison.lanes[0].session.rows is not None:
+            return []
+        if not self._has_lines:  # one entry for each end, in the order of the axis
+            ending.sort(key=lambda lane: lane.session.player.duration_s)
+            return [(mark, style, f"{lane.label} {duration(lane.session.player.duration_s)}") for lane in ending]
+        marks = [(mark, style, "a run ends")]
+        if any(self._is_beyond(lane.session) for lane in self._comparison.lanes):
             marks.append((self.symbols.arrow, style, "ends beyond the axis"))
-        if self._has_lines and self._comparison.ample_tokens_per_s:
+        if self._comparison.ample_tokens_per_s:
             marks.append(("tokens/s", style, "of the whole run; ample: memory for all"))
         return marks
 

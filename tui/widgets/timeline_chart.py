@@ -122,7 +122,7 @@ class TimelineChart(Scrubber):
             found.append(("#" if symbols.ascii else "■", "tick", words))
         scales = [f"{values.max():,} {name}" for name, values in self._scales() if len(values)]
         if scales:
-            found.append((symbols.up[-1], "bar", f"= {', '.join(scales)}"))
+            found.append((symbols.up[-1], "bar", f"full bar: {', '.join(scales)}"))
         return [(glyph, TextualStyle.from_rich_style(self._rich(name)), words) for glyph, name, words in found]
 
     def _scales(self) -> list[tuple[str, npt.NDArray[Any]]]:
