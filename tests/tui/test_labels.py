@@ -92,11 +92,11 @@ def test_sequences_packed_into_one_row_have_a_name_each() -> None:
     ]
 
 
-def test_the_first_of_neighbouring_blocks_bears_a_name_beside_what_it_is_filled_to() -> None:
+def test_every_block_bears_its_holder_beside_what_it_is_filled_to() -> None:
     guided = Guided(find_lesson("4"))
     guided.show(guided.captions[0].frame)
     first_row = drawn(guided.sessions[1], COLOR, -2, (40, 10)).splitlines()[0]
-    assert "".join(filter(str.isalpha, first_row)) == "ABCD"
+    assert "".join(filter(str.isalnum, first_row)) == "1AABBCCCDD"
     glyphs = drawn(guided.sessions[1], ASCII, -2, (40, 10))
     assert not any(map(str.isalpha, glyphs.splitlines()[0]))
 

@@ -77,11 +77,47 @@ def test_names_beside_the_pool_take_no_more_than_the_width(
 ) -> None:
     found = levels(num_units, 16, width, height, stride=stride, half_blocks=True, names=names)
     assert found[0].span <= width
-    assert all(tiling.margin in (0, names + 2) for tiling in found)
-    assert all(tiling.margin == 0 for tiling in found if stride is None)
+    assert all(tiling.margin in (0, names + 2) for tiling in found if not tiling.cut)
+    assert all(tiling.margin == 0 for tiling in found if stride is None and not tiling.cut)
     for tiling in found:
         if tiling.detail is Detail.SLOTS:
             assert tiling.wide >= tiling.gutter + 16 or tiling.width > width
+
+
+@settings(max_examples=200, deadline=None)
+@given(num_units=st.integers(2, 512), names=st.integers(1, 6), **SIZES)
+def test_units_that_are_cut_apart_are_equally_large_and_have_room_for_their_numbers(
+    num_units: int, names: int, width: int, height: int
+) -> None:
+    found = [
+        tiling
+        for tiling in levels(num_units, 16, width, height, stride=None, half_blocks=True, names=names)
+        if tiling.cut
+    ]
+    digits = len(str(num_units))
+    for tiling in found:
+        assert len({*np.diff(tiling.column_edges).tolist()}) == len({*np.diff(tiling.row_edges).tolist()}) == 1
+        assert tiling.span <= width
+        assert tiling.height <= height
+        assert tiling.margin == digits + 1 or tiling.wide >= digits + names + 2
+        assert tiling.wide >= 2
+        assert tiling.gap == (tiling.margin == 0)
+    if num_units * 2 * (digits + names + 2) <= 0.5 * width * height and width >= 40:
+        assert found, "there is room enough"
+        tiling = found[0]
+        assert num_units * tiling.wide * tiling.tall >= 0.5 * width * height or tiling.wide == 24 or tiling.tall == 4
+
+
+def test_pools_beside_each_other_have_their_names_in_the_same_places() -> None:
+    """A pool that alone would have room below its blocks has its names where the larger pool has them."""
+    size = {"stride": None, "half_blocks": True, "names": 1}
+    large, alone, beside = (
+        next(tiling for tiling in levels(number, 16, 58, 20, most_units=most, **size) if tiling.cut)  # type: ignore[arg-type]
+        for number, most in ((158, 0), (79, 0), (79, 158))
+    )
+    assert alone.gap
+    assert not beside.gap
+    assert beside.margin == large.margin > 0
 
 
 def test_slots_have_no_inside() -> None:
@@ -100,7 +136,7 @@ def test_a_rectangle_keeps_its_rows() -> None:
 
 def test_a_small_pool_is_drawn_large() -> None:
     few = levels(8, 4, 80, 14, stride=None, half_blocks=True)[-1]
-    assert (few.detail, few.columns, few.width, few.height) == (Detail.SLOTS, 4, 80, 14)
+    assert (few.detail, few.columns, few.width, few.height) == (Detail.SLOTS, 4, 76, 14)
     fill = levels(100, 16, 80, 14, stride=None, half_blocks=True)[-2]
     assert fill.wide >= 5
 
