@@ -18,7 +18,7 @@ from kvsim.simulation import Machine, simulate
 from kvsim.workload import generate
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.facts.wait_reasons import units_needed, wait_reason
-from kvsim_tui.lessons import Guided, find_lesson
+from kvsim_tui.lessons import Guided, find_lesson, read_lesson
 from kvsim_tui.playback.session import Session
 from kvsim_tui.widgets.waiting_list import Queue
 
@@ -26,6 +26,7 @@ from .test_app import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from kvsim.recording import Recording
 
@@ -74,8 +75,11 @@ def test_a_preempted_request_needs_blocks_for_its_answer_too(shipped: Callable[[
     assert units_needed(session, request) == -(-tokens // 16)
 
 
-def test_a_reservation_needs_slots_in_a_row() -> None:
-    guided = Guided(find_lesson("1"))
+def test_a_reservation_needs_slots_in_a_row(tmp_path: Path) -> None:
+    """Lesson 1 with a little more memory, which is too little for another reservation."""
+    lesson, file = find_lesson("1"), tmp_path / "1-more.toml"
+    file.write_text(lesson.file.read_text(encoding="utf-8").replace("kv_tokens = 65536", "kv_tokens = 67816"))
+    guided = Guided(read_lesson(file))
     guided.show(guided.captions[1].frame)
     assert wait_reason(guided.sessions[0]) == (
         "E needs 16,384 slots in a row, 2,280 free",

@@ -102,7 +102,7 @@ def hairlines_above(keys: KeyArray, *, mixed: bool) -> KeyArray:
     """Return `keys` with a hairline above cells of one paint, to keep touching rows apart.
 
     The hairline is the eighth of a line above a `GLYPH`, which is seven eighths high. With `mixed`, cells of two paints
-    have one as well, and show the paint that takes more of them: another line shows both.
+    have one as well, and show their more frequent paint: another line shows both.
     """
     shape, first, second = parts_of(keys)
     paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2), second, first)

@@ -33,7 +33,7 @@ _MOST_NAMED: Final = 6
 
 
 class Transfer(Enum):
-    """What happens to a slot of host memory; the values are shown to users, after the names of the owners."""
+    """Kinds of slots of host memory; the values are shown to users, after the names of the owners."""
 
     KEPT = "kept"
     GOING = "going there"

@@ -155,16 +155,16 @@ def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArra
 def name_blocks(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray) -> None:
     """Write the number of the first unit left of each row of `cells`, and the first holder on each unit.
 
-    A unit of several holders without room for a name has their number. If a name is too long for a unit, there are no
-    names. `lines` has one line of characters of each row of cells, with the margin: shape (rows, characters).
+    Without room for the number of other holders, this is left out. If a name is too long for a unit, there are none.
+    `lines` has one line of characters of each row of cells, with the margin: shape (rows, characters).
     """
     room = tiling.wide - 1
     named = longest_name(replay, shared=False) <= room
     for line, row in zip(lines, cells.reshape(-1, tiling.columns), strict=True):
         units = row[row < tiling.num_units].tolist()
         for column, unit in enumerate(units):
-            names = (_holders(replay, unit) if named else "", str(replay.refs[unit]) if replay.refs[unit] > 1 else "")
-            name = next((name for name in names if 0 < len(name) <= room), "")
+            whole = _holders(replay, unit) if named else ""
+            name = whole if len(whole) <= room else whole.rpartition("+")[0]
             begin = tiling.margin + int(tiling.column_edges[column])
             _write(name, line[begin : begin + room])
         if units:

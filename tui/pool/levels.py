@@ -17,10 +17,10 @@ _MOST_MARGIN = 0.25
 _LEAST_FILL = 0.9
 """Least share of the picture that the pool should cover."""
 _FEW = 4
-"""Columns of units, drawn slot by slot, below which units in more columns are easier to survey."""
+"""Columns of units, drawn slot by slot, below which more columns are better; and rows below which they are not."""
 _MOST_CUT = 512
 """Largest number of units that are cut apart and bear their holders."""
-_ROUND = {10: 0.12, 20: 0.12, 8: 0.06, 16: 0.06, 5: 0.06}
+_ROUND = {10: 0.12, 20: 0.12, 40: 0.12, 8: 0.06, 16: 0.06, 5: 0.06}
 """Share of the picture that a number of columns by which units are easily counted is worth."""
 
 
@@ -91,8 +91,10 @@ def best_level(tilings: list[Tiling], height: int) -> int:
         if tiling.detail in (Detail.FILL, Detail.SLOTS) and tiling.height <= height
     ]
     best = max(whole, default=0)
+    finest = tilings[best]
     has_names_below = best > 0 and tilings[best - 1].cut and not tilings[best - 1].margin
-    return best - (tilings[best].detail is Detail.SLOTS and tilings[best].columns < _FEW and has_names_below)
+    is_sparse = finest.detail is Detail.SLOTS and finest.columns < _FEW <= finest.num_units // _FEW
+    return best - 1 if is_sparse and has_names_below else best
 
 
 def _levels_of_lines(
