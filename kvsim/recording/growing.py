@@ -56,7 +56,7 @@ class GrowingTable:
         for name, values in self.columns.items():
             column = getattr(table, name)
             if column is not None:
-                values.frombytes(np.ascontiguousarray(column, values.typecode).tobytes())
+                values.frombytes(np.ascontiguousarray(column, values.typecode).view(np.uint8).data)
 
     def check_row(self, columns: Mapping[str, Any], given_elsewhere: Iterable[str]) -> None:
         """Check that `columns` are numbers, and that the same columns are present as in earlier rows.
