@@ -7,6 +7,7 @@ font of another width shifts only the letters inside a word.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
@@ -76,6 +77,7 @@ def _draw_line(line: Iterable[Segment], row: int, ground: str, grounds: list[str
         marks += _words(list(run), y, ink, bold=bold)
 
 
+@lru_cache(maxsize=4096)
 def _colors(style: Style | None, ground: str) -> tuple[str, str, bool]:
     """Return the colour of the text, the colour of the background, and whether the text is bold."""
     if style is None:

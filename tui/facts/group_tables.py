@@ -79,12 +79,16 @@ def _num_before(positions: npt.NDArray[np.integer]) -> int:
 
 
 def _parts(positions: npt.NDArray[np.integer], block_size: int, tokens: int, num_parts: int) -> tuple[int, ...]:
+    """Return the states of `num_parts` equal parts of a sequence of `tokens` tokens, of which the blocks at the ascending
+    `positions` are held.
+    """
     edges = np.linspace(0, max(tokens, 1), num_parts + 1)
-    held = np.zeros(num_parts, np.bool_)
-    for begin in (positions * block_size).tolist():
-        low = int(np.searchsorted(edges, begin, side="right")) - 1
-        high = int(np.searchsorted(edges, min(begin + block_size, tokens), side="left"))
-        held[min(low, num_parts - 1) : max(high, low + 1)] = True
+    begins = positions.astype(np.int64) * block_size
+    # A block overlaps the parts `low` to `high - 1`; a block beyond the tokens counts for the last part.
+    low = np.minimum(np.searchsorted(edges, begins, side="right") - 1, num_parts - 1)
+    high = np.maximum(np.searchsorted(edges, np.minimum(begins + block_size, tokens), side="left"), low + 1)
+    begun, ended = (np.bincount(parts, minlength=num_parts + 1) for parts in (low, high))
+    held = np.cumsum(begun - ended)[:num_parts] > 0
     reached = np.flatnonzero(held).max(initial=-1)
     return tuple(HELD if held[part] else RELEASED if part < reached else AHEAD for part in range(num_parts))
 

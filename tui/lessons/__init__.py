@@ -30,8 +30,7 @@ def find_lesson(name: str) -> Lesson:
     """
     if name.endswith(".toml"):
         return read_lesson(Path(name))
-    lessons = all_lessons()
-    for lesson in lessons:
-        if name == str(lesson.number):
-            return lesson
-    raise UnknownNameError("lesson", name, [str(lesson.number) for lesson in lessons], listed_by="kvsim explain")
+    files = {file.name.partition("-")[0]: file for file in _FOLDER.glob("*.toml")}
+    if name not in files:
+        raise UnknownNameError("lesson", name, sorted(files, key=int), listed_by="kvsim explain")
+    return read_lesson(files[name])
