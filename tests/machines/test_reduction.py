@@ -12,7 +12,14 @@ from kvsim.hardware import find_gpu
 from kvsim.machines import card_of
 from kvsim.models import find_model, find_quantization
 from kvsim.steptime import Roofline, StepShape, reduce
-from kvsim.steptime.reduction import FP8_QUERY_S, WOKEN, never_asleep, on_machine
+from kvsim.steptime.reduction import (
+    EAGER_LAUNCHES,
+    FP8_QUERY_S,
+    WOKEN,
+    WORKER_EXPERT_LAUNCHES,
+    never_asleep,
+    on_machine,
+)
 from kvsim.steptime.work import Weights, work_of
 
 H200 = find_gpu("H200")
@@ -186,6 +193,18 @@ def test_a_slower_host_shows_in_launches_alone() -> None:
         before, after = usual.step_time(shape), slow.step_time(shape)
         assert after.gpu_s == before.gpu_s
         assert after.launch_s == pytest.approx(1.2 * before.launch_s)
+
+
+def test_workers_take_longer_to_launch_experts_kernel_by_kernel() -> None:
+    """In steps that no graph holds; those of a dense model take workers as long as a scheduler."""
+    mixture = find_model("Mixtral-8x7B-v0.1")
+    one, two = never_asleep(CARD, mixture), never_asleep(LINKED, mixture.served(tensor_parallel_size=2))
+    more_s = LINKED.launch_s * mixture.num_layers * (WORKER_EXPERT_LAUNCHES - EAGER_LAUNCHES["experts"])
+    alone_s = one.eager_launch_s * LINKED.launch_s / CARD.launch_s
+    assert two.eager_floor_s == pytest.approx(alone_s + more_s + two.worker_step_s)
+    assert two.piecewise_floor_s == pytest.approx(
+        one.piecewise_launch_s * LINKED.launch_s / CARD.launch_s + two.worker_step_s
+    )
 
 
 def host_share(times: Roofline, awake: Roofline) -> float:
