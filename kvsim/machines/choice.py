@@ -20,7 +20,7 @@ from kvsim.kv_groups import pipeline_stages
 from kvsim.machines.cards import card_of, exchange_sums, linked, sheet_card, shipped_cards
 from kvsim.machines.hosts import host_words, middle_host
 from kvsim.machines.kernel_tables import EXTRA, has_tables, is_better_by_tables, table_card
-from kvsim.machines.known_errors import BETTER_BY_TABLES, Basis, class_of, with_error
+from kvsim.machines.known_errors import BETTER_BY_TABLES, Basis, ErrorClass, class_of, with_error
 from kvsim.models import Model
 from kvsim.profiles import carried, find, is_shipped, match, served_name
 from kvsim.profiles.extrapolation import WatchedProfile
@@ -238,7 +238,7 @@ def _of_ranks(gpu: Gpu, model: Model, source: str | None, *, captured: bool) -> 
     kind = class_of(basis, gpu, model, "vllm", captured=captured)
     what = "kernel tables" if card.is_of_tables else "uncalibrated machine card"
     label = f"{what} of {gpu.name} ({card.source}{guessed}) with {model.name} (vllm)"
-    times = replace(times, label=with_error(label, kind, model, times_sparse=card.sparse is not None))
+    times = replace(times, label=_with_error(label, kind, model, card))
     return times if captured else times.uncaptured()
 
 
@@ -266,8 +266,14 @@ def from_card(
     of = ", fitted to recordings that the card does not name" if card.factors and not card.fitted_to else ""
     label = f"{kind} of {gpu.name} ({card.source}) with {model.name} ({engine}{of})"
     error_class = class_of(basis, gpu, model, engine, captured=captured)
-    label = with_error(label, error_class, model, times_sparse=card.sparse is not None)
+    label = _with_error(label, error_class, model, card)
     return replace(times, label=label, calibrated=calibrated, fitted_to=card.fitted_to.get(served_name(model), ()))
+
+
+def _with_error(label: str, kind: ErrorClass, model: Model, card: Card) -> str:
+    """Add to `label` what the times of `card` leave out of `model`, their class and its error."""
+    timed = {"times_sparse": card.sparse is not None, "times_delta_nets": card.delta_net is not None}
+    return with_error(label, kind, model, **timed)
 
 
 def _check_gpu(card: Card, gpu: Gpu) -> None:
@@ -307,7 +313,7 @@ def _staged(card: Card, gpu: Gpu, model: Model, *, captured: bool, in_process: b
     kind = class_of(basis, gpu, model, "vllm", captured=captured)
     label = f"uncalibrated machine card of {gpu.name} ({card.source}) with {model.name} (vllm)"
     return Staged(
-        label=with_error(label, kind, model),
+        label=_with_error(label, kind, model, card),
         calibrated=False,
         stages=times if captured else tuple(stage.uncaptured() for stage in times),
     )

@@ -1,10 +1,10 @@
 """Fill a machine card from measured kernel times of `aiconfigurator-core` (the extra `kvsim[kernels]`).
 
 NVIDIA's package (Apache-2.0) has times of vLLM's kernels on a dozen GPUs: matrix products, attention, experts,
-all-reduces, and sparse attention as a whole module. So kvsim can predict models and GPUs that it has not measured. The
-Parquet tables are read without conversion. The time of a matrix product is interpolated between the four measured
-shapes around it, in logarithms of the time per weight. Times that are not in the tables (the host, gaps between
-kernels, links) are those of the base card.
+all-reduces, gated delta nets, and sparse attention as a whole module. So kvsim can predict models and GPUs that it has
+not measured. The Parquet tables are read without conversion. The time of a matrix product is interpolated between the
+four measured shapes around it, in logarithms of the time per weight. Times that are not in the tables (the host, gaps
+between kernels, links) are those of the base card.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kvsim.errors import MissingExtraError, UsageError
-from kvsim.steptime.card import Attention, Card, Experts, LatentAttention, Products, SparseAttention
+from kvsim.models.dtypes import DTYPE_BYTES
+from kvsim.models.layers import GatedDeltaNet
+from kvsim.steptime.card import Attention, Card, DeltaNet, Experts, LatentAttention, Products, SparseAttention
 from kvsim.steptime.curves import attention_cost, product_curve
 from kvsim.steptime.reduction import FP8_MIXED_SHARE
 from kvsim.steptime.sizes import captured_size
@@ -71,6 +73,12 @@ _EXPERT_TYPES = {
 """Types of experts in the tables, by quantization method; the first type that has rows is used."""
 _SELECTED_TOKENS = 2048
 """Tokens that the indexers of DeepSeek-V3.2 and GLM-5 pick (`index_topk`)."""
+_DELTA_NET_DECODES = (("causal_conv1d_update",), ("fused_recurrent_gated_delta_rule_packed_decode",))
+_DELTA_NET_PROMPTS = (
+    ("causal_conv1d_fn",),
+    ("chunk_gated_delta_rule_flashinfer", "chunk_gated_delta_rule_triton"),
+)
+"""Kernels of a gated delta net, one after the other, in decodes and in prompts; each with its alternatives."""
 _LONG_PROMPT = 2048
 """Shortest prompt whose rows are used for sparse attention: with shorter prompts, the GPU waited for launches."""
 
@@ -188,6 +196,7 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
         experts=_experts(tables, work, model),
         sparse=_sparse(tables, work, model, products),
         latent=_latent(tables, work, rate),
+        delta_net=_delta_net(tables, model),
         is_of_tables=True,
     )
 
@@ -489,6 +498,51 @@ def _deepseek_v3_products(heads: int) -> list[tuple[int, int]]:
     The products are down to both latents, up to queries, up to keys and values, and the output.
     """
     return [(1536 + 512 + 64, 7168), (heads * (128 + 64), 1536), (heads * 2 * 128, 512), (7168, heads * 128)]
+
+
+def _delta_net(tables: _GpuTables, model: Model) -> DeltaNet | None:
+    """Fit the costs of a gated delta net, which consists of a convolution and the delta rule; None without a table.
+
+    The state was measured in 32 bits; a state of another type takes time in proportion to its bytes. The fitted
+    constants are not used: the starts of these kernels are among the small kernels of `Work`.
+    """
+    layer = next((each for each in model.recurrent_layers if isinstance(each, GatedDeltaNet)), None)
+    if layer is None:
+        return None
+    size = model.tensor_parallel_size
+    wanted = {
+        "num_k_heads": layer.num_key_heads // size,
+        "num_v_heads": layer.num_value_heads // size,
+        "head_k_dim": layer.key_head_dim,
+        "head_v_dim": layer.value_head_dim,
+        "d_conv": layer.conv_kernel,
+    }
+    sequence_s = token_s = 0.0
+    for names in _DELTA_NET_DECODES:
+        rows = _first_kernel(tables, names, wanted | {"phase": "generation"})
+        few = rows["batch_size"] <= _MOST_DECODES if rows else None
+        if few is None:
+            return None
+        sequence_s += _slope(rows["batch_size"][few], rows["latency"][few])
+    for names in _DELTA_NET_PROMPTS:
+        rows = _first_kernel(tables, names, wanted | {"phase": "context", "batch_size": 1})
+        if not rows:
+            return None
+        token_s += _slope(rows["seq_len"], rows["latency"])
+    *_, matrix = layer.state(size)
+    return DeltaNet(sequence_s=sequence_s * DTYPE_BYTES[matrix.dtype] / DTYPE_BYTES["float32"], token_s=token_s)
+
+
+def _first_kernel(tables: _GpuTables, names: Sequence[str], wanted: dict[str, Any]) -> _Rows:
+    """Return the rows of the first of the kernels `names` that has any."""
+    found = (tables.rows("linear_attention", "gdn", kernel_source=name, **wanted) for name in names)
+    return next(filter(None, found), {})
+
+
+def _slope(sizes: np.ndarray, milliseconds: np.ndarray) -> float:
+    """Return the seconds by which each more of `sizes` prolongs a kernel, beside a constant."""
+    _, slope = _fitted(np.stack([np.ones(len(sizes)), sizes.astype(float)], axis=1), milliseconds / 1e3)
+    return slope
 
 
 def _beside_products_s(

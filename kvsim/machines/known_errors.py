@@ -253,9 +253,11 @@ def interval_in(label: str) -> KnownError | None:
     return known if known is not None and known.tells_an_interval else None
 
 
-def with_error(label: str, kind: ErrorClass, model: Model, *, times_sparse: bool = False) -> str:
+def with_error(
+    label: str, kind: ErrorClass, model: Model, *, times_sparse: bool = False, times_delta_nets: bool = False
+) -> str:
     """Add to `label` the parts missing in its times, the class of its predictions, and their error; see `untimed`."""
-    missing = ", ".join(untimed(model, times_sparse=times_sparse))
+    missing = ", ".join(untimed(model, times_sparse=times_sparse, times_delta_nets=times_delta_nets))
     clauses = (label, f"{_UNTIMED}{missing}" if missing else "", kind.words, error_words(kind))
     return "; ".join(filter(None, clauses))
 

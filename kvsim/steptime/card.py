@@ -93,6 +93,16 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """Seconds of one layer's gated delta net of one model on each GPU, without its matrix products and its start."""
+
+    sequence_s: float
+    """Cost per decoding sequence, whose state is read and written."""
+    token_s: float
+    """Cost per token of a prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """Speeds of a machine, in seconds and bytes per second."""
 
@@ -130,6 +140,8 @@ class Card:
     """Times of sparse attention from kernel tables, for that model."""
     latent: LatentAttention | None = None
     """Times of latent attention without an indexer from kernel tables, for that model."""
+    delta_net: DeltaNet | None = None
+    """Times of recurrent layers with a gated delta net from kernel tables, for that model."""
     is_of_tables: bool = False
     """True if the card was filled from kernel tables."""
     factors: Mapping[str, float] = field(default_factory=dict)
@@ -170,6 +182,7 @@ def _card(document: Mapping[str, Any]) -> Card:
         experts=None,
         sparse=None,
         latent=None,
+        delta_net=None,
         is_of_tables=False,
         **{name: _positive(rates, name) for name in _RATES},
         products={

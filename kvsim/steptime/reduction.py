@@ -210,7 +210,10 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
     if work.output is not None:
         few, many = map(product_curve(card.products["bfloat16"], *work.output), (_FEW, _MANY))
         logits_s = max(many - few, 0.0) / (_MANY - _FEW) + SAMPLED_BYTES * work.output.n / card.read_bytes_per_s
-    state_s = 2 * work.state_bytes / card.copy_bytes_per_s  # each state is read and written
+    if card.delta_net is None:
+        state_s = 2 * work.state_bytes / card.copy_bytes_per_s  # each state is read and written
+    else:  # `_layers_s` has the cost of a token
+        state_s = work.num_recurrent_layers * (card.delta_net.sequence_s - card.delta_net.token_s)
     attention_s = sum(
         reading.num_layers * (cost.step_s + SPLIT_S + FP8_QUERY_S * reading.is_fp8) for reading, cost in costs
     )
@@ -347,7 +350,8 @@ def _layers_s(card: Card, work: Work, m: int, products_s: float) -> float:
     reduced_s = 0.0
     if work.num_reduces:
         reduced_s = work.num_reduces * (reduce_s(card.all_reduce, m * work.reduced_bytes) + REDUCE_WAIT_S)
-    return products_s + small_s + elements_s + reduced_s + _experts_s(card, work, m)
+    recurrent_s = m * work.num_recurrent_layers * card.delta_net.token_s if card.delta_net is not None else 0.0
+    return products_s + small_s + elements_s + recurrent_s + reduced_s + _experts_s(card, work, m)
 
 
 def _product_curve(card: Card, bits: float, weights: Weights) -> Callable[[int], float]:

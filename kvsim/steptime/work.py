@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.kv_groups import CacheKind, CacheSettings, cache_layout
-from kvsim.models.layers import ChunkedLocal, FullAttention, Mamba2, Mla, SlidingWindow
+from kvsim.models.layers import ChunkedLocal, FullAttention, GatedDeltaNet, Mamba2, Mla, SlidingWindow
 
 if TYPE_CHECKING:
     from kvsim.models import Model
@@ -120,6 +120,13 @@ def work_of(model: Model) -> Work:
         if isinstance(recurrent, Mamba2):
             into = 2 * recurrent.inner_size + 2 * recurrent.num_groups * recurrent.state_size + recurrent.num_heads
             products.update([Weights(into // size, hidden), Weights(hidden, recurrent.inner_size // size)])
+        elif isinstance(recurrent, GatedDeltaNet):
+            keys, values = (
+                recurrent.num_key_heads * recurrent.key_head_dim,
+                recurrent.num_value_heads * recurrent.value_head_dim,
+            )
+            into = 2 * keys + 2 * values + 2 * recurrent.num_value_heads  # also a gate, a decay and a rate per head
+            products.update([Weights(into // size, hidden), Weights(hidden, values // size)])
     _add_feed_forward(products, model)
     recurrent_layers = len(model.recurrent_layers)
     latent_layers = sum(isinstance(layer, Mla) for layer in model.attention_layers)
@@ -165,10 +172,11 @@ def attention_products(model: Model) -> list[Weights]:
     return _attention_products(model, model.attention_layers[0])
 
 
-def untimed(model: Model, *, times_sparse: bool = False) -> tuple[str, ...]:
+def untimed(model: Model, *, times_sparse: bool = False, times_delta_nets: bool = False) -> tuple[str, ...]:
     """Describe the parts of serving `model` that step times do not include.
 
-    `times_sparse` is True if the step times include sparse attention. A process launches its first large steps slowly;
+    `times_sparse` is True if the step times include sparse attention, and `times_delta_nets` if they include gated
+    delta nets. A process launches its first large steps slowly;
     this is named only for windows on several GPUs, where the effect was largest. Their steps took 28 to 47 ms in the
     first second of a server, and 16 to 18 ms when the same load was repeated.
     """
@@ -180,7 +188,8 @@ def untimed(model: Model, *, times_sparse: bool = False) -> tuple[str, ...]:
             model.num_expert_parameters > 0
         ),
         "recurrent layers other than Mamba 2 (but for their weights and states)": any(
-            not isinstance(layer, Mamba2) for layer in model.recurrent_layers
+            not isinstance(layer, Mamba2) and not (times_delta_nets and isinstance(layer, GatedDeltaNet))
+            for layer in model.recurrent_layers
         ),
         "images and sound": model.num_encoder_parameters > 0,
         "a fresh server's first second (whose large steps took 1.6 to 2.8 times as long)": (

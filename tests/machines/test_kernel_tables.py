@@ -20,7 +20,7 @@ from kvsim.hardware import find_gpu
 from kvsim.machines import Basis, card_of, choice, class_in, kernel_tables, plain_words, step_times
 from kvsim.machines.known_errors import with_error
 from kvsim.models import find_model
-from kvsim.steptime import reduce
+from kvsim.steptime import StepShape, reduce
 from kvsim.steptime.curves import experts_s, product_curve, reduce_s
 from kvsim.steptime.work import attention_products, work_of
 
@@ -220,6 +220,40 @@ def attention_rows(cache: str, byte_s: float) -> dict[str, list[dict[str, Any]]]
             for q in (128, 1024, 4096, 16384)
         ],
     }
+
+
+def test_a_gated_delta_net_has_the_slopes_of_its_kernels_and_its_state_the_bytes_of_its_type(package: Path) -> None:
+    mixture = served("Qwen3.5-35B-A3B", 1)
+    common = {"num_k_heads": 16, "num_v_heads": 32, "head_k_dim": 128, "head_v_dim": 128, "d_conv": 4}
+    of_sequence = {"causal_conv1d_update": 3e-5, "fused_recurrent_gated_delta_rule_packed_decode": 1e-3}
+    of_token = {"causal_conv1d_fn": 1e-5, "chunk_gated_delta_rule_triton": 4e-5}
+    write(package, "linear_attention", "gdn", [
+        *(common | {"kernel_source": name, "phase": "generation", "batch_size": seqs, "seq_len": 1, "num_tokens": seqs,
+                    "latency": 2e-3 + slope * seqs}
+          for name, slope in of_sequence.items() for seqs in (1, 8, 64, 256)),
+        *(common | {"kernel_source": name, "phase": "context", "batch_size": 1, "seq_len": tokens, "num_tokens": tokens,
+                    "latency": 8e-3 + slope * tokens}
+          for name, slope in of_token.items() for tokens in (1, 64, 1024, 16384)),
+    ])  # fmt: skip
+    card = kernel_tables.table_card(H100, mixture, card_of(H100))
+    assert card.delta_net is not None
+    assert card.delta_net.sequence_s == pytest.approx(1.03e-6, rel=1e-3)
+    assert card.delta_net.token_s == pytest.approx(5e-8, rel=1e-3)
+    halves = kernel_tables.table_card(H100, served("Qwen3-Next-80B-A3B", 1), card_of(H100)).delta_net
+    assert halves is not None
+    assert halves.sequence_s == pytest.approx(1.03e-6 / 2, rel=1e-3), "its state is in 16 bits"
+    labels = {source: step_times(H100, mixture, "vllm", source=source).label for source in ("none", "kernels")}
+    assert "recurrent layers other than Mamba 2" in labels["none"]
+    assert "recurrent layers other than Mamba 2" not in labels["kernels"]
+    assert all("error never measured" in label for label in labels.values())
+    told, untold = reduce(card, mixture), reduce(replace(card, delta_net=None), mixture)
+
+    def longer_s(shape: StepShape) -> float:
+        return told.step_time(shape).gpu_s - untold.step_time(shape).gpu_s
+
+    layers = len(mixture.recurrent_layers)
+    longer_prompt_s = longer_s(StepShape(1, 8192, 8192, 8192, 0)) - longer_s(StepShape(1, 4096, 4096, 4096, 0))
+    assert longer_prompt_s == pytest.approx(layers * 4096 * 5e-8, rel=0.05)
 
 
 def test_a_cache_in_fp8_is_read_at_its_measured_pace(package: Path) -> None:
