@@ -18,23 +18,35 @@ if TYPE_CHECKING:
 Estimate = tuple[int, str]
 """Bytes, and their explanation."""
 
+_MIB = 1 << 20
+
 RESIDUAL_COPIES = 3
 """Number of tensors as wide as the residual stream that exist at once in a feed-forward layer."""
 
-OUTSIDE_BYTES = 358 << 20
+OUTSIDE_BYTES = 358 * _MIB
 """Bytes of libraries after a model has run: contexts, workspaces, loaded kernels."""
 
-COMMUNICATOR_BYTES = 300 << 20
+COMMUNICATOR_BYTES = 300 * _MIB
 """Bytes on each GPU of a group for the exchange of results."""
 
-GRAPH_BYTES = 450 << 20
+GRAPH_BYTES = 450 * _MIB
 """Bytes that the older of vLLM's two model runners reserves for captured graphs."""
+
+EXPERT_GRAPH_BYTES = int(4.7 * _MIB)
+EXPERT_GRAPH_LAYER_BYTES = int(0.3 * _MIB)
+"""The same for models with experts: per captured size, and per captured size and layer. From starts on an H200 with 51
+captured sizes: of Qwen3-30B-A3B with 48 layers, and of Mixtral-8x7B with 16."""
+RANK_GRAPH_LAYER_BYTES = int(0.58 * _MIB)
+"""The latter for data-parallel ranks that share experts, whose graphs also hold the exchange of tokens. vLLM 0.25.1
+printed 1.12 GiB for two ranks of Qwen3-30B-A3B with 35 captured sizes, the only such start."""
 
 SAMPLER_BYTES = 4
 """Bytes of a logit's copy in float32."""
 OLDER_SAMPLER_BYTES = 3 * SAMPLER_BYTES
 """Bytes per logit of the older model runner, which also samples: probabilities, and noise."""
 
+_CAPTURED_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+"""Numbers of tokens for which vLLM captures graphs by default, if they are at most twice the sequences of a step."""
 
 _MIXTURES_ON_THE_NEWER = ("DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM")
 """Architectures with experts on vLLM 0.25.1's newer model runner. Models without experts use it, except hybrids."""
@@ -80,12 +92,19 @@ def outside_pytorch(model: Model) -> Estimate:
     return OUTSIDE_BYTES + COMMUNICATOR_BYTES, "workspaces, kernels, and buffers to exchange results between GPUs"
 
 
-def captured_graphs(model: Model) -> Estimate:
+def captured_graphs(model: Model, num_layers: int, num_seqs: int) -> Estimate:
     """Estimate the memory reserved for captured graphs before the cache is created; the newer model runner reserves
     none.
+
+    The graphs are of `num_layers` layers, in steps of up to `num_seqs` sequences.
     """
+    if model.num_experts > 0 and on_older_runner(model):
+        num_sizes = sum(size <= 2 * num_seqs for size in _CAPTURED_SIZES)
+        of_layer = RANK_GRAPH_LAYER_BYTES if model.has_shared_experts else EXPERT_GRAPH_LAYER_BYTES
+        size = num_sizes * (EXPERT_GRAPH_BYTES + num_layers * of_layer)
+        return size, f"{num_sizes} sizes, set aside by the older model runner, which serves most mixtures"
     if on_older_runner(model):
-        return GRAPH_BYTES, "set aside by the older model runner, which serves recurrent layers and most mixtures"
+        return GRAPH_BYTES, "set aside by the older model runner, which serves recurrent layers"
     return 0, "nothing is set aside; they take what the utilization leaves to others"
 
 

@@ -385,7 +385,11 @@ def _overheads(model: Model, settings: PoolSettings, stage: range) -> tuple[Budg
     estimates = (
         ("activations", peak_activations(model, num_tokens, settings.max_num_seqs, samples=is_last)),
         ("outside PyTorch", outside_pytorch(model)),
-        *([("captured graphs", captured_graphs(model))] if settings.estimates_graphs else []),
+        *(
+            [("captured graphs", captured_graphs(model, len(stage), settings.max_num_seqs))]
+            if settings.estimates_graphs
+            else []
+        ),
     )
     overheads = (BudgetTerm(label, -size, f"estimate: {why}") for label, (size, why) in estimates)
     return (*overheads, *_encoder_terms(model, num_tokens, stage))

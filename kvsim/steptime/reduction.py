@@ -85,10 +85,11 @@ PIECEWISE_LAUNCHES = {"attention": 24, "latent": 39, "recurrent": 168}
 EAGER_LAUNCHES = {"attention": 78, "latent": 132, "recurrent": 252, "experts": 33}
 """Host time to launch a compiled layer kernel by kernel. A layer with experts takes the launches of "experts" in
 addition: Qwen3-30B-A3B took 48, and Mixtral-8x7B 17, more than Llama-3-8B on the same H200."""
-WORKER_EXPERT_LAUNCHES = 85
-"""The same as "experts" of `EAGER_LAUNCHES` in a worker process, as on several GPUs. Steps of 257 to 1,024 tokens of
+DIVIDED_EXPERT_LAUNCHES = 85
+"""The same as "experts" of `EAGER_LAUNCHES` if several GPUs divide the experts. Steps of 257 to 1,024 tokens of
 Mixtral-8x7B with 16 layers took 23 ms on two H100s whose host launches a kernel in 6.8 us, and 27 ms on two of another
-machine, whatever their tokens, although their kernels take half of that."""
+machine, whatever their tokens, although their kernels take half of that. What the additional launches are was not
+profiled."""
 UNCOMPILED_SHARE = 0.8
 """Share of `EAGER_LAUNCHES` of a layer without compilation."""
 SEQUENCE_LAUNCHES = 2.4
@@ -116,11 +117,14 @@ From launches of models of 3B to 14B compared with a 350M one, whose host never 
 machines, 1.1 on two earlier ones. A loop of plain Python in such a process took 13 us for some seconds, and 23 us for
 others.
 """
-UNEQUAL_EXCHANGE_S = 1.5e-3
-"""Additional host time in seconds for a layer whose ranks exchange unequal numbers of tokens, for which vLLM calls NCCL
-once for each rank and tensor instead of once for all. It may include more than these calls: it is what was missing in
-steps of 257 to 2,048 tokens of Qwen3-30B-A3B on two H100s, which took 2.4 ms a layer whatever their tokens. No other
-number of ranks and no other machine was measured."""
+EXCHANGED_TENSORS = 4
+"""Tensors that ranks exchange for a layer of experts: activations, chosen experts and their weights before it, and the
+sum after it."""
+EXCHANGE_LAUNCHES = 2
+"""Host time to exchange one tensor of one rank, if ranks have unequal numbers of tokens: vLLM then calls NCCL once for
+each rank and tensor. With this, a step of 257 to 2,048 tokens of Qwen3-30B-A3B on two H100s of an unknown host would
+take 84 ms on the host of the H100's card, as it did in the fastest five seconds of the run; in most others it took 120
+to 135 ms."""
 _ACTIVATION_BYTES = 2
 WORKER_STEP_S = 0.28e-3
 """Seconds to send a step to the worker processes of several GPUs, and its output back."""
@@ -147,21 +151,25 @@ def reduce(card: Card, model: Model, *, num_processors: int = 132, in_process: b
 def reduce_ranks(card: Card, model: Model, *, num_processors: int = 132) -> RankTimes:
     """Return the step times of data-parallel ranks that share the experts of `model`; see `reduce`.
 
-    After the experts, an all-gather and a reduce-scatter over all ranks replace the all-reduce.
+    After the experts, an all-gather and a reduce-scatter over all ranks replace the all-reduce. The host is as slow as
+    one that shares a process with its client: in the run that was measured, it was slower still for most of the time.
     """
     work = work_of(model)
     without_experts = replace(work, expert_weights=0, num_reduces=max(work.num_reduces - work.expert_layers, 0))
     awake = _never_asleep(card, model, without_experts, num_processors)
+    own = on_machine(awake, card.launch_s, card.factors, in_process=True)
+    host = own.turnaround_step_s / awake.turnaround_step_s
+    exchanges = work.expert_layers * EXCHANGED_TENSORS * model.data_parallel_size
     seconds = []
     for tokens in GROUP_SIZES:
         exchanged_s = reduce_s(card.exchange, tokens * _ACTIVATION_BYTES * model.hidden_size) + 2 * REDUCE_WAIT_S
         seconds.append(_experts_s(card, work, tokens) + work.expert_layers * exchanged_s)
     return RankTimes(
         label=awake.label,
-        own=on_machine(awake, card.launch_s, card.factors),
+        own=own,
         num_ranks=model.data_parallel_size,
         group_s=tuple(seconds),
-        unequal_s=work.expert_layers * UNEQUAL_EXCHANGE_S,
+        unequal_s=exchanges * EXCHANGE_LAUNCHES * card.launch_s * host,
     )
 
 
@@ -425,7 +433,7 @@ def _host(launch_s: float, work: Work) -> dict[str, Any]:
         "recurrent": work.num_recurrent_layers,
         "experts": work.expert_layers,
     }
-    eager = EAGER_LAUNCHES | ({"experts": WORKER_EXPERT_LAUNCHES} if dealt_out else {})
+    eager = EAGER_LAUNCHES | ({"experts": DIVIDED_EXPERT_LAUNCHES} if work.divides_experts else {})
     piecewise_s, eager_s = (
         launch_s * sum(layers[kind] * count for kind, count in counts.items()) for counts in (PIECEWISE_LAUNCHES, eager)
     )

@@ -108,6 +108,8 @@ class Work:
     """Number of all-reduces in a step; 0 on one GPU."""
     has_workers: bool
     """True if worker processes launch the kernels, as on several GPUs."""
+    divides_experts: bool
+    """True if several GPUs divide the experts of a layer."""
 
 
 def work_of(model: Model) -> Work:
@@ -164,6 +166,7 @@ def work_of(model: Model) -> Work:
         reduced_bytes=_ACTIVATION_BYTES * hidden,
         num_reduces=2 * model.num_layers if size > 1 else 0,
         has_workers=model.num_gpus > 1,
+        divides_experts=model.num_experts > 0 and model.num_expert_gpus > 1,
     )
 
 

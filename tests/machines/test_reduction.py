@@ -13,10 +13,10 @@ from kvsim.machines import card_of
 from kvsim.models import find_model, find_quantization
 from kvsim.steptime import Roofline, StepShape, reduce
 from kvsim.steptime.reduction import (
+    DIVIDED_EXPERT_LAUNCHES,
     EAGER_LAUNCHES,
     FP8_QUERY_S,
     WOKEN,
-    WORKER_EXPERT_LAUNCHES,
     never_asleep,
     on_machine,
 )
@@ -195,11 +195,11 @@ def test_a_slower_host_shows_in_launches_alone() -> None:
         assert after.launch_s == pytest.approx(1.2 * before.launch_s)
 
 
-def test_workers_take_longer_to_launch_experts_kernel_by_kernel() -> None:
+def test_experts_that_gpus_divide_take_longer_to_launch_kernel_by_kernel() -> None:
     """In steps that no graph holds; those of a dense model take workers as long as a scheduler."""
     mixture = find_model("Mixtral-8x7B-v0.1")
     one, two = never_asleep(CARD, mixture), never_asleep(LINKED, mixture.served(tensor_parallel_size=2))
-    more_s = LINKED.launch_s * mixture.num_layers * (WORKER_EXPERT_LAUNCHES - EAGER_LAUNCHES["experts"])
+    more_s = LINKED.launch_s * mixture.num_layers * (DIVIDED_EXPERT_LAUNCHES - EAGER_LAUNCHES["experts"])
     alone_s = one.eager_launch_s * LINKED.launch_s / CARD.launch_s
     assert two.eager_floor_s == pytest.approx(alone_s + more_s + two.worker_step_s)
     assert two.piecewise_floor_s == pytest.approx(

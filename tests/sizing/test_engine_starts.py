@@ -59,10 +59,13 @@ STARTS = (
     Start("gemma-3-4b-it", "H200", 0.85, 359_640, {}),
     Start("granite-4.0-h-micro", "H200", 0.85, 27_494, {}),
     Start("DeepSeek-V2-Lite, dense", "H200", 0.85, 242_495, {}),
+    Start("Qwen3-30B-A3B", "H200", 0.85, 41_009, {}, 8192, 256),
+    Start("Qwen3-30B-A3B", "H100 SXM", 0.92, 28_047, {"data_parallel_size": 2, "enable_expert_parallel": True}, 2048,
+          128),
     Start("Meta-Llama-3-8B", "H200", 0.8, 105_764, {"pipeline_parallel_size": 2}, 2048, 256),
     Start("Gemma-3-4B's shape, 32,768 words", "H200", 0.8, 591_681, {"pipeline_parallel_size": 2}, 2048, 256),
-)
-"""Starts of vLLM 0.25.1 in process, with random weights; Gemma 3 as text alone."""
+)  # fmt: skip
+"""Starts of vLLM 0.25.1, in process but for the ranks, with random weights; Gemma 3 as text alone."""
 
 
 def model_of(start: Start) -> Model:
