@@ -139,7 +139,7 @@ def answer(
     lengths = load.workload.prompt_tokens + load.workload.output_tokens
     [outcome] = search.outcomes([(starting, load, 1.0)])
     find_largest = find_largest and not outcome.error
-    num_changes, finds = affordable(starting, outcome.num_requests, most, find_largest=find_largest)
+    num_changes, finds = affordable(starting, outcome, most, find_largest=find_largest)
     largest, tried = search.survey(
         starting, load, goal, longest_tokens=int(lengths.max()), most=num_changes, find_largest=finds
     )
@@ -161,8 +161,10 @@ def answer(
 
 def _bound(server: SearchedServer, outcome: Outcome, num_changes: int, most: int) -> str:
     tried = f"at most {num_changes:,} of {most:,} changes were tried, and " if num_changes < most else ""
+    ranks = f" of {server.model.data_parallel_size} ranks that wait for each other" * server.model.has_shared_experts
+    servers = f"{server.replicas:,} servers" if server.replicas > 1 else "a server"
     return (
-        f"Runs of {server.replicas:,} servers with {outcome.num_requests:,} requests take long: {tried}the largest "
+        f"Runs of {servers}{ranks} with {outcome.num_requests:,} requests take long: {tried}the largest "
         "load was not searched. Give fewer requests with --num-requests to try more."
     )
 

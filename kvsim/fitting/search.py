@@ -53,6 +53,9 @@ _WORTH_COMPILING = 2_000_000
 
 _MOST_OF_FLEETS = 3_000_000
 """Servers times requests over all runs of a fit: about a minute on two cores."""
+_MOST_RANK_STEPS = 250_000
+"""Steps of ranks that wait for each other, over all ranks and runs of a fit: about a minute on two cores. The clock
+stops at each of these steps, so they take much longer than those of separate servers."""
 _RUNS_TO_LARGEST = 40
 """Number of runs that take as long as the search for the largest load."""
 
@@ -163,15 +166,19 @@ def splits_are_tried(server: SearchedServer, load: Load) -> bool:
     return server.apart is not None or int(load.workload.output_tokens.sum()) <= MOST_TOKENS_OF_SPLITS
 
 
-def affordable(server: SearchedServer, num_requests: int, most: int, *, find_largest: bool) -> tuple[int, bool]:
+def affordable(server: SearchedServer, before: Outcome, most: int, *, find_largest: bool) -> tuple[int, bool]:
     """Return how many of `most` changes are simulated, and whether the largest load is searched, within about a minute.
 
-    Only several servers are limited; a run has `num_requests` in all.
+    Only several servers are limited, and ranks that share experts; `before` is the outcome of one run.
     """
-    num_runs = _MOST_OF_FLEETS // max(server.replicas * num_requests, 1)
-    if server.replicas == 1 or num_runs >= most + _RUNS_TO_LARGEST:
-        return most, find_largest
-    return min(most, num_runs), False
+    num_runs = most + _RUNS_TO_LARGEST
+    if server.replicas > 1:
+        num_runs = min(num_runs, _MOST_OF_FLEETS // max(server.replicas * before.num_requests, 1))
+    if server.model.has_shared_experts and not before.error:
+        step_s = before.tpot_s.mean if before.tpot_s.mean > 0 else before.e2e_s.mean  # no TPOT of single tokens
+        num_steps = server.replicas * server.model.data_parallel_size * before.duration_s / step_s
+        num_runs = min(num_runs, int(_MOST_RANK_STEPS / max(num_steps, 1.0)))
+    return (most, find_largest) if num_runs == most + _RUNS_TO_LARGEST else (min(most, num_runs), False)
 
 
 def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:

@@ -20,7 +20,7 @@ from kvsim.fitting.goal import TOO_SHORT
 from kvsim.fitting.largest import largest_load
 from kvsim.fitting.limit import limit_words
 from kvsim.fitting.outcome import price_words
-from kvsim.fitting.search import Remedy, band_of, engine_for, figures_of
+from kvsim.fitting.search import Remedy, affordable, band_of, engine_for, figures_of
 from kvsim.hardware import find_gpu
 from kvsim.machines import Basis, class_of
 from kvsim.metrics import Distribution
@@ -444,6 +444,21 @@ def test_a_search_of_many_servers_is_bounded_and_says_so(monkeypatch: pytest.Mon
     assert len(found.tried) == 1
     assert not found.searched
     assert not answer(server(200), load, Goal(), INTERPRETED, most=2).bound
+
+
+def test_a_search_of_ranks_that_wait_for_each_other_is_bounded_and_says_so() -> None:
+    """Their steps are counted: runs of few and short answers take less, and as many changes as asked for are tried."""
+    shape = find_model("Qwen3-30B-A3B").served(data_parallel_size=2, enable_expert_parallel=True)
+    ranks = replace(server(2000), model=shape)
+    before = Outcome(num_requests=1000, duration_s=120.0, tpot_s=Distribution(mean=0.01, p50=0.01, p90=0.01, p99=0.01))
+    assert affordable(ranks, before, 60, find_largest=True) == (10, False)
+    assert affordable(ranks, replace(before, duration_s=2.0), 60, find_largest=True) == (60, True)
+    assert affordable(server(2000), before, 60, find_largest=True) == (60, True)
+    single = replace(before, tpot_s=Outcome().tpot_s, e2e_s=before.tpot_s)
+    assert affordable(ranks, single, 60, find_largest=True) == (10, False), "answers of a single token have no TPOT"
+    found = answer(ranks, users(4), Goal(), INTERPRETED, most=0, find_largest=False)
+    assert not found.outcome.error
+    assert not found.bound
 
 
 def test_a_fit_of_several_servers_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
