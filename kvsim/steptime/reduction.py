@@ -120,11 +120,11 @@ others.
 EXCHANGED_TENSORS = 4
 """Tensors that ranks exchange for a layer of experts: activations, chosen experts and their weights before it, and the
 sum after it."""
-EXCHANGE_LAUNCHES = 2
+EXCHANGE_LAUNCHES = 6
 """Host time to exchange one tensor of one rank, if ranks have unequal numbers of tokens: vLLM then calls NCCL once for
-each rank and tensor. With this, a step of 257 to 2,048 tokens of Qwen3-30B-A3B on two H100s of an unknown host would
-take 84 ms on the host of the H100's card, as it did in the fastest five seconds of the run; in most others it took 120
-to 135 ms."""
+each rank and tensor. With this, a step of 257 to 2,048 tokens of Qwen3-30B-A3B on two H100s takes 119 ms on the host of
+the H100's card. The host of the one run that was measured is not known: such steps took 122 ms in the median, whatever
+their tokens, but 82 to 92 ms for five seconds. No other number of ranks was measured."""
 _ACTIVATION_BYTES = 2
 WORKER_STEP_S = 0.28e-3
 """Seconds to send a step to the worker processes of several GPUs, and its output back."""
@@ -151,19 +151,23 @@ def reduce(card: Card, model: Model, *, num_processors: int = 132, in_process: b
 def reduce_ranks(card: Card, model: Model, *, num_processors: int = 132) -> RankTimes:
     """Return the step times of data-parallel ranks that share the experts of `model`; see `reduce`.
 
-    After the experts, an all-gather and a reduce-scatter over all ranks replace the all-reduce. The host is as slow as
-    one that shares a process with its client: in the run that was measured, it was slower still for most of the time.
+    After the experts, an all-gather and a reduce-scatter over all ranks replace the all-reduce. The host is assumed to
+    be as slow as one that shares a process with its client, because the ranks of a server share a host.
     """
     work = work_of(model)
     without_experts = replace(work, expert_weights=0, num_reduces=max(work.num_reduces - work.expert_layers, 0))
     awake = _never_asleep(card, model, without_experts, num_processors)
-    own = on_machine(awake, card.launch_s, card.factors, in_process=True)
-    host = own.turnaround_step_s / awake.turnaround_step_s
-    exchanges = work.expert_layers * EXCHANGED_TENSORS * model.data_parallel_size
     seconds = []
     for tokens in GROUP_SIZES:
         exchanged_s = reduce_s(card.exchange, tokens * _ACTIVATION_BYTES * model.hidden_size) + 2 * REDUCE_WAIT_S
         seconds.append(_experts_s(card, work, tokens) + work.expert_layers * exchanged_s)
+    # The GPU's time with experts decides how long the host sleeps.
+    few_s = float(np.interp(_FEW * model.data_parallel_size, GROUP_SIZES, seconds))
+    asleep = replace(awake, step_s=awake.step_s + few_s)
+    own = on_machine(asleep, card.launch_s, card.factors, in_process=True)
+    own = replace(own, step_s=awake.step_s * card.factors.get("gpu", 1.0))
+    host = own.turnaround_step_s / awake.turnaround_step_s
+    exchanges = work.expert_layers * EXCHANGED_TENSORS * model.data_parallel_size
     return RankTimes(
         label=awake.label,
         own=own,
