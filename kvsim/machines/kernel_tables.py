@@ -73,8 +73,9 @@ _EXPERT_TYPES = {
 """Types of experts in the tables, by quantization method; the first type that has rows is used."""
 _SELECTED_TOKENS = 2048
 """Tokens that the indexers of DeepSeek-V3.2 and GLM-5 pick (`index_topk`)."""
-_DELTA_NET_DECODES = (("causal_conv1d_update",), ("fused_recurrent_gated_delta_rule_packed_decode",))
-_DELTA_NET_PROMPTS = (
+_Kernels = tuple[tuple[str, ...], ...]
+_DELTA_NET_DECODES: _Kernels = (("causal_conv1d_update",), ("fused_recurrent_gated_delta_rule_packed_decode",))
+_DELTA_NET_PROMPTS: _Kernels = (
     ("causal_conv1d_fn",),
     ("chunk_gated_delta_rule_flashinfer", "chunk_gated_delta_rule_triton"),
 )
