@@ -18,6 +18,7 @@ from kvsim.errors import UsageError
 from kvsim.experiments.validation import as_sent, users_of
 from kvsim.hardware import find_gpu
 from kvsim.machines import served_model, step_times
+from kvsim.metrics import means_between, waste
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
 from kvsim.recording.tables import RequestStatus
 from kvsim.simulation import Machine, measure
@@ -38,7 +39,7 @@ _AWAY = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Means over a span of time."""
+    """Means over a span of time; what an output leaves counts until the next step begins."""
 
     running: float
     waiting: float
@@ -46,25 +47,31 @@ class Span:
     """Slots that are free or can be evicted."""
     tokens_per_s: float
 
-    @classmethod
-    def of(cls, recording: Recording, begin_s: float, end_s: float) -> Span:
-        """Return the means over the steps that begin in [begin_s, end_s)."""
-        steps = recording.steps
-        some = np.flatnonzero((steps.start_s >= begin_s) & (steps.start_s < end_s))
-        weight = np.append(steps.start_s, recording.duration_s)[some + 1] - steps.start_s[some]
-        total = float(weight.sum())
-        if not total > 0:
-            return cls(running=0.0, waiting=0.0, unused_slots=0.0, tokens_per_s=0.0)
 
-        def mean(values: npt.NDArray[Any]) -> float:
-            return float(np.average(values[some], weights=weight))
+class _Course:
+    """Course of a recording over time, for means over spans of it."""
 
-        return cls(
-            running=mean(steps.running),
-            waiting=mean(steps.waiting),
-            unused_slots=mean(steps.free_units) * recording.meta.pool.unit_tokens,
-            tokens_per_s=float(steps.decode_tokens[some].sum()) / total,
-        )
+    def __init__(self, recording: Recording) -> None:
+        self._steps = recording.steps
+        slots = waste(recording)
+        assert slots.in_gaps is not None
+        gaps, over_time = slots.in_gaps.gaps, slots.with_gaps()
+        self._counts = [
+            *(gaps.over_time(recording, name) for name in ("running", "waiting")),
+            (over_time.time_s, slots.capacity - over_time.held),
+        ]
+
+    def span(self, begin_s: float, end_s: float) -> Span:
+        """Return the means from `begin_s` to `end_s`; zeros if no time is between them."""
+        steps = self._steps
+        begin_s = max(begin_s, float(steps.start_s[0]))
+        if not end_s > begin_s:
+            return Span(running=0.0, waiting=0.0, unused_slots=0.0, tokens_per_s=0.0)
+        edges_s = np.array([begin_s, end_s])
+        running, waiting, unused = (float(means_between(*counts, edges_s)[0]) for counts in self._counts)
+        some = (steps.start_s >= begin_s) & (steps.start_s < end_s)
+        tokens_per_s = float(steps.decode_tokens[some].sum()) / (end_s - begin_s)
+        return Span(running=running, waiting=waiting, unused_slots=unused, tokens_per_s=tokens_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +122,9 @@ def retractions_of(recording: Recording) -> list[Retraction]:
     by_step: dict[int, list[Loss]] = {}
     for loss in losses_of(recording):
         by_step.setdefault(loss.step, []).append(loss)
-    steps, found = [*by_step], []
+    if not by_step:
+        return []
+    steps, found, course = [*by_step], [], _Course(recording)
     for nth, step in enumerate(steps):
         before = ratios[step - 1] if step else ratios[0]
         last = steps[nth + 1] if nth + 1 < len(steps) else len(ratios)
@@ -126,8 +135,8 @@ def retractions_of(recording: Recording) -> list[Retraction]:
         found.append(
             Retraction(
                 losses=tuple(by_step[step]), ratio_before=float(before), ratio=float(ratios[step]), back_s=back_s,
-                num_steps=end - step, before=Span.of(recording, 2 * at_s - back_s, at_s),
-                after=Span.of(recording, at_s, back_s),
+                num_steps=end - step, before=course.span(2 * at_s - back_s, at_s),
+                after=course.span(at_s, back_s),
             )
         )  # fmt: skip
     return found

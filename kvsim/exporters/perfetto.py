@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping
 
+    from kvsim.metrics.gaps import Gaps
     from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray, IntArray
 
@@ -70,9 +71,9 @@ def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
                 trace.counter(uuid, state.name.lower(), slots.time_s, values, parent=_POOL, is_bytes=True)
                 uuid += 1
         for name in ("running", "waiting"):
-            trace.counter(uuid, name, *gaps.over_time(recording.steps, name))
+            trace.counter(uuid, name, *gaps.over_time(recording, name))
             uuid += 1
-        _write_host(trace, recording, uuid)
+        _write_host(trace, recording, gaps, uuid)
         _write_windows(trace, recording, uuid)
     return Path(path)
 
@@ -212,21 +213,19 @@ def _write_steps(trace: _Trace, recording: Recording) -> None:
         ])  # fmt: skip
 
 
-def _write_host(trace: _Trace, recording: Recording, uuid: int) -> None:
+def _write_host(trace: _Trace, recording: Recording, gaps: Gaps, uuid: int) -> None:
     """Write counters of host memory and of copies in progress, in bytes."""
-    host = host_memory(recording)
+    host, steps = host_memory(recording), recording.steps
     if host is None:
         return
     trace.track(_HOST, "host memory")
     unit_bytes = recording.meta.pool.bytes_per_unit
-    values = {
-        "on the host": host.used * host.slot_bytes,
-        "going there": host.going * unit_bytes,
-        "coming back": host.coming * unit_bytes,
-    }
-    time_s = np.append(recording.steps.start_s, recording.duration_s)
-    for nth, (name, counts) in enumerate(values.items()):
-        trace.counter(uuid + nth, name, time_s, counts, parent=_HOST, is_bytes=True)
+    time_s = np.append(steps.start_s, recording.duration_s)
+    trace.counter(uuid, "on the host", time_s, host.used * host.slot_bytes, parent=_HOST, is_bytes=True)
+    copies = {"going there": (host.going, host.going_after), "coming back": (host.coming, host.coming_after)}
+    for nth, (name, (of_steps, after)) in enumerate(copies.items(), start=1):
+        time_s, num_blocks = gaps.joined(steps, of_steps[:-1], after[gaps.step])
+        trace.counter(uuid + nth, name, time_s, num_blocks * unit_bytes, parent=_HOST, is_bytes=True)
 
 
 def _write_windows(trace: _Trace, recording: Recording, uuid: int) -> None:

@@ -6,7 +6,7 @@ source of a recording.
 
 from kvsim.metrics.request_times import Distribution, Latencies, latencies, latency_origin
 from kvsim.metrics.shares import PAPER_CLASSES, WasteShares, waste_shares
-from kvsim.metrics.slot_account import Waste, time_mean, waste
+from kvsim.metrics.slot_account import Waste, means_between, time_mean, waste
 from kvsim.metrics.summarize import summarize
 from kvsim.metrics.summary import Summary
 from kvsim.metrics.waiting import Limits, WaitingFor
@@ -22,6 +22,7 @@ __all__ = [
     "WasteShares",
     "latencies",
     "latency_origin",
+    "means_between",
     "summarize",
     "time_mean",
     "waste",

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvsim.errors import RecordingError, UsageError
 from kvsim.machines.choice import served_model
 from kvsim.metrics.kept_prefixes import check_kept_prefixes
-from kvsim.metrics.slot_account import Waste, waste
+from kvsim.metrics.slot_account import GapSlots, Waste, waste
 from kvsim.recording import Recording
 from kvsim.recording.check import check_events
 from kvsim.recording.order import units_of_runs
@@ -38,6 +38,9 @@ def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
     slots = waste(replay)
     if recording.meta.pool.num_units is not None:
         _check_free_units(recording, (slots.capacity - slots.held[:-1]) // replay.unit_slots, folder / "steps.parquet")
+        assert slots.in_gaps is not None
+        free = (slots.capacity - slots.in_gaps.held) // replay.unit_slots
+        _check_after_outputs(recording, slots.in_gaps, free, folder / "steps.parquet")
     if replay.ledger.unit_by_unit:
         _check_units(replay, folder)
         _check_evictions(recording, folder / "memory.parquet")
@@ -56,6 +59,16 @@ def _check_free_units(recording: Recording, free: IntArray, file: Path) -> None:
     is_comparable[before[steps.schedule_seq[before] == memory.seq[rows]]] = False
     compared = np.flatnonzero(is_comparable)
     agree(steps.free_units[compared], free[compared], file, "free_units", "memory.parquet", compared)
+
+
+def _check_after_outputs(recording: Recording, in_gaps: GapSlots, free: IntArray, file: Path) -> None:
+    """Check the columns that state what outputs leave against the other tables; `free` has the free units in gaps."""
+    gaps, steps = in_gaps.gaps, recording.steps
+    derived = {"running_after": gaps.running, "waiting_after": gaps.waiting, "free_units_after": free}
+    for name, values in derived.items():
+        stated = getattr(steps, name)
+        if stated is not None:
+            agree(stated[gaps.step], values, file, name, "the other tables", gaps.step)
 
 
 def _check_bytes(recording: Recording, file: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvsim.recording.tables import RequestStatus
 
 if TYPE_CHECKING:
-    from kvsim.recording import Recording
+    import numpy.typing as npt
+
+    from kvsim.recording import Outline, Recording
     from kvsim.recording.tables import FloatArray, IntArray, Steps
     from kvsim.replay import Replay
 
@@ -45,13 +47,41 @@ class Gaps:
             waiting=np.maximum(waiting, 0),
         )
 
-    def over_time(self, steps: Steps, name: str) -> tuple[FloatArray, IntArray]:
+    @classmethod
+    def stated(cls, steps: Steps) -> Gaps | None:
+        """Return the gaps as the steps of a recording state them; None if they do not."""
+        if steps.running_after is None or steps.waiting_after is None:
+            return None
+        step = steps_before_gaps(steps)
+        running = steps.running_after[step]
+        return cls(
+            step=step,
+            begin_s=steps.end_s[step],
+            num_scheduled=np.minimum(steps.num_scheduled[step], running),
+            running=running,
+            waiting=steps.waiting_after[step],
+        )
+
+    def over_time(self, recording: Recording | Outline, name: str) -> tuple[FloatArray, IntArray]:
         """Return `num_scheduled`, `running` or `waiting` over time: the times from which values hold, and the values.
 
-        The last value is 0, from the end of the last of `steps` on.
+        The last value is 0, from the end of the last step on.
         """
-        time_s, counts = np.append(steps.start_s, steps.end_s[-1]), np.append(steps[name], 0).astype(np.int64)
-        return np.insert(time_s, self.step + 1, self.begin_s), np.insert(counts, self.step + 1, getattr(self, name))
+        steps = recording.steps
+        time_s, counts = self.joined(steps, steps[name].astype(np.int64), getattr(self, name))
+        if name == "waiting" and recording.meta.policy_name == "static":
+            return _with_arrivals_in_gaps(recording, self, time_s, counts)
+        return time_s, counts
+
+    def joined(
+        self, steps: Steps, of_steps: npt.NDArray[Any], of_gaps: npt.NDArray[Any]
+    ) -> tuple[FloatArray, npt.NDArray[Any]]:
+        """Return a figure over time: the times from which values hold, and the values; 0 from the last output on.
+
+        `of_steps` has the figure while each of `steps` is the newest, and `of_gaps` the figure in each gap.
+        """
+        time_s, values = np.append(steps.start_s, steps.end_s[-1]), np.append(of_steps, 0)
+        return np.insert(time_s, self.step + 1, self.begin_s), np.insert(values, self.step + 1, of_gaps)
 
 
 def steps_before_gaps(steps: Steps) -> IntArray:
@@ -59,6 +89,29 @@ def steps_before_gaps(steps: Steps) -> IntArray:
     is_last = (steps.output_seq[:-1] < steps.schedule_seq[1:]) & (steps.end_s[:-1] < steps.start_s[1:])
     found: IntArray = np.flatnonzero(is_last)
     return found
+
+
+def _with_arrivals_in_gaps(
+    recording: Recording | Outline, gaps: Gaps, time_s: FloatArray, waiting: IntArray
+) -> tuple[FloatArray, IntArray]:
+    """Return the `waiting` requests of a static batch over time, with the changes inside the gaps.
+
+    Requests that arrive in a gap wait for a batch to begin, and may give up before it does.
+    """
+    requests = recording.requests
+    waited = requests.status != RequestStatus.REFUSED
+    left_s = np.where(np.isnan(requests.first_scheduled_s), requests.finished_s, requests.first_scheduled_s)[waited]
+    arrival_s, left_s = np.sort(requests.arrival_s[waited]), np.sort(left_s)  # NaN, for never, is sorted last
+    edges_s = np.column_stack((gaps.begin_s, recording.steps.start_s[gaps.step + 1])).ravel()
+    changes_s = np.concatenate((arrival_s, left_s))
+    inside = np.searchsorted(edges_s, changes_s, side="right") % 2 == 1
+    changes_s = np.unique(np.concatenate((gaps.begin_s, changes_s[inside])))
+    present = np.searchsorted(arrival_s, changes_s, side="right") - np.searchsorted(left_s, changes_s, side="right")
+    is_gap = np.zeros(len(time_s), np.bool_)
+    is_gap[gaps.step + 1 + np.arange(len(gaps.step))] = True
+    time_s, waiting = time_s[~is_gap], waiting[~is_gap]
+    place = np.searchsorted(time_s, changes_s, side="right")
+    return np.insert(time_s, place, changes_s), np.insert(waiting, place, present)
 
 
 def _arrived(recording: Recording, step: IntArray) -> IntArray:

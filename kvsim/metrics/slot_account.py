@@ -122,6 +122,18 @@ def time_mean(time_s: FloatArray, values: IntArray) -> FloatArray:
     return np.average(values, axis=0, weights=weights if weights.sum() > 0 else None)
 
 
+def means_between(time_s: FloatArray, values: npt.NDArray[Any], edges_s: FloatArray) -> FloatArray:
+    """Return the mean of `values` over time between each two consecutive `edges_s`, along the first axis.
+
+    Each value holds from its entry in `time_s` until the next one, and 0 holds outside. The means are linear: those of
+    columns with a constant sum have the same sum.
+    """
+    columns = values.reshape(len(values), -1).astype(np.float64)
+    area = np.vstack((np.zeros(columns.shape[1]), np.cumsum(np.diff(time_s)[:, None] * columns[:-1], axis=0)))
+    at_edges = np.stack([np.interp(edges_s, time_s, column) for column in area.T], axis=1)
+    return (np.diff(at_edges, axis=0) / np.diff(edges_s)[:, None]).reshape(-1, *values.shape[1:])
+
+
 def waste(source: Replay | Recording) -> Waste:
     """Count the slots of the pool in each of the eight states at every frame.
 

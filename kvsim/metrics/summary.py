@@ -17,7 +17,8 @@ from kvsim.metrics.waiting import Limits, WaitingFor
 class Summary:
     """Figures of a run; undefined figures, such as the mean of an empty set, are NaN.
 
-    In means over time, each step lasts until the next one begins.
+    In means over time, a step counts until the next one begins; if no step is in flight in between, until its output,
+    and then what the output leaves counts.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Summary:
     requests_per_s: float
     """Finished requests per second."""
     mean_batch: float
-    """Scheduled sequences per step, mean over time."""
+    """Sequences in the batch, mean over time; none while the server is idle."""
     peak_batch: int
     mean_occupancy: float
     """Share of the pool held by requests, 0 to 1, mean over time."""

@@ -38,7 +38,7 @@ def occupancy(
         panels[0].set(ylabel="%", xlim=(0, end_s), ylim=(0, 105), yticks=(0, 50, 100))
         panels[1].set(ylabel="sequences", ylim=(0, None))
         panels[2].set(ylabel="requests", ylim=(0, max(1.0, panels[2].get_ylim()[1])), xlabel="time (s)")
-        for axes, shown in zip(panels, ("KV pool in use", "batch: scheduled in each step", "waiting"), strict=True):
+        for axes, shown in zip(panels, ("KV pool in use", "batch: sequences that compute", "waiting"), strict=True):
             axes.set_title(shown, loc="left")
         picture.align_ylabels(panels)
         picture.headline(_title(summaries, names), source_line(recordings))
@@ -52,16 +52,16 @@ def occupancy(
 def _title(summaries: list[Summary], names: Sequence[str]) -> str:
     if len(summaries) > 1:
         means = (number(summary.mean_batch) for summary in summaries)
-        return f"Sequences per step, on average: {each_named(means, names)}"
+        return f"Sequences in the batch, on average: {each_named(means, names)}"
     summary = summaries[0]
-    used, batch = f"{100 * summary.mean_occupancy:.0f}%", f"{summary.mean_batch:.0f}"
-    return f"On average, {used} of the pool is in use and {batch} sequences run per step"
+    used, batch = f"{100 * summary.mean_occupancy:.0f}%", number(summary.mean_batch)
+    return f"On average, {used} of the pool is in use and the batch has {batch} sequences"
 
 
 def _sentence(summary: Summary) -> str:
     return (
         f"{100 * summary.mean_occupancy:.1f}% of the pool is held on average and "
         f"{100 * summary.peak_occupancy:.1f}% at its peak, "
-        f"{summary.mean_batch:.1f} sequences run per step (at most {summary.peak_batch}), "
+        f"{summary.mean_batch:.1f} sequences are in the batch (at most {summary.peak_batch}), "
         f"{summary.mean_waiting:.1f} requests wait, over {summary.duration_s:.3g} seconds."
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.errors import RecordingError
-from kvsim.metrics import Waste, waste
+from kvsim.metrics import Waste, means_between, waste
 from kvsim.replay import Replay
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def counts_over_time(recording: Recording, name: str) -> tuple[FloatArray, IntAr
     """Return `num_scheduled`, `running` or `waiting` over time: the times from which values hold, and the values."""
     in_gaps = waste_of(recording).in_gaps
     assert in_gaps is not None
-    return in_gaps.gaps.over_time(recording.steps, name)
+    return in_gaps.gaps.over_time(recording, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,15 +62,8 @@ class TimeBins:
         return float(self.edges_s[1] - self.edges_s[0])
 
     def mean(self, time_s: FloatArray, values: npt.NDArray[np.int64] | IntArray) -> FloatArray:
-        """Return the mean of `values` over time in every bin; each row of `values` is valid until the next time.
-
-        The mean is linear, so that the means of columns with a constant sum have the same sum.
-        """
-        columns = values.reshape(len(values), -1).astype(np.float64)
-        lasting = np.diff(time_s)[:, None] * columns[:-1]
-        area = np.vstack((np.zeros(columns.shape[1]), np.cumsum(lasting, axis=0)))
-        at_edges = np.stack([np.interp(self.edges_s, time_s, column) for column in area.T], axis=1)
-        return (np.diff(at_edges, axis=0) / np.diff(self.edges_s)[:, None]).reshape(-1, *values.shape[1:])
+        """Return the mean of `values` over time in every bin; each row of `values` holds until the next time."""
+        return means_between(time_s, values, self.edges_s)
 
     def count(self, time_s: FloatArray, amounts: IntArray) -> npt.NDArray[np.int64]:
         """Return the sum of the `amounts` in each bin."""

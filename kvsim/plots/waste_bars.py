@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
-from kvsim.metrics import waste_shares
+from kvsim.metrics import time_mean, waste_shares
 from kvsim.plots.sampling import waste_of
 from kvsim.plots.style import (
     INK,
@@ -42,8 +42,8 @@ def _host_words(recording: Recording) -> str:
     host, steps = host_memory(recording), recording.steps
     if host is None or not len(steps):
         return ""
-    lasted = np.diff(np.append(steps.start_s, steps.end_s[-1]))
-    kept = np.average(host.used[: len(steps)], weights=lasted if lasted.sum() else None) / host.num_slots
+    # Host memory keeps its contents until another step begins, so gaps between steps need no entry.
+    kept = float(time_mean(np.append(steps.start_s, recording.duration_s), host.used)) / host.num_slots
     return f"; {memory(host.num_slots * host.slot_bytes)} of host memory, {100 * kept:.0f}% of it with copies"
 
 

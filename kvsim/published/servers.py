@@ -96,6 +96,6 @@ def saturated_shares(recording: Recording) -> WasteShares:
 
 def mean_running(recording: Recording, until_s: float) -> float:
     """Return the mean number of running sequences over time, from the warm-up to `until_s`."""
-    since_s, running = Gaps.of(Replay(recording)).over_time(recording.steps, "running")
+    since_s, running = Gaps.of(Replay(recording)).over_time(recording, "running")
     window = (since_s[:-1] >= WARM_UP * until_s) & (since_s[:-1] < until_s)
     return float(np.average(running[:-1][window], weights=np.diff(since_s)[window]))

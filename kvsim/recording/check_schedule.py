@@ -14,6 +14,8 @@ from kvsim.recording.order import stable_order
 from kvsim.recording.rules import CLOCK_S, agree, is_time, require, require_of, rises, within
 from kvsim.recording.tables import IntArray, RequestStatus, Schedule, Steps
 
+AFTER_OUTPUT = ("running_after", "waiting_after", "free_units_after")
+"""Columns that state what the output of a step leaves, if no other step is in flight then; -1 otherwise."""
 _COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted")
 
 
@@ -38,7 +40,8 @@ def check_steps(recording: Recording | Outline, file: Path) -> None:
     require(rises(steps.end_s), file, "end_s should not decrease")
     optional = [name for name, spec in Steps.columns() if spec.optional and getattr(steps, name) is not None]
     for name in (*_COUNTS, *optional):
-        require(getattr(steps, name) >= 0, file, f"{name} should not be negative")
+        least = -1 if name in AFTER_OUTPUT else 0
+        require(getattr(steps, name) >= least, file, f"{name} should not be less than {least}")
     require(steps.num_scheduled <= steps.running, file, "num_scheduled should not be more than running")
     if pool.num_units is not None:
         fits = (steps.free_units >= -1) & (steps.free_units <= pool.num_units)

@@ -262,6 +262,12 @@ class Steps(ColumnTable):
     """Free units after scheduling, including units with a cached prefix; -1 for an engine without a pool."""
     unusable_units: IntArray | None = optional_column("int32")
     """Free units in pieces too small for the head of the queue, although their sum suffices."""
+    running_after: IntArray | None = optional_column("int32")
+    """Running sequences after the output of the step; -1 if another step is in flight then."""
+    waiting_after: IntArray | None = optional_column("int32")
+    """Waiting requests after the output of the step; -1 if another step is in flight then."""
+    free_units_after: IntArray | None = optional_column("int32")
+    """Free units after the output of the step; -1 if another step is in flight then."""
     free_window_units: IntArray | None = optional_column("int32")
     """Free units of the pool of windows after scheduling, including cached ones; absent without such a pool."""
     cached_window_units: IntArray | None = optional_column("int32")

@@ -37,7 +37,10 @@ class HostSlots:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostMemory:
-    """Blocks in host memory over time, with an entry after the schedule of every step, and one for the end."""
+    """Blocks in host memory over time, with an entry after the schedule of every step, and one for the end.
+
+    An output may report the ends of copies, but stores and evicts nothing.
+    """
 
     num_slots: int
     """Capacity in blocks."""
@@ -48,6 +51,10 @@ class HostMemory:
     """Number of GPU blocks that are being copied to the host."""
     coming: IntArray
     """Number of GPU blocks that are being copied back."""
+    going_after: IntArray
+    """Number of GPU blocks that are still being copied to the host after the output of every step."""
+    coming_after: IntArray
+    """Number of GPU blocks that are still being copied back after the output of every step."""
     stored: IntArray
     """Number of GPU blocks whose copies to the host began so far."""
     loaded: IntArray
@@ -55,20 +62,28 @@ class HostMemory:
     _stores: _CopySteps
     _loads: _CopySteps
 
-    def slots_at(self, frame: int) -> HostSlots:
-        """Return the contents of the slots right after step `frame` was scheduled."""
+    def copying_at(self, frame: int, *, after_output: bool = False) -> tuple[int, int]:
+        """Return how many blocks are being copied to the host and back, right after step `frame` was scheduled.
+
+        With `after_output`, return the numbers after its output, if no other step is in flight then.
+        """
+        going, coming = (self.going_after, self.coming_after) if after_output else (self.going, self.coming)
+        return int(going[frame]), int(coming[frame])
+
+    def slots_at(self, frame: int, *, after_output: bool = False) -> HostSlots:
+        """Return the contents of the slots right after step `frame` was scheduled, or as its output left them."""
         owner = np.full(self.num_slots, NO_OWNER, np.int32)
         stores = self._stores
         earlier, begun = (int(np.searchsorted(stores.begun_step, frame, side)) for side in ("left", "right"))
         owner[stores.slot[:earlier]] = stores.request[:earlier]
         new = stores.slot[earlier:begun]
         is_overwritten = np.zeros(self.num_slots, bool)
-        is_overwritten[new[owner[new] != NO_OWNER]] = True
+        is_overwritten[new[owner[new] != NO_OWNER]] = not after_output
         owner[new] = stores.request[earlier:begun]
         return HostSlots(
             owner=owner,
-            is_going=stores.under_way(frame, self.num_slots),
-            is_coming=self._loads.under_way(frame, self.num_slots),
+            is_going=stores.under_way(frame, self.num_slots, after_output=after_output),
+            is_coming=self._loads.under_way(frame, self.num_slots, after_output=after_output),
             is_overwritten=is_overwritten,
         )
 
@@ -95,11 +110,11 @@ class _CopySteps:
             request=copies.request[rows],
         )
 
-    def under_way(self, frame: int, num_slots: int) -> BoolArray:
-        """Tell which slots are being copied right after step `frame` was scheduled."""
+    def under_way(self, frame: int, num_slots: int, *, after_output: bool) -> BoolArray:
+        """Tell which slots are being copied right after step `frame` was scheduled, or after its output."""
         begun = int(np.searchsorted(self.begun_step, frame, "right"))
         is_copied = np.zeros(num_slots, bool)
-        is_copied[self.slot[:begun][self.reported_step[:begun] >= frame]] = True
+        is_copied[self.slot[:begun][self.reported_step[:begun] >= frame + after_output]] = True
         return is_copied
 
 
@@ -125,6 +140,8 @@ def host_memory(recording: Recording) -> HostMemory | None:
         used=by_frame(first_use[first_use < num_frames]),
         going=begun[0] - done[0],
         coming=begun[1] - done[1],
+        going_after=begun[0][:-1] - done[0][1:],
+        coming_after=begun[1][:-1] - done[1][1:],
         stored=begun[0],
         loaded=begun[1],
         _stores=_CopySteps.of(copies, np.flatnonzero(~is_load)),

@@ -12,7 +12,7 @@ from kvsim.simulation.fleet import (
     simulate_fleet,
 )
 from kvsim.simulation.machine import Machine
-from kvsim.simulation.measured import Measured, Timeline
+from kvsim.simulation.measured import Measured
 from kvsim.simulation.modes import EngineName
 from kvsim.simulation.prefill_decode import Disaggregation
 from kvsim.simulation.prefix_store import PrefixStore
@@ -30,7 +30,6 @@ __all__ = [
     "ProgressCallback",
     "Replicas",
     "Servers",
-    "Timeline",
     "measure",
     "measure_fleet",
     "record",

@@ -31,7 +31,7 @@ from kvsim.recording.tables import (
     TransferKind,
     Transfers,
 )
-from kvsim.simulation.measured import TIMELINE_POINTS, Measured, Timeline
+from kvsim.simulation.measured import Measured
 from kvsim.steptime import StepShape
 from kvsim.workload import Ragged, Workload
 
@@ -78,7 +78,7 @@ def largest_shape(engine: Engine) -> StepShape | None:
 
 
 class Totals:
-    """Sums over the steps of a run, and evenly spaced steps as its timeline."""
+    """Sums over the steps of a run, and over the gaps between them."""
 
     def __init__(self, pool: Pool, limits: Limits | None) -> None:
         assert pool.num_units is not None
@@ -88,8 +88,6 @@ class Totals:
         self._num_kept = 0
         self._gaps: list[npt.NDArray[Any]] = []  # gaps before steps that are not added yet
         self._end_s, self._num_outputs = 0.0, 0
-        self._stride = 1
-        self._timeline = np.empty((4, 0))
 
     def take(self, engine: Engine) -> None:
         """Drain the final rows. The cost of a slice does not depend on the length of the run."""
@@ -165,18 +163,7 @@ class Totals:
             swapped_out=steps["swapped_out"],
             swapped_in=steps["swapped_in"],
         )
-        self._extend_timeline(figures)
         self._sums.add(figures, self._gaps_before(len(records)))
-
-    def _extend_timeline(self, figures: StepFigures) -> None:
-        """Add every `_stride`-th step to the timeline; if it gets too long, drop every second point."""
-        every = slice(-self._sums.num_steps % self._stride, None, self._stride)
-        columns = (figures.start_s, figures.scheduled, figures.waiting, figures.held)
-        points = np.stack([column[every] for column in columns], dtype=np.float64)
-        self._timeline = np.concatenate((self._timeline, points), axis=1)
-        while self._timeline.shape[1] > TIMELINE_POINTS:
-            self._timeline = self._timeline[:, ::2]
-            self._stride *= 2
 
     def finish(self, engine: Engine, requests: Requests, meta: Meta, name: str) -> Measured:
         """Return the results of the finished run.
@@ -193,10 +180,7 @@ class Totals:
         # A server that exchanges KV may schedule one more step, without a batch, behind its last answer. Its output is
         # never processed, so a recording does not have it.
         summary = replace(summary, num_steps=self._num_outputs)
-        start_s, *counts = self._timeline
-        scheduled, waiting, held = (column.astype(np.int64) for column in counts)
-        timeline = Timeline(start_s=start_s, scheduled=scheduled, waiting=waiting, held_slots=held)
-        return Measured(meta=meta, requests=requests, summary=summary, timeline=timeline)
+        return Measured(meta=meta, requests=requests, summary=summary)
 
 
 class FinalRows:
@@ -265,6 +249,7 @@ class FinalRows:
             optional = {"swapped_out_units": "swapped_out", "swapped_in_units": "swapped_in"}
         if engine.memory is RADIX and engine.radix.settings.window_tokens:
             optional = {"free_window_units": "free_windows", "cached_window_units": "cached_windows"}
+        after = self._after_outputs(engine, num_outputs)
         same = ("start_s", "prefill_tokens", "num_scheduled", "running", "waiting", "preempted")
         self._builder.append(
             Steps(
@@ -278,9 +263,26 @@ class FinalRows:
                 **dict[str, Any](
                     {name: steps[name] for name in same}
                     | {name: steps[source].astype(np.int32) for name, source in optional.items()}
+                    | after
                 ),
             )
         )
+
+    @staticmethod
+    def _after_outputs(engine: Engine, num_outputs: int) -> dict[str, npt.NDArray[np.int32]]:
+        """Return the columns of the slice's steps that say what their outputs left; none for a static batch.
+
+        Requests that wait for a static batch are not counted between batches.
+        """
+        if engine.rectangle.stride:
+            return {}
+        num_gaps = int(engine.state.num_gaps)
+        step = column(engine.gaps, "before", num_gaps) - 1 - engine.state.first_output
+        columns = {}
+        for name in ("running", "waiting", "free_units"):
+            columns[f"{name}_after"] = np.full(num_outputs, -1, np.int32)
+            columns[f"{name}_after"][step] = column(engine.gaps, name, num_gaps)
+        return columns
 
     def _take_memory(self, engine: Engine) -> None:
         columns = self._columns(Memory, engine.memory_rows, engine.state.num_memory_rows)

@@ -258,13 +258,13 @@ def test_a_cell_of_the_map_shows_what_is_seldom(recording: Recording) -> None:
     host = host_memory(recording)
     assert host is not None
     frame = int(np.argmax(host.coming))
-    whole = map_keys(host, frame, host.num_slots, 1, half_blocks=False)
-    together = map_keys(host, frame, 1, 1, half_blocks=False)
+    whole = map_keys(host.slots_at(frame), host.num_slots, 1, half_blocks=False)
+    together = map_keys(host.slots_at(frame), 1, 1, half_blocks=False)
     assert whole.shape == (1, host.num_slots)
     assert (whole & 0xFF == COMING).sum() == host.slots_at(frame).is_coming.sum() > 0
     assert together[0, 0] & 0xFF == COMING
     assert slots_per_cell(host.num_slots, 7) == -(-host.num_slots // 7)
-    nothing = map_keys(host, 0, host.num_slots + 3, 1, half_blocks=False)[0, -3:] & 0xFF
+    nothing = map_keys(host.slots_at(0), host.num_slots + 3, 1, half_blocks=False)[0, -3:] & 0xFF
     assert set(nothing.tolist()) == {EMPTY}
 
 

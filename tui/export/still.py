@@ -13,7 +13,7 @@ from ..look.states import STACK
 from ..look.wording import percent, plural
 from ..pool.brush import Brush
 from ..pool.canvas import Canvas
-from ..pool.host_blocks import legend_now, map_keys
+from ..pool.host_blocks import legend_now, map_keys, slots_now
 from ..pool.labels import longest_name
 from ..pool.layer_kinds import layer_kinds, places_of_units
 from ..pool.levels import best_level, levels
@@ -63,9 +63,10 @@ def still(
 
 def host_still(session: Session, symbols: Symbols, width: int, height: int) -> list[list[tuple[str, Style]]]:
     """Return the map of host memory in `height` lines of `width` characters; empty without host memory."""
-    if session.host is None:
+    slots = slots_now(session)
+    if slots is None:
         return []
-    keys = map_keys(session.host, session.replay.frame, width, height, half_blocks=symbols.color)
+    keys = map_keys(slots, width, height, half_blocks=symbols.color)
     return _drawn(keys, symbols)
 
 

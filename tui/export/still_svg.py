@@ -55,7 +55,7 @@ def svg_of_stills(
         top = _shapes(parts, still(session, COLOR, width, height, color_by), top)
         top = _legend(parts, entries(session, color_by), top, pixels)
         if session.host is not None:
-            parts.append(_text(_MARGIN, top + 15, title_of(session.host, session.replay.frame)))
+            parts.append(_text(_MARGIN, top + 15, title_of(session)))
             top = _shapes(parts, host_still(session, COLOR, width, _HOST_LINES), top + _TITLE_HEIGHT)
             top = _legend(parts, host_entries(session), top, pixels)
     for title, lines in drawn:

@@ -19,8 +19,6 @@ from ..playback.session import Story
 from .judgement import judgement_of
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from ..playback.compared_runs import ComparedRuns
     from ..playback.session import Session
 
@@ -91,7 +89,7 @@ def story_of_comparison(comparison: ComparedRuns) -> Story:
         f"{_factor_words(comparison, place)} {comparison.lanes[-place].label}{_because_of_memory(comparison, place)}"
         for place in places
     ]
-    batches = [(_mean_of(lane.session, lane.session.recording.steps.running), lane.label) for lane in (fast, *rivals)]
+    batches = [(_mean_of(lane.session, "running"), lane.label) for lane in (fast, *rivals)]
     running = ", ".join(f"{batch:,.0f} ({label})" for batch, label in batches)
     shorter = (
         f"{begin}; longer: {', '.join(_factor(comparison, place) for place in places)}",
@@ -236,8 +234,7 @@ def _when_full(session: Session) -> list[str]:
 
 def _waiting(session: Session) -> list[str]:
     """Return the average number of waiting requests over time; empty if hardly any request waits."""
-    steps = session.recording.steps
-    mean = float(time_mean(*Gaps.of(session.replay).over_time(steps, "waiting")))
+    mean = _mean_of(session, "waiting")
     return [f"{mean:,.0f} wait on average"] if mean >= _SOME_WAIT else []
 
 
@@ -247,23 +244,24 @@ def _held_back_by(session: Session) -> list[str]:
     limits = Limits.of(meta.policy, meta.engine)
     if limits is None:
         return []
-    _, by_batch, by_tokens = limits.split(steps.waiting, steps.running, steps.prefill_tokens + steps.decode_tokens)
-    batch, tokens = _mean_of(session, by_batch), _mean_of(session, by_tokens)
+    time_s, waiting = Gaps.of(session.replay).over_time(session.recording, "waiting")
+    # What waits in a gap waits for what the step before it showed.
+    step = np.searchsorted(steps.start_s, time_s[:-1], side="right") - 1
+    tokens_of_step = steps.prefill_tokens[step].astype(np.int64) + steps.decode_tokens[step]
+    by_limit = np.column_stack(limits.split(waiting[:-1], steps.running[step], tokens_of_step))
+    _, batch, tokens = time_mean(time_s, np.vstack((by_limit, np.zeros((1, 3), np.int64))))
     if max(batch, tokens) < _SOME_WAIT:
         return []
     if meta.policy_name == "static":
         return ["held back by batch_size"]
     if batch >= tokens:
-        return [f"held back by max_num_seqs {limits.max_num_seqs:,}"]
+        return [f"held back by {limits.seqs_setting} {limits.max_num_seqs:,}"]
     return [f"held back by {limits.max_num_batched_tokens:,} tokens a step"]
 
 
-def _mean_of(session: Session, values: npt.NDArray[np.integer]) -> float:
-    """Return the mean over time of `values`, one per step, which are 0 in the gaps between steps."""
-    spans_s, gaps = np.diff(session.times_s), Gaps.of(session.replay)
-    total_s = float(spans_s.sum())
-    spans_s[gaps.step] = gaps.begin_s - session.times_s[gaps.step]
-    return float((values * spans_s).sum()) / total_s if total_s else 0.0
+def _mean_of(session: Session, name: str) -> float:
+    """Return the mean number of `running` or `waiting` requests over time."""
+    return float(time_mean(*Gaps.of(session.replay).over_time(session.recording, name)))
 
 
 def judged(session: Session, story: Story) -> Story:

@@ -1,37 +1,23 @@
-"""The figures that a caption may name in braces. They are computed from the run at the moment of the caption.
+"""Fill in the figures that a caption names in braces, such as `{request.A.blocks}`, as they are at its moment.
 
-{waste.token_percent}        of the pool: any state, and unused (all but tokens) or held; also _slots and _gib
-{pool.slots}                 gib, blocks, block_slots, free_blocks, cached_blocks
-{now.running}                waiting, waiting_names, finished, preempted, refused, served, percent, tokens_per_s,
-                             step, total_steps, time, total_time, step_ms (mean)
-                             in rows for training: rows, row_slots, placed, sequences, tokens, padding, used_percent
-{run.paged.running}          the same of any run, by its label; {run.paged.request.A.blocks} is of a request in it
-                             in a pool of blocks: entries, held_blocks (of all tables; of the pool), pool_blocks,
-                             free_blocks, block_slots
-{longer.static.paged}        how many times as long the first run takes as the second
-{hits.3.paged}               percent of the prompt tokens that a run finds in its cache, with the third of the sizes of
-                             memory in the drawing; {hits.3.tokens} is that size
-{fleet.in turn.hits}         held_twice, busiest, preempted, total_time of a fleet by its label; one_pool: the hits of
-                             one pool that never forgets
-{remedy.3.wait}              total_time, twice, wait of a remedy against preemptions, in the order of the drawing
-{host.used}                  slots, going, coming: blocks in host memory, on the way there and back; kept_of, going_of:
-                             the requests of the copies that are there, or on the way
-{tree.leaves}                of a radix tree: runs that can go, slots of the one that goes first, number of its runs
-                             (first, runs)
-{layers.full}                of the model: all, full and window of its layers; window_tokens that a window reaches back;
-                             full_tables and window_tables of every sequence; {tables.Gemma-3-27B} counts the tables of
-                             another model
-{request.A.blocks}           addresses, last_address, row, prompt, output, answer, needs, fits, written, held, held_gib,
-                             unused_percent, shared_blocks, hit_tokens, missed_tokens, started, waited, ttft, finished,
-                             lost_blocks, lost_tokens (by its last preemption), full_blocks, window_blocks, let_go
-                             (of the tables of full attention, of windows; what the windows have given back);
-                             unwritten: slots of its last block; expired_blocks, expired_part, let_go_blocks: blocks
-                             whose tokens have all expired, or in part, and those that the last step freed
-{ladder.4.gain}              tokens_per_s, ample, memory_gain, time_gain, batch of a rung of the ladder, with the
-                             limits of the lesson's paged run; {ladder.2.4.gain} is the product of the gains above
-                             rung 2 up to rung 4, and {ladder.total} that of all rungs
-{step.weights_gib}           kv_gib, kv_percent, sequences, context, reading_ms, gpu_ms, captured_ms, eager_ms,
-                             saved_percent, tokens_per_s: of a decode step with the sequences that are here
+A name begins with the subject:
+
+- `waste`, `pool`, `now`, `host`, `tree`, `layers`: the run that the caption shows
+- `request.A`: the request with the id A in that run
+- `run.paged`, `run.paged.request.A`: the run with the label `paged`, and a request in it; they answer as `now` and
+  `request` do
+- `longer.static.paged`: how many times as long the first run takes as the second
+- `step`: a decode step with the sequences that run
+- `image`, `drafts`: computations beside the runs (`beside_figures`)
+- `tables.Gemma-3-27B`: the number of block tables of a sequence of that model
+- `hits.3.paged`: percent of the prompt tokens that a run finds in its cache, with the third memory size of the drawing;
+  `hits.3.tokens` is that size
+- `fleet.in turn`: a fleet by its label
+- `remedy.3`: a remedy against preemptions, in the order of the drawing
+- `ladder.4`: a rung of the ladder; `ladder.2.4.gain` is the product of the gains above rung 2 up to rung 4, and
+  `ladder.total` that of all rungs
+
+It ends with the figure. The function for each subject has the figures as the keys of its result.
 """
 
 from __future__ import annotations
@@ -151,6 +137,9 @@ class Figures:
         return None
 
     def _waste(self, what: str) -> str | None:
+        """Return the slots of a state of the pool, of all states but tokens (`unused`), or of all that requests hold
+        (`held`): `token_percent` of the pool, `unused_slots`, `held_gib`.
+        """
         session = self._session
         slots, capacity = session.breakdown, session.capacity
         name, _, unit = what.rpartition("_")
@@ -169,6 +158,7 @@ class Figures:
         }.get(unit)
 
     def _pool(self) -> dict[str, str]:
+        """Return the size of the pool, and the numbers of its free and its cached blocks."""
         replay = self._session.replay
         return {
             "slots": f"{self._session.capacity:,}",
@@ -181,6 +171,9 @@ class Figures:
         }
 
     def _tree(self) -> dict[str, str]:
+        """Return the number of runs of slots in the radix tree (`runs`), of those that can be evicted (`leaves`), and
+        the slots of the one that is evicted `first`.
+        """
         if not has_tree(self._session):
             return {}
         tree = tree_at(self._session)
@@ -188,16 +181,19 @@ class Figures:
         return {"leaves": f"{len(tree.leaves):,}", "runs": f"{len(tree.runs):,}", "first": first}
 
     def _host(self) -> dict[str, str]:
-        host, frame = self._session.host, self._session.player.frame
+        """Return how many blocks host memory holds and can hold, and how many are on their way to it and back.
+
+        `kept_of` and `going_of` name the requests of the copies that are there, or on their way.
+        """
+        host, replay = self._session.host, self._session.replay
         if host is None:
             return {}
-        numbers = {"used": host.used, "going": host.going, "coming": host.coming}
+        going, coming = host.copying_at(replay.frame, after_output=replay.after_output)
+        numbers = {"used": int(host.used[replay.frame]), "slots": host.num_slots, "going": going, "coming": coming}
         owners = {"kept_of": Transfer.KEPT, "going_of": Transfer.GOING}
-        return (
-            {name: f"{int(column[frame]):,}" for name, column in numbers.items()}
-            | {name: " and ".join(owners_of(self._session, which)) for name, which in owners.items()}
-            | {"slots": f"{host.num_slots:,}"}
-        )
+        return {name: f"{number:,}" for name, number in numbers.items()} | {
+            name: " and ".join(owners_of(self._session, which)) for name, which in owners.items()
+        }
 
     @staticmethod
     def _now(session: Session, what: str) -> str | None:
@@ -205,6 +201,7 @@ class Figures:
 
     @staticmethod
     def _rows(rows: RowsNow) -> dict[str, str]:
+        """Return the rows of a training batch, their contents, and the share of their slots with tokens."""
         return {
             "rows": f"{rows.num_rows:,}",
             "row_slots": f"{rows.row_tokens:,}",
@@ -217,6 +214,7 @@ class Figures:
 
     @staticmethod
     def _served(session: Session) -> dict[str, str]:
+        """Return the requests, the blocks and the progress of a run; `step_ms` is the mean duration of its steps."""
         frame, time_s = session.player.frame, session.player.clock_s
         waiting = [session.request_name(row) for row in session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()]
         served, total = int(session.served[frame]), int(session.served[-1])
@@ -272,6 +270,7 @@ class Figures:
 
     @staticmethod
     def _rung(rung: Climbed) -> dict[str, str]:
+        """Return the throughput of a rung with its own and with `ample` memory, and its gains over the rung before."""
         return {
             "tokens_per_s": f"{rung.tokens_per_s:,.0f}",
             "ample": f"{rung.ample_tokens_per_s:,.0f}",
@@ -282,6 +281,7 @@ class Figures:
         }
 
     def _step(self) -> dict[str, str]:
+        """Return what a decode step reads, and its duration: on the GPU, with a captured graph, and `eager`."""
         cost = self._cost
         return {
             "weights_gib": gib(round(cost.weight_bytes)),
@@ -299,6 +299,7 @@ class Figures:
 
 
 def _fleet(totals: FleetTotals) -> dict[str, str]:
+    """Return the totals of a fleet; `one_pool` are the hits of one pool for all servers that evicts nothing."""
     return {
         "hits": f"{100 * totals.prefix_hit_rate:.0f}",
         "one_pool": f"{100 * totals.one_pool_hit_tokens / max(totals.prefix_queried_tokens, 1):.0f}",
@@ -310,6 +311,7 @@ def _fleet(totals: FleetTotals) -> dict[str, str]:
 
 
 def _remedy(one: Remedied) -> dict[str, str]:
+    """Return the duration of a remedied run, the tokens that it computes twice, and its longest wait."""
     return {
         "total_time": milliseconds(one.duration_s),
         "twice": f"{one.tokens_twice:,}",

@@ -44,7 +44,7 @@ def as_text(guided: Guided, symbols: Symbols) -> str:
             parts += [name, *lines, *textwrap.wrap(words, _WIDTH), ""]
             if session.host is not None:
                 lines = _characters(host_still(session, symbols, _WIDTH, 1))
-                parts += [title_of(session.host, session.replay.frame), *lines]
+                parts += [title_of(session), *lines]
                 parts += [in_characters(host_entries(session, hued=False), symbols), ""]
         for name, drawn in guided.drawing(caption, _WIDTH, symbols):
             parts += [name, *("".join(segment.text for segment in line).rstrip() for line in drawn), ""]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from kvsim.display.text import printable
 from kvsim.errors import RecordingError
+from kvsim.metrics import means_between, waste
+from kvsim.metrics.gaps import Gaps
 
 from .player import Player
 from .session import printable_ids
@@ -24,6 +26,10 @@ _MOST_FRAMES = 20_000
 """Largest number of frames of the player. A fleet with more steps is divided into this many equally long frames."""
 _SAMPLES = 400
 """Number of intervals between the times at which queues are compared to find the busiest moment."""
+
+
+Course: TypeAlias = "tuple[FloatArray, npt.NDArray[Any]]"
+"""Times in seconds from which values hold, and the values; the last is 0."""
 
 
 class ServerNow(NamedTuple):
@@ -68,9 +74,9 @@ class FleetServer:
         self.ids = printable_ids(recording.requests.id)
         self.duration_s = recording.duration_s
         steps, requests = self.steps, self.requests
-        num_units = self.meta.pool.num_units or 1
-        free = np.maximum(steps.free_units, 0) if self.meta.pool.num_units else np.ones(len(steps), np.int64)
-        self._held = 1 - free / num_units
+        self._held, self._running, self._waiting = _courses(recording, reopen)
+        self.times_s = self._running[0]
+        """Times in seconds at which a step begins, or an output comes while no other step is in flight."""
         self._preempted = np.cumsum(steps.preempted)
         self._computed = np.cumsum(steps.prefill_tokens.astype(np.int64) + steps.decode_tokens)
         begun = np.flatnonzero(~np.isnan(requests.first_scheduled_s))
@@ -83,11 +89,13 @@ class FleetServer:
         """Return the state of the server at `time_s`; it holds nothing before its first step and after its last."""
         step = int(np.searchsorted(self.steps.start_s, time_s, side="right")) - 1
         begun = int(np.searchsorted(self._begin_s, time_s, side="right"))
-        busy = step >= 0 and time_s < self.duration_s
+        held, running, waiting = (
+            _values_at(course, np.array([time_s]))[0] for course in (self._held, self._running, self._waiting)
+        )
         return ServerNow(
-            held=float(self._held[step]) if busy else 0.0,
-            running=int(self.steps.running[step]) if busy else 0,
-            waiting=int(self.steps.waiting[step]) if busy else 0,
+            held=float(held),
+            running=int(running),
+            waiting=int(waiting),
             preempted=int(self._preempted[step]) if step >= 0 else 0,
             computed=int(self._computed[step]) if step >= 0 else 0,
             prompt_tokens=int(self._prompts[begun]),
@@ -96,20 +104,11 @@ class FleetServer:
 
     def held_between(self, edges_s: FloatArray) -> FloatArray:
         """Return the mean share of the pool that requests hold in each interval between consecutive `edges_s`."""
-        start_s = self.steps.start_s
-        if not len(start_s):
-            return np.zeros(len(edges_s) - 1)
-        ends_s = np.append(start_s[1:], max(self.duration_s, float(start_s[-1])))
-        area = np.append(0.0, np.cumsum(self._held * (ends_s - start_s)))
-        at = np.interp(edges_s, np.append(start_s, ends_s[-1]), area)
-        spans: FloatArray = np.diff(at) / np.maximum(np.diff(edges_s), 1e-300)
-        return np.clip(spans, 0.0, 1.0)
+        return means_between(*self._held, edges_s)
 
     def waiting_at(self, times_s: FloatArray) -> npt.NDArray[np.int64]:
         """Return the number of waiting requests at each of `times_s`."""
-        step = np.searchsorted(self.steps.start_s, times_s, side="right") - 1
-        waiting = self.steps.waiting[np.maximum(step, 0)] if len(self.steps) else np.zeros(len(times_s), np.int64)
-        return np.where((step >= 0) & (times_s < self.duration_s), waiting, 0).astype(np.int64)
+        return _values_at(self._waiting, times_s).astype(np.int64)
 
     def waiting_ids(self, time_s: float, most: int) -> list[str]:
         """Return the ids of up to `most` requests that have arrived and are not scheduled yet, in order of arrival."""
@@ -133,6 +132,35 @@ class FleetServer:
         )
 
 
+def _courses(recording: Recording | Outline, reopen: Callable[[], Recording]) -> tuple[Course, Course, Course]:
+    """Return the held share of the pool, and the running and the waiting requests, over time.
+
+    `reopen` reads the whole recording, which is needed if its steps do not state what their outputs leave.
+    """
+    steps, num_units = recording.steps, recording.meta.pool.num_units or 0
+    if not len(steps):
+        nothing = (np.zeros(2), np.zeros(2))
+        return nothing, nothing, nothing
+    gaps, free_units = Gaps.stated(steps), steps.free_units_after
+    if gaps is None or free_units is None:
+        slots = waste(reopen())
+        assert slots.in_gaps is not None
+        gaps = slots.in_gaps.gaps
+        held_share = slots.in_gaps.held / max(slots.capacity, 1)
+    else:
+        held_share = 1 - free_units[gaps.step] / max(num_units, 1)
+    of_steps = 1 - np.maximum(steps.free_units, 0) / num_units if num_units else np.zeros(len(steps))
+    held = gaps.joined(steps, of_steps, held_share if num_units else np.zeros(len(gaps.step)))
+    return held, gaps.over_time(recording, "running"), gaps.over_time(recording, "waiting")
+
+
+def _values_at(course: Course, times_s: FloatArray) -> npt.NDArray[Any]:
+    """Return the value at each of `times_s`; 0 before the first one holds."""
+    since_s, values = course
+    row = np.searchsorted(since_s, times_s, side="right") - 1
+    return np.where(row >= 0, values[np.maximum(row, 0)], 0)
+
+
 class FleetServers:
     """All servers of a fleet, and the clock that they share.
 
@@ -145,7 +173,7 @@ class FleetServers:
         if not any(len(server.steps) for server in servers):
             raise RecordingError("no server of this fleet has a step to show.")
         self.servers = servers
-        starts = [server.steps.start_s for server in servers]
+        starts = [server.times_s for server in servers]
         end_s = max(server.duration_s for server in servers)
         begin_s = min((float(each[0]) for each in starts if len(each)), default=0.0)
         if sum(map(len, starts)) > _MOST_FRAMES:

@@ -276,8 +276,8 @@ class Session:
     @property
     def is_copying(self) -> bool:
         """Tell whether blocks are being copied to or from host memory."""
-        host, frame = self.host, self.replay.frame
-        return host is not None and bool(host.going[frame] + host.coming[frame] > 0)
+        host, replay = self.host, self.replay
+        return host is not None and any(host.copying_at(replay.frame, after_output=replay.after_output))
 
     @property
     def loads_in_step(self) -> bool:

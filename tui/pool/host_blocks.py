@@ -15,7 +15,7 @@ from .brush import GLYPH, half_keys, keys_of
 from .paint import CURSOR, EMPTY, KEPT, OWNER, UnitChange
 
 if TYPE_CHECKING:
-    from kvsim.replay.host_memory import BoolArray, HostMemory, HostSlots
+    from kvsim.replay.host_memory import BoolArray, HostSlots
 
     from ..playback.session import Session
     from .array_types import KeyArray, PaintArray
@@ -41,17 +41,25 @@ class Transfer(Enum):
     OVERWRITTEN = "gave way"
 
 
-def title_of(host: HostMemory, frame: int) -> str:
+def title_of(session: Session) -> str:
     """Return the title: the used slots of host memory, and the blocks in transfer."""
-    return titles_of(host, frame)[0]
+    return titles_of(session)[0]
 
 
-def titles_of(host: HostMemory, frame: int) -> tuple[str, ...]:
+def titles_of(session: Session) -> tuple[str, ...]:
     """Return the title, and then shorter titles for narrow places. The transfers are in every title."""
-    going, coming = int(host.going[frame]), int(host.coming[frame])
+    host, replay = session.host, session.replay
+    assert host is not None
+    going, coming = host.copying_at(replay.frame, after_output=replay.after_output)
     crossing = f", {going:,} going there" * (going > 0) + f", {coming:,} coming back" * (coming > 0)
-    full = f"{int(host.used[frame]):,} of {host.num_slots:,}"
+    full = f"{int(host.used[replay.frame]):,} of {host.num_slots:,}"
     return f"host memory: {full} blocks{crossing}", f"host memory: {full}{crossing}", f"host: {full}{crossing}"
+
+
+def slots_now(session: Session) -> HostSlots | None:
+    """Return the contents of host memory at the current frame, or in its gap; None without host memory."""
+    host, replay = session.host, session.replay
+    return None if host is None else host.slots_at(replay.frame, after_output=replay.after_output)
 
 
 def slots_per_cell(num_slots: int, num_cells: int) -> int:
@@ -59,23 +67,23 @@ def slots_per_cell(num_slots: int, num_cells: int) -> int:
     return max(-(-num_slots // max(num_cells, 1)), 1)
 
 
-def map_keys(host: HostMemory, frame: int, width: int, height: int, *, half_blocks: bool) -> KeyArray:
-    """Return the keys of `height` lines of `width` characters: the slots in order, the same number in each cell.
+def map_keys(slots: HostSlots, width: int, height: int, *, half_blocks: bool) -> KeyArray:
+    """Return the keys of `height` lines of `width` characters: the `slots` in order, the same number in each cell.
 
     With `half_blocks`, a character shows two cells, one above the other, in colours. A cell of several slots has the
     colour of its most important slot: a block that is loaded, then one that was overwritten, one that is stored, one
     that is kept.
     """
     rows = height * (2 if half_blocks else 1)
-    paints = _cells(_paints(host.slots_at(frame), hued=half_blocks), rows * width).reshape(rows, width)
+    paints = _cells(_paints(slots, hued=half_blocks), rows * width).reshape(rows, width)
     return half_keys(paints) if half_blocks else keys_of(GLYPH, paints, EMPTY)
 
 
 def owners_of(session: Session, which: Transfer) -> list[str]:
     """Return the ids of the requests whose copies are kept, or are in transfer, at the current frame."""
-    if session.host is None:
+    slots = slots_now(session)
+    if slots is None:
         return []
-    slots = session.host.slots_at(session.replay.frame)
     owners = np.unique(slots.owner[_masks(slots)[which]]).tolist()
     return [session.request_name(owner) for owner in owners]
 
@@ -85,9 +93,9 @@ def legend_now(session: Session, *, hued: bool) -> list[tuple[list[int], str]]:
 
     Owners are named if they are few. `hued` is true for maps in colours.
     """
-    if session.host is None:
+    slots = slots_now(session)
+    if slots is None:
         return []
-    slots = session.host.slots_at(session.replay.frame)
     paints, found = _paints(slots, hued=hued), list[tuple[list[int], str]]()
     for which, mask in _masks(slots).items():
         owners = np.unique(slots.owner[mask]).tolist()

@@ -8,7 +8,7 @@ from rich.segment import Segment
 from textual.strip import Strip
 
 from ..look.wording import plural
-from ..pool.host_blocks import legend_now, map_keys, slots_per_cell, titles_of
+from ..pool.host_blocks import legend_now, map_keys, slots_now, slots_per_cell, titles_of
 from .drawn_panel import DrawnPanel
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class HostMap(DrawnPanel):
         if host is None:
             self.border_title = "no host memory"
         elif self.size.width:
-            titles = titles_of(host, self.session.replay.frame)
+            titles = titles_of(self.session)
             lines = self._num_lines * (2 if self.symbols.color else 1)
             together = slots_per_cell(host.num_slots, self.size.width * lines)
             scale = f": 1 cell = {plural(together, 'block')}"
@@ -42,11 +42,11 @@ class HostMap(DrawnPanel):
 
     def write(self) -> list[Strip]:
         """Return the map, then its legend."""
-        host, width = self.session.host, self.size.width
-        if host is None:
+        slots, width = slots_now(self.session), self.size.width
+        if slots is None:
             return []
         hued = self.symbols.color
-        strips = self.drawn(map_keys(host, self.session.replay.frame, width, self._num_lines, half_blocks=hued))
+        strips = self.drawn(map_keys(slots, width, self._num_lines, half_blocks=hued))
         if self.size.height > self._num_lines:
             strips.append(self._legend(legend_now(self.session, hued=hued)))
         return strips
