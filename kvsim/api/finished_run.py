@@ -73,7 +73,7 @@ class Run(Recording):
             others: runs to compare with.
             file: PNG, SVG or PDF to write; a text that describes the figure is written beside it.
             overwrite: True to replace a file that `kvsim plot` did not write.
-            purpose: the medium to draw for: "web", "paper" or "slide".
+            purpose: the medium to draw for: "web", "paper" (one column), "paper-wide" (both) or "slide".
 
         Raises:
             UnknownNameError: there is no such kind.

@@ -55,12 +55,12 @@ _KINDS = (
 @click.option(
     "--for",
     "purpose",
-    type=click.Choice(["paper", "slide", "web"]),
+    type=click.Choice(["paper", "paper-wide", "slide", "web"]),
     default="web",
     show_default=True,
-    help="Medium of the figure, which decides its size and its letters.",
+    help="One column of a paper or both, a slide or a page: decides size and letters.",
 )
-@click.option("--size", metavar="WIDTHxHEIGHT", help="Size in inches, such as 3.4x2.2.  [of the purpose]")
+@click.option("--size", metavar="WIDTHxHEIGHT", help="Size in inches, such as 3.3x2.2.  [of the purpose]")
 @click.option("--dpi", type=click.IntRange(30, 2400), help="Pixels of an inch in PNG.  [of the purpose]")
 @flag("--title", metavar="TEXT", excludes=("no_title",), help="Title to use instead of the finding.")
 @click.option(
@@ -160,7 +160,7 @@ def _inches(size: str) -> tuple[float, float]:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)x(\d+(?:\.\d+)?)", size)
     width, height = map(float, match.groups()) if match else (0.0, 0.0)
     if not (1 <= width <= 40 and 1 <= height <= 40):
-        raise UsageError(f"--size should be a width and a height of 1 to 40 inches such as 3.4x2.2, not {size!r}.")
+        raise UsageError(f"--size should be a width and a height of 1 to 40 inches such as 3.3x2.2, not {size!r}.")
     return width, height
 
 

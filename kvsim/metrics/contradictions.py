@@ -50,25 +50,34 @@ def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
 
 def _check_free_units(recording: Recording, free: IntArray, file: Path) -> None:
     """Check the column `free_units` against the number of `free` units in the frame of each step."""
+    steps = recording.steps
+    compared = np.flatnonzero((steps.free_units >= 0) & ~_has_later_releases(recording))
+    agree(steps.free_units[compared], free[compared], file, "free_units", "memory.parquet", compared)
+
+
+def _has_later_releases(recording: Recording) -> npt.NDArray[np.bool_]:
+    """Tell for each step whether its frame has more free units than the engine counted at its schedule.
+
+    A request that is aborted after a step frees its memory before the next step, with the `seq` of the earlier one.
+    """
     memory, steps = recording.memory, recording.steps
-    is_comparable = steps.free_units >= 0
-    # A request that is aborted after a step frees its memory before the next step, with the `seq` of the earlier one.
-    # The frame of the earlier step then has more free units than the engine counted at its schedule.
     rows = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.step > 0))
     before = memory.step[rows] - 1
-    is_comparable[before[steps.schedule_seq[before] == memory.seq[rows]]] = False
-    compared = np.flatnonzero(is_comparable)
-    agree(steps.free_units[compared], free[compared], file, "free_units", "memory.parquet", compared)
+    found = np.zeros(len(steps), np.bool_)
+    found[before[steps.schedule_seq[before] == memory.seq[rows]]] = True
+    return found
 
 
 def _check_after_outputs(recording: Recording, in_gaps: GapSlots, free: IntArray, file: Path) -> None:
     """Check the columns that state what outputs leave against the other tables; `free` has the free units in gaps."""
     gaps, steps = in_gaps.gaps, recording.steps
+    compared = ~_has_later_releases(recording)[gaps.step]
+    step = gaps.step[compared]
     derived = {"running_after": gaps.running, "waiting_after": gaps.waiting, "free_units_after": free}
     for name, values in derived.items():
         stated = getattr(steps, name)
         if stated is not None:
-            agree(stated[gaps.step], values, file, name, "the other tables", gaps.step)
+            agree(stated[step], values[compared], file, name, "the other tables", step)
 
 
 def _check_bytes(recording: Recording, file: Path) -> None:

@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from kvsim.errors import UsageError
 from kvsim.metrics import latencies
 from kvsim.plots.latency import PANELS
-from kvsim.plots.style import INK, LINES, Picture, Purpose, Size, style
+from kvsim.plots.style import INK, LINES, Picture, Purpose, Size, is_narrow, style
 from kvsim.plots.words import source_line
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def agreement(
         raise UsageError(
             f"{measured.name} and {simulated.name} have no finished request in common; give a run and its simulation."
         )
-    column = purpose == "paper"
     errors = []
     with style(purpose):
+        column = is_narrow(purpose, size)
         picture = Picture(purpose, size, aspect=1.5 if column else 0.58)
         panels = picture.subplots(*((3, 1) if column else (1, 3)))
         for axes, (title, field) in zip(panels, PANELS, strict=True):

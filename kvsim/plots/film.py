@@ -62,6 +62,8 @@ class Film:
     reels: tuple[Reel, ...]
     by_owner: bool
     """True if tokens have a hue for each request; it is the same for all pools, because they share a legend."""
+    preempted: npt.NDArray[np.int64]
+    """Frames up to which requests were preempted since the frame before, ascending."""
     source: str
     """The source of the film, as a sentence."""
 
@@ -100,8 +102,15 @@ def film_of(recordings: Sequence[Recording], *, num_frames: int, until_s: float 
         _reel(recording, name, times_s, _CELLS[len(recordings)])
         for recording, name in zip(recordings, names, strict=True)
     )
-    by_owner = all(map(shows_owners, recordings))
-    return Film(times_s=times_s, reels=reels, by_owner=by_owner, source=source_line(recordings))
+    preempted_s = np.concatenate([each.steps.start_s[each.steps.preempted > 0] for each in recordings])
+    preempted = np.unique(np.searchsorted(times_s, preempted_s))
+    return Film(
+        times_s=times_s,
+        reels=reels,
+        by_owner=all(map(shows_owners, recordings)),
+        preempted=preempted[preempted < num_frames],
+        source=source_line(recordings),
+    )
 
 
 def _reel(recording: Recording, name: str, times_s: FloatArray, max_cells: int) -> Reel:

@@ -7,16 +7,22 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from kvsim.display.palette import NUM_HUES
 from kvsim.display.text import filled, html_text, script_json
 from kvsim.errors import UsageError
 from kvsim.files.atomic import whole_file
-from kvsim.memory.waste import SlotState
-from kvsim.plots.style import STATE_COLORS, STATE_LABELS
+from kvsim.memory.waste import NUM_STATES, SlotState
+from kvsim.plots.style import OWNER_COLORS, STATE_COLORS, STATE_LABELS
+from kvsim.replay.unfolding import NO_OWNER
 
 if TYPE_CHECKING:
     import os
 
-    from kvsim.plots.film import Film
+    import numpy.typing as npt
+
+    from kvsim.plots.film import Film, Reel
 
 _TEMPLATE = Path(__file__).with_name("film_page.html")
 
@@ -31,12 +37,26 @@ def write_page(film: Film, path: str | os.PathLike[str], *, frames_per_s: float,
     return Path(path)
 
 
+def _codes(reel: Reel, *, by_owner: bool) -> npt.NDArray[np.uint8]:
+    """Return a number for the colour of each cell: its state or, for tokens `by_owner`, the hue of their request."""
+    has_hue = (reel.states == SlotState.TOKEN) & (reel.owners != NO_OWNER) & by_owner
+    return np.where(has_hue, NUM_STATES + reel.owners % NUM_HUES, reel.states).astype(np.uint8)
+
+
+def _keys(film: Film) -> str:
+    """Describe the keys that only some films have."""
+    events = ", [ and ] go to the preemption before and after" if len(film.preempted) else ""
+    return events + (", o shows states alone or requests too" if film.by_owner else "")
+
+
 def page_of(film: Film, *, frames_per_s: float) -> str:
     """Return the page as HTML."""
     data = {
         "times": [round(time_s, 6) for time_s in film.times_s.tolist()],
         "framesPerSecond": frames_per_s,
         "states": [{"color": STATE_COLORS[state], "label": STATE_LABELS[state]} for state in SlotState],
+        "hues": list(OWNER_COLORS) if film.by_owner else [],
+        "preempted": film.preempted.tolist(),
         "reels": [
             {
                 "name": reel.name,
@@ -48,7 +68,7 @@ def page_of(film: Film, *, frames_per_s: float) -> str:
                 "batch": reel.batch.tolist(),
                 "waiting": reel.waiting.tolist(),
                 "finished": reel.finished.tolist(),
-                "packed": base64.b64encode(zlib.compress(reel.states.tobytes(), 9)).decode(),
+                "packed": base64.b64encode(zlib.compress(_codes(reel, by_owner=film.by_owner).tobytes(), 9)).decode(),
             }
             for reel in film.reels
         ],
@@ -61,6 +81,7 @@ def page_of(film: Film, *, frames_per_s: float) -> str:
             "@TITLE@": f"KV pool over time: {names}",
             "@ALT@": html_text(film.alt_text),
             "@SOURCE@": html_text(film.source),
+            "@KEYS@": _keys(film),
             "@DATA@": script_json(data),
         },
     )

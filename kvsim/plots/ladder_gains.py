@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 
 from kvsim.errors import RecordingError
 from kvsim.memory.waste import SlotState
-from kvsim.plots.style import INK, MUTED, STATE_COLORS, Picture, Purpose, Size, style
+from kvsim.plots.style import INK, MUTED, STATE_COLORS, Picture, Purpose, Size, is_narrow, style
 from kvsim.plots.words import source_line
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ _WORSE: Final = "#c9452d"
 _WORSE_GAIN: Final = 0.995
 """Gain below which a rung counts as slower than the rung below."""
 _BAR_HEIGHT: Final = 0.5
-_LEAST_WIDE_IN: Final = 5.0
-"""Width of a figure, in inches, with room for labels beside the bars."""
 
 
 def _gain(rung: dict[str, Any]) -> str:
@@ -61,18 +59,18 @@ def ladder(*recordings: Recording, purpose: Purpose = "web", size: Size | None =
     here = np.array([rung["tokens_per_s"] for rung in rungs])
     ample = np.array([rung["ample_tokens_per_s"] for rung in rungs])
     with style(purpose):
-        is_narrow = (size is None and purpose == "paper") or (size is not None and size[0] < _LEAST_WIDE_IN)
-        picture = Picture(purpose, size, aspect=0.24 + (0.12 if is_narrow else 0.09) * len(rungs))
+        column = is_narrow(purpose, size)
+        picture = Picture(purpose, size, aspect=0.24 + (0.12 if column else 0.09) * len(rungs))
         axes = picture.subplots()
         places = np.arange(len(rungs))
-        height = _BAR_HEIGHT / 2 if is_narrow else _BAR_HEIGHT
+        height = _BAR_HEIGHT / 2 if column else _BAR_HEIGHT
         axes.barh(places, ample, height=height, facecolor="none", edgecolor=MUTED, linestyle=":")
         axes.barh(places, here, height=height, color=STATE_COLORS[SlotState.TOKEN])
         axes.set(xlim=(0, ample.max() * 1.02), ylim=(len(rungs) - 0.6, -0.6), yticks=places)
-        axes.set_yticklabels([] if is_narrow else [rung["name"] for rung in rungs])
+        axes.set_yticklabels([] if column else [rung["name"] for rung in rungs])
         axes.set_xlabel("output tokens per second, whole run")
         axes.grid(visible=False, axis="y")
-        (_label_bars_above if is_narrow else _label_bars)(axes, rungs)
+        (_label_bars_above if column else _label_bars)(axes, rungs)
         factor = here[-1] / here[0]
         picture.headline(
             f"One change at a time: {factor:,.0f} times the tokens a second",

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim.metrics import Distribution, latencies
 from kvsim.plots.axes import log_axis
-from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, style
+from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, is_narrow, style
 from kvsim.plots.words import each_named, names_for, seconds, source_line
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def latency(
     """Draw cumulative distributions of TTFT, TPOT and end-to-end latency of finished requests, with log time axes."""
     names = names_for(recordings, names, len(LINES))
     times = [latencies(recording) for recording in recordings]
-    column = purpose == "paper"
     with style(purpose):
+        column = is_narrow(purpose, size)
         picture = Picture(purpose, size, aspect=1.1 if column else 0.62)
         panels = picture.subplots(*((3, 1) if column else (1, 3)), sharey=not column, squeeze=True)
         for axes, (title, field) in zip(panels, PANELS, strict=True):

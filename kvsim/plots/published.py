@@ -57,7 +57,7 @@ def beside_published(
                 Line2D([], [], color=_OURS, linestyle="", marker="o", label="ours"),
                 Line2D([], [], color=_FAILED, linestyle="", marker="X", label="ours, outside the band"),
             ],
-            num_columns=4 if purpose != "paper" else 2,
+            num_columns=2 if picture.is_narrow else 4,
         )
     picture.alt_text = "Published figures and ours. " + " ".join(map(_sentence, outcomes))
     return picture

@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.text import Text
-from matplotlib.ticker import Locator
+    from matplotlib.ticker import Locator
 
-Purpose: TypeAlias = Literal["paper", "slide", "web"]
+Purpose: TypeAlias = Literal["paper", "paper-wide", "slide", "web"]
 Size: TypeAlias = tuple[float, float]
 """Width and height in inches."""
 
@@ -68,6 +67,9 @@ _MARGIN_EM = 0.4
 """Width of the empty edge of a figure, in multiples of the font size."""
 LEGEND_PERCENT = 0.2
 """Percent of the pool below which a state has no legend entry, because its area is too small to see."""
+
+_LEAST_WIDE_EM = 44
+"""Width of a figure with room for panels side by side, in multiples of the font size."""
 
 _PNG_LEVEL = 3
 """Compression level of PNG files; the default of 6 takes 1.5 times as long and saves a twelfth of the bytes."""
@@ -114,14 +116,25 @@ class _Medium:
 
 
 _MEDIA: dict[str, _Medium] = {
-    "paper": _Medium(width_in=3.4, stretch=1.2, font_pt=7.0, line_pt=0.9, dpi=300),
+    "paper": _Medium(width_in=3.3, stretch=1.2, font_pt=7.0, line_pt=0.9, dpi=300),
+    "paper-wide": _Medium(width_in=6.9, stretch=0.75, font_pt=7.0, line_pt=0.9, dpi=300),
     "slide": _Medium(width_in=11.0, stretch=0.85, font_pt=17.0, line_pt=2.2, dpi=150),
     "web": _Medium(width_in=7.5, stretch=1.0, font_pt=11.0, line_pt=1.5, dpi=144),
 }
 
 
+def is_narrow(purpose: Purpose, size: Size | None) -> bool:
+    """Tell whether a figure has no room for panels, or for bars and their labels, side by side."""
+    medium = _MEDIA[purpose]
+    width_in = medium.width_in if size is None else size[0]
+    return 72 * width_in < _LEAST_WIDE_EM * medium.font_pt
+
+
 def style(purpose: Purpose) -> AbstractContextManager[None]:
-    """Return a context manager that applies the style sheet for `purpose`: `paper` (a column), `slide` or `web`."""
+    """Return a context manager that applies the style sheet for `purpose`.
+
+    `paper` is one column of two, `paper-wide` both columns.
+    """
     if purpose not in _MEDIA:
         raise UnknownNameError("purpose of a figure", purpose, _MEDIA)
     medium = _MEDIA[purpose]
@@ -162,6 +175,7 @@ class Picture(Figure):
     def __init__(self, purpose: Purpose, size: Size | None, *, aspect: float) -> None:
         """Create an empty figure of `size` inches, or as wide as the medium and (on the web) `aspect` times as high."""
         self.purpose: Purpose = purpose
+        self.is_narrow = is_narrow(purpose, size)
         medium = _MEDIA[purpose]
         self._font_pt = medium.font_pt
         self.line_pt = medium.line_pt
@@ -239,7 +253,7 @@ class Picture(Figure):
             )
             for state in states
         ]
-        self.add_legend(handles, num_columns=min(len(handles), 2 if self.purpose == "paper" else 3))
+        self.add_legend(handles, num_columns=min(len(handles), 2 if self.is_narrow else 3))
 
     def add_line_legend(self, axes: Axes) -> None:
         """Add a legend of the labelled lines of `axes`, if there are at least two."""

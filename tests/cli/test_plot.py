@@ -75,8 +75,8 @@ def test_a_writer_chooses_size_title_source_and_ground(kvsim: Run, folder: Path)
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--size", "3.4"), "--size should be a width and a height of 1 to 40 inches such as 3.4x2.2, not '3.4'."),
-        (("--size", "0x9"), "--size should be a width and a height of 1 to 40 inches such as 3.4x2.2, not '0x9'."),
+        (("--size", "3.4"), "--size should be a width and a height of 1 to 40 inches such as 3.3x2.2, not '3.4'."),
+        (("--size", "0x9"), "--size should be a width and a height of 1 to 40 inches such as 3.3x2.2, not '0x9'."),
         (("--size", "1x1"), "a figure of 1 x 1 inches has no room for its panels; give a larger --size"),
         (("--size", "40x40", "--dpi", "2400"), "--size and --dpi together give more than 100 million pixels"),
         (("--as", "svg"), "--as requires --all; give both."),
