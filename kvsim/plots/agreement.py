@@ -46,7 +46,7 @@ def agreement(
             rows = np.linspace(0, len(real) - 1, min(len(real), _MAX_DOTS)).astype(np.int64)
             if len(real):
                 ends = np.array([min(real.min(), predicted.min()), max(real.max(), predicted.max())]) * (0.8, 1.25)
-                axes.plot(ends, ends, color=INK, linewidth=0.8)
+                axes.plot(ends, ends, color=INK, linewidth=0.5 * picture.line_pt)
                 axes.set(xlim=ends, ylim=ends, xscale="log", yscale="log")
                 for axis in (axes.xaxis, axes.yaxis):
                     axis.set_major_locator(_ticks(*ends))
@@ -56,7 +56,7 @@ def agreement(
                 real[rows], predicted[rows], linestyle="none", marker="o", markersize=1.7 * picture.line_pt,
                 markeredgewidth=0, alpha=0.4, color=LINES[0]["color"], rasterized=True,
             )  # fmt: skip
-            axes.set_title(f"{title}\nmean {error:+.1f}%", loc="left")
+            axes.set_title(f"{title}\nsimulated mean {_signed(error)}", loc="left")
             axes.set(xlabel="measured (s)")
         for axes in panels if column else panels[:1]:
             axes.set_ylabel("simulated (s)")
@@ -69,6 +69,10 @@ def agreement(
         + " ".join(f"The simulated mean of {title} is off by {error:+.1f}%." for title, error in errors)
     )
     return picture
+
+
+def _signed(percent: float) -> str:
+    return f"{percent:+.1f}%".replace("-", "\N{MINUS SIGN}")
 
 
 def _ticks(low: float, high: float) -> Locator:

@@ -39,7 +39,7 @@ def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = No
             chosen = [place for place, each in places if each is fits]
             if chosen:
                 x, y = zip(*chosen, strict=True)
-                axis.scatter(x, y, s=26, facecolors=fill, edgecolors=MUTED, label=label)
+                axis.scatter(x, y, s=(3.4 * picture.line_pt) ** 2, facecolors=fill, edgecolors=MUTED, label=label)
         edge = frontier(_on_these_gpus(answer)) or frontier([place for place, _ in places])
         axis.plot(*zip(*edge, strict=True), color=frontier_color, label="frontier of settings and types on these GPUs")
         named = [("as it is", answer.outcome)]
@@ -47,7 +47,15 @@ def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = No
         for (name, outcome), color in zip(named, (INK, chosen_color), strict=False):
             place = None if outcome.error else _place(outcome)
             if place is not None:
-                axis.scatter(place[0], place[1], s=90, facecolors="none", edgecolors=color, linewidths=2, label=name)
+                axis.scatter(
+                    place[0],
+                    place[1],
+                    s=(6.3 * picture.line_pt) ** 2,
+                    facecolors="none",
+                    edgecolors=color,
+                    linewidths=1.3 * picture.line_pt,
+                    label=name,
+                )
         axis.set(xlabel="TPOT p99, ms", ylabel="output tokens per second", ylim=(0, None), xlim=(0, None))
         axis.yaxis.set_major_formatter("{x:,.6g}")
         picture.headline(answer.verdict, f"times: {answer.outcome.label}" if answer.outcome.label else "")

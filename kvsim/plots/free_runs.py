@@ -81,7 +81,7 @@ def free_runs(
             edges = np.exp2(np.arange(len(share) + 1, dtype=np.float64))
             stairs(axes, share, edges, line=line, width_pt=picture.line_pt, label=name, baseline=0.0)
             if slots:
-                axes.axvline(slots, **line, linewidth=0.8)
+                axes.axvline(slots, **line, linewidth=0.5 * picture.line_pt)
                 axes.annotate(
                     f" one request: {slots:,.0f} ",
                     (slots, 1),
@@ -93,7 +93,7 @@ def free_runs(
                 )
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: _power_of_two(value))
-        axes.set(xlabel="length of a free run (tokens)", ylabel="% of the free memory")
+        axes.set(xlabel="length of a free range (tokens)", ylabel="% of the free memory")
         axes.set_ylim(0, _HEADROOM * axes.get_ylim()[1])
         picture.headline(_title(free, names), source_line(recordings))
         picture.add_line_legend(axes)

@@ -109,5 +109,8 @@ def _label_bars(axes: Axes, rungs: list[dict[str, Any]]) -> None:
             text += f"\n{_gain(rung)}"
         color = _WORSE if place and rung["gain"] < _WORSE_GAIN else INK
         axes.text(1.03, place, text, va="center", color=color, transform=axes.get_yaxis_transform())
-        above = axes.text(0, place - _BAR_HEIGHT / 2, rung["change"], va="bottom", fontsize="x-small", color=MUTED)
+        above = axes.annotate(
+            rung["change"], (0, place - _BAR_HEIGHT / 2), (2, 1), textcoords="offset points", va="bottom",
+            fontsize="small", color=MUTED,
+        )  # fmt: skip
         above.set_in_layout(False)

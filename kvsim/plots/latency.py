@@ -39,7 +39,7 @@ def latency(
                 known = known[known > 0]  # neither NaN nor 0, which a log axis cannot show
                 curve = np.quantile(known, _QUANTILES) if len(known) else np.full(len(_QUANTILES), np.nan)
                 axes.plot(curve, 100 * _QUANTILES, **line, label=name)
-            axes.axhline(50, color=MUTED, linewidth=0.6, zorder=0)
+            axes.axhline(50, color=MUTED, linewidth=0.4 * picture.line_pt, zorder=0)
             if not any((getattr(of_run, field) > 0).any() for of_run in times):
                 axes.set_xlim(*_NO_LATENCY_S)
             log_axis(axes, "x", max_ticks=6 if column else 4)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray, IntArray
 
+_MARGIN = 1.5
+"""Ratio of the limits of the axis to the outermost dots."""
 _MAX_DOTS = 2000
 """Maximum number of dots for each kind of step; more would overlap."""
 _DOTS: dict[bool, dict[str, Any]] = {
@@ -89,12 +91,11 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
     with style(purpose):
         picture = Picture(purpose, size, aspect=0.66)
         axes = picture.subplots()
-        left = 10 ** np.floor(np.log10(intensity[shown].min()))
-        right = 10 ** np.ceil(np.log10(max(4 * ridge, intensity[shown].max())))
+        left, right = intensity[shown].min() / _MARGIN, _MARGIN * max(4 * ridge, intensity[shown].max())
         limits = f"{gpu.name}: {gpu.bandwidth_bytes_per_s / 1e12:.3g} TB/s, {gpu.dense_flops / 1e12:,.0f} TFLOP/s"
         heights = np.array([left * gpu.bandwidth_bytes_per_s, gpu.dense_flops, gpu.dense_flops]) / 1e12
         axes.plot([left, ridge, right], heights, color=INK, label=limits)
-        axes.axvline(ridge, color=MUTED, linewidth=0.6, linestyle=":")
+        axes.axvline(ridge, color=MUTED, linewidth=0.4 * picture.line_pt, linestyle=":")
         for flag in (True, False):
             dots = shown[work.prefill[shown] == flag]
             if len(dots):

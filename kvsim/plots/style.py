@@ -193,6 +193,11 @@ class Picture(Figure):
         self._legend_top = 1.0
         self._minor_ticks: list[tuple[Axis, Locator, Artist]] = []
 
+    @property
+    def width_em(self) -> float:
+        """Width of the figure in multiples of the font size."""
+        return 72 * float(self.get_size_inches()[0]) / self._font_pt
+
     def headline(self, title: str, source: str) -> None:
         """Write `title` on top and `source` at the bottom, both wrapped to the width."""
         width_in, height_in = self.get_size_inches()
@@ -264,13 +269,10 @@ class Picture(Figure):
     def add_legend(self, handles: list[Any], *, num_columns: int | None = None, marker_scale: float = 1.0) -> None:
         """Add a legend of labelled `handles` below the title, which must be set first.
 
-        By default, the longest label determines the number of columns. Markers are `marker_scale` times as large as in
-        the panels.
+        By default, there are as many columns as fit. Markers are `marker_scale` times as large as in the panels.
         """
         if num_columns is None:
-            longest = max(len(str(handle.get_label())) for handle in handles)
-            width_pt = 72 * float(self.get_size_inches()[0])
-            num_columns = max(1, min(len(handles), int(width_pt / (0.9 * self._font_pt * (0.57 * longest + 4)))))
+            num_columns = self._columns_that_fit([len(str(handle.get_label())) for handle in handles])
         self._legend_top = self._top
         self.legend(
             handles=handles, labels=[str(handle.get_label()) for handle in handles], loc="upper left",
@@ -280,6 +282,18 @@ class Picture(Figure):
         num_rows = -(-len(handles) // num_columns)
         self._keep(top_pt=(1.35 * num_rows + 0.6) * self._font_pt)
 
+    def _columns_that_fit(self, letters: list[int]) -> int:
+        """Return the largest number of legend columns with room for labels of these numbers of `letters`.
+
+        Labels run down the columns. The columns are as long as they can be, so that no row has a single label.
+        """
+        width_em = self.width_em / 0.9
+        for num_rows in range(1, len(letters)):
+            columns = [letters[begin : begin + num_rows] for begin in range(0, len(letters), num_rows)]
+            if sum(0.57 * max(column) + 4 for column in columns) <= width_em:
+                return len(columns)
+        return 1
+
     def fix_layout(self) -> None:
         """Compute the layout once and round it, because the solver's last digits vary and files must be equal."""
         for axis, locator, marks in self._minor_ticks:
@@ -288,7 +302,7 @@ class Picture(Figure):
         axises = [axis for axes in self.axes for axis in (axes.xaxis, axes.yaxis)]
         for axis in axises:
             formatter = axis.get_major_formatter()
-            large = isinstance(formatter, ScalarFormatter) and max(axis.get_view_interval()) >= 10_000
+            large = isinstance(formatter, ScalarFormatter) and max(axis.get_view_interval()) >= 1_000
             if large or isinstance(formatter, LogFormatter):  # the latter writes formulas
                 axis.set_major_formatter("{x:,.10g}")
         self._space_thousands()

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 Denominator: TypeAlias = Literal["pool", "allocated"]
-_LABELLED_PERCENT = 4.0
-"""Percent below which a part of a bar is too narrow for its number, which is then written below the bar."""
+_LETTER_EM = 0.65
+"""Width of a letter of a number, with its share of the space around the number, in multiples of the font size."""
 _BAR_HEIGHT = 0.5
 _DARK = {SlotState.RESERVED, SlotState.INTERNAL, SlotState.CACHED, SlotState.EXTERNAL}
 
@@ -70,13 +70,15 @@ def waste_bars(
         picture = Picture(purpose, size, aspect=0.28 + 0.115 * len(recordings))
         axes = picture.subplots()
         states = [state for state in SlotState if percent[:, state].max() > 0]
-        _draw_bars(axes, percent, states)
+        _draw_bars(axes, percent, states, 100 * _LETTER_EM / picture.width_em)
         for row, (name, pool_size) in enumerate(zip(names, sizes, strict=True)):
             label = axes.text(0, row - 0.29, f"{name}, {pool_size}", ha="left", va="bottom")
             label.set_in_layout(False)  # a long name must not narrow the bars
         axes.set(xlim=(0, 100), ylim=(len(recordings) - 0.65, -0.68), yticks=[])
         whole = "the KV pool" if of == "pool" else "the allocated KV memory"
-        axes.set_xlabel(f"share of {whole}, mean over time (%); what is hatched is wasted")
+        hatched = "what is hatched is wasted" if STATE_HATCHES.keys() & set(states) else ""
+        shown = (f"share of {whole}, mean over time (%)", hatched)
+        axes.set_xlabel(("\n" if picture.is_narrow else "; ").join(filter(None, shown)))
         axes.spines["left"].set_visible(False)
         axes.grid(visible=False)
         tokens = _range(percent[:, SlotState.TOKEN])
@@ -88,9 +90,13 @@ def waste_bars(
     return picture
 
 
-def _draw_bars(axes: Axes, percent: FloatArray, states: list[SlotState]) -> None:
-    """Draw a stacked bar for each row of `percent`, with a number on or below each part that is not tiny."""
+def _draw_bars(axes: Axes, percent: FloatArray, states: list[SlotState], letter_percent: float) -> None:
+    """Draw a stacked bar for each row of `percent`, with a number on or below each part that is not tiny.
+
+    `letter_percent` is the width of a letter.
+    """
     left = np.zeros(len(percent))
+    below = np.full(len(percent), -np.inf)  # right end of the last number below each bar
     for state in states:
         width = percent[:, state]
         axes.barh(
@@ -103,31 +109,24 @@ def _draw_bars(axes: Axes, percent: FloatArray, states: list[SlotState]) -> None
             edgecolor="white",
             label=STATE_LABELS[state],
         )
-        for row in np.flatnonzero(width >= _LABELLED_PERCENT).tolist():
-            axes.text(
-                left[row] + width[row] / 2,
-                row,
-                f"{width[row]:.1f}",
-                ha="center",
-                va="center_baseline",
-                color="white" if state in _DARK else INK,
-                # The number must be readable on a hatch.
-                bbox={"facecolor": STATE_COLORS[state], "edgecolor": "none", "pad": 1}
-                if state in STATE_HATCHES
-                else None,
-            )
-        for row in np.flatnonzero((width >= LEGEND_PERCENT) & (width < _LABELLED_PERCENT)).tolist():
-            # Below the bar, which is too narrow here.
-            axes.text(
-                left[row] + width[row] / 2,
-                row + _BAR_HEIGHT / 2,
-                f"{width[row]:.1f}",
-                ha="center",
-                va="top",
-                fontsize="small",
-                color=INK,
-            )
+        for row in np.flatnonzero(width >= LEGEND_PERCENT).tolist():
+            number, middle = f"{width[row]:.1f}", left[row] + width[row] / 2
+            needed = letter_percent * len(number)
+            if width[row] >= needed:
+                _write_inside(axes, middle, row, number, state)
+                continue
+            middle = max(middle, below[row] + needed / 2)
+            below[row] = middle + needed / 2
+            place = (middle, row + _BAR_HEIGHT / 2)
+            axes.text(*place, number, ha="center", va="top", fontsize="small", color=INK)
         left += width
+
+
+def _write_inside(axes: Axes, middle: float, row: int, number: str, state: SlotState) -> None:
+    color, background = "white" if state in _DARK else INK, None
+    if state in STATE_HATCHES:  # the number must be readable on a hatch
+        background = {"facecolor": STATE_COLORS[state], "edgecolor": "none", "pad": 1}
+    axes.text(middle, row, number, ha="center", va="center_baseline", color=color, bbox=background)
 
 
 def _range(percent: FloatArray) -> str:

@@ -40,8 +40,10 @@ def check_steps(recording: Recording | Outline, file: Path) -> None:
     require(rises(steps.end_s), file, "end_s should not decrease")
     optional = [name for name, spec in Steps.columns() if spec.optional and getattr(steps, name) is not None]
     for name in (*_COUNTS, *optional):
-        least = -1 if name in AFTER_OUTPUT else 0
-        require(getattr(steps, name) >= least, file, f"{name} should not be less than {least}")
+        if name in AFTER_OUTPUT:
+            require(getattr(steps, name) >= -1, file, f"{name} should not be less than -1")
+        else:
+            require(getattr(steps, name) >= 0, file, f"{name} should not be negative")
     require(steps.num_scheduled <= steps.running, file, "num_scheduled should not be more than running")
     if pool.num_units is not None:
         fits = (steps.free_units >= -1) & (steps.free_units <= pool.num_units)

@@ -16,7 +16,7 @@ from PIL.GifImagePlugin import GifImageFile
 
 from kvsim.display.palette import channels_of
 from kvsim.errors import RecordingError, UsageError
-from kvsim.memory.waste import SlotState
+from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.metrics import waste
 from kvsim.plots import film_of
 from kvsim.plots.film_page import write_page
@@ -137,8 +137,11 @@ def test_a_page_has_its_data_in_it(by_hand: Recording, tmp_path: Path) -> None:
     match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert match
     (reel,) = json.loads(match[1])["reels"]
-    states = np.frombuffer(zlib.decompress(base64.b64decode(reel["packed"])), np.uint8).reshape(6, reel["cells"])
-    assert (states == film.reels[0].states).all()
+    codes = np.frombuffer(zlib.decompress(base64.b64decode(reel["packed"])), np.uint8).reshape(6, reel["cells"])
+    states, owners = film.reels[0].states, film.reels[0].owners
+    hues = np.where((states == SlotState.TOKEN) & (owners >= 0), NUM_STATES + owners, states)
+    assert film.by_owner
+    assert (codes == hues).all()
     assert reel["name"] == rude.name
     with pytest.raises(UsageError, match="the page takes"):
         write_page(film, tmp_path / "b.html", frames_per_s=8, max_bytes=1000)
