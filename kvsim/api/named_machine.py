@@ -134,7 +134,7 @@ def _kv_bytes(
             max_model_len=max_model_len,
             max_in_flight_tokens=Pipeline.of(model, vllm).max_in_flight_tokens(scheduler),
             keeps_every_state=defaults_of(vllm).keeps_every_state,
-            estimates_graphs=defaults_of(vllm).estimates_graphs,
+            estimates_graphs=defaults_of(vllm).estimates_graphs and not stated.enforce_eager,
         ),
     )
     # Contiguous policies also use the rest that is no whole block, so a stated size is not rounded down.

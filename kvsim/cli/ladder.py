@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.cli.options import is_given, policies_with
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.show import print_json, print_table, progress
+from kvsim.cli.workload import is_generated
 from kvsim.errors import UsageError
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.setting_fields import settings_in
@@ -23,7 +24,12 @@ LADDER_WORKLOAD = "vllm-h200-llama-3-8b-pressure-prefixes"
 
 
 _USED = {each.name for each in settings_in(ContinuousSettings)} | {"block_size", "batch_size", "watermark"}
-_DECIDED = {"async_scheduling", "enable_chunked_prefill", "enforce_eager", "check", "refuse_misfits"}
+"""Settings that rungs take from the flags."""
+_DECIDED = {
+    *("async_scheduling", "enable_chunked_prefill", "enforce_eager", "check", "refuse_misfits"),
+    *("load", "rate", "ramp", "burstiness", "rate_profile"),
+}
+"""Flags that every rung decides itself: all requests arrive at once, and misfits are refused."""
 
 
 def check_ladder_flags(context: click.Context) -> None:
@@ -41,8 +47,7 @@ def climb_ladder(output: Path | None, flags: dict[str, Any], *, overwrite: bool,
 
     if output is not None:
         may_replace(output, "compare", overwrite=overwrite, is_folder=True)
-    generated = any(flags[name] is not None for name in ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix"))
-    if flags["workload"] is None and not generated:
+    if flags["workload"] is None and not is_generated(flags):
         flags = flags | {"workload": LADDER_WORKLOAD}
     scenario = build_scenario(**flags)
     scenario = replace(scenario, workload=at_once(scenario.workload))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from kvsim.cli.options import settings_from
 from kvsim.cli.show import echo
 from kvsim.errors import UsageError
 
@@ -149,7 +150,7 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
             max_num_batched_tokens=num_tokens,
             max_in_flight_tokens=Pipeline.of(model, release).max_in_flight_tokens(scheduler),
             keeps_every_state=defaults.keeps_every_state,
-            estimates_graphs=defaults.estimates_graphs,
+            estimates_graphs=defaults.estimates_graphs and not flags.get("enforce_eager"),
             max_num_seqs=num_seqs,
             oversize=flags["oversize"],
             enable_prefix_caching=caches_prefixes(flags, model),
@@ -167,9 +168,8 @@ def _additions(flags: Mapping[str, Any], model: Model) -> dict[str, Any]:
     from kvsim.policies.settings import ContinuousSettings
 
     names = ("speculative_config", "enable_lora", "max_loras", "max_lora_rank")
-    given = {name: flags[name] for name in names if flags.get(name) is not None}
-    given |= {"max_lora_rank": int(given["max_lora_rank"])} if "max_lora_rank" in given else {}
-    return additions_of(ContinuousSettings(vllm=flags["vllm"] or DEFAULT, **given), model)
+    given = {name: flags.get(name) for name in names}
+    return additions_of(settings_from(ContinuousSettings, given, vllm=flags["vllm"] or DEFAULT), model)
 
 
 def title_of(gpu: Gpu, model: Model) -> str:

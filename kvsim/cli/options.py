@@ -13,13 +13,13 @@ import click
 
 from kvsim.cli.flag import Command, section
 from kvsim.errors import UsageError
-from kvsim.policies import EVERY_POLICY, KINDS, Paged
+from kvsim.policies import EVERY_POLICY, KINDS, Paged, Radix, Static
 from kvsim.policies.custom import is_policy_file
 from kvsim.policies.settings import OF_PAGED
 from kvsim.setting_fields import Declared, Setting, settings_in
 
 Settings = TypeVar("Settings")
-_LIKE = {"defaults": "max_num_seqs", "kv_offloading_gb_per_s": "load_gb_per_s"}
+_LIKE = {"adapters": "enable_lora", "defaults": "max_num_seqs", "kv_offloading_gb_per_s": "load_gb_per_s"}
 """Flags that are not settings. Each applies to the same policies as the setting beside it."""
 
 
@@ -174,6 +174,9 @@ def check_policy_flags(context: click.Context, policies: Collection[str], varied
     flag and the policies that use it.
     """
     based_on = {Paged.name if is_policy_file(policy) else policy for policy in policies}
+    sizes_blocks = is_given(context, "num_blocks") or is_given(context, "gpu_memory_utilization")
+    if is_given(context, "block_size") and based_on == {Radix.name} and not sizes_blocks:
+        raise UsageError("--block-size has no effect with --policy radix; give --page-size, or leave it out.")
     for option in context.command.params:
         name = str(option.name)
         if name in varied or is_given(context, name):
@@ -199,7 +202,9 @@ def policies_with(name: str) -> set[str]:
     """Return the policies that use a flag; empty for a flag that does not depend on the policy."""
     if name == "block_size":
         return set()
-    if name in OF_PAGED:
+    if name == "enforce_eager":
+        return {*EVERY_POLICY} - {Static.name}
+    if _LIKE.get(name, name) in OF_PAGED:
         return {Paged.name}
     names = {_LIKE.get(name, name), _OF_SGLANG.get(name, name)}
     return {

@@ -19,6 +19,7 @@ from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import command_line, json_option, output_option, overwrite_option, progress
 from kvsim.cli.workload import is_generated
 from kvsim.errors import UsageError
+from kvsim.policies.settings import Reserve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,7 +85,7 @@ def command(
     check_policy_flags(context, [policy])
     check_routes(flags)
     check_senders(flags)
-    _check_seed(flags)
+    _check_effects(flags)
     fleet_flags = fleet_of(flags)
     flags["users"] = users_of(flags)
     if output is not None:
@@ -108,8 +109,10 @@ def command(
     answer.show(_requests_in_words(workload, flags) + routed, show_all=show_all, as_json=as_json)
 
 
-def _check_seed(flags: Mapping[str, Any]) -> None:
-    """Check that something is drawn at random if a seed is given."""
+def _check_effects(flags: Mapping[str, Any]) -> None:
+    """Check that a given seed and a given --growth have an effect."""
+    if flags["growth"] is not None and flags["reserve"] != Reserve.DOUBLING.value:
+        raise UsageError("--growth has no effect on reservations that do not grow; give --reserve doubling as well.")
     draws = is_generated(flags) or any(flags[name] for name in ("adapters", "images", "speculative_config"))
     if flags["seed"] and not draws:
         raise UsageError("--seed has no effect on recorded requests: nothing is drawn at random; leave it out.")

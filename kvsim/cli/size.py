@@ -9,7 +9,7 @@ import click
 
 from kvsim.cli.machine_flags import FIND, machine_of, memory_of, title_of
 from kvsim.cli.no_start import change_words, changes, print_no_start
-from kvsim.cli.options import bounded, is_given
+from kvsim.cli.options import bounded, check_policy_flags, is_given
 from kvsim.cli.scenario_flags import machine_options, settings_options
 from kvsim.cli.server_lines import ServedCommand
 from kvsim.cli.show import echo, json_option, print_json, print_table, size
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _OF_HICACHE = ("enable_hierarchical_cache", "hicache_ratio", "hicache_size")
 """Settings that decide the size of SGLang's host memory."""
+_OF_VLLM = ("max_model_len", "image", "image_tokens", "enable_sleep_mode")
+"""Flags that are followed for vLLM alone."""
 
 
 def _list(*, as_json: bool) -> None:
@@ -111,13 +113,10 @@ def command(
         if policy == Radix.name:
             from kvsim.cli.size_sglang import size_slots
 
-            if image is not None or image_tokens is not None or enable_sleep_mode:
-                raise UsageError(
-                    "images and sleep are followed as in vLLM; with --policy radix, leave out --image, --image-tokens "
-                    "and --enable-sleep-mode."
-                )
+            _check_slots(context)
             size_slots(flags, gpu, model, tokens, as_json=as_json)
             return
+        check_policy_flags(context, [policy])
         budget = _budget(flags, gpu, model, policy, as_json=as_json)
         costs = image_of(budget, image, image_tokens)
         if as_json:
@@ -134,6 +133,13 @@ def _check_alone(context: click.Context, *allowed: str) -> None:
             raise UsageError(f"{flag} has no effect with {spelled[allowed[0]]}; leave one out.")
 
 
+def _check_slots(context: click.Context) -> None:
+    """Check that no flag is given that changes only what is known of vLLM."""
+    for option in context.command.params:
+        if option.name in _OF_VLLM and is_given(context, str(option.name)):
+            raise UsageError(f"{option.opts[0]} has no effect with --policy radix; leave it out.")
+
+
 def _check_machine(flags: dict[str, Any]) -> tuple[Gpu, Model]:
     if flags["model"] is None or flags["gpu"] is None:
         missing = "--model" if flags["model"] is None else "--gpu"
@@ -143,8 +149,6 @@ def _check_machine(flags: dict[str, Any]) -> tuple[Gpu, Model]:
 
 def _budget(flags: dict[str, Any], gpu: Gpu, model: Model, policy: str, *, as_json: bool) -> Budget:
     """Return the division of the GPU's memory; if it is too small, print why the server would not start, and exit."""
-    if any(flags[name] for name in _OF_HICACHE):
-        raise UsageError("--enable-hierarchical-cache is SGLang's; give --policy radix with it, or leave it out.")
     if flags["mem_fraction_static"] is not None:
         raise UsageError("--mem-fraction-static is SGLang's; give --policy radix with it, or --gpu-memory-utilization.")
     if policy != "static" and flags["max_model_len"] != FIND:

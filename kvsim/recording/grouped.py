@@ -38,13 +38,14 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
     run_row, offset = _units(memory, placed)
     request, group = memory.request[run_row].astype(np.int64), memory.groups[run_row].astype(np.int64)
     position, address = memory.position[run_row] + offset, memory.address[run_row] + offset
+    # A residency has the number of the end that follows it, which is the next request's if it never ends.
     residency = ends.following(request, memory.seq[run_row])
     order = np.lexsort((run_row, position, group, residency, request))
     request, group, residency, run_row = request[order], group[order], residency[order], run_row[order]
     address, offset = address[order], offset[order]
-    death_row = ends.rows(request, residency, group, len(memory))
+    # A unit is released with its table, unless a window has released it before.
     released_early = _released_early(memory, request, group, address, run_row)
-    death_row = np.minimum(death_row, released_early)
+    death_row = np.minimum(ends.rows(request, residency, group, len(memory)), released_early)
     never = seq_of(memory, np.array([len(memory)]))
     begins = is_new(request) | is_new(residency)
     first_run = np.flatnonzero(begins)
@@ -76,9 +77,9 @@ class _TableReleases:
     request: npt.NDArray[np.int64]
     seq: npt.NDArray[np.int64]
     key: npt.NDArray[np.int64]
-    """Key of each release of a table, from the number of its end and its group."""
+    """Key of each table that an end releases, from the index of the end and the group of the table; ascending."""
     row: npt.NDArray[np.int64]
-    """Row of each release of a table."""
+    """Row that releases each of these tables."""
     num_groups: int
     span: int
 
@@ -100,22 +101,19 @@ class _TableReleases:
         """Return the index of the first end at or after each moment; it may be the next request's (see `is_of`)."""
         return np.searchsorted(self.request * self.span + self.seq, request.astype(np.int64) * self.span + seq)
 
-    def is_of(self, request: IntArray, number: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell for each of `number` whether it is the index of an end of the request."""
-        exists = number < len(self.request)
-        exists[exists] = self.request[number[exists]] == request[exists]
+    def is_of(self, request: IntArray, end: IntArray) -> npt.NDArray[np.bool_]:
+        """Tell for each index in `end` whether there is such an end, and whether it is an end of `request`."""
+        exists = end < len(self.request)
+        exists[exists] = self.request[end[exists]] == request[exists]
         return exists
 
-    def rows(self, request: IntArray, number: IntArray, group: IntArray, never: int) -> npt.NDArray[np.int64]:
-        """Return, for each end, the row that releases the table of `group`; `never` if there is none.
-
-        `number` has the indices of the ends.
-        """
-        wanted = number * self.num_groups + group
+    def rows(self, request: IntArray, end: IntArray, group: IntArray, never: int) -> npt.NDArray[np.int64]:
+        """Return the row in which the end with index `end` releases the table of `group`; `never` if it does not."""
+        wanted = end * self.num_groups + group
         at = np.minimum(np.searchsorted(self.key, wanted), max(len(self.key) - 1, 0))
-        exists = self.is_of(request, number)
+        exists = self.is_of(request, end)
         exists[exists] = self.key[at[exists]] == wanted[exists]
-        rows = np.full(len(number), never, np.int64)
+        rows = np.full(len(end), never, np.int64)
         rows[exists] = self.row[at[exists]]
         return rows
 
@@ -130,22 +128,24 @@ def _units(memory: Memory, chosen: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[n
 def _released_early(
     memory: Memory, request: IntArray, group: IntArray, address: IntArray, birth_row: IntArray
 ) -> npt.NDArray[np.int64]:
-    """Return, for each run, the row that released it before its table's end; the number of rows if none did."""
+    """Return, for each run, the row that released it before its table's end; the number of rows if none did.
+
+    A release names units, not runs: it is of the run that allocated the unit last before.
+    """
     death_row = np.full(len(request), len(memory), np.int64)
     rows, offset = _units(memory, (memory.kind == MemoryKind.RELEASE) & (memory.address != WHOLE_TABLE))
     if not len(rows):
         return death_row
     released = memory.request[rows].astype(np.int64), memory.groups[rows], memory.address[rows] + offset
-    number_of = np.unique(
-        np.concatenate([_place(request, group, address, memory), _place(*released, memory)]), return_inverse=True
-    )[1].reshape(-1)
-    held, left = number_of[: len(request)], number_of[len(request) :]
+    places = np.concatenate([_place(request, group, address, memory), _place(*released, memory)])
+    numbers = np.unique(places, return_inverse=True)[1].reshape(-1)  # small numbers, so that keys do not overflow
+    held, left = numbers[: len(request)], numbers[len(request) :]
     span = len(memory) + 1
-    born = held * span + birth_row
-    order = np.argsort(born)
-    at = np.searchsorted(born[order], left * span + rows) - 1  # the last allocation of the unit before the release
-    run = order[np.maximum(at, 0)]
-    matches = (at >= 0) & (held[run] == left)
+    key = held * span + birth_row
+    order = np.argsort(key)
+    newest = np.searchsorted(key[order], left * span + rows) - 1
+    run = order[np.maximum(newest, 0)]
+    matches = (newest >= 0) & (held[run] == left)
     death_row[run[matches]] = rows[matches]
     return death_row
 

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvsim.display.text import html_text
+from kvsim.display.text import html_text, plural
 from kvsim.errors import BudgetError, UsageError
 from kvsim.hardware import GIB
 from kvsim.kv_groups import (
@@ -374,7 +374,7 @@ def _additions(model: Model, settings: PoolSettings) -> tuple[BudgetTerm, ...]:
         terms.append(BudgetTerm("draft weights", -drafter.weight_bytes, drafter.why))
     if max_loras:
         size = slot_bytes(model, rank)
-        why = f"{max_loras:,} slots of rank {rank} (--max-loras), {_size(size)} each, used or not"
+        why = f"{plural(max_loras, 'slot')} of rank {rank} (--max-loras), {_size(size)} each, used or not"
         terms.append(BudgetTerm("adapters", -max_loras * size, why))
     return tuple(terms)
 

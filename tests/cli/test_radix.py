@@ -137,7 +137,7 @@ def test_every_command_takes_the_defaults_of_the_card(gpu: str, wanted: list[int
 
 def test_they_are_taken_in_a_sweep_and_in_python(tmp_path: Path) -> None:
     table = str(tmp_path / "s.parquet")
-    result = typed("sweep", *MACHINE, *as_typed(), "--policy", "radix", "--vary", "mem-fraction-static=0.4,0.5",
+    result = typed("sweep", *MACHINE, *as_typed()[2:], "--policy", "radix", "--vary", "mem-fraction-static=0.4,0.5",
                    "--jobs", "1", "-o", table)  # fmt: skip
     assert result.exit_code == 0, result.output
     assert pq.read_table(table)["mem_fraction_static"].to_pylist() == [0.4, 0.5]

@@ -212,6 +212,6 @@ def test_the_size_of_host_memory_is_explained() -> None:
     assert '"num_host_slots": 61036' in by_size.output  # 8e9 bytes of 131,072 a slot, and one page
     assert by_ratio.exit_code == 0
     refused = CliRunner().invoke(cli, ["size", "--gpu", "H200", "--model", "Llama-3-8B", "--enable-hierarchical-cache"])
-    assert "is SGLang's; give --policy radix with it" in str(refused.exception)
+    assert "has no effect with --policy paged: it is for radix" in str(refused.exception)
     windows = CliRunner().invoke(cli, [*flags[:5], "--model", WINDOWED.name, "--enable-hierarchical-cache"])
     assert "HiCache beside layers with windows" in str(windows.exception)
