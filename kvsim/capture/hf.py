@@ -168,6 +168,7 @@ class GenerateRecorder:
         return self._builder.finish(meta, name)
 
     def _recorded_generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model's `generate()`, and record its steps as one batch."""
         inputs = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         if inputs is None:
             return self._generate(*args, **kwargs)

@@ -204,6 +204,7 @@ def _check_one_comparison(
     ladder: bool,
     uniform_cache: bool,
 ) -> None:
+    """Check that the flags ask for one comparison: of policies, values of a flag, servers, ways to serve or caches."""
     if ladder and uniform_cache:
         raise UsageError("--ladder and --uniform-cache compare different things; give only one.")
     compared = several.flag if several else "--prefill, --decode or --data-parallel-size" if _is_fleet(flags) else ""
@@ -261,6 +262,7 @@ def _policies(
 def _named_policies(
     scenario: Scenario, names: Sequence[str], *, uniform_cache: bool
 ) -> tuple[dict[str, AnyPolicy], list[str]]:
+    """Return the policies of the flags by name, and a note if some are left out."""
     if uniform_cache:
         paged = scenario.policy(Paged.name)
         assert isinstance(paged, Paged)

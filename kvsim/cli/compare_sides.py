@@ -115,6 +115,7 @@ def _folder_name(name: str) -> str:
 
 
 def _simulate(side: Side, policy: str, folder: Path | None) -> tuple[SideRun, list[str]]:
+    """Simulate one side, and record it into `folder` if there is one; return the run, and notes about it."""
     flags = dict(side.flags)
     fleet_flags = fleet_of(flags)
     scenario = build_scenario(**flags)

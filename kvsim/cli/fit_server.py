@@ -57,6 +57,7 @@ def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta 
 
 
 def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) -> Server:
+    """Return vLLM's server with the settings of the flags, and its defaults for all others."""
     from kvsim.cli.machine_flags import FIND, engine_limits, machine_of
     from kvsim.cli.scenario import paged_settings
     from kvsim.fitting import Server
@@ -95,6 +96,7 @@ def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) ->
 
 
 def _sglang_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) -> SGLangServer:
+    """Return SGLang's server with the settings of the flags, and its defaults for all others."""
     from kvsim.cli.machine_flags import FIND, machine_of
     from kvsim.cli.scenario import radix_cache
     from kvsim.fitting import SGLangServer

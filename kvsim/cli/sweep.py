@@ -180,6 +180,7 @@ def _axes(context: click.Context, vary: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
+    """Return the name of the parameter that `text` varies, and its values: `num-blocks=1000,2000`."""
     flag, equals, values = text.partition("=")
     spelled = "--" + flag.strip().lstrip("-").replace("_", "-")
     fixed = ("vary", "output", "figure", "jobs", "backend", "scheduler", "overwrite", "as_json")
@@ -218,6 +219,7 @@ def _point(
     axes: Mapping[str, Any],
     values: Sequence[Any],
 ) -> Point:
+    """Return the simulation with `values` of the flags in `axes`, and `flags` for all others."""
     from kvsim.experiments.sweeps import Point
 
     settings = dict(zip(axes, values, strict=True))

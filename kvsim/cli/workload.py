@@ -396,6 +396,7 @@ def _pauses(text: str) -> Pauses:
 
 
 def _lengths(flag: str, text: str, ratio: float | None) -> Lengths:
+    """Return the lengths that `text` describes: a mean and a sigma, or one length, which `ratio` spreads evenly."""
     from kvsim.workload import Fixed, LogNormal, Uniform
 
     (mean, _, sigma), unit = text.partition(":"), "turns" if flag == "--turns" else "tokens"

@@ -105,6 +105,7 @@ class Follower:
 
 
 def _demand(recorded: Recorded) -> Demand:
+    """Return the requests as the recorded engine got them, with their outputs and prefix keys."""
     requests, block_size, longest = (
         recorded.recording.requests,
         recorded.cache.block_size,

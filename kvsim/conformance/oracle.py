@@ -281,6 +281,7 @@ class OracleRun:
             self._num_units[int(row.kind)] += int(row.length)
 
     def _schedule_record(self, batch: dict[int, int]) -> dict[str, Any]:
+        """Return the record of the step that was scheduled last; `batch` has the tokens of each sequence in it."""
         driver = self._driver
         preempted = driver.preempted()
         self._num_steps += 1
@@ -370,6 +371,7 @@ class OracleRun:
         return record
 
     def _state_record(self, proposed: Collection[str] = ()) -> dict[str, Any]:
+        """Return the fields of a record about the state of the scheduler, as vLLM's driver writes them after a call."""
         driver, num_free = self._driver, int(self._state.num_free)
         live = {self._name(row + 1): row + 1 for row in self._arrived if self._is_live(row + 1)}
         if self._copies is not None:

@@ -120,6 +120,7 @@ class Diagnosis:
 
 
 def _cause(diagnosis: Diagnosis) -> str:
+    """Describe the limit that made requests wait, and the demand that met it."""
     summary, server = diagnosis.summary, diagnosis.server
     limit = limit_of(summary)
     pool = diagnosis.recording.meta.pool
@@ -161,6 +162,7 @@ def _demand_words(diagnosis: Diagnosis) -> str:
 
 
 def _spell_words(diagnosis: Diagnosis, spell: Spell) -> str:
+    """Describe a spell of preemptions: the admission before it, the tokens lost, and the request that lost most."""
     names = diagnosis.recording.requests.id
     worst, cause = spell.worst, spell.cause
     said = ""

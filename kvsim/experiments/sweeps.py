@@ -162,6 +162,7 @@ def _sweep(
     scheduler: str,
     progress: Progress | None,
 ) -> SweepResult:
+    """Simulate the points without a row in `file` or `parts`. Store each row in `parts` at once, and all in `file`."""
     rows = rows_of(file) | _rows_of_parts(parts)
     outcome = SweepResult(table=file, num_kept=sum(key in rows for key in by_key))
 

@@ -128,6 +128,7 @@ class _Compact:
         return header & 15, header >> 4 if header >> 4 < 15 else self._varint()
 
     def _skip(self, kind: int, depth: int) -> None:
+        """Skip a value of Thrift's type `kind`, at this depth of nested structures."""
         match kind:
             case 1 | 2:  # true and false are in the header
                 pass

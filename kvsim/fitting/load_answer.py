@@ -194,6 +194,7 @@ def remedy_dict(remedy: Remedy) -> dict[str, Any]:
 
 
 def _verdict(answer: Answer) -> str:
+    """Tell whether the load fits; if not, which part of it does, and which targets it misses."""
     if answer.outcome.error:
         return f"No: {answer.outcome.error}"
     users, longest = answer.load.users, answer.server.length_limit.value
@@ -263,6 +264,7 @@ def _share_served(answer: Answer) -> str:
 
 
 def _misses(answer: Answer) -> list[str]:
+    """Describe each missed condition by its figures."""
     outcome, goal, found = answer.outcome, answer.goal, []
     misses = goal.misses(outcome)
     if "preemptions" in misses:

@@ -137,6 +137,7 @@ class Clock:
         return times
 
     def _text(self, row: SourceRow, text: str) -> float | int:
+        """Return the number or the date in `text`; refuse a number with another decimal mark than earlier ones."""
         found = _NUMBER.fullmatch(text)
         if found is None:
             return self._date(row, text)
@@ -175,6 +176,7 @@ class Clock:
         return number
 
     def _date(self, row: SourceRow, text: str) -> int:
+        """Return the date in `text` in nanoseconds since 1970; 0 for an unknown time."""
         if text == _UNKNOWN:
             self._check_kind(row, _LENGTHS, text)
             return 0

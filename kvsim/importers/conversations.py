@@ -45,6 +45,7 @@ def read(source: TextSource) -> Workload:
 
 
 def _add(requests: RequestCollector, row: SourceRow, images: ImageColumn) -> None:
+    """Add the turn of a row, whose prompt begins with the history and the images of the turn that it waits for."""
     unknown = [name for name in row.fields if name not in _KNOWN]
     if unknown:
         raise row.error(f"there is no field {shortened(unknown[0])}; the fields are {', '.join(_KNOWN)}")

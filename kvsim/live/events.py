@@ -35,6 +35,7 @@ def parse(text: bytes) -> list[Any]:
 
 
 def _is_event(event: list[Any]) -> bool:  # noqa: PLR0911, PLR0912  one branch for each word
+    """Tell whether a list has the form of an event: a known kind, and arguments of valid types and sizes."""
     match event:
         case ["emit", request, time_s, count]:  # almost all events
             return _count(request) and _count(count) and _time(time_s)

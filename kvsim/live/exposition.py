@@ -63,6 +63,7 @@ def kinds(page: str, prefix: str) -> dict[str, str]:
 
 
 def _sample(line: str) -> Sample:
+    """Parse the sample in a line: a name, labels in braces if there are any, and a value."""
     name = _NAME.match(line) if len(line) <= _MAX_LINE else None
     if name is None:
         raise _no_sample(line)
