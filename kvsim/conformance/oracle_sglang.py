@@ -329,8 +329,7 @@ class SGLangRun:
         }
 
     def _events(self) -> dict[str, Any]:
-        """Return the fields about evictions, duplicates and retractions since the last record, and forget these events.
-        """
+        """Return the fields about evictions, duplicates and retractions since the last record; forget these events."""
         evicted: list[dict[str, Any]] = []
         duplicates: list[list[int]] = []
         retracted: list[dict[str, Any]] = []

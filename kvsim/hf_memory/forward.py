@@ -105,8 +105,7 @@ class Forward:
         return sines, cosines
 
     def _layer(self, number: int, positions: int, keys: int, *, keep_cache: bool) -> int:
-        """Run a layer on `positions` tokens of each row, attending to `keys` tokens; return the address of the output.
-        """
+        """Run a layer on `positions` tokens of each row, attending to `keys` tokens; return the output's address."""
         take, give, model = self._take, self._give, self._model
         tokens, element = self._rows * positions, model.dtype_bytes
         query_bytes, key_bytes = tokens * self._query_width * element, tokens * self._key_width * element
