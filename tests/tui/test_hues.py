@@ -48,6 +48,17 @@ def test_no_request_has_the_colour_of_a_state(palette: Palette) -> None:
     assert min(np.linalg.norm(_oklab(hue, "usual") - state) for hue in palette.hues for state in states) > 0.1
 
 
+@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
+def test_no_kind_of_layers_has_the_colour_of_a_request_of_a_lesson_or_of_a_state(palette: Palette) -> None:
+    """Lessons have at most eight requests in colour; drawings compare things in the first two colours of kinds."""
+    others = [_oklab(color, "usual") for color in (*palette.hues[:8], *palette.states.values())]
+    kinds = [_oklab(color, "usual") for color in palette.kinds[:2]]
+    assert min(np.linalg.norm(kind - other) for kind in kinds for other in others) > 0.09
+    for eyes in EYES:
+        full, window = (_oklab(color, eyes) for color in palette.kinds[:2])
+        assert np.linalg.norm(full - window) > 0.15
+
+
 @pytest.mark.parametrize("theme", ALL_THEMES, ids=lambda theme: theme.name)
 def test_free_memory_stands_out_from_the_background_of_every_theme(theme: object) -> None:
     palette = palette_of(theme)  # type: ignore[arg-type]

@@ -29,12 +29,14 @@ from kvsim_tui.lessons.reading import as_markdown, as_text
 from kvsim_tui.look.states import ASCII, GLYPHS
 from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.colors import next_color
+from kvsim_tui.pool.host_blocks import legend_now
 from kvsim_tui.pool.layer_kinds import layer_kinds
 from kvsim_tui.pool.paint import ColorBy
 from kvsim_tui.screens.compare_runs import Compare
 from kvsim_tui.screens.watch import Watch
 from kvsim_tui.widgets.caption_box import CaptionBox
-from kvsim_tui.widgets.lesson_drawing import LessonDrawing
+from kvsim_tui.widgets.lane import LaneFigures
+from kvsim_tui.widgets.lesson_drawing import LessonDrawing, ScheduleChart
 from kvsim_tui.widgets.pool_view import PoolView
 
 if TYPE_CHECKING:
@@ -1041,3 +1043,101 @@ def test_lesson_5_draws_no_memory_and_no_request_between_the_end_of_d_and_e(guid
     frame = int(np.searchsorted(session.times_s, session.idle.end_s[0]))
     assert slots[SlotState.CACHED] >= session.slots[frame, SlotState.CACHED] + found, "what E finds was cached"
     assert session.idle.released_s(session.times_s[[frame]]).tolist() == [last]
+
+
+@pytest.mark.parametrize(("number", "place"), [("4", 3), ("9", 1)])
+async def test_a_caption_and_a_bar_give_one_share_of_served_tokens(
+    guided: Callable[[str], Guided], number: str, place: int
+) -> None:
+    lesson = guided(number)
+    app = KvsimApp(lesson, clock=lambda: 0.0)
+    async with app.run_test(size=SIZE) as pilot:
+        lesson.show(lesson.captions[place].frame)
+        app.playback.show_frame(everything=True)
+        await pilot.pause()
+        shown = [re.search(r"(\d+%)", figures.render_line(0).text) for figures in app.playback.query(LaneFigures)]
+        shares = {found[1] for found in shown if found}
+    assert set(re.findall(r"[\d.]+%", lesson.captions[place].text)) <= shares
+
+
+def test_lesson_10_says_which_blocks_have_expired(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("10")
+    windows = lesson.sessions[0]
+    first, second, *_ = lesson.captions
+    lesson.show(first.frame)
+    request = windows.recording.row_of("A")
+    addresses = np.sort(windows.replay.block_table(request)[1])
+    slots = windows.replay.slots(addresses - windows.replay.first_unit)
+    whole = addresses[(slots[:, SlotState.EXPIRED] > 0) & (slots[:, SlotState.TOKEN] == 0)]
+    part = addresses[(slots[:, SlotState.EXPIRED] > 0) & (slots[:, SlotState.TOKEN] > 0)]
+    assert whole.tolist() == list(range(whole[0], whole[-1] + 1))
+    named = f"blocks {whole[0]} to {whole[-1]}"
+    assert f"all of {named}, and a part of block {part[0]}" in first.text
+    lesson.show(second.frame)
+    assert set(whole.tolist()).isdisjoint(windows.replay.block_table(request)[1].tolist())
+    assert f"let go of {len(whole)} blocks, {named}" in second.text
+
+
+def test_lesson_11_says_whose_copies_are_on_their_way(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("11")
+    hosted, caption = lesson.sessions[0], lesson.captions[1]
+    lesson.show(caption.frame)
+    assert hosted.host is not None
+    slots = hosted.host.slots_at(hosted.replay.frame)
+    going = {hosted.request_name(int(row)) for row in slots.owner[slots.is_going]}
+    kept = {hosted.request_name(int(row)) for row in slots.owner[(slots.owner >= 0) & ~slots.is_going]}
+    assert (going, kept) == ({"C"}, {"A", "B"})
+    assert f"copies of the blocks of A and B; {slots.is_going.sum()} blocks of C are still on their way" in caption.text
+    words = [text for _, text in legend_now(hosted, hued=True)]
+    assert words == ["A", "B kept", "C going there"]
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_lesson_3_says_which_slots_are_not_written(guided: Callable[[str], Guided], place: int) -> None:
+    lesson = guided("3")
+    session, caption = lesson.sessions[0], lesson.captions[place]
+    lesson.show(caption.frame)
+    assert caption.follow is not None
+    positions, addresses = session.replay.block_table(session.recording.row_of(caption.follow))
+    last = int(addresses[np.argmax(positions)])
+    written = int(session.replay.slots()[last - session.replay.first_unit, SlotState.TOKEN])
+    if caption.follow == "A":
+        assert f"slots {written + 1} to 16 of block {last}" in caption.text
+    ((_, drawn),) = lesson.drawing(caption, 80, GLYPHS)
+    assert "".join(segment.text for segment in drawn[-1]).endswith(f"not {written + 1} to 16")
+
+
+def test_lesson_4_shows_both_servers_as_its_caption_tells(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("4")
+    static, continuous = lesson.sessions
+    lesson.show(lesson.captions[2].frame)
+    held = [static.request_name(row) for row in static.replay.live_requests().tolist()]
+    assert held == list("ABCD")
+    computed = static.replay.computed(static.replay.live_requests())
+    is_padding = computed > static.replay.full[static.replay.live_requests()]
+    assert is_padding.tolist() == [False, True, False, True]
+    now = {continuous.request_name(row) for row in continuous.replay.live_requests().tolist()}
+    assert now == {"A", "C", "E", "F"}
+    time_s = continuous.player.clock_s
+    for request in continuous.replay.live_requests().tolist():
+        line = schedule(continuous, 2000, continuous.player.duration_s)[request]
+        assert line[int(time_s / continuous.player.duration_s * 2000)] == Doing.RUNNING, "pool and lines agree"
+
+
+@pytest.mark.parametrize("number", [number for number in NUMBERS if len(find_lesson(number).runs) > 1])
+async def test_a_small_screen_has_a_picture_for_every_pool(guided: Callable[[str], Guided], number: str) -> None:
+    """And the legend of host memory, and the schedule, because captions speak of them."""
+    lesson = guided(number)
+    app = KvsimApp(lesson, clock=lambda: 0.0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        lesson.show(lesson.captions[0].frame)
+        app.playback.show_frame(everything=True)
+        await pilot.pause()
+        pools = app.playback.query(PoolView)
+        assert len(pools) == len(lesson.sessions)
+        assert all(pool.size.height >= 3 and pool.size.width >= 20 for pool in pools)
+        if "schedule" in lesson.draws:
+            charts = app.playback.query(ScheduleChart)
+            assert [chart.size.height for chart in charts] == [len(lesson.lesson.workload)] * 2
+        if any(session.host is not None for session in lesson.sessions):
+            assert "A going there" in screen_text(app)

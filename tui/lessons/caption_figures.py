@@ -232,7 +232,7 @@ class Figures:
             "free_blocks": f"{int((session.replay.refs == 0).sum()):,}",
             "refused": f"{session.num_refused:,}",
             "served": f"{served:,}",
-            "percent": percent(served, total),
+            "percent": f"{100 * served / max(total, 1):.0f}%",  # as beside the bar of the run
             "step": f"{frame:,}",
             "total_steps": f"{session.player.last_frame:,}",
             "time": milliseconds(time_s),

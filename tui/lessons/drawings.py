@@ -75,13 +75,13 @@ class Drawing(Enum):
 
 _COSTS: Final = {
     "one by one": "every token reads all weights",
-    "static batches": "padding; all wait for the longest answer",
-    "contiguous": "room for the longest answer, mostly empty",
-    "paged": "a block table to look up; preemptions",
+    "static batches": "all wait for the longest",
+    "contiguous": "mostly empty memory",
+    "paged": "block tables; preemptions",
     "prefix cache": "a hash of every full block",
     "chunked prefill": "a prompt in pieces ends later",
     "captured graphs": "GPU memory, and time at the start",
-    "asynchronous scheduling": "the end of an answer is seen a step late",
+    "asynchronous scheduling": "an answer's end is seen a step late",
 }
 _LABEL: Final = 17
 _RUNG: Final = 26

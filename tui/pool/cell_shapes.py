@@ -35,7 +35,7 @@ def cut_apart(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Pa
 
     A cell ends with half a character without paint. A cell that is one line high ends with a whole one, and leaves a
     thin line at its top. The first paint fills the left `eighths` of each cell, the second paint the rest. If names are
-    written on the cells, the border between the paints is at the edge of a character, and each paint has a character.
+    written on the cells, the border between the paints is at the edge of a character, and never inside a name.
     """
     wide, edges = tiling.wide, tiling.column_edges
     column = np.arange(tiling.columns).repeat(np.diff(edges))
@@ -43,7 +43,7 @@ def cut_apart(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Pa
     front, back, share = (values.reshape(-1, tiling.columns)[:, column] for values in (first, second, eighths))
     filled = share.astype(np.int64) * (2 * wide - 1) // 2
     if tiling.margin:
-        filled = EIGHTHS * np.clip((filled + EIGHTHS // 2) // EIGHTHS, 1, wide - 1)
+        filled = EIGHTHS * np.clip((filled + EIGHTHS // 2) // EIGHTHS, tiling.label, wide - 1)
     filled = np.where(
         share == 0, 0, np.where(share == EIGHTHS, EIGHTHS * wide, np.clip(filled, 1, EIGHTHS * (wide - 1)))
     )

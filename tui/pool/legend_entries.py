@@ -162,20 +162,21 @@ def _owners(sessions: Sequence[Session], lit: str | None) -> list[LegendEntry]:
         entries = _lit_and_others(lit, hues[:3], OWNER + hue_of(known.row_of(lit)))
     elif True in hued:
         few = len(sessions[0].recording.requests) <= NUM_HUES
-        entries = (_named_owners(sessions) if few else []) or [(hues, "one request each" if few else "requests")]
+        named = _named_owners(sessions) if few else None
+        entries = [(hues, "one request each" if few else "requests")] if named is None else named
     if lit is None and False in hued:
         entries.append(((int(SlotState.TOKEN),), "tokens, of any request"))
     return entries
 
 
-def _named_owners(sessions: Sequence[Session]) -> list[LegendEntry]:
-    """Return an entry for each request that holds memory now; empty if these are too many, or if there are none."""
+def _named_owners(sessions: Sequence[Session]) -> list[LegendEntry] | None:
+    """Return an entry for each request that holds memory now; None if these are too many."""
     owners = {}
     for session in sessions:
         for request in session.replay.live_requests().tolist():
             if session.recording.requests.prompt_tokens[request]:  # not the padding at the end of a row
                 owners[session.request_name(request)] = OWNER + hue_of(request)
-    return [((owners[name],), name) for name in sorted(owners)] if len(owners) <= _MOST_OWNERS else []
+    return [((owners[name],), name) for name in sorted(owners)] if len(owners) <= _MOST_OWNERS else None
 
 
 def _lit_and_others(name: str, others: tuple[int, ...], *paints: int) -> list[LegendEntry]:

@@ -245,6 +245,7 @@ def _best_columns(num_units: int, width: int, height: int, place: _Place) -> Til
                 detail=Detail.FILL,
                 margin=place.margin,
                 cut=True,
+                label=place.least_wide - 1,
             )
             best = (score, picture)
     return None if best is None else best[1]

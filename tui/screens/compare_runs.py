@@ -79,7 +79,8 @@ class Compare(PlaybackScreen):
                         yield ScheduleChart(self.guided, lane.session, self.symbols, id=f"schedule-{number}")
         if self.guided is not None and self.guided.draws_alone:
             yield LessonDrawing(self.guided, self.symbols)
-        yield Legend(self.comparison, self.symbols, self._color_by)
+        is_fleet = self.guided is not None and bool(self.guided.fleets)
+        yield Legend(self.comparison, self.symbols, self._color_by, is_fleet=is_fleet)
         yield Race(self.comparison, self.symbols)
 
     @property

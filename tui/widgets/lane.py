@@ -180,7 +180,8 @@ class LaneFigures(Widget):
         if with_rate and self._rate:
             parts.append(f"so far {self._rate}")
         if self._lane.over:
-            return f" {dot} ".join([f"done after {duration(session.player.duration_s)}", *parts])
+            done = f"done after {duration(session.player.duration_s)}"
+            return next((text for text in (f" {dot} ".join([done, *parts]), done) if len(text) <= width), done)
         idle = session.num_idle
         held = [f"{idle:,} held"] if idle else []
         running = f"{session.now('running') - idle:,} running"

@@ -27,10 +27,14 @@ class Legend(Widget):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"legend--text"}
 
-    def __init__(self, comparison: ComparedRuns, symbols: Symbols, color_by: ColorBy) -> None:
+    def __init__(
+        self, comparison: ComparedRuns, symbols: Symbols, color_by: ColorBy, *, is_fleet: bool = False
+    ) -> None:
+        """`is_fleet` is true if the lanes are servers that share the requests."""
         super().__init__(id="legend")
         self._sessions = [lane.session for lane in comparison.lanes]
         self._symbols = symbols
+        self._is_fleet = is_fleet
         self.color_by = color_by
 
     def show_frame(self) -> None:
@@ -55,4 +59,7 @@ class Legend(Widget):
             for state, text in zip(states, words, strict=True)
             for segment in (paint_swatch(int(state), self._symbols), Segment(text, style), gap)
         ]
+        share = "served: share of a server's tokens"
+        if self._is_fleet and sum(map(len, words)) + 3 * len(words) + len(share) <= width:
+            segments.append(Segment(share, style))
         return Strip(segments).adjust_cell_length(width, style)

@@ -36,6 +36,10 @@ class Race(Scrubber):
         self.set_class(timed and len(comparison.lanes) == 2, "-two").set_class(not timed, "-untimed")
         self.set_class(timed and len(comparison.lanes) > 3, "-four")
 
+    def on_resize(self) -> None:
+        """Write the title for the new width."""
+        self.show_transport()
+
     def show_frame(self) -> None:
         """Show the current frame of the comparison."""
         self.refresh()
