@@ -33,13 +33,13 @@ kv_events_options = with_options(
         metavar="ADDRESS",
         requires=("attach",),
         help="Follow the KV events that vLLM or SGLang publishes beside its /metrics, at tcp://HOST:PORT or PORT; "
-        "PORT-PORT for the data-parallel ranks of a server, whose ports follow one another.",
+        "PORT-PORT for the consecutive ports of data-parallel ranks.",
     ),
     flag(
         "--kv-events-replay",
         metavar="ADDRESS",
         requires=("kv_events",),
-        help="The server's replay_endpoint, which sends events that --kv-events missed.",
+        help="Address of the server's replay_endpoint, which sends events that --kv-events missed.",
     ),
 )
 """Decorator that adds the flags for the KV events that a server publishes beside its metrics."""

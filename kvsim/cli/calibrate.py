@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     "--gpu-from",
     metavar="PROFILE",
     excludes=("card", "no_held_out"),
-    help="Keep what the GPU does as in this profile (auto: the one that ships) and fit how fast the host is: a few "
-    "seconds of a server are enough.",
+    help="Take the GPU's times from this profile (auto: the shipped one), and fit only the host's: a few seconds of a "
+    "server are enough.",
 )
 @flag(
     "--card",
     metavar="CARD",
     excludes=("no_held_out",),
-    help="Fit the machine, not one model: three factors by which its GPU and host are slower than CARD (auto: the "
-    "shipped one). Recordings may be of any models; the card serves all models.",
+    help="Fit the machine instead of a model: three factors by which its GPU and host are slower than CARD (auto: the "
+    "shipped one). Recordings may be of any models, and the card serves all models.",
 )
 @click.option(
     "--no-held-out", is_flag=True, help="Skip the check that predicts each recording from the others (faster)."

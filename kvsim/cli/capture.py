@@ -101,7 +101,13 @@ def _engine_arguments(flags: Mapping[str, Any]) -> dict[str, Any]:
 @workload_options
 @output_option("The recording's folder.", required=True)
 @click.option("--batch-size", type=int, default=1, show_default=True, help="Rows of a batch; 1 is one by one.")
-@click.option("--cache", type=click.Choice(["dynamic", "static"]), default="dynamic", show_default=True)
+@click.option(
+    "--cache",
+    type=click.Choice(["dynamic", "static"]),
+    default="dynamic",
+    show_default=True,
+    help="Cache that grows token by token, or is allocated for the longest output at once.",
+)
 @click.option("--device", help="cuda or cpu.  [cuda where there is one]")
 @click.option(
     "--allocation-history", type=int, default=0, metavar="EVENTS", help="Number of PyTorch's allocation events to keep."

@@ -59,14 +59,14 @@ times_option = flag(
 @click.option(
     "--ladder",
     is_flag=True,
-    help="Eight ways to serve instead, one change each, from one by one to asynchronous scheduling; all requests at "
-    "once.",
+    help="Compare eight ways to serve, each with one more change, from one request at a time to asynchronous "
+    "scheduling; all requests arrive at once.",
 )
 @click.option(
     "--uniform-cache",
     is_flag=True,
-    help="The paged policy beside itself instead: with the model's KV-cache groups, and with every layer keeping every "
-    "token.",
+    help="Compare the paged policy with and without the model's KV-cache groups; without them, every layer keeps "
+    "every token.",
 )
 @apart_options
 @replicas_options

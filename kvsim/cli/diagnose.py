@@ -68,7 +68,7 @@ def command(
             _print_glance(seen)
         return
     if kv_events is not None:
-        raise UsageError(f"KV events are read beside the /metrics of a server, and {source} is none.")
+        raise UsageError(f"--kv-events is for the /metrics of a server, and {source} is none; leave it out.")
     recording = _recording(source, seconds)
     if recording.meta.policy_name == "radix":
         from kvsim.cli.diagnose_sglang import diagnose_sglang

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from kvsim.cli.flag import flag
 from kvsim.cli.show import overwrite_option
 from kvsim.errors import UsageError
 from kvsim.files.overwriting import may_replace
@@ -16,21 +17,25 @@ from kvsim.files.overwriting import may_replace
 
 @click.command("explain")
 @click.argument("lesson", metavar="[N]", required=False)
-@click.option("--markdown", is_flag=True, help="Markdown with a figure for every caption; needs -o.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="The folder for Markdown and figures."
+@flag("--markdown", is_flag=True, requires=("output",), help="Write Markdown with a figure for every caption into -o.")
+@flag(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    requires=("markdown",),
+    help="Folder for --markdown and its figures.",
 )
 @overwrite_option("output")
-@click.option("--ascii", "ascii_only", is_flag=True, help="Draw with plain characters.")
+@flag("--ascii", "ascii_only", is_flag=True, excludes=("markdown",), help="Draw with plain characters.")
 def command(*, lesson: str | None, markdown: bool, output: Path | None, overwrite: bool, ascii_only: bool) -> None:
     """Print lesson N with still pictures of the memory pool; without N, list the lessons.
 
     N may also be the file of a lesson of your own. The figures in the text are computed from the lesson's run.
     """
-    if markdown != (output is not None):
-        raise UsageError("--markdown writes a file and its figures, so it goes with -o FOLDER.")
     lessons = import_module("kvsim_tui.lessons")
     if lesson is None:
+        if markdown:
+            raise UsageError("--markdown writes one lesson; give its number: kvsim explain 1 --markdown -o FOLDER.")
         list_lessons()
         return
     reading, guided = import_module("kvsim_tui.lessons.reading"), lessons.Guided(lessons.find_lesson(lesson))

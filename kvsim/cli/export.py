@@ -20,7 +20,14 @@ _ENDINGS = {
 
 @click.command("export")
 @click.argument("recording_name", metavar="RECORDING")
-@click.option("--to", "target", type=click.Choice(list(_ENDINGS)), default="perfetto", show_default=True)
+@click.option(
+    "--to",
+    "target",
+    type=click.Choice(list(_ENDINGS)),
+    default="perfetto",
+    show_default=True,
+    help="Format to write.",
+)
 @output_option("File, or folder of csv and parquet.  [by its name]")
 @overwrite_option()
 def command(*, recording_name: str, target: str, output: Path | None, overwrite: bool) -> None:

@@ -40,8 +40,8 @@ class RouteParam(click.ParamType[str]):
 
 
 apart_options = with_options(
-    _fleet("--prefill", type=_SERVERS, help="Servers that compute prompts, apart from --decode."),
-    _fleet("--decode", type=_SERVERS, help="Servers that fetch the KV of prompts, and answer."),
+    _fleet("--prefill", type=_SERVERS, help="Servers that only compute prompts; requires --decode."),
+    _fleet("--decode", type=_SERVERS, help="Servers that fetch the KV of prompts, and answer; requires --prefill."),
     *flags_of(KvLink, _HEADING, {}).values(),
     _fleet(
         "--failed-loads",
@@ -63,8 +63,8 @@ replicas_options = with_options(
     _fleet(
         "--route",
         type=RouteParam(),
-        help="Router in front of the servers, or a Python file with a function route(request, servers).  "
-        "[shortest; among the ranks of a single server data-parallel]",
+        help="Router in front of the servers, or a Python file with a function route(request, servers).  [shortest; "
+        "data-parallel for the ranks of one server]",
     ),
     _fleet(
         "--route-lag",

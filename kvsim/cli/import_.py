@@ -44,7 +44,7 @@ _LENGTH = bounded(at_most=(1 << 31) - 1)
 @click.option("--max-prompt-tokens", type=int, callback=_LENGTH, help="Longest prompt to keep.")
 @click.option("--max-total-tokens", type=int, callback=_LENGTH, help="Longest prompt and answer together to keep.")
 @click.option(
-    "--chars-per-token", type=float, help="sharegpt: letters that make a token where tokens are not counted.  [4]"
+    "--chars-per-token", type=float, help="Letters per token of a sharegpt file that does not count tokens.  [4]"
 )
 @with_options(*ARRIVAL_OPTIONS)
 @flag(
@@ -133,5 +133,5 @@ def _sharegpt_with_guessed_lengths(
     if (form or detect(source)) != "sharegpt":
         raise UsageError("--chars-per-token is for ShareGPT conversations; other formats count tokens.")
     if columns:
-        raise UsageError("--columns are those of a CSV file, not of the format sharegpt.")
+        raise UsageError("--columns are those of a CSV file, not of the format sharegpt; leave them out.")
     return read(source, chars_per_token=chars_per_token)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command("info")
 @click.argument("recording_name", metavar="[RECORDING]", required=False)
 @click.option(
-    "--check", is_flag=True, help="Say whether it keeps to the format in every row and step; the exit code is 1 if not."
+    "--check", is_flag=True, help="Check every row and step against the format; the exit code is 1 if a rule is broken."
 )
 @json_option
 def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:

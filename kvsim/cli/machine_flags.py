@@ -64,7 +64,7 @@ def _share_of(number: int, flags: Mapping[str, Any]) -> int:
     others = product // (flags["tensor_parallel_size"] or 1)
     if number % others:
         words = " times ".join(f"{flag} {size}" for flag, size in sizes.items() if "tensor" not in flag)
-        raise UsageError(f"--gpu {flags['gpu']} cannot be divided into {words}.")
+        raise UsageError(f"--gpu {flags['gpu']} cannot be divided into {words}; give a multiple of these.")
     return int(number // others)
 
 

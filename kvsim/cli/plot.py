@@ -40,7 +40,7 @@ _KINDS = (
     "--all",
     "everything",
     is_flag=True,
-    help="Write every figure that suits the recordings into the folder -o; no KIND.",
+    help="Write every figure that suits the recordings into the folder -o; give no KIND.",
 )
 @output_option("PNG, SVG or PDF; a folder with --all.  [KIND.png, figures]")
 @flag(
@@ -64,7 +64,7 @@ _KINDS = (
 @click.option("--dpi", type=click.IntRange(30, 2400), help="Pixels of an inch in PNG.  [of the purpose]")
 @flag("--title", metavar="TEXT", excludes=("no_title",), help="Title to use instead of the finding.")
 @click.option(
-    "--label", "labels", metavar="TEXT", multiple=True, help="Name of a recording; once for each, in their order."
+    "--label", "labels", metavar="TEXT", multiple=True, help="Name of a recording; give one for each, in their order."
 )
 @click.option("--order", metavar="NAMES", help="Order of the recordings: their names or labels, with commas.")
 @click.option("--no-title", is_flag=True, help="Draw no title; the caption states the finding.")

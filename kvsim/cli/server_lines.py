@@ -128,7 +128,7 @@ def line_of(text: str) -> ServerLine:
     where = shortened(text)
     if is_file:
         if file.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"--from {where} has more than a mebibyte, which no command line has.")
+            raise UsageError(f"--from {where} has more than a mebibyte; give the command line alone.")
         text = file.read_text(encoding="utf-8", errors="replace")
     if is_file and file.suffix in (".yaml", ".yml"):
         lines = list(_lines_in_yaml(text, where))
@@ -189,7 +189,7 @@ def _words(text: str, where: str) -> list[str]:
     try:
         return list(lexer)
     except ValueError:
-        raise UsageError(f"--from {where} has a quotation mark without its end.") from None
+        raise UsageError(f"--from {where} has a quotation mark without its end; close it.") from None
 
 
 def _lines_in_words(words: Sequence[str]) -> Iterator[ServerLine]:
@@ -352,7 +352,7 @@ def _arguments(flag: str, name: str, values: Sequence[str], option: click.Parame
             return [off] if off in option.secondary_opts else []
         return [name]
     if not values:
-        raise UsageError(f"{flag} in the server's command line has no value.")
+        raise UsageError(f"{flag} in the server's command line has no value; give one.")
     value = str(_whole_number(flag, values[0])) if name in _NUMBERS and _NUMBER.fullmatch(values[0]) else values[0]
     return [name, value]
 

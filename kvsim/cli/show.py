@@ -29,8 +29,8 @@ def overwrite_option(*outputs: str) -> Callable[[Command], Command]:
         "--overwrite",
         is_flag=True,
         requires=outputs,
-        help="Replace what another command or program wrote, or you have edited. Without it, what this same command "
-        "wrote before is replaced, and nothing else: a new result takes the place of the last one of that name.",
+        help="Replace output of other commands or programs, and output that was edited. Without it, only unchanged "
+        "output of the same command is replaced.",
     )
 
 

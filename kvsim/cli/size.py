@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _OF_HICACHE = ("enable_hierarchical_cache", "hicache_ratio", "hicache_size")
 """Settings that decide the size of SGLang's host memory."""
-_OF_VLLM = ("max_model_len", "image", "image_tokens", "enable_sleep_mode")
+_OF_VLLM = ("image", "image_tokens", "enable_sleep_mode")
 """Flags that are followed for vLLM alone."""
 
 
@@ -60,7 +60,7 @@ def _list(*, as_json: bool) -> None:
     callback=bounded(at_least=1, at_most=1 << 27),
     default=2048,
     show_default=True,
-    help="Length of a sequence, to say how many fit.",
+    help="Length of the sequences that are counted.",
 )
 @click.option(
     "--policy",
@@ -76,7 +76,7 @@ def _list(*, as_json: bool) -> None:
     type=int,
     callback=bounded(at_least=1, at_most=1 << 20),
     metavar="N",
-    help="Say what one image of N tokens costs, where the rule of the model is not known.",
+    help="Say what one image of N tokens costs, for models whose rule is not known.",
 )
 @click.option(
     "--enable-sleep-mode",

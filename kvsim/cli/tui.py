@@ -44,16 +44,16 @@ _FEW_REQUESTS = 1_000
 @click.command("tui", cls=ServedCommand)
 @click.argument("recording_name", metavar="[RECORDING]", required=False)
 @click.option("--policy", type=PolicyParam(), help="Simulate this policy instead of replaying a recording.")
-@click.option("--compare", is_flag=True, help="Simulate all policies, SGLang's among them, and show them on one clock.")
+@click.option("--compare", is_flag=True, help="Simulate all policies, including SGLang's, and show them on one clock.")
 @click.option("--lesson", is_flag=False, flag_value=_LIST, metavar="[N]", help="Play a lesson; without N, list them.")
 @click.option(
     "--attach",
     metavar="ADDRESS",
-    help="Watch a live server: HOST:PORT or PORT, of a KVSIM_PUBLISH or of its /metrics, or their http:// address.",
+    help="Watch a live server at HOST:PORT, PORT or an http:// address: its /metrics, or the events of KVSIM_PUBLISH.",
 )
 @live.kv_events_options
 @output_option("Write what --attach sees: a recording's folder, or FILE.csv for metrics.", requires=("attach",))
-@click.option("--serve", is_flag=True, help="Show the same program in a browser, served to this machine alone.")
+@click.option("--serve", is_flag=True, help="Show the interface in a browser of this machine.")
 @flag("--port", type=click.IntRange(1, 65535), requires=("serve",), help=f"Port of --serve.  [{_PORT}]")
 @times_option
 @scenario_options
@@ -211,13 +211,13 @@ def _check_one_source(
     recording_name: str | None, policy: str | None, compare: bool, lesson: str | None, attach: str | None
 ) -> None:
     if recording_name is not None and policy is not None:
-        raise UsageError("give a recording to replay or --policy to simulate, not both.")
+        raise UsageError("a recording is replayed and --policy is simulated; give only one.")
     given = [("--policy", policy), ("--compare", compare or None), ("--lesson", lesson), ("--attach", attach)]
     names = [name for name, value in given if value is not None]
     if len(names) > 1:
         raise UsageError(f"{' and '.join(names)} each say what to show; give only one.")
     if recording_name is not None and names and names[0] in ("--lesson", "--attach"):
-        raise UsageError(f"{names[0]} says what to show, so it takes no recording {recording_name!r}.")
+        raise UsageError(f"{names[0]} says what to show, so it takes no recording {recording_name!r}; leave one out.")
 
 
 def _checked_size(size: str, screenshot: Path | None, at_s: float | None, *, overwrite: bool) -> tuple[int, int]:

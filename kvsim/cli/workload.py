@@ -42,13 +42,13 @@ ARRIVAL_OPTIONS = (
         "--request-rate",
         type=float,
         metavar="PER_S",
-        help="Requests per second; rescales a recorded workload; inf: all at once.",
+        help="Requests per second, to which recorded arrivals are rescaled; inf: all at once.",
     ),
     _requests(
         "--burstiness",
         type=float,
         metavar="SHAPE",
-        help="Gaps of a gamma distribution, as in vllm bench serve: 1 is Poisson, less comes in bursts.  [0.25]",
+        help="Shape of gamma-distributed gaps, as in vllm bench serve: 1 is Poisson, less is burstier.  [0.25]",
     ),
     _requests("--ramp", type=float, metavar="SECONDS", help="Ramp the rate from 0 to --rate over SECONDS."),
     _requests(
@@ -70,21 +70,26 @@ _OPTIONS = (
         help="Column names in the CSV file of --workload: arrival_s=ts,...",
     ),
     _requests("--num-requests", "--num-prompts", type=int, callback=REQUESTS, help="Maximum number of requests."),
-    _requests("--load", metavar="2x", help="Load multiplier, of the arrival rate or of the users."),
+    _requests("--load", metavar="2x", help="Load multiplier: of the arrival rate, or of --users."),
     _requests("--answers", metavar="2x", help="Output-length multiplier."),
     *ARRIVAL_OPTIONS,
     _requests(
         "--prompt-tokens",
         "--random-input-len",
         metavar="MEAN[:SIGMA]",
-        help="Generate prompts: fixed, or log-normal with a sigma.",
+        help="Lengths of generated prompts: fixed, or log-normal with a sigma.",
     ),
-    _requests("--output-tokens", "--random-output-len", metavar="MEAN[:SIGMA]", help="Generate outputs."),
+    _requests(
+        "--output-tokens",
+        "--random-output-len",
+        metavar="MEAN[:SIGMA]",
+        help="Lengths of generated outputs, in the same form.",
+    ),
     _requests(
         "--random-range-ratio",
         type=float,
         metavar="SHARE",
-        help="Share by which fixed lengths vary uniformly to either side, as in vllm bench serve.",
+        help="Share by which fixed lengths vary uniformly up and down, as in vllm bench serve.",
     ),
     _requests(
         "--shared-prefix",
@@ -94,18 +99,19 @@ _OPTIONS = (
     _requests(
         "--adapters",
         metavar="NUMBER[:SKEW]",
-        help="Adapters (LoRA) that requests name, the n-th 1/n^SKEW as often as the first.  [1]",
+        help="Number of adapters (LoRA) that requests name, the n-th 1/n^SKEW as often as the first.  [SKEW 1]",
     ),
     _requests(
         "--images",
         metavar="NUMBER@SIZE,...",
-        help="Images of a request, on top of its prompt: 2@1920x1080,576 (pixels, tokens); :50 for 50 different ones.",
+        help="Images of each request, beside its prompt: number@sizes in pixels or tokens, such as 2@1920x1080,576; "
+        ":50 for 50 different ones.",
     ),
     _requests(
         "--sessions",
         type=int,
         callback=REQUESTS,
-        help="Generate sessions, whose turns wait for answers: their number; --rate is theirs.",
+        help="Number of sessions to generate, whose turns wait for answers; --rate is the rate of sessions.",
     ),
     _requests("--turns", metavar="MEAN[:SIGMA]", help="Turns of a generated session.  [5]"),
     _requests("--pause", metavar="MEAN[:SIGMA]", help="Seconds from the end of a turn to the next, in a session.  [0]"),
@@ -233,7 +239,7 @@ def columns_of(text: str | None) -> dict[str, str]:
         )
     columns = {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
     if len(columns) < len(pairs):
-        raise UsageError(f"--columns names a column of ours twice: {shortened(text)}.")
+        raise UsageError(f"--columns names a column of ours twice: {shortened(text)}; name each once.")
     return columns
 
 

@@ -78,7 +78,7 @@ def read_workload(
     file = Path(path)
     if columns:
         if form not in (None, "csv"):
-            raise UsageError(f"--columns are those of a CSV file, not of the format {form}.")
+            raise UsageError(f"--columns are those of a CSV file, not of the format {form}; leave them out.")
         return plain.read(TextSource.open(file), columns)
     if form is None and file.is_dir():
         from kvsim.recording import read  # noqa: PLC0415  imports pyarrow

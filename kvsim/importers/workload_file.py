@@ -76,7 +76,7 @@ def read(path: str | os.PathLike[str]) -> Workload:
 
     file = Path(path)
     if not file.is_file():
-        raise WorkloadError(f"{path} is no file.")
+        raise WorkloadError(f"{path} is no file; give a Parquet file of kvsim import.")
     wanted = {"arrival_s": pa.float64(), **dict.fromkeys(_SCALARS, pa.int32()), "prompt_hashes": pa.list_(pa.int64())}
     optional = {"prompt_token_ids": pa.list_(pa.int32()), "id": pa.string(), "adapter": pa.int32()}
     optional |= {name: pa.type_for_alias(kind) for name, kind in _TURNS} | {"also_after": pa.list_(pa.int64())}
@@ -92,7 +92,7 @@ def read(path: str | os.PathLike[str]) -> Workload:
             raise WorkloadError(f"{path}: the column {name} should be there, be {kind} and have no empty field.")
     tokens, waiting = "prompt_token_ids" in table.column_names, [name in table.column_names for name, _ in _TURNS]
     if any(waiting) and not all(waiting):
-        raise WorkloadError(f"{path}: the columns {', '.join(name for name, _ in _TURNS)} go together.")
+        raise WorkloadError(f"{path}: the columns {', '.join(name for name, _ in _TURNS)} are all needed.")
     try:
         ids = table["id"].to_pylist() if "id" in table.column_names else None
     except UnicodeDecodeError as error:
@@ -119,7 +119,7 @@ def _images(table: pa.Table, path: str | os.PathLike[str]) -> Images | None:
     if not there:
         return None
     if len(there) < len(_IMAGES):
-        raise WorkloadError(f"{path}: the columns {', '.join(f'image_{name}' for name in _IMAGES)} go together.")
+        raise WorkloadError(f"{path}: the columns {', '.join(f'image_{name}' for name in _IMAGES)} are all needed.")
     columns = {name: _ragged(table[f"image_{name}"], np.int64) for name in _IMAGES}
     offsets = columns["content"].offsets
     if any(not np.array_equal(each.offsets, offsets) for each in columns.values()):

@@ -81,7 +81,7 @@ def group_layers(specs: Sequence[LayerSpec], *, hybrid_manager: bool = True) -> 
     if not hybrid_manager and not _one_kind(specs):
         specs = [as_full(spec) for spec in specs] if any(spec.keeps_all for spec in specs) else specs
         if not _one_kind(specs):
-            raise UsageError("layers of these kinds need groups of their own, and the hybrid manager is switched off.")
+            raise UsageError("layers of these kinds need separate groups; leave out --disable-hybrid-kv-cache-manager.")
     whole = (tuple(range(len(specs))),)
     _check_windows(specs)
     if _all_equal(specs):

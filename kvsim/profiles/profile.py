@@ -135,7 +135,7 @@ def carried(profile: Profile, gpu: Gpu, model: Model, engine: str, *, tensor_par
     if profile.model != listed_name(model):
         raise UsageError(
             f"the profile is of {profile.model}, not of {listed_name(model)}: the times of a profile carry over to "
-            "another GPU, not to another model."
+            "another GPU, not to another model; leave it out, or take another."
         )
     if not keeps_types(model):
         raise UsageError(
@@ -143,10 +143,11 @@ def carried(profile: Profile, gpu: Gpu, model: Model, engine: str, *, tensor_par
             "(--quantization, --kv-cache-dtype) have other times, so leave out the profile."
         )
     if profile.engine != engine:
-        raise UsageError(f"the profile is of the engine {profile.engine}, not of {engine}.")
+        raise UsageError(f"the profile is of the engine {profile.engine}, not of {engine}; take another.")
     if profile.tensor_parallel_size != tensor_parallel_size:
         raise UsageError(
-            f"the profile is of tensor-parallel size {profile.tensor_parallel_size}, not of {tensor_parallel_size}."
+            f"the profile is of tensor-parallel size {profile.tensor_parallel_size}, not of {tensor_parallel_size}; "
+            "take another."
         )
     return profile if profile.gpu == gpu.name else profile.transfer(find_gpu(profile.gpu), gpu)
 

@@ -157,29 +157,29 @@ def _check_shortage(recording: Recording, file: Path) -> None:
     ends = memory.ends
     ends = ends[steps.schedule_seq[np.minimum(memory.step[ends], len(steps) - 1)] == memory.seq[ends]]
     ends = ends[np.append(is_new(memory.seq[ends])[1:], True)[: len(ends)]]  # the last victim of each step
-    # All memory rows of the scheduling of each of these steps: `run` is the index of the step in `ends`.
+    # All memory rows of the scheduling of these steps, in order; `step_of` is the index in `ends` of the step of each.
     begin, end = (np.searchsorted(memory.seq, memory.seq[ends], side) for side in ("left", "right"))
-    run, offset = units_of_runs(end - begin)
-    rows, length = begin[run] + offset, memory.length[begin[run] + offset].astype(np.int64)
-    takes, is_later = memory.kind[rows] == MemoryKind.APPEND, rows > ends[run]
+    step_of, offset = units_of_runs(end - begin)
+    rows, length = begin[step_of] + offset, memory.length[begin[step_of] + offset].astype(np.int64)
+    takes, is_later = memory.kind[rows] == MemoryKind.APPEND, rows > ends[step_of]
     # The first request that grows after the last victim is the one for which that victim was preempted.
     grows = np.flatnonzero(takes & is_later)
-    grown, first = np.unique(run[grows], return_index=True)
+    grown, first = np.unique(step_of[grows], return_index=True)
     request = memory.request[ends]
     needed = _most_to_grow(recording, request, memory.step[ends])  # the victim itself, unless another request grows
     # With fcfs, the victim is the last request of the step, so the request needed exactly the units by which it grew.
     if recording.meta.policy.get("order", recording.meta.engine.get("policy")) == "fcfs":
         needed[grown] = 0
     request[grown] = memory.request[rows[grows[first]]]
-    grows = grows[memory.request[rows[grows]] == request[run[grows]]]
-    grown_by = np.bincount(run[grows], weights=length[grows], minlength=len(ends)).astype(np.int64)
+    grows = grows[memory.request[rows[grows]] == request[step_of[grows]]]
+    grown_by = np.bincount(step_of[grows], weights=length[grows], minlength=len(ends)).astype(np.int64)
     needed = np.maximum(needed, grown_by)
     # Undo the release of the victim, which may have several rows, and all later rows of the step.
     gives = memory.kind[rows] == MemoryKind.RELEASE
-    is_later |= gives & (memory.request[rows] == memory.request[ends[run]])
+    is_later |= gives & (memory.request[rows] == memory.request[ends[step_of]])
     free = steps.free_units[memory.step[ends]].astype(np.int64)
     is_known = free >= 0
-    np.add.at(free, run[is_later], (length * takes - length * gives)[is_later])
+    np.add.at(free, step_of[is_later], (length * takes - length * gives)[is_later])
     require(~is_known | (free < needed), file, _SHORTAGE, memory.step[ends])
 
 
@@ -194,11 +194,12 @@ def check_retractions(recording: Recording, file: Path) -> None:
     memory, steps = recording.memory, recording.steps
     rows = np.flatnonzero((steps.preempted > 0) & (steps.free_units >= 0) & ~_during_copies(recording))
     begin, end = (np.searchsorted(memory.seq, steps.schedule_seq[rows], side) for side in ("left", "right"))
-    run, offset = units_of_runs(end - begin)
-    of_step, length = begin[run] + offset, memory.length[begin[run] + offset].astype(np.int64)
+    # All memory rows of the scheduling of these steps; `step_of` is the index in `rows` of the step of each.
+    step_of, offset = units_of_runs(end - begin)
+    of_step, length = begin[step_of] + offset, memory.length[begin[step_of] + offset].astype(np.int64)
     kind = memory.kind[of_step]
     change = length * (kind == MemoryKind.APPEND) - length * (kind == MemoryKind.RELEASE)
-    free = steps.free_units[rows] + np.bincount(run, weights=change, minlength=len(rows))
+    free = steps.free_units[rows] + np.bincount(step_of, weights=change, minlength=len(rows))
     most = steps.running[rows].astype(np.int64) + steps.preempted[rows]
     is_short, windows = free < most, recording.meta.pool.windows
     if windows is not None and steps.free_window_units is not None:

@@ -42,7 +42,7 @@ class MachineSettings:
     pipeline_parallel_size: int | None = setting(None, "Pipeline-parallel size.", unit="N", shown="1")
     data_parallel_size: int | None = setting(
         None,
-        "Data-parallel size: ranks with a scheduler and a cache each. Ranks of a mixture share its experts.",
+        "Data-parallel size: ranks with a scheduler and a cache each. Ranks of a mixture of experts share the experts.",
         unit="N",
         shown="1",
     )
@@ -81,7 +81,7 @@ class MachineSettings:
     gpu_memory_utilization: float | None = setting(None, "GPU memory fraction, as in vLLM.", unit="SHARE", shown="0.92")
     mem_fraction_static: float | None = setting(
         None,
-        "Share of the memory that is free before the weights for these and the cache, as in SGLang.",
+        "Share for weights and cache of the memory that is free before loading, as in SGLang.",
         unit="SHARE",
         above=0,
         below=1,

@@ -56,8 +56,10 @@ def test_the_same_lesson_has_the_same_bytes(type_command: Run, tmp_path: Path) -
         (("next",), 2, "there is no lesson 'next'; there are 1, 2, "),
         (("own.toml",), 1, "own.toml: a lesson's file name should begin with its number"),
         (("8-own.toml",), 1, "8-own.toml cannot be read"),
-        (("1", "--markdown"), 2, "--markdown writes a file and its figures, so it goes with -o FOLDER."),
-        (("1", "-o", "out"), 2, "--markdown writes a file and its figures, so it goes with -o FOLDER."),
+        (("1", "--markdown"), 2, "--markdown requires -o; give both."),
+        (("1", "-o", "out"), 2, "-o requires --markdown; give both."),
+        (("--markdown", "-o", "out"), 2, "--markdown writes one lesson; give its number"),
+        (("1", "--markdown", "-o", "out", "--ascii"), 2, "--ascii has no effect with --markdown; leave one out."),
     ],
 )
 def test_misuse_is_a_sentence(

@@ -93,17 +93,17 @@ def test_a_recording_is_a_workload_too(kvsim: Run, folder: Path) -> None:
         (
             ("import", "talk.json", "--as", "sharegpt", "--columns", "arrival_s=ts"),
             2,
-            "--columns are those of a CSV file, not of the format sharegpt.",
+            "--columns are those of a CSV file, not of the format sharegpt; leave them out.",
         ),
         (
             ("import", "talk.json", "--chars-per-token", "3", "--columns", "arrival_s=ts"),
             2,
-            "--columns are those of a CSV file, not of the format sharegpt.",
+            "--columns are those of a CSV file, not of the format sharegpt; leave them out.",
         ),
         (("import", "azure.csv", "--min-tokens", "99"), 1, "no request of 'azure' keeps these limits"),
         (("run", "--workload", "nosuch.csv"), 2, "there is no file or recording 'nosuch.csv'"),
         (("run", "--workload", "no/such"), 2, "there is no file or recording 'no/such'"),
-        (("import", "wrong.csv", "--columns", "id=a,id=b"), 2, "--columns names a column of ours twice: 'id=a,id=b'."),
+        (("import", "wrong.csv", "--columns", "id=a,id=b"), 2, "--columns names a column of ours twice: 'id=a,id=b'; name"),
         (
             ("run", "--prompt-tokens", "3000:1", "--model", "Llama-2-7b-hf", "--gpu", "H200", "--num-requests", "100"),
             2,

@@ -55,7 +55,7 @@ def test_lessons_are_listed(run: Run) -> None:
     [
         (("--compare", "--policy", "paged"), 2, "--policy and --compare each say what to show; give only one."),
         (("--lesson", "1", "--attach", "5"), 2, "--lesson and --attach each say what to show"),
-        (("rec", "--lesson", "1"), 2, "--lesson says what to show, so it takes no recording 'rec'."),
+        (("rec", "--lesson", "1"), 2, "--lesson says what to show, so it takes no recording 'rec'; leave one"),
         (("-o", "out"), 2, "-o requires --attach; give both."),
         (("--kv-events", "5557"), 2, "--kv-events requires --attach; give both."),
         (("--size", "80x24"), 2, "--size requires --screenshot; give both."),
