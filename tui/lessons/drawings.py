@@ -219,12 +219,13 @@ def holders(session: Session, width: int, symbols: Symbols, height: int) -> Line
     pen, replay = Pen(symbols), session.replay
     owners = [owner for group in holdings(session) for owner in group.owners]
     owners.sort(key=lambda owner: -owner.num_units)
-    room, lines = max(width - _LABEL - _PART, 8), list[list[Segment]]()
+    room, lines = max(width - _LABEL - _PART - 1, 8), list[list[Segment]]()
     for owner in owners[: height - (len(owners) > height)]:
         color = paint_colors(symbols.palette)[paint_of(session, owner.request)]
         bar = pen.bar(owner.num_units / replay.num_units, room, color)
-        words = f" {plural(owner.num_units, session.unit_name)}"
-        lines.append([pen.text(session.request_name(owner.request)[: _LABEL - 1].ljust(_LABEL)), bar, pen.text(words)])
+        words = plural(owner.num_units, session.unit_name).rjust(_PART)
+        name = session.request_name(owner.request)[: _LABEL - 1].ljust(_LABEL)
+        lines.append([pen.text(name), pen.text(f"{words} "), bar])
     if rest := owners[len(lines) :]:
         in_all = plural(sum(owner.num_units for owner in rest), session.unit_name)
         lines.append([pen.text(f"{len(rest):,} more".ljust(_LABEL)), pen.text(f"{in_all} together", weak=True)])

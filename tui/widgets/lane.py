@@ -105,7 +105,6 @@ class LaneFigures(Widget):
     def _segments(self, kind: str, width: int) -> list[Segment]:
         """Return the line of one figure."""
         text, label, room = self._style("text"), self._style("label"), width - _LABEL
-        bar_room = room - len(self._share(width))
         match kind:
             case "name":
                 counts = self._counts(width, with_rate=True)
@@ -113,9 +112,9 @@ class LaneFigures(Widget):
                 name = shortened(self._lane.label, room, "").ljust(room + 1)
                 return [Segment(name, self._style("name")), Segment(counts, text)]
             case "served":
-                return self._progress(bar_room, self._share(width))
+                return self._progress(room, self._share(width))
             case "memory":
-                bar = state_bar(self._lane.session.breakdown, bar_room if self._replaces_pool else room, self._symbols)
+                bar = state_bar(self._lane.session.breakdown, room, self._symbols)
                 return [Segment("memory".ljust(_LABEL), label), *bar]
             case "counts":
                 counts = self._counts(width, with_rate=self.size.height < 4)
@@ -157,19 +156,28 @@ class LaneFigures(Widget):
         return f" {percents:>4}{meaning * (width >= _WIDE)}"
 
     def _progress(self, room: int, share: str) -> list[Segment]:
-        """Return the progress bar of `room` columns, with its `share` in words at its right."""
+        """Return the progress bar of `room` columns, as long as the bar of states, with its `share` in words on it."""
         label = "served" if self._lane.session.rows is None else "tokens"
-        room = max(room, 1)
         whole, part = divmod(max(round(self._done * room * 8), self._done > 0), 8)
         glyphs = self._symbols.right or self._symbols.up
         edge = glyphs[part] if part and self._symbols.right else ""
         left = (" " if self._symbols.color else self._symbols.states[-1]) * (room - whole - len(edge))
-        return [
-            Segment(label.ljust(_LABEL), self._style("label")),
-            Segment(glyphs[8] * whole + edge, self._style("left") + Style(color=self._style("served").color)),
-            Segment(left, self._style("left")),
-            Segment(share, self._style("strong")),
-        ]
+        bar = Strip(
+            [
+                Segment(glyphs[8] * whole + edge, self._style("left") + Style(color=self._style("served").color)),
+                Segment(left, self._style("left")),
+            ]
+        )
+        begin = max(room - len(share), 0)
+        covered = min(max(whole - begin, 0), len(share)) if self._symbols.color else 0
+        on_bar = Style(color=self._style("left").bgcolor, bgcolor=self._style("served").color, bold=True)
+        words = [Segment(share[:covered], on_bar), Segment(share[covered:], self._style("left") + self._on_left)]
+        return [Segment(label.ljust(_LABEL), self._style("label")), *bar.crop(0, begin), *words]
+
+    @property
+    def _on_left(self) -> Style:
+        """Style of words on the part of the progress bar that is left."""
+        return Style(color=self._style("strong").color, bold=True)
 
     def _counts(self, width: int, *, with_rate: bool) -> str:
         """Return the running and waiting requests in one line, or the end of the run, or the rows of a batch."""
