@@ -851,7 +851,7 @@ def test_lesson_9_says_what_of_the_gain_over_static_batches_is_memory(guided: Ca
     assert f"and {gain:.2f} times those of static batches" in text
     assert f"But {on_time:.2f} times as many as static batches: none of it is memory" in text
     ((_, drawn),) = lesson.drawing(lesson.captions[2], 100, GLYPHS)
-    lines = ["".join(segment.text for segment in line) for line in drawn]
+    lines = ["".join(segment.text for segment in line) for line in drawn if line]
     assert f"paged ×{gain:.2f}" in lines[0]
     assert f"paged ×{on_time:.2f}" in lines[1]
     assert f"paged ×{paged.gain:.2f}" in lines[2]

@@ -236,7 +236,7 @@ def holders(session: Session, width: int, symbols: Symbols, height: int) -> Line
 
 
 def ladder(climbed: Sequence[Climbed], width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw the throughput of every rung as a bar, with its gain and, if `height` has room, its cost."""
+    """Draw the throughput of every rung as a bar, with its gain and, if `height` has room, its cost and a gap."""
     pen, most = Pen(symbols), max(rung.tokens_per_s for rung in climbed)
     room = max(width - _RUNG - 26, 8)
     lines: Lines = []
@@ -258,19 +258,24 @@ def ladder(climbed: Sequence[Climbed], width: int, symbols: Symbols, height: int
             )
             words = next((text for text in texts if len(text) + 2 <= width), cost)
             lines.append([pen.text(f"  {words}", weak=True)])
+        if 3 * len(climbed) <= height and number + 1 < len(climbed):
+            lines.append([])
     return lines
 
 
-def memory(climbed: Sequence[Climbed], width: int, symbols: Symbols) -> Lines:
+def memory(climbed: Sequence[Climbed], width: int, symbols: Symbols, height: int) -> Lines:
     """Draw two bars for each of the rungs 2 to 4: tokens a second with this memory, and with memory for all requests.
 
-    At the end of the bars is the factor by which the last of these rungs gives more.
+    At the end of the bars is the factor by which the last of these rungs gives more. An empty line separates rungs if
+    `height` has room.
     """
     pen, rungs = Pen(symbols), climbed[1:4]
     most = max(rung.ample_tokens_per_s for rung in rungs)
     room, last = max(width - _LABEL - _PART - 32, 8), rungs[-1]
     lines: Lines = []
     for number, rung in enumerate(rungs, start=2):
+        if lines and 3 * len(rungs) <= height:
+            lines.append([])
         rates = (
             ("this memory", rung.tokens_per_s, last.tokens_per_s),
             ("memory for all", rung.ample_tokens_per_s, last.ample_tokens_per_s),
@@ -354,8 +359,11 @@ def tree(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
     return lines
 
 
-def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols) -> Lines:
-    """Draw bars for each fleet: prefix hits, prefixes cached on two servers, imbalance of the work, and total time."""
+def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols, height: int) -> Lines:
+    """Draw bars for each fleet: prefix hits, prefixes cached on two servers, imbalance of the work, and total time.
+
+    An empty line separates these if `height` has room.
+    """
     pen, room = Pen(symbols), max(width - _LABEL - 14, 8)
     first = next(iter(totals.values()))
     found = {label: one.prefix_hit_rate for label, one in totals.items()}
@@ -375,7 +383,10 @@ def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols) -> L
         ("time until the last answer", {label: one.duration_s for label, one in totals.items()}, milliseconds),
     )
     lines: Lines = []
+    num_lines = sum(1 + len(values) for _, values, _ in parts)
     for title, values, words in parts:
+        if lines and num_lines + len(parts) - 1 <= height:
+            lines.append([])
         lines += [[pen.text(title, weak=True)]]
         most = max(values.values()) or 1.0
         for nth, (label, value) in enumerate(values.items()):

@@ -121,7 +121,7 @@ class Guided:
         )
 
     def drawing(
-        self, caption: Caption, width: int, symbols: Symbols, height: int = 99
+        self, caption: Caption, width: int, symbols: Symbols, height: int = 20
     ) -> list[tuple[str, drawings.Lines]]:
         """Return titles and lines of the drawings of `caption` at the current frame, in about `height` lines.
 
@@ -142,7 +142,7 @@ class Guided:
                 lines = drawings.ladder(self.climb(), width, symbols, height)
                 drawn = [(f"The ladder: one change on every rung; {symbols.times} over the rung above", lines)]
             case Drawing.MEMORY:
-                lines = drawings.memory(self.climb(), width, symbols)
+                lines = drawings.memory(self.climb(), width, symbols, height)
                 drawn = [(f"Tokens a second of rungs 2 to 4; {symbols.times} by which pages give more", lines)]
             case Drawing.HITS:
                 lines = drawings.hits(self.found(), [run.label for run in self.lesson.runs], width, symbols, height)
@@ -160,7 +160,7 @@ class Guided:
                 session = next(session for session in self.sessions if has_tree(session))
                 drawn = [("The radix tree, run by run", drawings.tree(session, width, symbols, height))]
             case Drawing.FLEETS:
-                drawn = [("Two servers behind each router", drawings.fleets(self.fleets, width, symbols))]
+                drawn = [("Two servers behind each router", drawings.fleets(self.fleets, width, symbols, height))]
             case Drawing.SCHEDULE:
                 drawn = [
                     (f"{run.label}: who is served when", self.timetable(session, width, symbols))
