@@ -27,7 +27,7 @@ MAX_REELS = 4
 _BEYOND_SHORTEST = 0.25
 """Time that a film continues after the end of the shortest run, as a share of the duration of that run."""
 _CELLS = {1: 3200, 2: 1800, 3: 1500, 4: 1200}
-"""Number of cells per pool, by the number of pools. A pool with up to 1.5 times as many units is shown completely."""
+"""Number of cells of a pool, by the number of pools. A pool with up to 1.5 times as many units is shown completely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,8 +98,9 @@ def film_of(recordings: Sequence[Recording], *, num_frames: int, until_s: float 
             raise RecordingError(f"recording {still!r} lasts no time, so nothing moves in it.")
         raise UsageError(f"the film should end at a time above 0 s, not at {until_s} s.")
     times_s = np.linspace(0.0, until_s, num_frames)
+    num_cells = _num_cells(recordings)
     reels = tuple(
-        _reel(recording, name, times_s, _CELLS[len(recordings)])
+        _reel(recording, name, times_s, min(num_cells, replay_of(recording).num_units))
         for recording, name in zip(recordings, names, strict=True)
     )
     preempted_s = np.concatenate([each.steps.start_s[each.steps.preempted > 0] for each in recordings])
@@ -113,10 +114,19 @@ def film_of(recordings: Sequence[Recording], *, num_frames: int, until_s: float 
     )
 
 
-def _reel(recording: Recording, name: str, times_s: FloatArray, max_cells: int) -> Reel:
+def _num_cells(recordings: Sequence[Recording]) -> int:
+    """Return the number of cells of a pool. It is the same for all, so that equal pools look equally large.
+
+    It is above that in `_CELLS` if a pool is then shown completely.
+    """
+    most = _CELLS[len(recordings)]
+    sizes = [replay_of(recording).num_units for recording in recordings]
+    return max([most, *(num_units for num_units in sizes if 2 * num_units <= 3 * most)])
+
+
+def _reel(recording: Recording, name: str, times_s: FloatArray, num_cells: int) -> Reel:
     """Sample the pool of a recording, and the progress of its requests, at the times of the frames."""
     replay, slots = replay_of(recording), waste_of(recording)
-    num_cells = replay.num_units if 2 * replay.num_units <= 3 * max_cells else max_cells
     units = sampled_units(replay.num_units, num_cells)
     frames = np.array([replay.frame_at(time_s) for time_s in times_s.tolist()])
     states, owners = replay.states_at(frames.tolist(), units, replay.in_gap(frames, times_s))

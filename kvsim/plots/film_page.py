@@ -15,6 +15,7 @@ from kvsim.errors import UsageError
 from kvsim.files.atomic import whole_file
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.plots.style import OWNER_COLORS, STATE_COLORS, STATE_LABELS
+from kvsim.plots.words import spaced
 from kvsim.replay.unfolding import NO_OWNER
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def page_of(film: Film, *, frames_per_s: float) -> str:
         "reels": [
             {
                 "name": reel.name,
-                "about": reel.about,
+                "about": spaced(reel.about),
                 "cells": reel.states.shape[1],
                 "end": round(reel.end_s, 6),
                 "requests": reel.num_requests,

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _PANEL_PX = {1: 640, 2: 420, 3: 320, 4: 280}
 """Width of each pool in pixels, by the number of pools."""
+_HEIGHT_PX = 400
+"""Largest height of a pool in pixels."""
 _MARGIN, _GAP = 16, 20
 _STATES, _HUES = (
     np.array([channels_of(color) for color in colors], np.uint8)
@@ -104,9 +106,9 @@ class _Grid:
     cell_px: int
 
     @classmethod
-    def of(cls, num_cells: int, width_px: int, max_height_px: int) -> _Grid:
-        """Choose the largest square cells that fit."""
-        for cell_px in range(40, 1, -1):
+    def of(cls, num_cells: int, width_px: int, max_height_px: int, max_cell_px: int = 40) -> _Grid:
+        """Choose the largest square cells that fit, up to a side of `max_cell_px`."""
+        for cell_px in range(max_cell_px, 1, -1):
             num_columns = width_px // cell_px
             num_rows = -(-num_cells // num_columns)
             if num_rows * cell_px <= max_height_px:
@@ -134,7 +136,10 @@ class _Layout:
         self._plain, self._small = (ImageFont.truetype(str(fonts / "DejaVuSans.ttf"), size) for size in (14, 11))
         self._bold = ImageFont.truetype(str(fonts / "DejaVuSans-Bold.ttf"), 16)
         self._panel_px = _PANEL_PX[len(film.reels)]
-        self._grids = [_Grid.of(reel.states.shape[1], self._panel_px, 400) for reel in film.reels]
+        place = (self._panel_px, _HEIGHT_PX)
+        # Cells of all pools are equally large, so that pools with equally many do not look different.
+        cell_px = min(_Grid.of(reel.states.shape[1], *place).cell_px for reel in film.reels)
+        self._grids = [_Grid.of(reel.states.shape[1], *place, cell_px) for reel in film.reels]
         grid_px = max(grid.num_rows * grid.cell_px for grid in self._grids)
         self._width = 2 * _MARGIN + len(film.reels) * self._panel_px + (len(film.reels) - 1) * _GAP
         self._states = [

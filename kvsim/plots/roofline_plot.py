@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray, IntArray
 
+_ABOVE = "A step above the roof began before the output of the step before it was processed."
 _MARGIN = 1.5
 """Ratio of the limits of the axis to the outermost dots."""
 _MAX_DOTS = 2000
@@ -106,14 +107,16 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
         log_axis(axes, "y")
         bound = 100 * float(np.average(intensity[timed] < ridge, weights=work.duration_s[timed]))
         title = f"{bound:.0f}% of the time goes to steps that memory bandwidth bounds"
-        picture.headline(title, source_line([recording]))
+        roof = np.minimum(intensity[timed] * gpu.bandwidth_bytes_per_s, gpu.dense_flops)
+        share_of_roof = speed[timed] / roof * 1e12
+        above = f" {_ABOVE}" if (share_of_roof > 1).any() else ""
+        picture.headline(title, source_line([recording]) + above)
         picture.add_legend(axes.get_legend_handles_labels()[0], marker_scale=2)
-    roof = np.minimum(intensity[timed] * gpu.bandwidth_bytes_per_s, gpu.dense_flops)
-    reached = 100 * float(np.median(speed[timed] / roof * 1e12))
+    reached = 100 * float(np.median(share_of_roof))
     picture.alt_text = (
         f"Roofline of {len(timed):,} steps of {model.name} on {gpu.name}; {len(shown):,} are drawn. "
         f"{bound:.1f}% of the time goes to steps below the ridge of {ridge:.0f} FLOP per byte, "
-        f"which the memory's bandwidth bounds. The median step reaches {reached:.0f}% of its roof."
+        f"which the memory's bandwidth bounds. The median step reaches {reached:.0f}% of its roof.{above}"
     )
     return picture
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 Denominator: TypeAlias = Literal["pool", "allocated"]
-_LETTER_EM = 0.65
+_LETTER_EM = 0.8
 """Width of a letter of a number, with its share of the space around the number, in multiples of the font size."""
 _BAR_HEIGHT = 0.5
 _DARK = {SlotState.RESERVED, SlotState.INTERNAL, SlotState.CACHED, SlotState.EXTERNAL}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from io import BytesIO
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from kvsim.plots.memory_map import MAX_COLUMNS, MAX_ROWS, memory_map, pixel_stat
 from kvsim.plots.occupancy import occupancy
 from kvsim.plots.sampling import TimeBins
 from kvsim.plots.style import OWNER_COLORS, STATE_COLORS, STATE_LABELS, style
-from kvsim.plots.waste_bars import waste_bars
+from kvsim.plots.waste_bars import _LETTER_EM, _draw_bars, waste_bars
 from kvsim.plots.waste_over_time import waste_over_time
 from kvsim.plots.words import ByteUnit, distinct_names, each_named, memory, provenance, spaced
 from kvsim.policies import Contiguous
@@ -59,7 +60,7 @@ def words_on(picture: Picture) -> str:
 
 
 @pytest.mark.parametrize("name", ALONE)
-@pytest.mark.parametrize("purpose", ["paper", "slide", "web"])
+@pytest.mark.parametrize("purpose", ["paper", "paper-wide", "slide", "web"])
 def test_every_figure_says_what_it_shows_and_where_that_comes_from(by_hand: Recording, name: str, purpose: str) -> None:
     picture = FIGURES[name](by_hand, purpose=purpose)
     assert "Source: simulated by kvsim, contiguous (reserve max), tiny, A GPU." in words_on(picture)
@@ -268,7 +269,7 @@ def test_a_title_that_is_dropped_leaves_its_room_to_the_panels(by_hand: Recordin
 
 
 def test_a_title_of_several_lines_has_no_lonely_word(by_hand: Recording) -> None:
-    for purpose in ("paper", "slide", "web"):
+    for purpose in ("paper", "paper-wide", "slide", "web"):
         lines = waste_bars(by_hand, purpose=purpose).texts[0].get_text().split("\n")
         assert min(map(len, lines)) > 0.6 * max(map(len, lines)), lines
 
@@ -340,7 +341,7 @@ def test_a_map_draws_external_fragmentation_where_it_is_counted() -> None:
     assert drawn == pytest.approx(counted, abs=2.5)
 
 
-@pytest.mark.parametrize("purpose", ["paper", "web"])
+@pytest.mark.parametrize("purpose", ["paper", "paper-wide", "web"])
 def test_words_of_the_ladder_do_not_run_into_each_other(by_hand: Recording, purpose: Purpose) -> None:
     names = ("one by one", "static batches", "contiguous", "paged", "asynchronous scheduling")
     same = {"mean_batch": 12.0, "gain": 10.0, "memory_gain": 2.0, "time_gain": 5.0}
@@ -360,3 +361,45 @@ def test_words_of_the_ladder_do_not_run_into_each_other(by_hand: Recording, purp
     assert all(box.x1 <= picture.bbox.x1 + 1 for box in boxes)
     bars = [patch.get_window_extent().width for patch in picture.axes[0].patches]
     assert max(bars) > 0.3 * picture.bbox.width, "bars are seen"
+
+
+@pytest.mark.parametrize("purpose", ["paper", "paper-wide", "slide", "web"])
+@pytest.mark.parametrize("name", [*OF_SEVERAL, *OF_ONE])
+def test_all_words_lie_inside_the_figure_and_apart(
+    paged: Recording, static: Recording, name: str, purpose: str
+) -> None:
+    runs = (paged, static) if name in OF_SEVERAL else (paged,)
+    picture = FIGURES[name](*runs, purpose=purpose)
+    picture.set_title("")
+    picture.drop_source()
+    picture.write(BytesIO(), "png", {})
+    words = [text for axes in picture.axes for text in (*axes.texts, axes.xaxis.label, axes.yaxis.label, axes.title)]
+    words += [text for legend in picture.legends for text in legend.get_texts()]
+    boxes = {text.get_text(): text.get_window_extent() for text in words if text.get_text() and text.get_visible()}
+    outside = [word for word, box in boxes.items() if min(box.x0, box.y0) < -1 or box.x1 > picture.bbox.x1 + 1]
+    assert not outside
+    pairs = combinations(boxes.items(), 2)
+    assert not [(one, other) for (one, here), (other, there) in pairs if here.overlaps(there)]
+
+
+def test_narrow_parts_of_a_bar_have_their_numbers_apart_below_it(by_hand: Recording) -> None:
+    picture = waste_bars(by_hand, by_hand, purpose="paper", names=("one", "other"))
+    picture.axes[0].clear()
+    percent = np.array([[90.0, 3.0, 2.0, 5.0, 0.0, 0.0, 0.0, 0.0]] * 2)
+    _draw_bars(picture.axes[0], percent, [SlotState(number) for number in range(4)], 100 * _LETTER_EM / picture.width_em)
+    picture.axes[0].set(xlim=(0, 100), ylim=(1.4, -0.7))
+    picture.write(BytesIO(), "png", {})
+    numbers = {text.get_text(): text.get_window_extent() for text in picture.axes[0].texts}
+    assert set(numbers) == {"90.0", "3.0", "2.0", "5.0"}
+    assert not [pair for pair in combinations(numbers.values(), 2) if pair[0].overlaps(pair[1])]
+
+
+def test_a_legend_has_as_many_columns_as_fit(by_hand: Recording, uncalibrated: Recording) -> None:
+    names = ("contiguous", "paged", "radix", "static batches")
+    for purpose, num_rows in (("paper", 1), ("paper-wide", 1)):
+        picture = occupancy(by_hand, uncalibrated, by_hand, uncalibrated, purpose=purpose, names=names)
+        picture.fix_layout()
+        FigureCanvasAgg(picture)
+        boxes = [text.get_window_extent() for text in picture.legends[0].get_texts()]
+        assert len({round(box.y0) for box in boxes}) == num_rows
+        assert max(box.x1 for box in boxes) <= picture.bbox.x1
