@@ -386,7 +386,7 @@ def test_narrow_parts_of_a_bar_have_their_numbers_apart_below_it(by_hand: Record
     picture = waste_bars(by_hand, by_hand, purpose="paper", names=("one", "other"))
     picture.axes[0].clear()
     percent = np.array([[90.0, 3.0, 2.0, 5.0, 0.0, 0.0, 0.0, 0.0]] * 2)
-    _draw_bars(picture.axes[0], percent, [SlotState(number) for number in range(4)], 100 * _LETTER_EM / picture.width_em)
+    _draw_bars(picture.axes[0], percent, list(SlotState)[:4], 100 * _LETTER_EM / picture.width_em)
     picture.axes[0].set(xlim=(0, 100), ylim=(1.4, -0.7))
     picture.write(BytesIO(), "png", {})
     numbers = {text.get_text(): text.get_window_extent() for text in picture.axes[0].texts}
