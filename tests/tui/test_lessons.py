@@ -23,6 +23,7 @@ from kvsim_tui.facts.requests import request_facts
 from kvsim_tui.facts.schedule import Doing, schedule
 from kvsim_tui.facts.tree_runs import tree_at
 from kvsim_tui.lessons import Guided, Lesson, LessonError, all_lessons, drawings, find_lesson, read_lesson
+from kvsim_tui.lessons.beside_figures import with_drafts
 from kvsim_tui.lessons.caption_figures import Figures
 from kvsim_tui.lessons.drawings import Drawing
 from kvsim_tui.lessons.reading import as_markdown, as_text
@@ -1141,3 +1142,66 @@ async def test_a_small_screen_has_a_picture_for_every_pool(guided: Callable[[str
             assert [chart.size.height for chart in charts] == [len(lesson.lesson.workload)] * 2
         if any(session.host is not None for session in lesson.sessions):
             assert "A going there" in screen_text(app)
+
+
+def test_lesson_6_names_the_request_whose_end_makes_room(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("6")
+    (session,) = lesson.sessions
+    caption = lesson.captions[4]
+    assert caption.text.startswith("B has ended, so there is room again")
+    requests, time_s = session.recording.requests, session.times_s[caption.frame]
+    ended = [str(name) for name, end_s in zip(requests.id, requests.finished_s, strict=True) if end_s <= time_s]
+    assert ended == ["B"]
+    none, most = (
+        f"{100 * run.duration_s / session.recording.duration_s:.0f}%" for run in with_drafts(session.recording)[1:]
+    )
+    said = lesson.captions[5].text
+    assert f"all takes {none} of the time" in said
+    assert f"the last answer takes {most} of the time" in said
+    assert int(none[:-1]) > 100 > int(most[:-1])
+
+
+def test_lesson_7_tells_what_a_whole_step_is_made_of(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("7")
+    for caption in (lesson.captions[0], lesson.captions[2]):
+        lesson.show(caption.frame)
+        cost = lesson.cost(lesson.sessions[0])
+        ((_, drawn),) = lesson.drawing(caption, 80, GLYPHS)
+        *_, line = ("".join(segment.text for segment in line) for line in drawn)
+        whole, reading, other, host = (float(found) for found in re.findall(r"(\d+\.\d) ms", line))
+        assert whole == pytest.approx(reading + other + host, abs=0.2)
+        assert whole == pytest.approx(cost.captured.alone_s * 1e3, abs=0.06)
+        assert len(line) <= 80
+    session = lesson.sessions[0]
+    assert session.recording.steps.prefill_tokens[session.player.frame] == 0, "each request computes one token"
+
+
+def test_lesson_12_draws_the_run_that_was_cut_in_two(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("12")
+    caption, tree = lesson.captions[2], lesson.sessions[1]
+    lesson.show(caption.frame)
+    found = int(tree.recording.requests.cached_tokens[tree.recording.row_of("B2")])
+    ((_, drawn),) = lesson.drawing(caption, 80, GLYPHS)
+    lines = ["".join(segment.text for segment in line) for line in drawn]
+    upper = next(place for place, line in enumerate(lines) if line.startswith(f"{found} slots"))
+    assert lines[upper].endswith("locked by B2")
+    assert lines[upper + 1].lstrip(" └").endswith("prompt of B2 locked by B2")
+    below = [line for line in lines[upper + 1 :] if line.startswith("  └")]
+    assert "prompt of B1" in below[1], "the rest of the first question is below the shared part, too"
+    assert f"finds {found} of its" in caption.text
+
+
+def test_lesson_13_shows_what_the_followed_request_found(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("13")
+    for place, name in ((1, "Q2"), (2, "R4")):
+        caption = lesson.captions[place]
+        assert caption.follow == name
+        lesson.show(caption.frame)
+        found = [
+            int(session.recording.requests.cached_tokens[session.recording.row_of(name)])
+            for session in lesson.sessions
+            if name in session.recording.requests.id
+        ]
+        assert len(found) == 2, "one server behind each router has it"
+        assert found[0] < found[1]
+        assert {str(number) for number in found} <= set(re.findall(r"\d+", caption.text))

@@ -141,7 +141,7 @@ def reads(cost: StepCost, width: int, symbols: Symbols) -> Lines:
         [
             pen.text("the whole step".ljust(_LABEL)),
             pen.text(
-                f"{_ms(cost.captured.alone_s)}: reading {_ms(cost.reading_s)}, other work of the GPU "
+                f"{_ms(cost.captured.alone_s)}: reading {_ms(cost.reading_s)}, other GPU work "
                 f"{_ms(cost.gpu_s - cost.reading_s)}, host {_ms(cost.captured.alone_s - cost.gpu_s)}",
                 weak=True,
             ),
