@@ -43,7 +43,7 @@ def cut_apart(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Pa
     front, back, share = (values.reshape(-1, tiling.columns)[:, column] for values in (first, second, eighths))
     filled = share.astype(np.int64) * (2 * wide - 1) // 2
     if tiling.margin:
-        filled = EIGHTHS * np.clip((filled + EIGHTHS // 2) // EIGHTHS, tiling.label, wide - 1)
+        filled = EIGHTHS * np.clip((filled + EIGHTHS // 2) // EIGHTHS, max(tiling.label, 1), wide - 1)
     filled = np.where(
         share == 0, 0, np.where(share == EIGHTHS, EIGHTHS * wide, np.clip(filled, 1, EIGHTHS * (wide - 1)))
     )

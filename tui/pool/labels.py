@@ -155,15 +155,15 @@ def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArra
 def name_blocks(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray) -> None:
     """Write the number of the first unit left of each row of `cells`, and the first holder on each unit.
 
-    Without room for the number of other holders, this is left out. If a name is too long for a unit, there are none.
-    `lines` has one line of characters of each row of cells, with the margin: shape (rows, characters).
+    Without room for the number of other holders, this is left out. If a name is too long for a unit, there are none:
+    `tiling.label` is 0. `lines` has one line of characters of each row of cells, with the margin: shape (rows,
+    characters).
     """
     room = tiling.wide - 1
-    named = longest_name(replay, shared=False) <= room
     for line, row in zip(lines, cells.reshape(-1, tiling.columns), strict=True):
         units = row[row < tiling.num_units].tolist()
         for column, unit in enumerate(units):
-            whole = _holders(replay, unit) if named else ""
+            whole = _holders(replay, unit) if tiling.label else ""
             name = whole if len(whole) <= room else whole.rpartition("+")[0]
             begin = tiling.margin + int(tiling.column_edges[column])
             _write(name, line[begin : begin + room])

@@ -209,7 +209,8 @@ def _cut_apart(num_units: int, most_units: int, width: int, height: int, names: 
     """
     digits = len(str(most_units))
     places = [_Place(0, digits + names + 2, 2, _MOST_TALL)]
-    places += [_Place(digits + 1, wide, tall, tall) for wide in (bare + 1, 2) for tall in (2, 1)]
+    places += [_Place(digits + 1, bare + 1, tall, tall, bare) for tall in (2, 1)]
+    places += [_Place(digits + 1, 2, tall, tall) for tall in (2, 1)]
     for place in places:
         if _best_columns(most_units, width, height, place) is not None:
             return _best_columns(num_units, width, height, place)
@@ -223,6 +224,8 @@ class _Place(NamedTuple):
     least_wide: int
     least_tall: int
     most_tall: int
+    label: int = 0
+    """Characters of names on the units; 0 if these are below the units, or nowhere."""
 
 
 def _best_columns(num_units: int, width: int, height: int, place: _Place) -> Tiling | None:
@@ -245,7 +248,7 @@ def _best_columns(num_units: int, width: int, height: int, place: _Place) -> Til
                 detail=Detail.FILL,
                 margin=place.margin,
                 cut=True,
-                label=place.least_wide - 1,
+                label=place.label,
             )
             best = (score, picture)
     return None if best is None else best[1]

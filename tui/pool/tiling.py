@@ -60,7 +60,7 @@ class Tiling:
     Without a margin, these are on an empty line below each unit. With a margin, it has the number of each row's first
     unit, and the holders are on the units.
     """
-    label: int = 1
+    label: int = 0
     """Number of characters of the names on units that are cut apart; a written part is at least as wide as its name."""
 
     @property
