@@ -86,14 +86,13 @@ def command(
     check_routes(flags)
     check_senders(flags)
     _check_effects(flags)
-    fleet_flags = fleet_of(flags)
-    flags["users"] = users_of(flags)
+    fleet_flags, users = fleet_of(flags), users_of(flags)
     if output is not None:
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
     scenario = build_scenario(alone=policy, **flags)
     settings, workload = scenario.policy(policy), scenario.workload
     setup = (workload, settings, scenario.machine(settings))
-    options = _options(flags, engine)
+    options = _options(flags, users, engine)
     with progress(policy) as report, ExitStack() as stack:
         options["progress"] = report
         folder = output and stack.enter_context(replacing_folder(output, "run", overwrite=overwrite))
@@ -106,7 +105,7 @@ def command(
     if front_end == "http":
         answer.add_front_end(card_named(flags["times"]), workload)
     routed = f"; {routed_words(servers)}" if servers else ""
-    answer.show(_requests_in_words(workload, flags) + routed, show_all=show_all, as_json=as_json)
+    answer.show(_requests_in_words(workload, users, flags) + routed, show_all=show_all, as_json=as_json)
 
 
 def _check_effects(flags: Mapping[str, Any]) -> None:
@@ -129,12 +128,12 @@ def _notes(scenario: Scenario, policy: str, runs: Sequence[Measured], flags: Map
     return notes
 
 
-def _options(flags: Mapping[str, Any], engine: EngineName) -> Options:
+def _options(flags: Mapping[str, Any], users: int | None, engine: EngineName) -> Options:
     return {
         "refuse_misfits": flags["refuse_misfits"],
         "check": flags["check"],
         "engine": engine,
-        "users": flags["users"],
+        "users": users,
         "max_concurrency": flags["max_concurrency"],
         "think_s": flags["think_s"] or 0.0,
         "users_per_s": flags["users_per_s"] or math.inf,
@@ -145,7 +144,10 @@ def _options(flags: Mapping[str, Any], engine: EngineName) -> Options:
 def simulate_servers(
     setup: tuple[Workload, AnyPolicy, Machine], servers: Servers | None, options: Options, folder: Path | None
 ) -> Fleet:
-    """Simulate one server or several. With `folder`, record each into it."""
+    """Simulate `servers`, or a single one for None; with `folder`, record each into it.
+
+    `setup` has the requests, the policy and the machine.
+    """
     from kvsim.experiments.workers import on_all_cores
     from kvsim.simulation import Fleet, measure, measure_fleet, record, record_fleet
     from kvsim.simulation.fleet import in_turn
@@ -158,8 +160,9 @@ def simulate_servers(
     return record_fleet(*setup, servers, folder, spread=spread, **options)
 
 
-def _requests_in_words(workload: Workload, flags: Mapping[str, Any]) -> str:
-    users, think_s, users_per_s = flags["users"], flags["think_s"], flags["users_per_s"]
+def _requests_in_words(workload: Workload, users: int | None, flags: Mapping[str, Any]) -> str:
+    """Describe the requests, and how they are sent."""
+    think_s, users_per_s = flags["think_s"], flags["users_per_s"]
     if flags["max_concurrency"] is not None:
         return f"{workload.description}; at most {flags['max_concurrency']:,} at once"
     if users is None:

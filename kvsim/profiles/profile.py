@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from kvsim.display.text import plural
 from kvsim.errors import UsageError
 from kvsim.hardware import Gpu, find_gpu
 from kvsim.models import Model
@@ -55,8 +56,7 @@ class Profile:
         if self.transferred_from:
             machines = f"from {self.transferred_from} to {self.gpu}"
             return f"transferred {machines} with {self.model} ({self.engine}), not measured there"
-        number = len(self.residuals)
-        recordings = f"{number} recording{'s' * (number != 1)}"
+        recordings = plural(len(self.residuals), "recording")
         return f"calibrated on {self.gpu} with {self.model} ({self.engine}), {recordings}"
 
     @property

@@ -73,10 +73,9 @@ def holdings(session: Session) -> list[OwnerGroup]:
 def _sharing(session: Session, tables: dict[int, Units]) -> list[list[int]]:
     """Return the requests in groups: requests that share a unit, directly or through others, are in one group."""
     refs = session.replay.refs
-    group_of: dict[int, int] = {}
-    """Key of the group of each shared unit."""
-    members: dict[int, list[int]] = {}
-    """Requests of each group. The key is a shared unit of the group, or a negative number for a request alone."""
+    # The key of a group is one of its shared units, or a negative number for a request alone.
+    group_of: dict[int, int] = {}  # key of the group of each shared unit
+    members: dict[int, list[int]] = {}  # requests of each group
     for request, units in tables.items():
         shared = units[refs[units] > 1].tolist()
         joined = {group_of[unit] for unit in shared if unit in group_of}

@@ -102,12 +102,13 @@ class Pen:
         self._full = symbols.up[-2] if symbols.right else symbols.up[-1]
 
     def text(self, words: str, *, weak: bool = False) -> Segment:
-        """Return words in the colour of text, or weaker."""
+        """Return `words` in the colour of text; with `weak`, in a weaker colour."""
         palette = self.symbols.palette
         return Segment(words, Style(color=palette.free_glyph if weak else palette.ink))
 
     def bar(self, share: float, width: int, color: str) -> Segment:
-        """Return a bar that fills a `share` of `width` characters; a smaller share than half of one is a thin line."""
+        """Return a bar that fills a `share` of `width` characters; less than half a character is drawn as a thin line.
+        """
         cells = round(share * width)
         bar = self._full * cells if cells or not share else self.symbols.right[1:2] or self.symbols.states[-1]
         return Segment(bar.ljust(width)[:width], Style(color=color))

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kvsim.display.text import plural as plural  # noqa: PLC0414  one of these formats
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-def plural(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 block`, `1,204 blocks`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def listed(names: Sequence[str], noun: str, between: str = ", ") -> str:

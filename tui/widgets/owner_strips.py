@@ -34,15 +34,15 @@ MANY: Final = 24
 """Number of requests above which a screen begins with the pool by owner, because hues would repeat too often."""
 _NAME, _TOKENS = 11, 7
 """Widths of the columns for the name of a request and for its tokens."""
-_LEAST_BAR = 10
-_GAP = 2
+_LEAST_BAR, _GAP = 10, 2
+"""Smallest width of a bar, and width of the gap between two columns of strips."""
 _MOST_MEMBERS = (1 << 30, 16, 8, 4, 2)
 """Limits on the number of requests of a group that have their own strips. They are tried in order until all fits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OwnerLine:
-    """Content of a strip."""
+    """Content of a strip: one request, the shared units of a group, several requests together, or nothing."""
 
     name: str
     """Name of a request, or words about several requests."""
@@ -112,40 +112,39 @@ class OwnerStrips(Panel):
         return (whole if len(whole) <= num_columns * room else lines), num_columns
 
     def _summary(self, found: Sequence[OwnerGroup]) -> Strip:
-        """Return a line: the held units, the largest request, the units saved by sharing, and the free share.
-
-        The line is shortened if it does not fit.
-        """
+        """Return the longest line that fits about the held units, the largest request, sharing, and free memory."""
         session, unit = self.session, self.session.unit_name
         owners = [owner for holding in found for owner in holding.owners]
         shared = sum(holding.num_shared for holding in found)
         saved = sum(owner.num_shared for owner in owners) - shared
         held = shared + sum(owner.num_units - owner.num_shared for owner in owners)
         free, cached = (int(session.breakdown[state]) for state in (SlotState.FREE, SlotState.CACHED))
-        largest = max(owners, key=lambda owner: owner.num_tokens, default=None)
-        most = "" if largest is None else f"most {session.request_name(largest.request)}: {largest.num_tokens:,} tokens"
-        if largest is not None and largest.num_shared:
-            most += f" + {largest.num_shared * session.replay.unit_tokens:,} shared"
-        requests = plural(len(owners), "request")
-        parts = [
+        requests, largest = plural(len(owners), "request"), self._largest(owners)
+        long = [
             f"{requests} hold {plural(held, unit)}",
-            most,
+            largest,
             f"{plural(shared, f'shared {unit}')} save {saved:,}" if shared else "nothing is shared",
             f"{percent(free + cached, session.capacity)} free" + " or cached" * session.recording.meta.prefix_caching,
         ]
         short = [
             f"{requests}: {plural(held, unit)}",
-            most,
+            largest,
             f"{shared:,} shared save {saved:,}" if shared else "nothing shared",
             f"{percent(free, session.capacity)} free",
         ]
+        # Sharing is left out first, because the legend has it, too.
+        shorter = [*short[:2], short[3]]
         between = f" {self.symbols.dot} "
-        for fewer in (short, [*short[:2], short[3]]):  # sharing is left out first: the legend has it, too
-            if len(between.join(filter(None, parts))) > self.size.width:
-                parts = fewer
-        while len(text := between.join(filter(None, parts))) > self.size.width and len(parts) > 1:
-            parts.pop()
-        return Strip([self.text(text, "strong")])
+        texts = [between.join(filter(None, parts)) for parts in (long, short, shorter, short[:2], short[:1])]
+        return Strip([self.text(next((text for text in texts if len(text) <= self.size.width), texts[-1]), "strong")])
+
+    def _largest(self, owners: Sequence[Owner]) -> str:
+        """Describe the request with the most tokens of its own; empty without requests."""
+        largest = max(owners, key=lambda owner: owner.num_tokens, default=None)
+        if largest is None:
+            return ""
+        words = f"most {self.session.request_name(largest.request)}: {largest.num_tokens:,} tokens"
+        return words + f" + {largest.num_shared * self.session.replay.unit_tokens:,} shared" * (largest.num_shared > 0)
 
     def _lines_of(self, holding: OwnerGroup, edges: tuple[str, str, str], most_members: int) -> Iterator[_OwnerLine]:
         if len(holding.owners) == 1:
@@ -189,32 +188,38 @@ class OwnerStrips(Panel):
         return line.request is not None and line.request == self.session.followed
 
     def _bar(self, line: _OwnerLine, width: int, most: int) -> Iterator[Segment]:
-        """Yield the bar of a strip: slots by state, or one colour for shared blocks and for the followed request."""
-        total = int(line.slots.sum())
+        """Yield the bar of a strip: slots by state, or one colour for shared blocks and for the followed request.
+
+        Several requests together have words in place of a bar. The longest bar, of `most` slots, is `width` wide.
+        """
         if line.number > 1:
             each = f"{line.num_tokens / line.number:,.0f} each"
             yield self.text(next((words for words in (f"together, {each}", each) if len(words) <= width), ""), "weak")
+            return
+        total = int(line.slots.sum())
         cells = max(round(total / most * width), min(total, 1))
-        # Seven eighths of a line, so that neighbouring strips stay apart.
-        full = self.symbols.up[EIGHTHS - 1]
         if line.shared or self._is_followed(line):
             sample = self.sample(OWNER + hue_of(line.request) if line.request is not None else SHARED)
-            ink = sample.style or Style()
-            if not self.symbols.right:
-                yield Segment(sample.text * cells, ink)
-                return
-            yield Segment(full * cells, ink)
-            return
-        if not cells:
-            return
-        first, second, shares = stacked(line.slots[None, list(STACK)], cells)
+            character = self._full if self.symbols.right else sample.text
+            yield Segment(character * cells, sample.style or Style())
+        elif cells:
+            yield from self._states(line.slots, cells)
+
+    def _states(self, slots: Slots, cells: int) -> Iterator[Segment]:
+        """Yield the `cells` characters of a bar of slots by state; each character shows one state."""
+        first, second, shares = stacked(slots[None, list(STACK)], cells)
         # A state after the tokens needs three eighths of a character to be visible.
         layers = np.where(shares[0] > EIGHTHS - 3, first[0], second[0]).tolist()
         if not self.symbols.right:
             yield from stack_cells(((layer, layer, EIGHTHS) for layer in layers), "", self.symbols)
             return
         for layer, run in groupby(layers):
-            yield Segment(full * len(list(run)), Style(color=self.symbols.palette.states[STACK[layer]]))
+            yield Segment(self._full * len(list(run)), Style(color=self.symbols.palette.states[STACK[layer]]))
+
+    @property
+    def _full(self) -> str:
+        """Character of a bar in colour: seven eighths of a line, so that neighbouring strips stay apart."""
+        return self.symbols.up[EIGHTHS - 1]
 
     def on_click(self, event: events.Click) -> None:
         """Follow the request of the clicked strip."""
