@@ -107,8 +107,7 @@ class Pen:
         return Segment(words, Style(color=palette.free_glyph if weak else palette.ink))
 
     def bar(self, share: float, width: int, color: str) -> Segment:
-        """Return a bar that fills a `share` of `width` characters; less than half a character is drawn as a thin line.
-        """
+        """Return a bar that fills a `share` of `width` characters; less than half a character is a thin line."""
         cells = round(share * width)
         bar = self._full * cells if cells or not share else self.symbols.right[1:2] or self.symbols.states[-1]
         return Segment(bar.ljust(width)[:width], Style(color=color))
