@@ -1,7 +1,11 @@
-"""Images in prompts, recorded: benchmarks/images.py record -o DIR, on a machine with a GPU and vLLM
+"""Images in prompts, recorded: benchmarks/images.py ACTION [MODEL] -o DIR, on a machine with a GPU and vLLM
 
-The shape of Qwen2.5-VL-3B with random weights, its own processor, and a tokenizer of words. An image is at most 1,280
-tokens and a step 1,024, so the encoder has room for one large image: it cuts chunks and makes images wait.
+record        an image is at most 1,280 tokens and a step 1,024, so the encoder has room for one large image: it cuts
+              chunks and makes images wait
+time          images of up to 4,096 tokens, and as many in a step; `encoder-times-LOAD.json` has when the encoder of
+              each step ran, on the host and on the GPU, and `encoder-alone.json` what it takes by itself
+
+The shape of Qwen2.5-VL-3B or Qwen2-VL-2B with random weights, its own processor, and a tokenizer of words.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -66,6 +72,31 @@ CONFIG: dict[str, Any] = {
         "model_type": "qwen2_5_vl",
     },
 }
+QWEN2_VL_2B: dict[str, Any] = CONFIG | {
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    "model_type": "qwen2_vl",
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 28,
+    "vision_config": {
+        "depth": 32,
+        "embed_dim": 1280,
+        "mlp_ratio": 4,
+        "num_heads": 16,
+        "in_chans": 3,
+        "in_channels": 3,
+        "hidden_size": 1536,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "spatial_patch_size": 14,
+        "temporal_patch_size": 2,
+        "model_type": "qwen2_vl",
+    },
+}
+MODELS = {"qwen2.5-vl-3b": CONFIG, "qwen2-vl-2b": QWEN2_VL_2B}
 PROCESSOR = {
     "min_pixels": 3136,
     "max_pixels": 1003520,
@@ -92,6 +123,13 @@ SIZES = ((8, 8), (16, 12), (23, 17), (30, 20), (36, 24), (40, 30))
 """Sides of images in units of 28 pixels, so that their product is their tokens."""
 LOADS = {"light": (24, 3.0, 1), "busy": (120, 24.0, 2), "several": (60, 8.0, 3)}
 """Requests, requests a second, and how many images a prompt has at most."""
+TIMED_SIZES = ((8, 8), (16, 16), (24, 24), (32, 32), (64, 32), (64, 64))
+TIMED_COUNTS = (1, 2, 4)
+"""Sides of images, and how many of equal size are in a prompt, of the load `sizes`: each prompt three times."""
+MOST_TOKENS = 4096
+OTHER_SIZES = ((6, 6), (12, 10), (20, 20), (28, 22), (48, 30), (56, 48))
+"""Sides of images of the load `mixed`, none of which is in `sizes`."""
+TIMED_LOADS = ("sizes", "mixed")
 ENGINE = {
     "max_model_len": 8192,
     "max_num_seqs": 64,
@@ -101,16 +139,23 @@ ENGINE = {
     "mm_processor_cache_gb": 0,
     "mm_processor_kwargs": {"max_pixels": PROCESSOR["max_pixels"]},
 }
+TIMED_ENGINE = ENGINE | {
+    "max_model_len": 16384,
+    "max_num_batched_tokens": MOST_TOKENS,
+    "mm_processor_kwargs": {"max_pixels": MOST_TOKENS * 28 * 28},
+}
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, config: Mapping[str, Any] = CONFIG) -> None:
     """Write configuration, tokenizer and processor."""
     from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: PLC0415
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    (folder / "config.json").write_text(json.dumps(config))
+    class_name = "Qwen2_5_VLProcessor" if config is CONFIG else "Qwen2VLProcessor"
+    processor = PROCESSOR | {"processor_class": class_name}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     words = {SPECIAL.get(number, f"w{number}"): number for number in range(CONFIG["vocab_size"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<|endoftext|>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -150,6 +195,118 @@ def prompts(load: str) -> list[tuple[float, dict[str, Any], int]]:
     return made
 
 
+def timed_prompts(load: str) -> list[tuple[float, dict[str, Any], int]]:
+    """Return arrival, prompt and answer of every request of a load; no image is in two prompts."""
+    from PIL import Image  # noqa: PLC0415
+
+    numbers = np.random.default_rng([ord(letter) for letter in load])
+    if load == "sizes":
+        shapes = [[size] * count for size in TIMED_SIZES for count in TIMED_COUNTS]
+        shapes = [each for each in shapes for _ in range(3) if len(each) * each[0][0] * each[0][1] <= MOST_TOKENS]
+        arrivals = 0.4 * np.arange(len(shapes))
+    else:
+        picked = [numbers.integers(len(OTHER_SIZES), size=numbers.integers(1, 4)) for _ in range(40)]
+        shapes = [[OTHER_SIZES[index] for index in each] for each in picked]
+        arrivals = Poisson(rate_per_s=3.0).sample(len(shapes), numbers)
+    made = []
+    for at_s, sizes in zip(arrivals.tolist(), shapes, strict=True):
+        ids = numbers.integers(10, 30_000, numbers.integers(20, 100)).tolist()
+        images = []
+        for wide, high in sizes:
+            color = tuple(numbers.integers(0, 256, 3).tolist())
+            images.append(Image.new("RGB", (28 * wide, 28 * high), color))
+            ids += [START, IMAGE, END, *numbers.integers(10, 30_000, 5).tolist()]
+        answer = 8 if load == "sizes" else int(numbers.integers(20, 80))
+        made.append((at_s, {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}, answer))
+    return made
+
+
+class EncoderClock:
+    """Times of every call of vLLM's encoder, on the host and on the GPU."""
+
+    def __init__(self) -> None:
+        import torch  # noqa: PLC0415
+        from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner  # noqa: PLC0415
+
+        self.inputs: dict[tuple[int, ...], tuple[Any, Any]] = {}
+        self._calls: list[tuple[float, float, Any, Any, tuple[int, ...]]] = []
+        self._original = EncoderRunner.execute_mm_encoder
+
+        def timed(runner: Any, mm_kwargs: Any) -> Any:
+            if not mm_kwargs:
+                return self._original(runner, mm_kwargs)
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            begin = time.monotonic()
+            events[0].record()
+            outputs = self._original(runner, mm_kwargs)
+            events[1].record()
+            tokens = tuple(len(each) for each in outputs)
+            self._calls.append((begin, time.monotonic(), *events, tokens))
+            self.inputs.setdefault(tokens, (runner, mm_kwargs))
+            return outputs
+
+        EncoderRunner.execute_mm_encoder = timed
+
+    def begin(self) -> None:
+        """Forget all calls, and compare the clocks of host and GPU."""
+        import torch  # noqa: PLC0415
+
+        self._calls = []
+        torch.cuda.synchronize()
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record()
+        torch.cuda.synchronize()
+        self._at_s = time.monotonic()
+
+    def calls(self, begin_s: float) -> list[dict[str, Any]]:
+        """Return tokens, and times on the host and on the GPU of every call, in seconds since `begin_s`."""
+        import torch  # noqa: PLC0415
+
+        torch.cuda.synchronize()
+        offset_s = self._at_s - begin_s
+        return [
+            {
+                "tokens": tokens,
+                "host_s": [round(begin - begin_s, 6), round(end - begin_s, 6)],
+                "gpu_s": [round(offset_s + 1e-3 * self._event.elapsed_time(event), 6) for event in (first, last)],
+            }
+            for begin, end, first, last, tokens in self._calls
+        ]
+
+    def alone(self, folder: Path) -> list[dict[str, Any]]:
+        """Return what the encoder takes by itself for each tuple of images: on the host, in all, and its kernels."""
+        import torch  # noqa: PLC0415
+        from torch.profiler import ProfilerActivity, profile  # noqa: PLC0415
+
+        found = []
+        for tokens, (runner, mm_kwargs) in sorted(self.inputs.items(), key=lambda item: sum(item[0])):
+            host_s, wall_s = [], []
+            for _ in range(8):
+                torch.cuda.synchronize()
+                begin = time.monotonic()
+                self._original(runner, mm_kwargs)
+                host_s.append(time.monotonic() - begin)
+                torch.cuda.synchronize()
+                wall_s.append(time.monotonic() - begin)
+            row = {"tokens": tokens, "host_ms": 1e3 * median(host_s), "wall_ms": 1e3 * median(wall_s)}
+            if len(set(tokens)) == 1 and sum(tokens) in (64, 256, 1024, 4096):
+                with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+                    self._original(runner, mm_kwargs)
+                    torch.cuda.synchronize()
+                kernels = [event for event in profiled.events() if event.device_type.name == "CUDA"]
+                row["kernels"] = len(kernels)
+                row["kernels_ms"] = 1e-3 * sum(event.time_range.elapsed_us() for event in kernels)
+                averages = profiled.key_averages()
+                lists = [
+                    averages.table(sort_by=by, row_limit=30, max_name_column_width=80)
+                    for by in ("self_cuda_time_total", "self_cpu_time_total")
+                ]
+                name = "x".join(map(str, (len(tokens), tokens[0])))
+                (folder / f"encoder-profile-{name}.txt").write_text("\n".join(lists))
+            found.append(row)
+        return found
+
+
 def serve(engine: Any, rendered: list[tuple[float, Any, int]], name: str) -> None:
     """Send requests at their times, and run the engine until all are answered."""
     from vllm import SamplingParams  # noqa: PLC0415
@@ -169,7 +326,8 @@ def serve(engine: Any, rendered: list[tuple[float, Any, int]], name: str) -> Non
         engine.step()
 
 
-def record(output: Path) -> None:
+def start(name: str, output: Path, engine_args: Mapping[str, Any]) -> Any:
+    """Start an engine in this process, with the model's shape and random weights."""
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -178,16 +336,24 @@ def record(output: Path) -> None:
     }
     from vllm import LLM  # noqa: PLC0415
 
-    folder = output / "qwen2.5-vl-3b"
-    write_model(folder)
+    folder = output / name
+    write_model(folder, MODELS[name])
     scheduler = "kvsim.capture.vllm.RecordingScheduler"
-    llm = LLM(model=str(folder), load_format="dummy", dtype="bfloat16", scheduler_cls=scheduler, **ENGINE)
-    engine = llm.llm_engine
+    llm = LLM(model=str(folder), load_format="dummy", dtype="bfloat16", scheduler_cls=scheduler, **engine_args)
+    return llm.llm_engine
+
+
+def record(name: str, output: Path, loads: Iterable[str] = LOADS, clock: bool = False) -> None:
+    """Record loads in an engine, with the times of its encoder if `clock` is True."""
+    engine = start(name, output, TIMED_ENGINE if clock else ENGINE)
     scheduler = engine.engine_core.engine_core.scheduler
-    for load in LOADS:
+    encoder = EncoderClock() if clock else None
+    for load in loads:
         for number in range(2):  # kernels are compiled in the first
-            made = prompts(load)
+            made = timed_prompts(load) if clock else prompts(load)
+            begin = time.monotonic()
             inputs = engine.renderer.render_cmpl([prompt for _, prompt, _ in made])
+            rendering_s = time.monotonic() - begin
             rendered = [(at_s, each, tokens) for (at_s, _, tokens), each in zip(made, inputs, strict=True)]
             engine.reset_prefix_cache()
             engine.reset_encoder_cache()
@@ -196,20 +362,31 @@ def record(output: Path) -> None:
                 continue
             scratch = output / "log" / load
             scheduler.kvsim.start(FileSink(scratch), scheduler.kvsim_meta | {"command": f"python {' '.join(sys.argv)}"})
+            if encoder is not None:
+                encoder.begin()
             serve(engine, rendered, load)
             scheduler.kvsim.stop()
-            run = output / f"vllm-h100-qwen2.5-vl-3b-{load}"
+            run = output / f"vllm-h100-{name}-{load}"
             write(found := read(scratch), run)
+            if encoder is not None:
+                times = {"processor_s": rendering_s, "calls": encoder.calls(scheduler.kvsim._begin_s)}
+                (output / f"encoder-times-{load}.json").write_text(json.dumps(times))
             print(load, found, summarize(found).tpot_s.mean, flush=True)
+    if encoder is not None:
+        (output / "encoder-alone.json").write_text(json.dumps(encoder.alone(output), indent=1))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("record",))
+    parser.add_argument("action", choices=("record", "time"))
+    parser.add_argument("model", nargs="?", choices=MODELS, default="qwen2.5-vl-3b")
     parser.add_argument("-o", "--output", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    record(arguments.output)
+    if arguments.action == "time":
+        record(arguments.model, arguments.output, TIMED_LOADS, clock=True)
+    else:
+        record(arguments.model, arguments.output)
 
 
 if __name__ == "__main__":

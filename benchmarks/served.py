@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from experts import MIXTRAL_16
 from two_gpus import CODELLAMA_34B
 
-GPU, PORT = "H100 SXM", 8123
+GPU, PORT = "H100 SXM", int(os.environ.get("KVSIM_PORT", "8123"))
 ENGINE = {"max_model_len": 4096, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
 CHAT = {"prompt": LogNormal(400, 0.6), "output": LogNormal(150, 0.5)}
 LOADS: dict[str, Workload] = {
@@ -72,23 +72,29 @@ class Server(NamedTuple):
     flags: tuple[str, ...] = ()
     loads: Mapping[str, Workload] = LOADS
     scheduler: str = "kvsim.capture.vllm.RecordingScheduler"
+    is_stamped: bool = False
+    """True if front end and engine write when they handle each request (`stamps.py`)."""
+    is_profiled: bool = False
+    """True if the kernels of some steps are listed after the loads; for schedulers of `watched_ranks.py`."""
 
 
 SERVERS = {
     "llama-3-8b": Server(LLAMA_3_8B, 1),
     "mixtral-8x7b-16-layers": Server(MIXTRAL_16, 2),
     "codellama-34b": Server(CODELLAMA_34B, 2),
+    "llama-3-8b-stamped": Server(LLAMA_3_8B, 1, scheduler="stamps.StampedScheduler", is_stamped=True),
 }
 KV_BYTES = 20 << 30
 """Plenty: no load is short of memory."""
 WORDS = range(10, 30_000)
 """Numbers of the words in prompts, which are those of their tokens."""
 _WARM_UP_SEED, _SEED = 1, 101
+_PROFILED_REQUESTS = 60
 
 
 def shape_of(name: str) -> Model:
     """Return a model as it is served."""
-    if name == "llama-3-8b":
+    if name.startswith("llama-3-8b"):
         return find_model("Meta-Llama-3-8B")
     server = SERVERS[name]
     return from_fields(server.fields, name=name, where="this file").served(tensor_parallel_size=server.num_gpus)
@@ -164,17 +170,25 @@ def _write_model(folder: Path, fields: Mapping[str, Any]) -> None:
         raise SystemExit(f"the tokenizer makes {len(tokens):,} tokens of {len(WORDS):,} words; prompts would be longer")
 
 
-async def _send(session: object, at_s: float, begin: float, prompt: str, tokens: int) -> dict[str, float]:
+async def _send(
+    session: object, at_s: float, begin: float, prompt: str, tokens: int, request_id: str
+) -> dict[str, float]:
     await asyncio.sleep(max(begin + at_s - time.perf_counter(), 0.0))
     body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
     sent = time.perf_counter()
     first = last = 0.0
-    async with session.post(f"http://127.0.0.1:{PORT}/v1/completions", json=body) as answer:  # type: ignore[attr-defined]
+    address, headers = f"http://127.0.0.1:{PORT}/v1/completions", {"X-Request-Id": request_id}
+    async with session.post(address, json=body, headers=headers) as answer:  # type: ignore[attr-defined]
         async for line in answer.content:
             if line.startswith(b"data: {"):
                 last = time.perf_counter()
                 first = first or last
-    return {"ttft_s": first - sent, "e2e_s": last - sent, "tpot_s": (last - first) / max(tokens - 1, 1)}
+    return {
+        "ttft_s": first - sent,
+        "e2e_s": last - sent,
+        "tpot_s": (last - first) / max(tokens - 1, 1),
+        "sent": sent,  # by the clock that all processes share
+    }
 
 
 async def _serve(workload: Workload, seed: int) -> list[dict[str, float]]:
@@ -190,8 +204,8 @@ async def _serve(workload: Workload, seed: int) -> list[dict[str, float]]:
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         begin = time.perf_counter() + 0.1
         sending = [
-            _send(session, float(at_s), begin, prompt, int(tokens))
-            for (at_s, _, tokens), prompt in zip(rows, prompts, strict=True)
+            _send(session, float(at_s), begin, prompt, int(tokens), f"{seed}-{number}")
+            for number, ((at_s, _, tokens), prompt) in enumerate(zip(rows, prompts, strict=True))
         ]
         return await asyncio.gather(*sending)
 
@@ -201,8 +215,9 @@ def measure_server(name: str, of: Server, output: Path) -> None:
     folder = output / name
     _write_model(folder, of.fields)
     flags = [f"--{flag.replace('_', '-')}={value}" for flag, value in ENGINE.items()]
+    server_module = "stamps" if of.is_stamped else "vllm.entrypoints.openai.api_server"
     command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", str(PORT)),
+        *(sys.executable, "-m", server_module, "--model", str(folder), "--port", str(PORT)),
         *("--served-model-name", "m", "--load-format", "dummy", "--dtype", "bfloat16"),
         *("--tensor-parallel-size", str(of.num_gpus)),
         *("--scheduler-cls", of.scheduler, *flags, *of.flags),
@@ -219,9 +234,13 @@ def measure_server(name: str, of: Server, output: Path) -> None:
                 asyncio.run(_serve(load, _WARM_UP_SEED + place))
             loads = enumerate(of.loads.items())
             seen = {name: asyncio.run(_serve(load, _SEED + place)) for place, (name, load) in loads}
+            (output / "client.json").write_text(json.dumps(seen), encoding="utf-8")
+            if of.is_profiled:
+                (output / "engine" / "profile").touch()
+                *_, busiest = of.loads.values()
+                asyncio.run(_serve(busiest.head(_PROFILED_REQUESTS), _WARM_UP_SEED))
         finally:
             server.terminate()
-    (output / "client.json").write_text(json.dumps(seen), encoding="utf-8")
     for load_name, rows in seen.items():
         print(load_name, {key: mean(row[key] for row in rows) for key in rows[0]}, flush=True)
 

@@ -151,7 +151,9 @@ def encoder_parameters(config: Config) -> int:
     if not isinstance(stated, dict):
         return 0
     tower = type(config)(stated, f"vision_config of {config.where}")
-    width = tower.count("hidden_size", "embed_dim", default=0, least=0)
+    # Qwen2-VL states both: its hidden size is that of the outputs.
+    names = ("embed_dim",) if tower.states("embed_dim") else ("hidden_size",)
+    width = tower.count(*names, default=0, least=0)
     depth = tower.count("num_hidden_layers", "depth", "num_layers", default=0, least=0)
     inner = tower.count("intermediate_size", default=4 * width, least=0)
     patch = tower.count("patch_size", default=14)
