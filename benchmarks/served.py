@@ -89,7 +89,7 @@ KV_BYTES = 20 << 30
 WORDS = range(10, 30_000)
 """Numbers of the words in prompts, which are those of their tokens."""
 _WARM_UP_SEED, _SEED = 1, 101
-_PROFILED_REQUESTS = 60
+_PROFILED_REQUESTS, _PROFILED_STEPS = 60, 12
 
 
 def shape_of(name: str) -> Model:
@@ -222,6 +222,15 @@ def measure_server(name: str, of: Server, output: Path) -> None:
         *("--tensor-parallel-size", str(of.num_gpus)),
         *("--scheduler-cls", of.scheduler, *flags, *of.flags),
     ]
+    if of.is_profiled:
+        profiler = {
+            "profiler": "torch",
+            "torch_profiler_dir": str((output / "profile").absolute()),
+            "torch_profiler_with_stack": False,
+            "ignore_frontend": True,
+            "max_iterations": _PROFILED_STEPS,
+        }
+        command += ["--profiler-config", json.dumps(profiler)]
     environment = os.environ | {"KVSIM_RECORD": str(output / "engine"), "HF_HUB_OFFLINE": "1"}
     (output / "engine").mkdir(exist_ok=True)
     with (
@@ -236,13 +245,20 @@ def measure_server(name: str, of: Server, output: Path) -> None:
             seen = {name: asyncio.run(_serve(load, _SEED + place)) for place, (name, load) in loads}
             (output / "client.json").write_text(json.dumps(seen), encoding="utf-8")
             if of.is_profiled:
-                (output / "engine" / "profile").touch()
+                (output / "engine" / "unrecorded").touch()
                 *_, busiest = of.loads.values()
+                _post("start_profile")
                 asyncio.run(_serve(busiest.head(_PROFILED_REQUESTS), _WARM_UP_SEED))
+                _post("stop_profile")
         finally:
             server.terminate()
     for load_name, rows in seen.items():
         print(load_name, {key: mean(row[key] for row in rows) for key in rows[0]}, flush=True)
+
+
+def _post(action: str) -> None:
+    request = urllib.request.Request(f"http://127.0.0.1:{PORT}/{action}", method="POST")
+    urllib.request.urlopen(request, timeout=90).read()
 
 
 def _wait(server: subprocess.Popen[bytes]) -> None:

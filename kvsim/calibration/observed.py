@@ -16,7 +16,7 @@ from kvsim.models import Model
 from kvsim.policies.settings import PagedSettings
 from kvsim.recording import Recording
 from kvsim.recording.order import units_of_runs
-from kvsim.recording.tables import CopyKind, FloatArray, IntArray, Steps
+from kvsim.recording.tables import CopyKind, FloatArray, ImageEventKind, IntArray, Steps
 from kvsim.steptime import TYPICAL, Pace, StepShape
 from kvsim.steptime.card import Card
 from kvsim.steptime.kernels import KernelsSeen
@@ -112,6 +112,7 @@ def observe(recording: Recording) -> Observed:
             **_first_uses(recording),
             shared_tokens=_shared_tokens(recording, per_step(before + tokens)),
             num_new_seqs=per_step(_joins(schedule.request[index], step, before, tokens)),
+            **_encoded(recording),
         ),
         start_s=steps.start_s,
         end_s=steps.end_s,
@@ -122,6 +123,22 @@ def observe(recording: Recording) -> Observed:
         entry_prompt_tokens=requests.prompt_tokens[order][together + 1],
         offload_s=np.zeros(len(steps)),
     )
+
+
+def _encoded(recording: Recording) -> dict[str, Any]:
+    """Return, per step, the number of images that the encoder computed, of their tokens, and of pairs of these."""
+    events, images, num_steps = recording.encoder, recording.images, len(recording.steps)
+    names = ("num_images", "image_tokens", "image_pairs")
+    if events is None or images is None:
+        return dict.fromkeys(names, np.zeros(num_steps))
+    sizes = np.zeros(int(images.image.max(initial=0)) + 1)
+    sizes[images.image] = images.outputs
+    computed = events.kind == ImageEventKind.COMPUTE
+    step, tokens = events.step[computed], sizes[events.image[computed]]
+    return {
+        name: np.bincount(step, weights, num_steps)
+        for name, weights in zip(names, (np.ones(len(step)), tokens, tokens**2), strict=True)
+    }
 
 
 def check_distinct(recordings: Sequence[Recording]) -> None:

@@ -254,7 +254,7 @@ compiled_as(passing_s, Roofline.passing_s)
 compiled_as(steptime.size_s, lambda times, entry: times.of_size_s[int(entry)])
 for _function in (
     steptime.throttled_gpu_s, steptime.captured_size, steptime.size_place, steptime.overlapped, steptime.larger,
-    steptime.smaller, steptime.host_times, steptime.attention_times,
+    steptime.smaller, steptime.host_times, steptime.attention_times, steptime.encoder_times,
 ):  # fmt: skip
     part(_function)
 
@@ -275,12 +275,13 @@ def has_room(engine: Engine) -> bool:
 @part
 def write_down(engine: Engine) -> StepShape:
     """Record the step that was scheduled, without the tokens of each sequence; return its shape."""
-    state = engine.state
+    state, encoder = engine.state, engine.encoder.state
     context_tokens = state.context_tokens + 2 * state.num_copied_slots  # a copy reads every byte and writes it again
     shape = StepShape(
         state.num_in_batch, state.num_tokens_in_batch, state.num_prefill_tokens, context_tokens,
         state.attention_pairs, 0.0, 0.0,
         engine.memory.shared_tokens(engine, context_tokens), state.num_new_seqs,
+        encoder.step_images, encoder.step_tokens, encoder.step_pairs,
     )  # fmt: skip
     write_step(engine, shape, 0)
     totals.settle_unsure_slots(engine, state.host_s)

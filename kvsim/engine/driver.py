@@ -284,10 +284,12 @@ class Driver:
         state = self.engine.state
         if state.num_in_batch == 0:
             return StepShape(0, 0, 0, 0, 0), float(state.host_s)
-        step = self.engine.steps[state.num_steps - state.first_step - 1]
+        step, encoder = self.engine.steps[state.num_steps - state.first_step - 1], self.engine.encoder.state
         shape = StepShape(
             int(step.num_scheduled), int(step.num_tokens), int(step.prefill_tokens), int(step.context_tokens),
             int(step.attention_pairs), shared_tokens=int(step.shared_tokens), num_new_seqs=int(step.num_new_seqs),
+            num_images=int(encoder.step_images), image_tokens=int(encoder.step_tokens),
+            image_pairs=int(encoder.step_pairs),
         )  # fmt: skip
         return shape, float(step.start_s)
 

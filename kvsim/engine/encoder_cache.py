@@ -36,10 +36,11 @@ def _write(engine: Engine, kind: int, request: int, image: int) -> None:
 
 @part
 def begin_step(engine: Engine) -> None:
-    """Reset the budget of encoder outputs for the step being scheduled."""
+    """Reset the budget of encoder outputs, and the counts of images, for the step being scheduled."""
     state = engine.encoder.state
     state.budget = engine.settings.encoder_tokens
     state.num_evicted = state.num_planned = state.planned_tokens = 0
+    state.step_images = state.step_tokens = state.step_pairs = 0
 
 
 @part
@@ -158,6 +159,9 @@ def encode(engine: Engine, sequence: Sequence) -> None:
             image.is_cached = True
             state.num_free -= image.num_tokens
             state.num_reclaimable -= image.num_tokens
+            state.step_images += 1
+            state.step_tokens += image.num_tokens
+            state.step_pairs += image.num_tokens**2
             state.num_encoded += 1
             state.encoded_tokens += image.num_tokens
             place.encoded_in = engine.state.num_scheduled

@@ -33,6 +33,12 @@ class EncoderState:
     """Number of outputs in the last plan."""
     num_evicted: int = 0
     """Number of images that the step being scheduled has evicted."""
+    step_images: int = 0
+    """Number of images that the step being scheduled computes."""
+    step_tokens: int = 0
+    """Number of their encoder outputs."""
+    step_pairs: int = 0
+    """Sum of the squares of their numbers of outputs."""
     num_encoded: int = 0
     """Number of images computed so far."""
     encoded_tokens: int = 0

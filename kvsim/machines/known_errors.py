@@ -258,15 +258,16 @@ def with_error(
 ) -> str:
     """Add to `label` the parts missing in its times, the class of its predictions, and their error; see `untimed`."""
     missing = ", ".join(untimed(model, times_sparse=times_sparse, times_delta_nets=times_delta_nets))
-    clauses = (label, f"{_UNTIMED}{missing}" if missing else "", kind.words, error_words(kind))
+    images = "images by constants read off one H100" if model.vision is not None else ""
+    clauses = (label, images, f"{_UNTIMED}{missing}" if missing else "", kind.words, error_words(kind))
     return "; ".join(filter(None, clauses))
 
 
 def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "") -> str:
     """Return the label of times that are used for other `ways` to serve, with the class and the error of these ways.
 
-    Each way has the part that is missing in the times, such as `{"drafts": "drafting"}`. The class names `engine`, if
-    it is given. Without ways, the label is returned unchanged, and so is a label that names no class.
+    Each way has the part that is missing in the times, such as `{"drafts": "drafting"}`, or "" if none is. The class
+    names `engine`, if it is given. Without ways, or if the label names no class, it is returned unchanged.
     """
     kind = class_in(label)
     if not ways or kind is None:
@@ -275,7 +276,8 @@ def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "") -> s
     before, _, rest = label[: clause.start()].partition(f"; {_UNTIMED}")
     missing = ", ".join(filter(None, (rest, *ways.values())))
     served = replace(kind, engine=engine or f"{kind.engine} with {' and '.join(ways)}")
-    return "; ".join((before, f"{_UNTIMED}{missing}", served.words, error_words(served)))
+    clauses = (before, f"{_UNTIMED}{missing}" if missing else "", served.words, error_words(served))
+    return "; ".join(filter(None, clauses))
 
 
 def untimed_in(label: str) -> str:

@@ -29,6 +29,7 @@ from kvsim.models.positions import longest_sequence
 from kvsim.models.quantized import quantization_of
 from kvsim.models.shape import Model
 from kvsim.models.stated import check_layers, check_stated
+from kvsim.models.vision import vision_tower
 
 Rule: TypeAlias = Callable[[Config], attention.Caches]
 """Function that lists the caches of each layer of a model, from its configuration."""
@@ -177,6 +178,7 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: in
         num_expert_parameters=counts.expert,
         num_encoder_parameters=encoder_parameters(config),
         image_class=next((name for name in config.texts("architectures") or () if name in _WRAPPERS), ""),
+        vision=vision_tower(config),
         num_image_levels=1 + image_levels(config),
         quantization=quantization,
         kv_cache_dtype=quantization.kv_cache_dtype if quantization else "auto",

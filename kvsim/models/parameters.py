@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.models.attention import hidden_size, num_heads, num_layers
 from kvsim.models.layers import FullAttention, GatedDeltaNet, Indexer, KimiDelta, Mamba1, Mamba2, Mla, ShortConv
+from kvsim.models.vision import tower_width
 
 if TYPE_CHECKING:
     from kvsim.models.attention import Caches
@@ -151,9 +152,7 @@ def encoder_parameters(config: Config) -> int:
     if not isinstance(stated, dict):
         return 0
     tower = type(config)(stated, f"vision_config of {config.where}")
-    # Qwen2-VL states both: its hidden size is that of the outputs.
-    names = ("embed_dim",) if tower.states("embed_dim") else ("hidden_size",)
-    width = tower.count(*names, default=0, least=0)
+    width = tower_width(tower)
     depth = tower.count("num_hidden_layers", "depth", "num_layers", default=0, least=0)
     inner = tower.count("intermediate_size", default=4 * width, least=0)
     patch = tower.count("patch_size", default=14)

@@ -14,6 +14,7 @@ from kvsim.errors import RecordingError, UsageError
 from kvsim.models.cache_bytes import bytes_per_token, check_kv_cache_dtype, check_layer_takes
 from kvsim.models.dtypes import DTYPE_BYTES
 from kvsim.models.layers import Attention, ChunkedLocal, FullAttention, Indexer, Mla, SlidingWindow
+from kvsim.models.vision import VisionTower
 from kvsim.models.weights import Quantization, stored_bytes
 from kvsim.models.written import read_shape
 
@@ -71,6 +72,8 @@ class Model:
     """Number of parameters of encoders for images or sound, which are loaded, but used by no text token."""
     image_class: str = ""
     """Class of an image model, such as "Qwen3VLForConditionalGeneration"; empty for a text model."""
+    vision: VisionTower | None = None
+    """Layers that compute images; None without images, or if they are not known."""
     num_image_levels: int = 1
     """Number of vectors that the encoder outputs per token: one, and one for each deeper layer that it feeds."""
     quantization: Quantization | None = None

@@ -9,6 +9,7 @@ from kvsim.errors import RecordingError
 from kvsim.files.values import is_integer
 from kvsim.models.dtypes import DTYPE_BYTES, KV_CACHE_DTYPES
 from kvsim.models.layers import LAYER_CLASSES, Layer, Mla
+from kvsim.models.vision import tower_of
 from kvsim.models.weights import Quantization
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, An
             raise RecordingError(_wrong(shape, key, expected))
     if "quantization" in known:
         known["quantization"] = _quantization(shape)
+    if "vision" in known:
+        known["vision"] = tower_of(known["vision"])
     if known.get("layer_kinds"):
         known["layer_kinds"] = tuple(_layer(shape, entry) for entry in known["layer_kinds"])
         known["layer_caches"] = _layer_caches(shape, known)
@@ -155,6 +158,8 @@ def _expected_unless_valid(key: str, value: object) -> str:
         expected, is_valid = "a list", isinstance(value, tuple)
     elif key == "quantization":  # checked by `_quantization`
         expected, is_valid = "", True
+    elif key == "vision":
+        expected, is_valid = "an object with every figure of a vision tower", tower_of(value) is not None
     else:
         least = 0 if key in _MAY_BE_ZERO else 1
         expected, is_valid = f"a whole number of at least {least}", is_integer(value, least)

@@ -306,7 +306,7 @@ class PagedSettings:
         section=MACHINE,
         shown="16; 64 for latent attention",
         at_least=1,
-        at_most=1 << 16,
+        at_most=1 << 20,
     )
     enable_prefix_caching: bool = setting(
         True,

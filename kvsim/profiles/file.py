@@ -194,6 +194,11 @@ EXPLANATIONS = {
     "eager_floor_s": "GPU, least time of a step too large for a captured graph, launched by a worker process",
     "handed_over_s": "link, per step whose activations come from the stage before in a pipeline",
     "handed_over_token_s": "link, per token of such a step",
+    "encoder_step_s": "host, launching the image encoder, per step that computes images",
+    "encoder_image_s": "host, per image, before the first kernel of the encoder",
+    "encoder_image_token_s": "host, per token of an image, before the first kernel of the encoder",
+    "encoder_token_s": "GPU, the encoder, per token of an image",
+    "encoder_pair_s": "GPU, the encoder, per pair of tokens of an image",
     "of_size_s": "GPU, what the kernels picked for a size take besides: up to 4 tokens, then 8, 16 to 512, and above",
 }
 """One line for every coefficient: its meaning, and its clock; in seconds if no other unit is given."""

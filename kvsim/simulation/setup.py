@@ -208,7 +208,7 @@ def times_label(machine: Machine, base: Policy, workload: Workload) -> str:
     if workload.adapter.any():
         features["adapters"] = "kernels of adapters"
     if workload.images is not None:
-        features["images"] = "the encoder"
+        features["images"] = "the encoder" if machine.model.vision is None else ""
     if machine.model.decode_context_parallel_size > 1:
         features["divided contexts"] = "what GPUs exchange of divided contexts"
     return served_otherwise(machine.step_time.label, features)

@@ -22,7 +22,16 @@ from kvsim.steptime.hf_generate import copy_bytes_per_s, generate_times, streame
 from kvsim.steptime.pace import TYPICAL, Pace, at_pace
 from kvsim.steptime.ranks import RankTimes
 from kvsim.steptime.reduction import reduce, reduce_ranks, reduce_stages
-from kvsim.steptime.roofline import COEFFICIENTS, Roofline, Staged, attention_times, host_times, overlapped, size_s
+from kvsim.steptime.roofline import (
+    COEFFICIENTS,
+    Roofline,
+    Staged,
+    attention_times,
+    encoder_times,
+    host_times,
+    overlapped,
+    size_s,
+)
 from kvsim.steptime.shapes import (
     NO_TIME,
     UNTHROTTLED,
@@ -57,6 +66,7 @@ __all__ = [
     "attention_times",
     "captured_size",
     "copy_bytes_per_s",
+    "encoder_times",
     "generate_times",
     "host_times",
     "larger",

@@ -12,11 +12,13 @@ HOST_COEFFICIENTS = (
     *("request_s", "request_token_s", "host_step_s", "host_sequence_s", "host_token_s", "new_sequence_s"),
     *("turnaround_step_s", "turnaround_sequence_s", "piecewise_launch_s", "eager_launch_s", "uncompiled_launch_s"),
     *("masked_launch_s", "new_shape_s", "new_kernel_s"),
+    *("encoder_step_s", "encoder_image_s", "encoder_image_token_s"),
     *WORKER_COEFFICIENTS,
 )
 GPU_COEFFICIENTS = (
     *("step_s", "weights_s", "active_weights_s", "shared_weights_s", "token_s", "logits_s", "sequence_s"),
     *("context_token_s", "window_token_s", "window_pair_s", "piecewise_s", "attention_pair_s"),
+    *("encoder_token_s", "encoder_pair_s"),
 )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.steptime.curves import AttentionCost, attention_cost, experts_s, product_curve, reduce_s
+from kvsim.steptime.encoder import encoder_coefficients
 from kvsim.steptime.overheads import MAX_CAPTURED_TOKENS, SHARED_SAVING, THROTTLE_SHARE
 from kvsim.steptime.pace import WORKER_COEFFICIENTS, Pace, at_pace
 from kvsim.steptime.ranks import GROUP_SIZES, RankTimes
@@ -188,7 +189,7 @@ def reduce_stages(
     work, stages = work_of(model), []
     handed_over_s, handed_over_token_s = _hand_over(card, 2 * _ACTIVATION_BYTES * model.hidden_size)
     for index, share in enumerate(shares):
-        of_stage = on_stage(work, share, is_last=index == len(shares) - 1)
+        of_stage = on_stage(work, share, is_first=index == 0, is_last=index == len(shares) - 1)
         awake = _never_asleep(card, model, of_stage, num_processors)
         times = on_machine(awake, card.launch_s, card.factors, in_process=in_process, is_stage=True)
         if index > 0:
@@ -254,6 +255,7 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
         mixed_share=main[1].mixed_share + FP8_MIXED_SHARE * main[0].is_fp8 if main else 0.0,
         throttle_share=0.0,
         power_share=THROTTLE_SHARE,
+        **(encoder_coefficients(card, work.vision, work.tensor_parallel_size) if work.vision else {}),
         of_size_s=tuple(table),
     )
     num_sparse = sum(reading.num_layers for reading in work.readings) - sum(reading.num_layers for reading in dense)

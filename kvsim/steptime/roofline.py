@@ -126,6 +126,16 @@ class Roofline:
     """Time per step on the link, to receive activations from the previous pipeline stage; 0 without one."""
     handed_over_token_s: float = 0.0
     """Time per token on the link, to receive activations from the previous pipeline stage."""
+    encoder_step_s: float = 0.0
+    """Host time to launch the image encoder, per step that computes images."""
+    encoder_image_s: float = 0.0
+    """Host time per image, before the first kernel of the encoder."""
+    encoder_image_token_s: float = 0.0
+    """Host time per token of these images, before the first kernel of the encoder."""
+    encoder_token_s: float = 0.0
+    """GPU time of the encoder per token of an image."""
+    encoder_pair_s: float = 0.0
+    """GPU time of the encoder per pair of tokens of an image."""
     of_size_s: tuple[float, ...] = ALL_ALIKE
     """GPU time per step, by the entry of its size (`size_place`), that the other coefficients do not explain.
 
@@ -173,7 +183,11 @@ class Roofline:
             + self.piecewise_s * (captured * (num_prefill_tokens > 0))
             + attention_s
         )
-        gpu_s = larger(busy_s, floor_s)
+        encoder_inputs_s, encoder_launch_s, encoder_s = encoder_times(self, shape)
+        # The kernels of the text model follow those of the encoder, which wait for the host if it is slower.
+        prepare_s = prepare_s + encoder_inputs_s + larger(encoder_launch_s - encoder_s, 0.0)
+        launch_s = launch_s + encoder_inputs_s + encoder_launch_s
+        gpu_s = larger(busy_s, floor_s) + encoder_s
         turnaround_s = self.turnaround_step_s + self.turnaround_sequence_s * num_seqs
         bound = eager * (arithmetic_s > streaming_s) * (num_prefill_tokens > 0)
         heating_s = arithmetic_s + attention_s + reading_s
@@ -207,6 +221,13 @@ def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> 
         + times.masked_launch_s * (num_seqs > 1)
     )
     return prepare_s, launch_s
+
+
+def encoder_times(times: Roofline, shape: StepShape) -> tuple[float, float, float]:
+    """Return the times of the image encoder: of the host before its first kernel, of its launches, and of the GPU."""
+    inputs_s = times.encoder_image_s * shape.num_images + times.encoder_image_token_s * shape.image_tokens
+    launch_s = times.encoder_step_s * (shape.num_images > 0)
+    return inputs_s, launch_s, times.encoder_token_s * shape.image_tokens + times.encoder_pair_s * shape.image_pairs
 
 
 def attention_times(times: Roofline, shape: StepShape) -> tuple[float, float]:

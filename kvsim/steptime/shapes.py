@@ -38,6 +38,12 @@ class StepShape(NamedTuple):
     """Number of repeated reads of KV slots, because sequences share a prefix: all reads of a slot after its first."""
     num_new_seqs: int = 0
     """Number of sequences that join the batch in this step: new, or resumed after a preemption."""
+    num_images: int = 0
+    """Number of images that the encoder computes in this step."""
+    image_tokens: int = 0
+    """Number of prompt tokens of these images."""
+    image_pairs: int = 0
+    """Number of pairs of tokens of the same image, summed over these images."""
 
 
 class StepTime(NamedTuple):

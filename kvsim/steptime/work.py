@@ -18,6 +18,7 @@ from kvsim.models.layers import ChunkedLocal, FullAttention, GatedDeltaNet, Mamb
 if TYPE_CHECKING:
     from kvsim.models import Model
     from kvsim.models.layers import Attention
+    from kvsim.models.vision import VisionTower
 
 _LATENT_HEAD = 128
 """Number of elements of a value, and of a query without its rotary part, in latent attention of all DeepSeek models."""
@@ -110,6 +111,9 @@ class Work:
     """True if worker processes launch the kernels, as on several GPUs."""
     divides_experts: bool
     """True if several GPUs divide the experts of a layer."""
+    vision: VisionTower | None
+    """Layers that compute images; None if there are none, or if another stage of a pipeline has them."""
+    tensor_parallel_size: int
 
 
 def work_of(model: Model) -> Work:
@@ -167,6 +171,8 @@ def work_of(model: Model) -> Work:
         num_reduces=2 * model.num_layers if size > 1 else 0,
         has_workers=model.num_gpus > 1,
         divides_experts=model.num_experts > 0 and model.num_expert_gpus > 1,
+        vision=model.vision,
+        tensor_parallel_size=size,
     )
 
 
@@ -194,7 +200,7 @@ def untimed(model: Model, *, times_sparse: bool = False, times_delta_nets: bool 
             not isinstance(layer, Mamba2) and not (times_delta_nets and isinstance(layer, GatedDeltaNet))
             for layer in model.recurrent_layers
         ),
-        "images and sound": model.num_encoder_parameters > 0,
+        "images and sound": model.num_encoder_parameters > 0 and model.vision is None,
         "a fresh server's first second (whose large steps took 1.6 to 2.8 times as long)": (
             has_workers and model.sliding_window is not None
         ),
@@ -202,10 +208,10 @@ def untimed(model: Model, *, times_sparse: bool = False, times_delta_nets: bool 
     return tuple(words for words, applies in parts.items() if applies)
 
 
-def on_stage(work: Work, share: float, *, is_last: bool) -> Work:
+def on_stage(work: Work, share: float, *, is_first: bool, is_last: bool) -> Work:
     """Return the work of a pipeline stage on each of its GPUs: a `share` of every kind of layers.
 
-    Only the last stage has the output projection.
+    Only the first stage has the image encoder, and only the last stage the output projection.
     """
     return replace(
         work,
@@ -220,6 +226,7 @@ def on_stage(work: Work, share: float, *, is_last: bool) -> Work:
         num_small_kernels=share * work.num_small_kernels,
         num_latent_layers=share * work.num_latent_layers,
         num_reduces=share * work.num_reduces,
+        vision=work.vision if is_first else None,
     )
 
 

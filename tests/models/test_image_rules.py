@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.errors import UsageError
+from kvsim.errors import RecordingError, UsageError
+from kvsim.models import Model, find_model
 from kvsim.models.huggingface import from_fields
 from kvsim.models.image_rules import RULES, ImageRule, image_rule
 
@@ -62,3 +65,21 @@ def test_a_model_for_images_says_which_it_is() -> None:
     assert (plain.image_class, plain.num_image_levels) == ("", 1)
     with pytest.raises(UsageError, match="an image of Gemma3ForConditionalGeneration are not known"):
         image_rule("Gemma3ForConditionalGeneration")
+
+
+def test_listed_models_have_a_tower_with_windows_and_recordings_keep_it() -> None:
+    model = find_model("Qwen/Qwen2.5-VL-3B-Instruct")
+    assert model.vision is not None
+    assert (model.vision.num_layers, model.vision.num_full_layers, model.vision.window_patches) == (32, 4, 64)
+    shape = {key: value for key, value in asdict(model).items() if value not in (None, (), "")}
+    assert Model.from_shape(shape) == model
+    assert find_model("Meta-Llama-3-8B").vision is None
+
+
+@pytest.mark.parametrize("damage", [{"num_layers": -1}, {"has_gate": 3}, {"patches_per_token": None}, {"more": 1}])
+def test_a_damaged_tower_of_a_recording_is_refused(damage: dict[str, object]) -> None:
+    shape = {
+        key: value for key, value in asdict(find_model("Qwen/Qwen2.5-VL-3B-Instruct")).items() if value is not None
+    }
+    with pytest.raises(RecordingError, match=r"says vision = .* it must be an object with every figure"):
+        Model.from_shape(shape | {"vision": shape["vision"] | damage})

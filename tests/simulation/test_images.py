@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kvsim.errors import KvsimError, RecordingError, StalledError, UsageError
 from kvsim.hardware import find_gpu
 from kvsim.importers import workload_of
+from kvsim.machines import card_of
 from kvsim.models import find_model
 from kvsim.models.image_rules import MARKS, RULES
 from kvsim.policies import Contiguous, Paged, Radix
@@ -25,6 +26,7 @@ from kvsim.recording.check import check
 from kvsim.recording.tables import ImageEventKind
 from kvsim.replay.encoder_contents import EncoderContents
 from kvsim.simulation import EngineName, Machine, simulate
+from kvsim.steptime import reduce
 from kvsim.workload import Image, Images, ImageShare, ImageSize, LogNormal, Poisson, Workload, generate
 
 from .test_engines import ENGINES, STEP_TIME, assert_same, machine_of
@@ -81,6 +83,19 @@ def test_an_image_in_pixels_takes_tokens_by_the_rule_of_the_model() -> None:
     assert recording.requests.prompt_tokens.tolist() == [100 + tokens + MARKS]
     assert recording.images is not None
     assert (recording.images.place.tolist(), recording.images.tokens.tolist()) == ([11], [tokens])
+
+
+def test_a_step_takes_longer_if_its_encoder_computes_images_and_not_if_they_are_cached() -> None:
+    both = replace(
+        workload([Image(1, 0, ImageSize(640, 480))], [Image(1, 0, ImageSize(640, 480))]), arrival_s=np.array([0.0, 5])
+    )
+    times = reduce(card_of(find_gpu("H200")), MODEL)
+    policy = paged(async_scheduling=False)
+    for engine in ENGINES:
+        machine = replace(vision_machine(60_000), step_time=times)
+        recording = simulate(both, policy, machine, engine=engine)
+        first_s = recording.requests.first_token_s - recording.requests.first_scheduled_s
+        assert first_s[0] > first_s[1] + times.encoder_step_s
 
 
 def test_equal_images_are_computed_once_and_their_blocks_are_shared_where_all_before_them_is_equal() -> None:

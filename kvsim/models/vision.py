@@ -1,0 +1,74 @@
+"""The vision tower of an image model: the layers that compute an image's vectors, for the time that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kvsim.files.values import is_integer
+from kvsim.models.config import Config
+
+_CLASSES = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
+"""Beginnings of the names of image models whose towers are known. They merge square groups of patches into tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionTower:
+    """Shape of the layers that an image's patches pass through."""
+
+    num_layers: int
+    num_full_layers: int
+    """Number of layers in which a patch attends to all patches of its image; in others, to those of its window."""
+    hidden_size: int
+    intermediate_size: int
+    has_gate: bool
+    """True if the feed-forward network has a matrix for a gate, in addition to up and down."""
+    patches_per_token: int
+    """Number of patches that are merged into one token."""
+    window_patches: int
+    """Number of patches of a full window; 0 if all layers are full."""
+
+
+def vision_tower(config: Config) -> VisionTower | None:
+    """Return the tower of an image model; None without one, or if its class is not known."""
+    stated = config.fields.get("vision_config")
+    names = config.texts("architectures") or ()
+    if not isinstance(stated, dict) or not any(name.startswith(_CLASSES) for name in names):
+        return None
+    tower = Config(stated, f"vision_config of {config.where}")
+    width = tower_width(tower)
+    depth = tower.count("depth", default=0, least=0)
+    if not depth or not width:
+        return None
+    inner = tower.count("intermediate_size", default=tower.count("mlp_ratio", default=4) * width)
+    window = tower.count("window_size", default=0, least=0) // tower.count("patch_size", default=14)
+    full = stated.get("fullatt_block_indexes")
+    return VisionTower(
+        num_layers=depth,
+        num_full_layers=len(full) if window and isinstance(full, list) else depth,
+        hidden_size=width,
+        intermediate_size=inner,
+        has_gate=stated.get("hidden_act") == "silu",
+        patches_per_token=tower.count("spatial_merge_size", default=1) ** 2,
+        window_patches=window**2,
+    )
+
+
+def tower_width(tower: Config) -> int:
+    """Return the hidden size of a tower, which Qwen2-VL states as `embed_dim`; its `hidden_size` is another."""
+    return tower.count("embed_dim" if tower.states("embed_dim") else "hidden_size", default=0, least=0)
+
+
+def tower_of(value: object) -> VisionTower | None:
+    """Return the tower that `value` of a recording's shape describes; None if it describes none."""
+    if isinstance(value, VisionTower):
+        return value
+    names = {each.name: each.type for each in fields(VisionTower)}
+    if not isinstance(value, Mapping) or set(value) != set(names):
+        return None
+    known: Mapping[str, Any] = value
+    valid = all(
+        isinstance(known[name], bool) if kind == "bool" else is_integer(known[name], 0) for name, kind in names.items()
+    )
+    return VisionTower(**known) if valid else None

@@ -1,0 +1,68 @@
+"""Compute the times of an image encoder from its shape and a machine card.
+
+vLLM launches the encoder kernel by kernel, without compiled code or graphs, so its host is usually slower than its GPU.
+All constants were read off one H100 whose engine served two towers with random weights, those of Qwen2.5-VL and
+Qwen2-VL, in vLLM 0.25.1 (`benchmarks/images.py`). No other tower and no other GPU was measured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvsim.steptime.curves import product_curve
+
+if TYPE_CHECKING:
+    from kvsim.models.vision import VisionTower
+    from kvsim.steptime.card import Card
+
+LAYER_LAUNCHES = {"gated": 264, "plain": 144}
+"""Host time to launch a layer, in launches of one kernel. A layer with a gate has RMS norms, which are not fused, so it
+has 31 kernels, and another one 15."""
+IMAGE_LAUNCHES = 1400
+"""Host time per image to copy its pixels for the GPU: 10 to 15 ms on two hosts."""
+IMAGE_TOKEN_LAUNCHES = 0.5
+"""Host time per token of an image to copy its pixels."""
+_ELEMENTS = {"gated": 98, "plain": 61}
+"""Number of elements that norms, rotations, activations and copies read and write for a patch in a layer, as a multiple
+of the hidden size."""
+_UNALIGNED = 2.9
+"""Time of a matrix product whose inputs are no multiple of 8 elements, relative to others: an older kernel computes it.
+The feed-forward network of Qwen2.5-VL is 3,420 wide."""
+_ATTENTION_SHARE = 0.9
+"""Share of a prompt's rate of attention that is reached with heads of 80 elements and without a mask."""
+_MANY = 16_384
+"""Number of patches for which products take the same time per patch as for more."""
+_BYTES = 2
+
+
+def encoder_coefficients(card: Card, tower: VisionTower, tensor_parallel_size: int) -> dict[str, float]:
+    """Return the encoder's coefficients of a `Roofline`. Several GPUs split every layer, as in vLLM's default."""
+    kind = "gated" if tower.has_gate else "plain"
+    hidden, inner, patches = tower.hidden_size, tower.intermediate_size, tower.patches_per_token
+    matrices = [(3 * hidden, hidden), (hidden, hidden), (inner * (2 if tower.has_gate else 1), hidden), (hidden, inner)]
+    products_s = sum(_product_s(card, *matrix) for matrix in matrices)
+    elements_s = _ELEMENTS[kind] * hidden * _BYTES / card.read_bytes_per_s
+    pair_s = 4 * hidden / (_ATTENTION_SHARE * _attention_flops_per_s(card))
+    windows_s = (tower.num_layers - tower.num_full_layers) * tower.window_patches * pair_s
+    return {
+        "encoder_step_s": tower.num_layers * LAYER_LAUNCHES[kind] * card.launch_s,
+        "encoder_image_s": IMAGE_LAUNCHES * card.launch_s,
+        "encoder_image_token_s": IMAGE_TOKEN_LAUNCHES * card.launch_s,
+        "encoder_token_s": patches
+        * (tower.num_layers * (products_s / tensor_parallel_size + elements_s) + windows_s / tensor_parallel_size),
+        "encoder_pair_s": patches**2 * tower.num_full_layers * pair_s / tensor_parallel_size,
+    }
+
+
+def _product_s(card: Card, n: int, k: int) -> float:
+    """Return the time of a matrix product per patch."""
+    slower = _UNALIGNED if k % 8 else 1.0
+    return slower * product_curve(card.products["bfloat16"], n, k)(_MANY) / _MANY
+
+
+def _attention_flops_per_s(card: Card) -> float:
+    """Return the highest rate that the attention of a whole prompt reaches."""
+    prompts = [row for row in card.attention if not row.num_decodes and row.prompt_tokens == row.prompt_context]
+    return max(
+        2 * row.num_heads * row.head_dim * row.prompt_tokens * (row.prompt_tokens + 1) / row.seconds for row in prompts
+    )
