@@ -7,7 +7,7 @@ Qwen2-VL, in vLLM 0.25.1 (`benchmarks/images.py`). No other tower and no other G
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim.steptime.curves import product_curve
 
@@ -35,7 +35,7 @@ _MANY = 16_384
 _BYTES = 2
 
 
-def encoder_coefficients(card: Card, tower: VisionTower, tensor_parallel_size: int) -> dict[str, float]:
+def encoder_coefficients(card: Card, tower: VisionTower, tensor_parallel_size: int) -> dict[str, Any]:
     """Return the encoder's coefficients of a `Roofline`. Several GPUs split every layer, as in vLLM's default."""
     kind = "gated" if tower.has_gate else "plain"
     hidden, inner, patches = tower.hidden_size, tower.intermediate_size, tower.patches_per_token

@@ -16,7 +16,7 @@ HUGE = "9223372036854775808"
         (("run", "--num-requests", HUGE), "--num-requests should be at most 16,777,216, not 9223372036854775808."),
         (("run", "--arrivals", "poisson", "--num-requests", "1" + "0" * 300), "not a whole number of some"),
         (("run", "--max-model-len", HUGE), "--max-model-len should be at most 134,217,728, not 9223372036854775808."),
-        (("run", "--block-size", "2147483648"), "--block-size should be at most 65,536, not 2147483648."),
+        (("run", "--block-size", "2147483648"), "--block-size should be at most 1,048,576, not 2147483648."),
         (("run", "--policy", "static", "--batch-size", HUGE), "--batch-size should be at most 1,048,576, not"),
         (("run", "--max-num-seqs", HUGE), "--max-num-seqs should be at most 1,048,576, not"),
         (("run", "--max-num-batched-tokens", HUGE), "--max-num-batched-tokens should be at most 1,073,741,824, not"),
