@@ -215,14 +215,14 @@ def _opened(
     """Open `shown` at `at_s`, or else at a moment worth seeing. With `live` the moment suits playback, else a still."""
     from kvsim.recording import Recording  # noqa: PLC0415
 
-    from .facts.telling import begin_story  # noqa: PLC0415
+    from .facts.telling import begin_story, judged, story_of  # noqa: PLC0415
     from .playback.compared_runs import ComparedRuns  # noqa: PLC0415
     from .playback.session import Session  # noqa: PLC0415
 
     if isinstance(shown, Recording):
         session = Session(shown, at_s=at_s, later=live and len(shown.steps) + len(shown.memory) > _LONG_ROWS)
-        if at_s is None:
-            session.story = begin_story(session, playing=live)
+        is_given = at_s is not None
+        session.story = judged(session, story_of(session)) if is_given else begin_story(session, playing=live)
         return session
     from .playback.fleet_servers import FleetServers  # noqa: PLC0415
 

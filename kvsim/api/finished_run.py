@@ -155,6 +155,23 @@ def draw(
     return picture
 
 
+class RunsFigure:
+    """Base class of the results of several runs: draws a figure that compares the runs."""
+
+    _runs: tuple[Run, ...]
+
+    def plot(
+        self,
+        kind: str = "waste-bars",
+        *,
+        file: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        purpose: Purpose = "web",
+    ) -> Picture:
+        """Draw a figure that compares the runs, with the arguments and errors of `Run.plot`."""
+        return draw(kind, self._runs, file=file, overwrite=overwrite, purpose=purpose)
+
+
 def play(shown: Any, *, at_s: float | None = None) -> None:
     """Open the interface on a run, or on several side by side."""
     import sys  # noqa: PLC0415

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.api.finished_run import Run, draw, play
+from kvsim.api.finished_run import Run, RunsFigure, play
 from kvsim.api.rows import Rows
 from kvsim.display.text import html_text
 from kvsim.metrics import summarize
@@ -15,11 +15,10 @@ from kvsim.metrics.fleet_totals import FleetTotals
 from kvsim.recording import Recording, write
 
 if TYPE_CHECKING:
-    from kvsim.plots import Picture, Purpose
     from kvsim.simulation import Fleet
 
 
-class FleetRun(Sequence[Run]):
+class FleetRun(RunsFigure, Sequence[Run]):
     """Result of `kvsim.simulate(replicas=...)`: the run of each server, by the number of the server."""
 
     def __init__(self, recordings: Iterable[Recording], fleet: Fleet) -> None:
@@ -40,17 +39,6 @@ class FleetRun(Sequence[Run]):
         """Return a row per server with the columns of `Run.summary`; shares of the pool are in percent."""
         rows = [summarize(run).as_row() | {"server": number} for number, run in enumerate(self._runs)]
         return Rows(rows, ("server",))
-
-    def plot(
-        self,
-        kind: str = "waste-bars",
-        *,
-        file: str | os.PathLike[str] | None = None,
-        overwrite: bool = False,
-        purpose: Purpose = "web",
-    ) -> Picture:
-        """Draw a figure that compares the servers, with the arguments and errors of `Run.plot`."""
-        return draw(kind, self._runs, file=file, overwrite=overwrite, purpose=purpose)
 
     def play(self, *, at_s: float | None = None) -> None:
         """Open the interface on the pools of all servers, on one clock, with the errors of `Run.play`."""

@@ -128,8 +128,10 @@ def _cause(diagnosis: Diagnosis) -> str:
     if limit is Limit.MEMORY:
         since = f" since {diagnosis.spells[0].begin_s:,.1f} s" if diagnosis.spells else ""
         of = f" for {len(pool.groups)} KV-cache groups" if pool.groups else f" of {pool.unit_tokens} tokens"
+        usable = f" ({pool.num_units or 0:,} usable)" if pool.first_unit else ""
+        blocks = f"{(pool.num_units or 0) + pool.first_unit:,} blocks{usable}"
         return (
-            f"The pool of {pool.num_units or 0:,} blocks{of} is too small{since}: {demand}. "
+            f"The pool of {blocks}{of} is too small{since}: {demand}. "
             "Admission asks for room for a prompt, not for the answer that follows; when running sequences need "
             f"another block and none is free, the one admitted last gives all of its own back.{_cascade(server)}"
         )
@@ -157,7 +159,7 @@ def _demand_words(diagnosis: Diagnosis) -> str:
         needed = present * float(full.mean()) / pool.unit_tokens
     return (
         f"{present:,.1f} requests of {full.mean():,.0f} tokens are there on average, which at full length take "
-        f"{needed:,.0f} blocks of {pool.num_units or 0:,}"
+        f"{needed:,.0f} blocks"
     )
 
 

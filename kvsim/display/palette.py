@@ -2,7 +2,8 @@
 
 The hue of a request depends on its row in the recording alone, so that it is the same everywhere. Consecutive hues
 differ in lightness, too, and are distinct with any colour blindness. Every hue is at least 0.1 in OKLab from the states
-that are drawn beside it: tokens, reserved, never written, padding and cached.
+that are drawn beside it: tokens, reserved, never written, padding and cached. None is a lighter or darker green of
+cached memory, which no request holds.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 from typing import Final
 
 HUES_ON_DARK: Final = (
-    "#ae478f", "#a3be37", "#f3b891", "#8e5c29", "#91f3c2", "#f9c8f9", "#869310", "#b4a3f5",
-    "#e26597", "#6177d1", "#c4906e", "#31d895", "#5aa3ed", "#b06d74", "#dca218", "#8551b8",
-    "#32ae64", "#f5a3c4", "#e1e1b7", "#608ca9", "#927e4f", "#a2cda6", "#e887de", "#21abab",
+    "#ae478f", "#a3be37", "#f3b891", "#8e5c29", "#c84155", "#f9c8f9", "#869310", "#b4a3f5",
+    "#e26597", "#6177d1", "#c4906e", "#645f7d", "#5aa3ed", "#b06d74", "#dca218", "#8551b8",
+    "#c3e1a0", "#f5a3c4", "#aab996", "#608ca9", "#927e4f", "#556e0a", "#e887de", "#ff827d",
 )  # fmt: skip
 HUES_ON_LIGHT: Final = (
-    "#b06d81", "#891a30", "#8e9a1d", "#7a51b8", "#481e40", "#2e9e93", "#81530e", "#9281da",
-    "#1e481e", "#6d257e", "#3b6f91", "#188edc", "#9f4170", "#b88551", "#5d3b32", "#857847",
-    "#375fbe", "#5c0a0a", "#6d8fb0", "#a53012", "#21ab66", "#1e2f48", "#528e29", "#77405c",
+    "#b06d81", "#891a30", "#8e9a1d", "#7a51b8", "#481e40", "#00aab4", "#81530e", "#9281da",
+    "#aa55b4", "#6d257e", "#3b6f91", "#188edc", "#9f4170", "#b88551", "#5d3b32", "#857847",
+    "#375fbe", "#5c0a0a", "#6d8fb0", "#a53012", "#7d647d", "#1e2f48", "#a05a4b", "#77405c",
 )  # fmt: skip
 NUM_HUES: Final = len(HUES_ON_DARK)
 

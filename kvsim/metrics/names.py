@@ -34,7 +34,7 @@ STATE_MEANINGS: Final[dict[SlotState, str]] = {
     SlotState.EXPIRED: "left the window",
     SlotState.CACHED: "free, keeps a prefix",
     SlotState.EXTERNAL: "free, but in pieces",
-    SlotState.FREE: "holds nothing",
+    SlotState.FREE: "free and empty",
 }
 """Meaning of each name, in at most 20 characters."""
 STATES_ON_DARK: Final[dict[SlotState, str]] = {

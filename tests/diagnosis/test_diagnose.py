@@ -92,7 +92,7 @@ def test_remedies_are_simulated_on_the_recordings_own_requests() -> None:
     recording = recorded(60)
     found = diagnose(recording, INTERPRETED, most=6)
     assert found.verdict.startswith("Memory is short: ")
-    assert found.cause.startswith("The pool of 59 blocks of 16 tokens is too small since ")
+    assert found.cause.startswith("The pool of 60 blocks (59 usable) of 16 tokens is too small since ")
     assert " was admitted, took " in found.moments[0]
     # A simulation of a simulation is the same run.
     assert found.simulated.num_preemptions == summarize(recording).num_preemptions

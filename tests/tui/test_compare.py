@@ -109,7 +109,7 @@ async def test_the_gap_is_on_the_screen(comparison: ComparedRuns) -> None:
         await pilot.pause()
         text = screen_text(app)
         assert re.search(r"served +█+ +100%", text)
-        assert re.search(r"tokens/s +\d+ so far", text)
+        assert re.search(r"tokens/s +\d+ in the whole run", text)
         assert re.search(r"done +after", text)
         assert text.count("1 refused") == 3
         assert re.search(r"in all +[^ ]+ m?s, ×\d", text)
@@ -274,11 +274,11 @@ def test_the_share_of_memory_is_what_ample_memory_would_take_away(three_runs: li
     assert gap_of(comparison, len(comparison.lanes) - 2).because == "of memory, all of it"
     comparison.learn([100.0 if run.name == slow.recording.name else 100.0 * gap for run in three_runs])
     both = story_of_comparison(comparison)
-    assert both.parts[0].endswith("batches (not memory: waits for longest rows)")
-    assert both.shorter[0].endswith(f"batches (not memory: long rows) ×{gap:,.1f}")
-    assert both.shorter[1].endswith(f"static ×{gap:,.1f} (long rows)")
-    assert f"as long as {comparison.lanes[-1].label} (not memory: waits" in gap_of(comparison, 0).in_full
-    assert gap_of(comparison, 0).because == "of its longest rows"
+    assert both.parts[0].endswith("batches (not memory: padding)")
+    assert both.shorter[0].endswith(f"batches (not memory: padding) ×{gap:,.1f}")
+    assert both.shorter[1].endswith(f"static ×{gap:,.1f} (padding)")
+    assert f"as long as {comparison.lanes[-1].label} (not memory: padding)" in gap_of(comparison, 0).in_full
+    assert gap_of(comparison, 0).because == "of padding"
 
 
 async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs: list[Recording]) -> None:
@@ -309,7 +309,7 @@ async def test_every_figure_of_a_run_has_a_label_in_the_same_line_of_all_runs(
     labels = [[line.split()[0] for line in lane if line.strip()] for lane in lanes]
     assert labels[0] == ["served", "memory", "running", "waiting", "in", "tokens/s", "because"]
     assert all(lane == labels[0][: len(lane)] for lane in labels)
-    assert "of its longest rows" in lanes[0][-1]
+    assert "of padding" in lanes[0][-1]
     assert "the fastest" in lanes[-1][4]
     assert not any("…" in line for lane in lanes for line in lane)
 

@@ -59,6 +59,12 @@ def test_no_kind_of_layers_has_the_colour_of_a_request_of_a_lesson_or_of_a_state
         assert np.linalg.norm(full - window) > 0.15
 
 
+@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
+def test_no_request_is_a_lighter_or_darker_green_of_cached_memory(palette: Palette) -> None:
+    cached = _oklab(palette.states[SlotState.CACHED], "usual")
+    assert min(np.linalg.norm((_oklab(hue, "usual") - cached)[1:]) for hue in palette.hues) > 0.06
+
+
 @pytest.mark.parametrize("theme", ALL_THEMES, ids=lambda theme: theme.name)
 def test_free_memory_stands_out_from_the_background_of_every_theme(theme: object) -> None:
     palette = palette_of(theme)  # type: ignore[arg-type]

@@ -31,8 +31,8 @@ def test_a_short_pool_is_full_for_so_long_and_wants_memory(shipped: Callable[[st
     assert limit_of(summary) is Limit.MEMORY
     found = judgement_of(Session(recording))
     assert found.long.startswith("full for ")
-    assert f"{100 * summary.vain_tokens / summary.computed_tokens:.0f} % computed in vain" in found.long
-    assert found.long.endswith(": more memory or fewer sequences (press d)")
+    assert f"{100 * summary.vain_tokens / summary.computed_tokens:.0f}% computed in vain" in found.long
+    assert found.long.endswith(": more memory (press d)")
     assert len(found.short) < 79
 
 
@@ -58,7 +58,7 @@ def test_a_run_without_a_limit_wants_nothing(make_machine: Callable[[int], Machi
 async def test_the_first_screen_shows_it_in_the_words_that_fit(
     make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording]
 ) -> None:
-    for width, end in ((80, "sequences (d)"), (120, "(press d)")):
+    for width, end in ((80, "more memory (press d)"), (120, "(press d) · 685 preemptions")):
         app = make_app(shipped("paged"))
         session = next(iter(app.get_default_screen().sessions()))  # type: ignore[attr-defined]
         session.story = begin_story(session, playing=False)
@@ -79,8 +79,31 @@ async def test_d_shows_the_remedies(
         assert isinstance(app.screen, RemediesScreen)
         lines = [strip.text for strip in app.screen._compositor.render_strips()]
         assert any("a pool of 3,200 blocks instead of 1,600" in line and " 0 " in line for line in lines)
+        marks = ("measured  ", "simulated, as it is", " enough, simulated", "3,200 blocks")
+        places = [next(at for at, line in enumerate(lines) if mark in line) for mark in marks]
+        assert places == sorted(places), "what is measured is told from the simulated"
+        assert any("vllm serve" in line and "--num-gpu-blocks-override 3200" in line for line in lines)
+        assert any("esc closes" in line for line in lines)
         await pilot.press("d")
         assert not isinstance(app.screen, RemediesScreen)
+
+
+async def test_the_verdict_names_the_remedy_that_the_page_calls_enough(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsim_tui.dialogs.remedies.NUM_CHANGES", 6)
+    app = make_app(shipped("paged"), at_s=4.0)
+    session = next(iter(app.get_default_screen().sessions()))  # type: ignore[attr-defined]
+    session.story = begin_story(session, playing=False)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("d")
+        await app.workers.wait_for_complete()
+        await pilot.press("d")
+        await pilot.pause()
+        assert session.diagnosis is not None
+        first = session.diagnosis.remedies[0]
+        assert first.fits
+        assert first.change.words in app.screen.query_one(StoryLine).render_line(0).text
 
 
 async def test_d_says_why_there_are_none(
@@ -98,7 +121,7 @@ async def test_d_says_why_there_are_none(
 def test_a_short_pool_of_the_radix_policy_is_not_told_to_use_pages(make_machine: Callable[[int], Machine]) -> None:
     recording = simulate(generate(60, prompt=200, output=200, seed=1), Radix(), make_machine(6_000))
     assert limit_of(summarize(recording)) is Limit.MEMORY
-    assert judgement_of(Session(recording)).long.endswith(": more memory or fewer sequences")
+    assert judgement_of(Session(recording)).long.endswith(": more memory")
 
 
 def test_a_full_batch_of_the_radix_policy_is_told_in_its_own_setting(make_machine: Callable[[int], Machine]) -> None:

@@ -12,6 +12,9 @@ from kvsim.memory.waste import SlotState
 from kvsim.recording import find, read
 from kvsim_tui.facts.owners import Owner, OwnerGroup, holdings
 from kvsim_tui.playback.session import Session
+from kvsim_tui.pool.paint import TINT, TINTS, ColorBy
+from kvsim_tui.pool.picture import DrawnUnits, Paints
+from kvsim_tui.widgets.below_pool import BelowPool
 from kvsim_tui.widgets.owner_strips import MANY, OwnerStrips, _OwnerLine, _unbroken
 from kvsim_tui.widgets.pool_view import PoolView
 
@@ -194,3 +197,29 @@ def test_slots_of_owners_are_in_states_of_held_memory(shipped: Callable[[str], R
     found = holdings(Session(shipped("paged"), at_s=5.0))
     in_all = np.sum([owner.slots for one in found for owner in one.owners], axis=0)
     assert in_all.sum() == in_all[HELD].sum()
+
+
+def test_neighbours_of_different_requests_have_different_tints(shipped: Callable[[str], Recording]) -> None:
+    replay = Session(shipped("paged"), at_s=5.0).replay
+    paints = Paints(replay, DrawnUnits(replay), ColorBy.OWNER).whole
+    tinted = (paints >= TINT) & (paints < TINT + TINTS)
+    assert tinted.mean() > 0.9
+    both = tinted[1:] & tinted[:-1]
+    same = replay.owner[1:] == replay.owner[:-1]
+    assert (paints[1:] == paints[:-1])[both & same].all(), "one request, one tint"
+    assert (paints[1:] != paints[:-1])[both & ~same].mean() > 0.5
+
+
+async def test_physical_order_tells_pieces_and_who_holds_most(
+    make_app: Callable[..., KvsimApp], prefixes: Recording
+) -> None:
+    app = make_app(prefixes, at_s=5.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        found = holdings(app.playback.session)
+        below = app.query_one(BelowPool)
+        text = below.render_line(0).text
+        owners = [owner for group in found for owner in group.owners]
+        assert re.search(rf"{len(owners)} requests.* [\d,]+ pieces", text)
+        tokens = max(owner.num_tokens + 16 * owner.num_shared for owner in owners)
+        assert f"{tokens:,} tokens" in text

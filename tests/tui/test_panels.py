@@ -290,7 +290,7 @@ def test_runs_of_a_table_tell_each_of_its_blocks_once(addresses: list[int], rand
 def test_a_headline_counts_the_gpus_of_a_model() -> None:
     session = Session(read(find("vllm-2xh200-llama-3-8b-light")))
     model_and_gpus = headline(session, short=False)[2]
-    assert model_and_gpus.endswith("on 2 x NVIDIA H200")
+    assert model_and_gpus.endswith("on 2 x H200")
     assert headline(session, short=True)[2].endswith("on 2 x H200")
 
 

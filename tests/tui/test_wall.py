@@ -102,19 +102,21 @@ def test_a_strip_is_the_mean_share_held_in_each_column(recordings: list[Recordin
     assert server.held_between(edges_s) == pytest.approx(held.reshape(7, -1).mean(axis=1), abs=0.002)
 
 
-async def test_the_hottest_come_first_and_the_others_are_folded_with_their_sums(recordings: list[Recording]) -> None:
+async def test_the_fullest_come_first_and_the_others_are_folded_with_their_sums(recordings: list[Recording]) -> None:
     fleet = FleetServers.of(recordings * 20, [f"server {number}" for number in range(60)])
     app = KvsimApp(fleet, clock=lambda: 0.0)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         lines, wall = lines_of(app), app.screen.query_one(PoolWall)
         now = fleet.at(fleet.player.clock_s)
-        waits = [now[number].waiting for number in wall.shown]
-        assert waits == sorted(waits, reverse=True)
-        assert waits[0] == max(one.waiting for one in now)
+        held = [now[number].held for number in wall.shown]
+        assert held == sorted(held, reverse=True)
+        assert held[0] == max(one.held for one in now)
         folded = next(line for line in lines if " more" in line)
         assert int(folded.split()[0]) == 60 - len(wall.shown)
-        assert int(folded.split()[-1].replace(",", "")) == sum(one.waiting for one in now) - sum(waits)
+        assert int(folded.split()[-1].replace(",", "")) == sum(
+            now[number].waiting for number in range(60) if number not in wall.shown
+        )
 
 
 async def test_the_column_under_the_cursor_is_the_share_held_now(recordings: list[Recording]) -> None:
@@ -150,7 +152,7 @@ async def test_a_request_is_followed_from_server_to_server(apart: list[Recording
         )
         here = [stop for stop in stops if stop.arrival_s <= fleet.player.clock_s < stop.end_s]
         assert sum(line.startswith("> ") for line in lines) == len(here) <= 1, "it is on one server at a time"
-        assert f"{fleet.followed} is here" in lines[-2]
+        assert f"{fleet.followed} is here" in lines[0]
 
 
 async def test_a_server_opens_at_the_same_moment_and_escape_returns(recordings: list[Recording]) -> None:

@@ -36,12 +36,22 @@ class Page(Modal[None]):
 
     def compose(self) -> ComposeResult:
         """Compose the page."""
-        with VerticalScroll(id=self.PAGE_ID):
+        with VerticalScroll(id=self.PAGE_ID, classes="page"):
             yield Static(self._page())
 
     def on_mount(self) -> None:
-        """Focus the page."""
+        """Focus the page, and name the keys in its lower border."""
         self.query_one(VerticalScroll).focus()
+        self.call_after_refresh(self._show_keys)
+
+    def on_resize(self) -> None:
+        """Name the keys again, because another size may need no scrolling."""
+        self.call_after_refresh(self._show_keys)
+
+    def _show_keys(self) -> None:
+        for page in self.query(VerticalScroll):
+            scrolls = "up and down scroll, " if page.max_scroll_y > 0 else ""
+            page.border_subtitle = f"{scrolls}esc closes"
 
     def _page(self) -> Group:
         raise NotImplementedError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from rich.console import Group
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding, BindingType
@@ -13,8 +14,6 @@ from ..look.wording import milliseconds
 from .modal import Page
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from kvsim.diagnosis import Diagnosis
     from kvsim.fitting import Outcome
     from kvsim.recording import Recording
@@ -22,6 +21,10 @@ if TYPE_CHECKING:
 NUM_CHANGES: Final = 24
 """Number of changes of the server that are simulated: fewer than `kvsim diagnose` tries, because the user waits."""
 _COLUMNS: Final = ("", "tokens/s", "TTFT p99", "TPOT p99", "preempted/min")
+_TERMS: Final = (
+    "TTFT: time to the first token; TPOT: time per further token; p99: 99 of 100 requests take less. "
+    "Simulations replay the same requests; kvsim diagnose says how sure they are."
+)
 
 
 def diagnosed(recording: Recording) -> Diagnosis:
@@ -44,19 +47,29 @@ class RemediesScreen(Page):
 
     def _page(self) -> Group:
         found = self._diagnosis
-        parts: list[RenderableType] = [Text(found.verdict, "bold"), "", found.cause, ""]
+        verdict = Text(found.verdict.replace(" %", "%"), "bold")  # percentages as on the screens
         if not found.remedies:
-            return Group(*parts, "No change that was tried would help.")
+            return Group(verdict, "", "No change that was tried would help.", "", found.cause)
+        command = Text.assemble(("Command of the first: ", "bold"), found.remedies[0].change.server.flags())
+        # The cause comes last, because a low screen shows the first lines alone.
+        return Group(verdict, "", self._table(), "", command, "", found.cause, "", _TERMS)
+
+    def _table(self) -> Table:
+        """Return the measured figures, if the run is a real one, and the simulated ones with and without remedies."""
+        found = self._diagnosis
         table = Table(box=None, padding=(0, 1), pad_edge=False)
         for nth, name in enumerate(_COLUMNS):
             table.add_column(name, justify="right" if nth else "left", no_wrap=nth > 0)
-        table.add_row(Text("as it is", "bold"), *_cells(found.simulated))
-        for remedy in found.remedies:
-            enough = "" if remedy.fits else " (not enough)"
-            table.add_row(f"{remedy.change.words}{enough}", *_cells(remedy.outcome))
-        command = Text.assemble(("The first remedy: ", "bold"), found.remedies[0].change.server.flags())
-        simulated = "All lines are simulations of the same requests; kvsim diagnose says how sure they are."
-        return Group(*parts, Text("What would help, nearest first", "bold"), table, "", command, "", simulated)
+        if found.recording.meta.source != "simulation":
+            table.add_row("measured", *_cells(found.measured))
+        table.add_row("simulated, as it is", *_cells(found.simulated))
+        for heading, fits in (("enough, simulated", True), ("not enough, simulated", False)):
+            remedies = [each for each in found.remedies if each.fits is fits]
+            if remedies:
+                table.add_row(Text(heading, "bold"))
+            for remedy in remedies:
+                table.add_row(Padding(remedy.change.words, (0, 0, 0, 1)), *_cells(remedy.outcome))
+        return table
 
 
 def _cells(outcome: Outcome) -> tuple[str, ...]:

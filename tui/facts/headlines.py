@@ -57,7 +57,7 @@ def headline(session: Session, *, short: bool) -> list[str]:
     return [
         _origin(session, engine),
         policy,
-        f"{model} on {_gpus(gpu, num_gpus, short=short)}",
+        f"{model} on {_gpus(gpu, num_gpus)}",
         memory,
         *_times(meta),
         *_untimed(meta),
@@ -80,7 +80,7 @@ def comparison_headline(comparison: ComparedRuns, *, short: bool) -> list[str]:
     clock, memory = (", one clock", f"{size} each") if short else (" on one clock", f"{size} for KV in each")
     if comparison.slowest_first:
         clock = ", slowest first" if short else f"{clock}, slowest first"
-    gpus = _gpus(gpu, num_gpus, short=short)
+    gpus = _gpus(gpu, num_gpus)
     return [f"the same {requests}{clock}", *notes, f"{model} on {gpus}", memory, *_untimed(meta)]
 
 
@@ -114,8 +114,8 @@ def _memory_place(session: Session) -> str:
     return " on each" if _parallel_size(session, "tensor_parallel_size") > 1 else ""
 
 
-def _gpus(name: str, number: int, *, short: bool) -> str:
-    name = name.removeprefix("NVIDIA ") if short else name
+def _gpus(name: str, number: int) -> str:
+    name = name.removeprefix("NVIDIA ")
     return f"{number} x {name}" if number > 1 else name
 
 

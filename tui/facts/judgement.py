@@ -50,11 +50,11 @@ def _facts(session: Session, summary: Summary, limit: Limit | None) -> tuple[str
         facts = [_full_words(session)]
         vain = 100 * summary.vain_tokens / max(summary.computed_tokens, 1)
         if vain >= 1:
-            facts.append(f"{vain:.0f} % computed in vain")
+            facts.append(f"{vain:.0f}% computed in vain")
         elif summary.num_preemptions:
             facts.append(plural(summary.num_preemptions, "preemption"))
         elif wasted >= _MUCH:
-            facts.append(f"{wasted:.0f} % of it never used")
+            facts.append(f"{wasted:.0f}% of it never used")
         elif summary.num_aborted:
             facts.append(f"{plural(summary.num_aborted, 'request')} failed")
         long = ", ".join(facts)
@@ -68,7 +68,7 @@ def _facts(session: Session, summary: Summary, limit: Limit | None) -> tuple[str
         refused = f"{plural(summary.num_refused, 'request')} refused"
         return refused, f"{refused}: they do not fit into the pool"
     if wasted >= _MUCH:
-        return (f"{wasted:.0f} % of the pool is never used",) * 2
+        return (f"{wasted:.0f}% of the pool is never used",) * 2
     return "nothing waits", f"nothing waits, {peak_words(summary)}"
 
 
@@ -89,12 +89,18 @@ def _full_words(session: Session) -> str:
 
 
 def _remedy(session: Session, summary: Summary, limit: Limit | None) -> tuple[str, str]:
-    """Return a remedy in words, and the key that shows its effect; empty if no key does."""
+    """Return a remedy in words, and the key that shows its effect; empty if no key does.
+
+    If the run has been diagnosed, the remedy is the first that was found to be enough.
+    """
     policy = session.recording.meta.policy_name
+    if session.diagnosis is not None:
+        enough = (remedy.change.words for remedy in session.diagnosis.remedies if remedy.fits)
+        return next(enough, "no change that was tried is enough"), "d"
     if policy in ("paged", "radix"):
         limits, key = summary.limits or Limits, "d" if policy == "paged" else ""
         remedies = {
-            Limit.MEMORY: "more memory or fewer sequences",
+            Limit.MEMORY: "more memory",
             Limit.BATCH: f"a larger {limits.seqs_setting}",
             Limit.TOKENS: f"a larger {limits.tokens_setting}",
             Limit.ADAPTERS: "a larger max_loras",

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
 from kvsim.memory.waste import SlotState
+from kvsim.replay.unfolding import NO_OWNER
+
+from ..look.wording import percent, plural
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from ..playback.session import Session
@@ -17,6 +22,8 @@ if TYPE_CHECKING:
 Slots: TypeAlias = "npt.NDArray[np.int64]"
 """Number of slots in each state, in the order of `SlotState`."""
 Units: TypeAlias = "npt.NDArray[np.integer[Any]]"
+_MOST_GROUPS: Final = 12
+"""Largest number of groups whose sizes are listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,3 +113,92 @@ def _owner_group(session: Session, tables: dict[int, Units]) -> OwnerGroup:
         num_shared=len(shared),
         shared=session.replay.slots(shared).sum(axis=0) if len(shared) else np.zeros(len(SlotState), np.int64),
     )
+
+
+def owners_line(session: Session, found: Sequence[OwnerGroup], width: int, dot: str) -> str:
+    """Describe the held memory in one line: requests, the largest one, the units saved by sharing, the free share.
+
+    The texts are shortened if the line exceeds `width`, and then some are left out: first what is said elsewhere on the
+    screen, the saved units if there are some, or else the free share.
+    """
+    unit, owners = session.unit_name, _owners(found)
+    shared, saved = _shared_and_saved(found)
+    held = shared + sum(owner.num_units - owner.num_shared for owner in owners)
+    free, cached = (int(session.breakdown[state]) for state in (SlotState.FREE, SlotState.CACHED))
+    largest = max(owners, key=lambda owner: owner.num_tokens, default=None)
+    most = "" if largest is None else f"most {session.request_name(largest.request)}: {largest.num_tokens:,} tokens"
+    if largest is not None and largest.num_shared:
+        most += f" + {largest.num_shared * session.replay.unit_tokens:,} shared"
+    requests, or_cached = plural(len(owners), "request"), " or cached" * session.recording.meta.prefix_caching
+    long = (
+        f"{requests} hold {plural(held, unit)}",
+        most,
+        f"{plural(shared, f'shared {unit}')} save {saved:,}" if shared else "nothing is shared",
+        f"{percent(free + cached, session.capacity)} free{or_cached}",
+    )
+    short = (
+        f"{requests} hold {plural(held, unit)}",
+        most.replace(" tokens", ""),
+        f"{shared:,} shared save {saved:,}" if shared else "nothing shared",
+        f"{percent(free, session.capacity)} free",
+    )
+    less = (*short[:2], short[3]) if shared else short[:3]
+    return _first_that_fits((long, short, less, short[:2], short[:1]), width, dot)
+
+
+def scatter_lines(session: Session, found: Sequence[OwnerGroup], width: int, dot: str, *, num_lines: int) -> list[str]:
+    """Describe the held memory for the pool in physical order: its pieces, the largest request, and sharing.
+
+    The last of two lines is about sharing alone; it is there only if requests share units.
+    """
+    owners, unit_tokens = _owners(found), session.replay.unit_tokens
+    shared, saved = _shared_and_saved(found)
+    largest = max(((owner.num_tokens + owner.num_shared * unit_tokens, owner) for owner in owners),
+                  key=lambda each: each[0], default=None)  # fmt: skip
+    most = "" if largest is None else f"most {session.request_name(largest[1].request)}: {largest[0]:,} tokens"
+    requests, pieces = plural(len(owners), "request"), plural(_num_pieces(session.replay.owner), "piece")
+    units = plural(shared + sum(owner.num_units - owner.num_shared for owner in owners), session.unit_name)
+    groups = f"{plural(len([group for group in found if group.num_shared]), 'group')} share" if shared else ""
+    sharing = groups or "nothing shared"
+    texts = ((f"{requests} hold {units} in {pieces}", most, sharing), (f"{requests} in {pieces}", most, sharing),
+             (f"{requests}, {pieces}", most), (f"{requests}, {pieces}",))  # fmt: skip
+    lines = [_first_that_fits(texts, width, dot)]
+    if shared and num_lines > 1:
+        saves = f", which saves {plural(saved, session.unit_name)}"
+        lines.append(_first_that_fits(((_group_words(found) + saves,), (_group_words(found),), (groups,)), width, dot))
+    return lines
+
+
+def _owners(found: Sequence[OwnerGroup]) -> list[Owner]:
+    return [owner for group in found for owner in group.owners]
+
+
+def _shared_and_saved(found: Sequence[OwnerGroup]) -> tuple[int, int]:
+    """Return the number of units with several holders, and the number of units that would be needed in addition."""
+    shared = sum(group.num_shared for group in found)
+    return shared, sum(owner.num_shared for owner in _owners(found)) - shared
+
+
+def _num_pieces(owner: Units) -> int:
+    """Count the runs of neighbouring units with one owner; `owner` is the owner of each unit, or `NO_OWNER`."""
+    begins = np.append(True, owner[1:] != owner[:-1])
+    return int((begins & (owner != NO_OWNER)).sum())
+
+
+def _first_that_fits(texts: Sequence[Sequence[str]], width: int, dot: str) -> str:
+    """Return the first of `texts`, each given in parts, that has at most `width` characters; else the last one."""
+    lines = [f" {dot} ".join(filter(None, parts)) for parts in texts]
+    return next((line for line in lines if len(line) <= width), lines[-1])
+
+
+def _group_words(found: Sequence[OwnerGroup]) -> str:
+    """Describe the groups that share units: `13, 9 and 7 requests share 512 tokens each`, `20 groups of up to 13`."""
+    sizes = sorted((len(group.owners) for group in found if group.num_shared), reverse=True)
+    tokens = {int(group.shared[SlotState.TOKEN]) for group in found if group.num_shared}
+    amount = f"{tokens.pop():,} tokens" if len(tokens) == 1 else "blocks"
+    if len(sizes) == 1:
+        return f"{sizes[0]:,} requests share {amount}"
+    if len(sizes) > _MOST_GROUPS:
+        return f"{len(sizes):,} groups of up to {sizes[0]:,} requests share {amount} each"
+    *most, last = (f"{size:,}" for size in sizes)
+    return f"{', '.join(most)} and {last} requests share {amount} each"

@@ -146,7 +146,7 @@ def _reason(comparison: ComparedRuns, place: int) -> str:
         return "of memory, all of it"
     if by_memory >= _NONE_LEFT:
         return f"of memory ×{_times(by_memory)}"
-    return "of its longest rows" if _is_static(comparison, place) else "not of memory"
+    return "of padding" if _is_static(comparison, place) else "not of memory"
 
 
 def _factor_words(comparison: ComparedRuns, place: int) -> str:
@@ -162,7 +162,7 @@ def _factor(comparison: ComparedRuns, place: int) -> str:
     if by_memory is not None and by_memory >= _NONE_LEFT:
         share = " (all memory)" if by_memory == gap else f" (memory ×{_times(by_memory)})"
     elif by_memory is not None:
-        share = " (not memory: long rows)" if _is_static(comparison, place) else " (not memory)"
+        share = " (not memory: padding)" if _is_static(comparison, place) else " (not memory)"
     return f"{comparison.lanes[-place].label}{share} ×{_times(gap)}"
 
 
@@ -173,7 +173,7 @@ def _factor_in_short(comparison: ComparedRuns, place: int) -> str:
     if by_memory is not None and by_memory >= _NONE_LEFT:
         reason = " (memory)" if by_memory == gap else f" (memory ×{_times(by_memory)})"
     elif by_memory is not None and static:
-        reason = " (long rows)"
+        reason = " (padding)"
     return f"{'static' if static else comparison.lanes[-place].label} ×{_times(gap)}{reason}"
 
 
@@ -195,8 +195,7 @@ def _because_of_memory(comparison: ComparedRuns, place: int) -> str:
         return " (all of it is memory)"
     if by_memory >= _NONE_LEFT:
         return f" (×{by_memory:,.1f} of it is memory)"
-    waits = _is_static(comparison, place)
-    return " (not memory: waits for longest rows)" if waits else " (not for lack of memory)"
+    return " (not memory: padding)" if _is_static(comparison, place) else " (not for lack of memory)"
 
 
 def _is_static(comparison: ComparedRuns, place: int) -> bool:

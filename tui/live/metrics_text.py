@@ -10,8 +10,8 @@ from rich.text import Text
 
 from kvsim.live.cache_words import cache_facts, cache_limits
 
-from ..look.stack import columns
-from ..look.states import COLOR
+from ..look.stack import bar_text, columns
+from ..look.states import ASCII, COLOR
 from ..look.wording import milliseconds, plural
 
 if TYPE_CHECKING:
@@ -39,10 +39,11 @@ def cache_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
         parts.append("the metrics do not say how many blocks there are")
     if now.num_engines > 1:
         parts.append(f"{now.num_engines} engines, the fullest {100 * now.fullest_usage:.1f}%")
-    filled = round(8 * width * now.usage)
-    whole, rest = divmod(filled, 8)
-    bar = "#" * round(width * now.usage) if plain else "█" * whole + (COLOR.right[rest] if rest else "")
-    return [Text(_fitting(parts, width, plain=plain), "strong"), Text(bar.ljust(width, "." if plain else "░"), "bar")]
+    filled = bar_text(now.usage, width, ASCII if plain else COLOR)
+    return [
+        Text(_fitting(parts, width, plain=plain), "strong"),
+        Text(filled.ljust(width, "." if plain else "░"), "bar"),
+    ]
 
 
 def event_lines(look: CacheLook, ended: str | None, num_blocks: int | None, width: int, height: int) -> list[Text]:

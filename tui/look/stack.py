@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from .states import Symbols
 
 EIGHTHS: Final = 8
 """Number of steps in which block characters divide the height or the width of a cell."""
@@ -46,3 +49,14 @@ def columns(values: npt.NDArray[Any], most: float, height: int) -> npt.NDArray[n
     eighths = np.maximum(eighths, np.asarray(values) > 0)
     rows = np.arange(height - 1, -1, -1)[:, None]
     return np.clip(eighths - rows * EIGHTHS, 0, EIGHTHS).astype(np.int64)
+
+
+def bar_text(share: float, width: int, symbols: Symbols) -> str:
+    """Return a bar that fills a `share` of `width` characters, without the blanks after it.
+
+    It ends at an eighth of a character where the terminal shows eighths. A share above 0 is visible.
+    """
+    if not symbols.right:
+        return symbols.up[EIGHTHS] * max(round(share * width), int(share > 0))
+    whole, part = divmod(max(round(share * width * EIGHTHS), int(share > 0)), EIGHTHS)
+    return symbols.right[EIGHTHS] * whole + symbols.right[part] * (part > 0)

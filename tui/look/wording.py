@@ -38,6 +38,13 @@ def seconds(time_s: float, resolution_s: float = 1e-3) -> str:
     return f"{time_s:,.{decimals}f} s"
 
 
+def pace(speed: float) -> str:
+    """Return how fast `speed` recorded seconds per second are: `100 times slower`, `as fast as it ran`."""
+    if speed == 1:
+        return "as fast as it ran"
+    return f"{speed:,.4g} times faster" if speed > 1 else f"{1 / speed:,.4g} times slower"
+
+
 def ending(text: str, width: int, cut: str) -> str:
     """Return the last `width` characters of `text`; `cut` replaces the beginning if `text` is longer."""
     return text if len(text) <= width else cut + text[len(text) - max(width - len(cut), 0) :]

@@ -217,9 +217,9 @@ class FleetServers:
         """Return the state of every server at `time_s`."""
         return [server.at(time_s) for server in self.servers]
 
-    def hottest(self, now: Sequence[ServerNow]) -> list[int]:
-        """Return the numbers of the servers, the longest queue first, and among equal queues the fullest pool first."""
-        return sorted(range(len(now)), key=lambda number: (-now[number].waiting, -now[number].held, number))
+    def fullest(self, now: Sequence[ServerNow]) -> list[int]:
+        """Return the numbers of the servers, the fullest pool first, and among equal pools the longest queue first."""
+        return sorted(range(len(now)), key=lambda number: (-now[number].held, -now[number].waiting, number))
 
     def hits(self, now: Sequence[ServerNow]) -> tuple[int, int]:
         """Return the number of prompt tokens that were prefix hits, and of all prompt tokens.

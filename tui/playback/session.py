@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.display.text import printable, printable_values
-from kvsim.memory.waste import SlotState
+from kvsim.memory.waste import HELD, SlotState
 from kvsim.metrics import Waste, waste
 from kvsim.policies import Radix
 from kvsim.recording.tables import RequestStatus
@@ -28,6 +28,7 @@ from .served import tokens_served
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from kvsim.diagnosis import Diagnosis
     from kvsim.recording.model import Recording
     from kvsim.recording.tables import FloatArray, IntArray
 
@@ -115,6 +116,8 @@ class Session:
             self.player.go_to_time(at_s)
         self.followed: int | None = None
         """Row of the request that the user follows."""
+        self.diagnosis: Diagnosis | None = None
+        """Diagnosis of the run, once the user has asked for it."""
         self.story: Story | None = None
         """Story that the screen shows, if any."""
         self.selected: int | None = None
@@ -235,6 +238,11 @@ class Session:
     def served(self) -> npt.NDArray[np.int64]:
         """Return the number of output tokens sampled before each frame: int64[num_frames]."""
         return self.before.tokens_served + tokens_served(self.replay)
+
+    @property
+    def num_held_slots(self) -> int:
+        """Count the slots that requests hold at the current frame."""
+        return int(self.breakdown[list(HELD)].sum())
 
     @cached_property
     def finish_times_s(self) -> npt.NDArray[np.float64]:

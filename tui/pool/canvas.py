@@ -16,8 +16,8 @@ from .brush import BLANK, DIGIT, GLYPH, RIGHT, UP, half_keys, keys_of, reverse
 from .cell_shapes import cut_apart, hairlines_above, ledges, settled, spread, spread_glyphs
 from .cells import Cells
 from .labels import names_every_line, write_names
-from .paint import CURSOR, DIM, EMPTY, ColorBy
-from .picture import DrawnUnits, Paints, dimmed, with_one_owner_lit
+from .paint import CURSOR, DIM, EMPTY, TINT, ColorBy
+from .picture import DrawnUnits, Paints, dimmed, with_one_owner_lit, without_tints
 from .slots import paints_of_slots
 from .tiling import Detail, Tiling
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _LEAST_WIDE = 4
 """Width up to which a cell without colours shows its fill as a digit; wider cells show it by their glyphs."""
+
+_FEW_UNITS = 4
+"""Largest number of units in a cell up to which tints tell the owners of the units apart."""
 
 
 class Canvas:
@@ -52,7 +55,17 @@ class Canvas:
     @tiling.setter
     def tiling(self, tiling: Tiling) -> None:
         self._tiling = tiling
-        self._cells = Cells(tiling, self._paints.whole) if tiling.detail is Detail.MIX else None
+        self._cells = Cells(tiling, self._mixed_paints) if tiling.detail is Detail.MIX else None
+
+    @property
+    def has_tints(self) -> bool:
+        """True if cells are small enough for tints, which would be noise in cells of many units."""
+        return self._tiling.units_per_cell <= _FEW_UNITS
+
+    @property
+    def _mixed_paints(self) -> PaintArray:
+        """Paints of all units, for cells of several units."""
+        return self._paints.whole if self.has_tints else without_tints(self._paints.whole)
 
     @property
     def followed(self) -> int | None:
@@ -95,7 +108,27 @@ class Canvas:
 
     def _repaint(self, units: IndexArray) -> None:
         if self._cells is not None and len(units):
-            self._cells.update(units, self._paints.whole)
+            self._cells.update(units, self._mixed_paints)
+
+    def shows(self, paint: int) -> bool:
+        """Tell whether `paint`, one of a state or a tint, is in the picture; rare states have no place in large cells.
+
+        At the level of single slots, all states that occur are in the picture.
+        """
+        paints, fill = self._paints, self._states.fill
+        if paint >= TINT:
+            return self.has_tints
+        match self.tiling.detail:
+            case Detail.SLOTS:
+                return True
+            case Detail.HALF:
+                return bool((paints.whole == paint).any())
+            case Detail.FILL:
+                shown = ((paints.written == paint) & (fill > 0)) | ((paints.rest == paint) & (fill < EIGHTHS))
+                return bool(shown.any())
+            case Detail.MIX:
+                assert self._cells is not None  # the tiling's setter made them
+                return bool((self._cells.first == paint).any() or (self._cells.second == paint).any())
 
     def unit_at(self, x: int, y: int) -> int | None:
         """Return the first unit of the cell at character `x` of line `y`; None outside the pool."""
@@ -212,7 +245,8 @@ class Canvas:
         """Draw cells of one unit with its written part and the rest."""
         tiling, lit = self.tiling, self._lit(cells)
         units = np.minimum(cells, tiling.num_units - 1)
-        first, second = (dimmed(paints[units], lit) for paints in (self._paints.written, self._paints.rest))
+        written = self._paints.written if self._half_blocks else without_tints(self._paints.written)
+        first, second = (dimmed(paints[units], lit) for paints in (written, self._paints.rest))
         fill = self._states.fill[units].copy()
         first, second = (np.where(cells < tiling.num_units, paints, EMPTY) for paints in (first, second))
         if self._half_blocks:  # expired slots come first: they precede the tokens that are still read

@@ -13,12 +13,12 @@ from kvsim.memory.waste import HELD, SlotState
 from kvsim.metrics.names import STATE_NAMES, tells_owners
 
 from ..look.wording import plural, seconds
-from ..pool.paint import AGE, AGES, DIM, HOLDERS, OWNER, SHARED, ColorBy, hue_of
+from ..pool.paint import AGE, AGES, DIM, HOLDERS, OWNER, SHARED, TINT, TINTS, ColorBy, hue_of
 from ..pool.swatches import paint_swatch
 from .layer_kinds import layer_kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ..look.states import Symbols
     from ..playback.session import Session
@@ -28,6 +28,9 @@ _MOST_OWNERS: Final = 8
 
 LegendEntry: TypeAlias = tuple[tuple[int, ...], str]
 """The paints of an entry of the legend, and their meaning."""
+
+_TINTED: Final[LegendEntry] = (tuple(range(TINT, TINT + TINTS)), "tokens: a tint per request, held until it ends")
+"""Entry of tokens whose owners are told apart by tints."""
 
 
 def legend_entries(
@@ -39,6 +42,7 @@ def legend_entries(
     *,
     lit: str | None = None,
     bars: bool = False,
+    shows: Callable[[int], bool] | None = None,
 ) -> list[list[Segment]]:
     """Return the legend of the colours that the pools of `sessions` show now.
 
@@ -50,15 +54,22 @@ def legend_entries(
         room: number of characters in a line; texts are shortened if the legend is longer.
         lit: id of the request that alone is in colour.
         bars: True if bars of states are beside the pools; tokens then get an entry, even if `by` does not colour them.
+        shows: tells whether the paint of a state is in the picture; None if each that occurs is.
     """
-    entries = [entry for entry in legend(by, sessions, lit) if _occurs(entry[0], sessions, lit)]
+    entries = [entry for entry in legend(by, sessions, lit) if _occurs(entry[0], sessions, lit, shows)]
     tokens = (int(SlotState.TOKEN),)
+    if shows is not None and not shows(TINT):
+        entries = [(tokens, "tokens, of any request") if entry == _TINTED else entry for entry in entries]
     if bars and all(paints != tokens for paints, _ in entries) and _occurs(tokens, sessions):
         entries.append((tokens, "tokens, in bars"))
+    if _length(entries) > room:
+        entries = [(paints, text.removesuffix(", held until it ends")) for paints, text in entries]
     if _length(entries) > room:
         entries = [(paints[:1], text.removesuffix(", in bars")) for paints, text in entries]
     if _length(entries) > room:
         entries = [(paints, _in_short(text)) for paints, text in entries]
+    if _length(entries) > room:
+        entries = [(paints, text.partition(", saves ")[0]) for paints, text in entries]
     found = list[list[Segment]]()
     for paints, text in entries:
         segments = [Segment("  ", style)] if found else []
@@ -69,12 +80,18 @@ def legend_entries(
     return found
 
 
-def owner_entries(session: Session, symbols: Symbols, style: Style) -> list[list[Segment]]:
-    """Return the legend of the pool by owner: states as in the bar below, shared units, and the followed request."""
+def owner_entries(
+    session: Session, symbols: Symbols, style: Style, shows: Callable[[int], bool], scale: str
+) -> list[list[Segment]]:
+    """Return the legend of the pool by owner: states in the bars, shared units, the followed request, and the scale."""
     caches = session.recording.meta.prefix_caching
     states = [_state(SlotState.TOKEN), *_waste([session]), _state(SlotState.RESERVED)]
     states += [((SHARED,), _shared_words(session))] if caches else []
-    entries = [(paints[0], text) for paints, text in states if _occurs(paints, [session])]
+    entries = [
+        (paints[0], text)
+        for paints, text in states
+        if (_occurs(paints, [session]) if paints == (SHARED,) else shows(paints[0]))
+    ]
     if session.followed is not None and len(session.replay.block_table(session.followed)[1]):
         entries.append((OWNER + hue_of(session.followed), session.request_name(session.followed)))
     found = list[list[Segment]]()
@@ -82,10 +99,15 @@ def owner_entries(session: Session, symbols: Symbols, style: Style) -> list[list
         sample = paint_swatch(paint, symbols)
         gap = [Segment("  ", style)] if found else []
         found.append([*gap, Segment(sample.text, style + (sample.style or Style())), Segment(f" {text}", style)])
-    return found
+    return [*found, [Segment(f"  {scale}", style)]]
 
 
-def _occurs(paints: tuple[int, ...], sessions: Sequence[Session], lit: str | None = None) -> bool:
+def _occurs(
+    paints: tuple[int, ...],
+    sessions: Sequence[Session],
+    lit: str | None = None,
+    shows: Callable[[int], bool] | None = None,
+) -> bool:
     """Tell whether a pool shows the paints of an entry now; entries other than states and sharing always count."""
     if paints == (SHARED,):
         return any(bool((session.replay.refs > 1).any()) for session in sessions)
@@ -97,7 +119,7 @@ def _occurs(paints: tuple[int, ...], sessions: Sequence[Session], lit: str | Non
         replay = sessions[0].replay
         _, addresses = replay.block_table(sessions[0].recording.row_of(lit))
         return bool(replay.slots(addresses - replay.first_unit)[:, paints[0]].any())
-    return any(bool(session.breakdown[paints[0]]) for session in sessions)
+    return any(bool(session.breakdown[paints[0]]) for session in sessions) and (shows is None or shows(paints[0]))
 
 
 def _length(entries: list[LegendEntry]) -> int:
@@ -155,7 +177,7 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
 def _owners(sessions: Sequence[Session], lit: str | None) -> list[LegendEntry]:
     """Return the entries for the hues of owners; for the request that alone is `lit`, if there is one."""
     hued = {tells_owners(session.recording) for session in sessions}
-    hues = tuple(range(OWNER, OWNER + 4)) if True in hued else (int(SlotState.TOKEN),)
+    hues = tuple(range(OWNER, OWNER + 4)) if True in hued else _TINTED[0]
     entries: list[LegendEntry] = []
     if lit is not None:
         known = next(session.recording for session in sessions if lit in session.recording.requests.id)
@@ -165,7 +187,7 @@ def _owners(sessions: Sequence[Session], lit: str | None) -> list[LegendEntry]:
         named = _named_owners(sessions) if few else None
         entries = [(hues, "one request each" if few else "requests")] if named is None else named
     if lit is None and False in hued:
-        entries.append(((int(SlotState.TOKEN),), "tokens, of any request"))
+        entries.append(_TINTED)
     return entries
 
 

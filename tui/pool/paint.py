@@ -64,7 +64,13 @@ KEPT: Final = KIND + _NUM_KINDS
 """First of the paints of copies on their way to host memory, one per hue: darker than the hues of owners."""
 _KEPT_SHARE: Final = 0.55
 """Share of the background in the colour of a copy on its way to host memory."""
-NUM_PAINTS: Final = KEPT + NUM_HUES
+TINTS: Final = 3
+"""Number of the paints of tokens by which neighbours are told apart where hues cannot identify requests."""
+TINT: Final = KEPT + NUM_HUES
+"""First of these paints."""
+_TINT_SHARES: Final = (("#ffffff", 0.0), ("#ffffff", 0.35), ("#0b3b66", 0.22))
+"""Colour that is mixed into the colour of tokens for each tint, and its share."""
+NUM_PAINTS: Final = TINT + TINTS
 assert NUM_PAINTS <= DIM
 
 _HELD_BY_NONE: Final = frozenset((SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL, EMPTY, *UnitChange))
@@ -80,7 +86,7 @@ _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *UnitChange)
 """Paints that must be visible in a cell of many units even if a single unit has them."""
 
 
-WRITTEN: Final = np.array((SlotState.TOKEN, *range(OWNER, AGE), *range(KIND, KEPT)))
+WRITTEN: Final = np.array((SlotState.TOKEN, *range(OWNER, AGE), *range(KIND, KEPT), *range(TINT, NUM_PAINTS)))
 """Paints of written slots of tokens."""
 
 
@@ -145,6 +151,7 @@ def _colors(
     ]
     colors[KIND : KIND + _NUM_KINDS] = kinds
     colors[KEPT : KEPT + NUM_HUES] = [mixed(hue, void, _KEPT_SHARE) for hue in hues]
+    colors[TINT : TINT + TINTS] = [mixed(bright, other, share) for other, share in _TINT_SHARES]
     return (*colors, *(_shade(paint, color, void) for paint, color in enumerate(colors)))
 
 
@@ -170,4 +177,5 @@ def paint_glyphs(symbols: Symbols) -> str:
     glyphs[HOLDERS : HOLDERS + len(HOLDER_STEPS) + 1] = "12489+"
     glyphs[KIND:KEPT] = "FWVSTX"
     glyphs[KEPT : KEPT + NUM_HUES] = letters
+    glyphs[TINT:NUM_PAINTS] = symbols.states[SlotState.TOKEN] * TINTS
     return "".join(glyphs)

@@ -16,7 +16,7 @@ from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.stack import EIGHTHS
 from .layer_kinds import places_of_units
-from .paint import AGE, AGES, DIM, EMPTY, HOLDER_STEPS, HOLDERS, KIND, OWNER, SHARED, ColorBy
+from .paint import AGE, AGES, DIM, EMPTY, HOLDER_STEPS, HOLDERS, KIND, OWNER, SHARED, TINT, TINTS, ColorBy
 
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
@@ -144,7 +144,7 @@ class Paints:
             case ColorBy.OWNER:
                 hued = OWNER + (owner % NUM_HUES).astype(np.uint8)
                 if self._is_neutral:
-                    hued = np.where(owner == self._followed, hued, np.uint8(SlotState.TOKEN))
+                    hued = np.where(owner == self._followed, hued, TINT + (owner % TINTS).astype(np.uint8))
                 written = np.where(written == SlotState.PADDING, SlotState.PADDING, hued)
                 written[refs > 1] = SHARED
             case ColorBy.LAYERS:
@@ -160,6 +160,8 @@ class Paints:
         elif self.by in (ColorBy.OWNER, ColorBy.LAYERS):
             # A reservation that will never be used is shown as waste until its first slot is written.
             whole = np.where((dominant == SlotState.INTERNAL) & (fill == 0), SlotState.INTERNAL, whole)
+            if self._is_neutral:  # hues do not identify requests, so colours are left for the states of units
+                whole = np.where((dominant == SlotState.TOKEN) | (owner == self._followed), whole, dominant)
         whole = np.where(held, whole, dominant)
         lit = self._lit[units]
         for paints, values in (
@@ -200,6 +202,12 @@ def is_fragmented(replay: Replay) -> bool:
     if steps.unusable_units is None or frame >= len(steps) or replay.after_output:
         return False
     return 0 < int(steps.free_units[frame]) <= int(steps.unusable_units[frame])
+
+
+def without_tints(paints: PaintArray) -> PaintArray:
+    """Return `paints` with one paint for tokens, for cells of many units, in which tints would be noise."""
+    plain: PaintArray = np.where((paints >= TINT) & (paints < TINT + TINTS), np.uint8(SlotState.TOKEN), paints)
+    return plain
 
 
 def dimmed(paints: PaintArray, lit: MaskArray) -> PaintArray:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
     from ..look.states import Symbols
-    from .paint import ColorBy
 
 
 class Zoom:
@@ -76,30 +75,41 @@ class Zoom:
         self._level, self._chosen = level, True
         return True
 
-    def title(self, unit_tokens: int, color_by: ColorBy, symbols: Symbols, width: int) -> str:
-        """Return a title: the pool, the size of a cell, and the meaning of colour.
+    def title(self, unit_tokens: int, meaning: str, symbols: Symbols, width: int) -> str:
+        """Return a title: the pool, the size of a cell, and the `meaning` of colour.
 
-        If several pools are shown, the title has the pool's name, and words are left out if they exceed `width`.
+        If several pools are shown, the title is the name of the pool, followed by the size of a cell if that fits into
+        `width`, also behind the longest name.
         """
-        tiling, unit = self.tiling, "block" if unit_tokens > 1 else "slot"
+        cell = self.cell_words(unit_tokens, symbols)
+        if self._heading is None:
+            units = plural(self.tiling.num_units, _unit_name(unit_tokens))
+            return f"memory pool, {units}: 1 cell = {cell} {symbols.dot} colour: {meaning}"
+        return self._heading + self.size_in_title(cell, width)
+
+    def size_in_title(self, cell: str, width: int) -> str:
+        """Return the size of a `cell` as it follows the name of one of several pools; empty if it does not fit."""
+        room = width - max(self._longest, len(self._heading or ""))
+        texts = (f": 1 cell = {cell}", f": {cell.partition(',')[0]} a cell")
+        return next((text for text in texts if len(text) <= room), "")
+
+    def cell_words(self, unit_tokens: int, symbols: Symbols) -> str:
+        """Return the size of a cell: `1 block`, `44 blocks`, `12×2 slots`."""
+        tiling, unit = self.tiling, _unit_name(unit_tokens)
         match tiling.detail:
             case Detail.SLOTS:
-                cell = f"1 cell = 1 slot, {unit_tokens} to a block"
+                return f"1 slot, {unit_tokens} to a block"
             case Detail.FILL:
-                cell = "1 cell = 1 block"
+                return "1 block"
             case _ if self._stride is not None and tiling.down > 1:
                 # A cell of a rectangle is described as columns times rows of slots.
-                cell = f"1 cell = {round(tiling.across):,}{symbols.times}{round(tiling.down):,} {unit}s"
+                return f"{round(tiling.across):,}{symbols.times}{round(tiling.down):,} {unit}s"
             case _:
-                cell = f"1 cell = {_about(tiling.units_per_cell, unit)}"
-        if self._heading is not None:  # one of several pools, all of the same size
-            texts = (
-                f"{self._heading}: {cell}",
-                f"{self._heading}: {cell.removeprefix('1 cell = ').partition(',')[0]} a cell",
-            )
-            longer = max(self._longest - len(self._heading), 0)  # a text should fit with the longest name, too
-            return next((text for text in texts if len(text) + longer <= width), self._heading)
-        return f"memory pool, {plural(tiling.num_units, unit)}: {cell} {symbols.dot} colour: {color_by.value}"
+                return _about(tiling.units_per_cell, unit)
+
+
+def _unit_name(unit_tokens: int) -> str:
+    return "block" if unit_tokens > 1 else "slot"
 
 
 def _about(number: float, noun: str) -> str:

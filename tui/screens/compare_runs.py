@@ -60,7 +60,7 @@ class Compare(PlaybackScreen):
         with Container(id="lanes", classes=self._arrangement(num)):
             for number, lane in enumerate(self.comparison.lanes):
                 with Vertical(classes="lane"):
-                    yield PoolView(
+                    pool = PoolView(
                         lane.session.replay,
                         self.symbols,
                         id=f"pool-{number}",
@@ -72,9 +72,10 @@ class Compare(PlaybackScreen):
                         # All pools have the same levels: if one model has several block tables, none shows slots.
                         slots=all(len(session.replay.groups) == 1 for session in self.sessions()),
                     )
+                    yield pool
                     if any(session.host is not None for session in self.sessions()):
                         yield HostMap(lane.session, self.symbols, id=f"host-{number}")
-                    yield LaneFigures(lane, self.symbols, num_lanes=num, id=f"figures-{number}")
+                    yield LaneFigures(lane, self.symbols, pool=pool, num_lanes=num, id=f"figures-{number}")
                     if self.guided is not None and "schedule" in self.guided.draws:
                         yield ScheduleChart(self.guided, lane.session, self.symbols, id=f"schedule-{number}")
         if self.guided is not None and self.guided.draws_alone:

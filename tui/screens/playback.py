@@ -187,9 +187,17 @@ class PlaybackScreen(Transport):
             return
 
         def show(found: Diagnosis) -> None:
+            session.diagnosis = found
+            self.show_verdict()
             self.app.push_screen(RemediesScreen(found))
 
+        if session.diagnosis is not None:
+            show(session.diagnosis)
+            return
         self.app.run_in_thread(lambda: diagnosed(session.recording), show, "Simulating what would help")
+
+    def show_verdict(self) -> None:
+        """Show the verdict on the run again, because more is known about the run."""
 
     def action_tree(self) -> None:
         """Show the radix tree of SGLang's cache at the current frame."""

@@ -148,12 +148,12 @@ class Wall(PlaybackScreen):
         return f"kvsim-fleet-{self.player.clock_s:.3f}s"
 
     def numbers(self) -> str:
-        """Return the figures of the servers as CSV, one row per server, the longest queue first."""
+        """Return the figures of the servers as CSV, one row per server, the fullest pool first."""
         table = io.StringIO(newline="")
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(("server", "time_s", "held_share", *self._columns))
         now = self.fleet.at(self.player.clock_s)
-        for number in self.fleet.hottest(now):
+        for number in self.fleet.fullest(now):
             name, figures = self.fleet.servers[number].name, now[number]._asdict()
             row = (figures[column] for column in self._columns)
             writer.writerow((name, f"{self.player.clock_s:.6f}", f"{now[number].held:.6f}", *row))

@@ -107,6 +107,12 @@ class Watch(PlaybackScreen):
             self.query_one(TimelineChart).open(self.session)
             self.show_frame(everything=True)
 
+    def show_verdict(self) -> None:
+        """Show the verdict on the run again, because more is known about the run."""
+        if self.story is not None:
+            self.story = judged(self.session, self.story)
+            self.query_one(StoryLine).tell(self.story)
+
     def headline(self) -> tuple[list[str], list[str]]:
         """Return the parts of the headline: the origin of the recording, and its pool."""
         return headline(self.session, short=False), headline(self.session, short=True)
@@ -181,6 +187,11 @@ class Watch(PlaybackScreen):
         """Switch between the pool by owner and in physical order."""
         self.toggle_class("-by-owner")
         self.show_frame(everything=True)
+
+    @on(PoolView.Tiled)
+    def _pool_tiled(self) -> None:
+        """Show the legend again, which has the states that the cells show."""
+        self.query_one(BelowPool).show_frame()
 
     @on(PoolView.Selected)
     def _unit_selected(self, message: PoolView.Selected) -> None:

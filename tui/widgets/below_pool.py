@@ -1,4 +1,4 @@
-"""Lines below the picture of the pool: the legend of its colours, and the changes of the last step."""
+"""Lines below the picture of the pool: its owners, the legend of its colours, and the changes of the last step."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
+from kvsim.metrics.names import tells_owners
+
 from ..facts.last_step import last_step
+from ..facts.owners import holdings, scatter_lines
 from ..pool.legend_entries import legend_entries, owner_entries
 from ..pool.swatches import paint_swatch
 from .entries import num_that_fit, whole_entries
+from .owner_strips import OwnerStrips
 
 if TYPE_CHECKING:
     from ..look.states import Symbols
@@ -35,7 +39,7 @@ class BelowPool(Widget):
         super().__init__(id="below")
         self._pool, self._symbols = pool, symbols
         self._lines: list[Strip] = []
-        self._most_legend = 0
+        self._width = self._most_legend = self._most_owners = 0
         self.open(session)
 
     def open(self, session: Session) -> None:
@@ -44,7 +48,8 @@ class BelowPool(Widget):
 
     def on_resize(self) -> None:
         """Write the lines for this width."""
-        self._most_legend = 0
+        if self.size.width != self._width:  # not when the lines themselves have changed the height
+            self._width, self._most_legend, self._most_owners = self.size.width, 0, 0
         self.show_frame()
 
     def show_frame(self) -> None:
@@ -60,8 +65,11 @@ class BelowPool(Widget):
         # never gives back a line, and the changes always have the same number of lines.
         legend += [Strip([])] * (self._most_legend - len(legend))
         self._most_legend = len(legend)
-        self.styles.height = len(legend) + 1 + roomy
-        self._lines = legend + change
+        owners = self._owners(num_lines=1 + roomy)
+        owners += [Strip([])] * (self._most_owners - len(owners))
+        self._most_owners = len(owners)
+        self._lines = owners + legend + change
+        self.styles.height = len(owners) + len(legend) + 1 + roomy
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
@@ -98,8 +106,24 @@ class BelowPool(Widget):
         room = num_lines * (self.size.width - label.cell_length) - (num_lines - 1) * _LONGEST_ENTRY
         pool, style = self._pool, self._style("weak")
         if self.screen.has_class("-by-owner"):
-            return label, owner_entries(self._session, self._symbols, style)
-        return label, legend_entries(pool.color_by, [self._session], self._symbols, style, room, lit=pool.lit_name)
+            strips = self.screen.query_one(OwnerStrips)
+            return label, owner_entries(self._session, self._symbols, style, strips.shows, strips.scale)
+        entries = legend_entries(
+            pool.color_by, [self._session], self._symbols, style, room, lit=pool.lit_name, shows=pool.shows
+        )
+        return label, entries
+
+    def _owners(self, num_lines: int) -> list[Strip]:
+        """Return lines about the requests that hold memory, if the colours of the pool do not identify them."""
+        session = self._session
+        if self.screen.has_class("-by-owner") or tells_owners(session.recording):
+            self._most_owners = 0
+            return []
+        label = Segment("" if self.screen.has_class("-narrow") else "owners     ", self._style("weak"))
+        room = self.size.width - label.cell_length
+        texts = scatter_lines(session, holdings(session), room, self._symbols.dot, num_lines=num_lines)
+        labels = [label, *[Segment(" " * label.cell_length, self._style("text"))] * (len(texts) - 1)]
+        return [Strip([begin, Segment(text, self._style("strong"))]) for begin, text in zip(labels, texts, strict=True)]
 
     def _change(self) -> tuple[Segment, list[list[Segment]]]:
         entries = list[list[Segment]]()

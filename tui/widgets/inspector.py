@@ -14,7 +14,7 @@ from ..facts.tree import tree_lines
 from ..facts.units import unit_heading, unit_lines, unit_story
 from ..look.wording import plural
 from ..pool.colors import paint_of
-from .panel import Panel
+from .panel import LABEL_WIDTH, Panel
 from .waste_bar import state_bar
 
 if TYPE_CHECKING:
@@ -68,8 +68,9 @@ class Inspector(Panel):
         lines.append(Strip([heading, self.sample(paint_of(session, session.followed))]))
         lines += self.labelled(request_lines(session, session.followed, facts))
         if facts.holds:
-            bar = state_bar(np.array(facts.slots), self.size.width, self.symbols, named=False)
-            lines += [self.blank(), bar]
+            label = self.text("its slots".ljust(LABEL_WIDTH), "label")
+            bar = state_bar(np.array(facts.slots), self.size.width - LABEL_WIDTH, self.symbols, named=False)
+            lines += [Strip([label, *bar])]
         return lines
 
     def _unit_heading(self, unit: int) -> Strip:

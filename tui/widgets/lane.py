@@ -12,12 +12,14 @@ from textual.widget import Widget
 
 from ..facts.headlines import selection
 from ..facts.telling import Gap
+from ..look.stack import bar_text
 from ..look.wording import duration, plural, shortened
 from .waste_bar import state_bar
 
 if TYPE_CHECKING:
     from ..look.states import Symbols
     from ..playback.compared_runs import ComparedRun
+    from .pool_picture import PoolPicture
 
 _TOO_MANY_TO_NAME = 12
 """Smallest number of waiting requests of which none is named."""
@@ -25,7 +27,9 @@ MOST_POOLS_NARROW: Final = 3
 """Largest number of runs whose pools are shown on a narrow screen."""
 _LABEL = 9
 """Width of the label of a line, in columns."""
-_WIDE = 38
+_WITHOUT_CELL = 7
+"""Number of lines that have no room for the size of a cell."""
+_WIDE = 28
 """Width from which the share beside the bar says what it is a share of, in columns."""
 
 
@@ -46,16 +50,17 @@ class LaneFigures(Widget):
         lane: ComparedRun,
         symbols: Symbols,
         *,
+        pool: PoolPicture,
         num_lanes: int,
         id: str,  # noqa: A002 - Textual's name
     ) -> None:
-        """`num_lanes` is the number of lanes on the screen.
+        """`pool` is the picture above the figures, and `num_lanes` the number of lanes on the screen.
 
         A narrow screen shows no pools for more than `MOST_POOLS_NARROW` runs; then this widget shows the name of its
         run, too.
         """
         super().__init__(id=id)
-        self._num_lanes = num_lanes
+        self._pool, self._num_lanes = pool, num_lanes
         self._lane = lane
         self._symbols = symbols
         self._gap, self._ample = Gap(), 0.0
@@ -100,6 +105,7 @@ class LaneFigures(Widget):
             ]
             kinds += ["gap"]
             kinds += ["speed", *(["because"] if self._gap.because else [])]
+            kinds = ["cell"] * (height > _WITHOUT_CELL and bool(self._pool.cell_words)) + kinds
         return kinds[: height - len(last)] + last
 
     def _segments(self, kind: str, width: int) -> list[Segment]:
@@ -127,6 +133,7 @@ class LaneFigures(Widget):
             "gap": self._in_all,
             "because": lambda: ("because", self._gap.because),
             "speed": self._speed,
+            "cell": self._cell,
         }[kind]()
         value = next((each for each in texts if len(each) <= room), texts[-1])
         style = self._style("strong") if self._lane.over and kind == "running" else text
@@ -158,18 +165,16 @@ class LaneFigures(Widget):
     def _progress(self, room: int, share: str) -> list[Segment]:
         """Return the progress bar of `room` columns, as long as the bar of states, with its `share` in words on it."""
         label = "served" if self._lane.session.rows is None else "tokens"
-        whole, part = divmod(max(round(self._done * room * 8), self._done > 0), 8)
-        glyphs = self._symbols.right or self._symbols.up
-        edge = glyphs[part] if part and self._symbols.right else ""
-        left = (" " if self._symbols.color else self._symbols.states[-1]) * (room - whole - len(edge))
+        done = bar_text(self._done, room, self._symbols)
+        left = (" " if self._symbols.color else self._symbols.states[-1]) * (room - len(done))
         bar = Strip(
             [
-                Segment(glyphs[8] * whole + edge, self._style("left") + Style(color=self._style("served").color)),
+                Segment(done, self._style("left") + Style(color=self._style("served").color)),
                 Segment(left, self._style("left")),
             ]
         )
         begin = max(room - len(share), 0)
-        covered = min(max(whole - begin, 0), len(share)) if self._symbols.color else 0
+        covered = min(max(int(self._done * room) - begin, 0), len(share)) if self._symbols.color else 0
         on_bar = Style(color=self._style("left").bgcolor, bgcolor=self._style("served").color, bold=True)
         words = [Segment(share[:covered], on_bar), Segment(share[covered:], self._style("left") + self._on_left)]
         return [Segment(label.ljust(_LABEL), self._style("label")), *bar.crop(0, begin), *words]
@@ -186,7 +191,7 @@ class LaneFigures(Widget):
             return str(session.rows) if len(str(session.rows)) <= width else session.rows.in_short
         parts = [f"{session.num_refused:,} refused"] if session.num_refused else []
         if with_rate and self._rate:
-            parts.append(f"so far {self._rate}")
+            parts.append(f"{self._rate} tokens/s in all")
         if self._lane.over:
             done = f"done after {duration(session.player.duration_s)}"
             return next((text for text in (f" {dot} ".join([done, *parts]), done) if len(text) <= width), done)
@@ -200,8 +205,10 @@ class LaneFigures(Widget):
 
     @property
     def _rate(self) -> str:
-        session, time_s = self._lane.session, self._lane.session.player.clock_s
-        return f"{int(session.served[session.player.frame]) / time_s if time_s else 0:,.0f} tokens/s"
+        """Output tokens per second of the whole run; empty for a run without time."""
+        session = self._lane.session
+        duration_s = session.player.duration_s
+        return f"{int(session.served[-1]) / duration_s:,.0f}" if duration_s else ""
 
     def _running_words(self) -> tuple[str, ...]:
         session = self._lane.session
@@ -230,15 +237,16 @@ class LaneFigures(Widget):
             return "in all", gap.in_full
         return "in all", *(gap.duration + words for words in times), gap.duration
 
+    def _cell(self) -> tuple[str, ...]:
+        return "1 cell", self._pool.cell_words
+
     def _speed(self) -> tuple[str, ...]:
-        """Return the throughput so far, or that of the whole run beside the one with ample memory."""
-        session = self._lane.session
-        if not self._ample or not session.player.duration_s:
-            return "tokens/s", f"{self._rate.removesuffix(' tokens/s')} so far"
-        # Throughput with ample memory is known for the whole run alone, so compare it with that of the whole run.
-        whole_run = f"{int(session.served[-1]) / session.player.duration_s:,.0f}"
+        """Return the throughput of the whole run, beside the one with ample memory if that is known."""
+        rate = self._rate
+        if not self._ample or not rate:
+            return "tokens/s", f"{rate} in the whole run", rate
         return (
             "tokens/s",
-            f"{whole_run} in the whole run, {self._ample:,.0f} with ample memory",
-            f"{whole_run}, ample: {self._ample:,.0f}",
+            f"{rate} in the whole run, {self._ample:,.0f} with ample memory",
+            f"{rate}, ample: {self._ample:,.0f}",
         )

@@ -36,6 +36,8 @@ class Legend(Widget):
         self._symbols = symbols
         self._is_fleet = is_fleet
         self.color_by = color_by
+        self._explains = len(self._sessions) > 2 and self._sessions[0].rows is None
+        """True if the shares beside the bars are too many to have words of their own."""
 
     def show_frame(self) -> None:
         """Redraw, because the entries depend on the current frame and on the pools' level of detail."""
@@ -59,7 +61,9 @@ class Legend(Widget):
             for state, text in zip(states, words, strict=True)
             for segment in (paint_swatch(int(state), self._symbols), Segment(text, style), gap)
         ]
-        share = "served: share of a server's tokens"
-        if self._is_fleet and sum(map(len, words)) + 3 * len(words) + len(share) <= width:
-            segments.append(Segment(share, style))
+        used = sum(segment.cell_length for segment in segments)
+        of = "a server's tokens" if self._is_fleet else "output tokens"
+        bars = f"served: of {of}; memory: of the pool"
+        if (self._explains or self._is_fleet) and used + len(bars) <= width:
+            segments.append(Segment(bars.rjust(width - used), style))
         return Strip(segments).adjust_cell_length(width, style)

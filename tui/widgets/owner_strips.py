@@ -13,10 +13,10 @@ from textual.strip import Strip
 
 from kvsim.memory.waste import SlotState
 
-from ..facts.owners import Owner, OwnerGroup, holdings
+from ..facts.owners import Owner, OwnerGroup, holdings, owners_line
 from ..look.stack import EIGHTHS, stacked
 from ..look.states import STACK
-from ..look.wording import ending, percent, plural
+from ..look.wording import ending, plural
 from ..pool.paint import OWNER, SHARED, hue_of
 from ..pool.swatches import stack_cells
 from .panel import Panel
@@ -72,13 +72,21 @@ class OwnerStrips(Panel):
         self._requests: dict[tuple[int, int], int] = {}
         """Request of each strip, by column and line."""
         self._column_width = 1
+        self._drawn: set[int] = set()
+        """States that the bars show."""
+        self.scale = ""
+        """Size of a character of a bar, in words."""
+
+    def shows(self, paint: int) -> bool:
+        """Tell whether the bars show the state with this paint; a rare state takes less than a character."""
+        return paint in self._drawn
 
     def write(self) -> list[Strip]:
         """Return the summary and the strips."""
         found = holdings(self.session)
         dot = self.symbols.dot
-        self.border_title = f"tokens by owner, largest group first: free when it ends {dot} v: physical order"
         width, height = self.size
+        self._show_title(width - 2)
         room = height - 1
         if room < 1:
             return []
@@ -87,12 +95,26 @@ class OwnerStrips(Panel):
         self._column_width = (width + _GAP) // num_columns
         bar = self._column_width - _GAP - _NAME - _TOKENS
         most = max((int(line.slots.sum()) for line in lines), default=1)
+        self._drawn = set()
+        self.scale = f"1 cell = {plural(max(round(most / max(bar, 1)), 1), 'slot')}"
         drawn = [self._strip(line, bar, most) for line in lines]
         self._requests = {
             (nth // room, nth % room): line.request for nth, line in enumerate(lines) if line.request is not None
         }
         rows = [Strip.join(drawn[row::room]) for row in range(min(room, len(drawn)))]
-        return [self._summary(found), *rows]
+        summary = owners_line(self.session, found, width, dot)
+        return [Strip([self.text(summary, "strong")]), *rows]
+
+    def _show_title(self, room: int) -> None:
+        """Show what the strips are, when their memory is free again, and the key of the other view."""
+        caches, view = self.session.recording.meta.prefix_caching, f" {self.symbols.dot} v: physical"
+        first = f"largest{' group' * caches} first: "
+        titles = (
+            f"tokens by owner, {first}free when it ends{', what is shared when all end' * caches}{view} order",
+            f"tokens by owner, {first}free when it ends{', shared ones when all end' * caches}{view}",
+            f"tokens by owner: free when it ends{', shared ones when all end' * caches}{view}",
+        )
+        self.border_title = next((title for title in titles if len(title) <= room), titles[-1])
 
     def _fitting_lines(self, found: Sequence[OwnerGroup], room: int, most_columns: int) -> tuple[list[_OwnerLine], int]:
         """Return the lines of all groups, and the number of columns of `room` lines that they need.
@@ -110,41 +132,6 @@ class OwnerStrips(Panel):
             return _folded(lines, num_columns * room, edges), num_columns
         whole = _unbroken(lines, room)
         return (whole if len(whole) <= num_columns * room else lines), num_columns
-
-    def _summary(self, found: Sequence[OwnerGroup]) -> Strip:
-        """Return the longest line that fits about the held units, the largest request, sharing, and free memory."""
-        session, unit = self.session, self.session.unit_name
-        owners = [owner for holding in found for owner in holding.owners]
-        shared = sum(holding.num_shared for holding in found)
-        saved = sum(owner.num_shared for owner in owners) - shared
-        held = shared + sum(owner.num_units - owner.num_shared for owner in owners)
-        free, cached = (int(session.breakdown[state]) for state in (SlotState.FREE, SlotState.CACHED))
-        requests, largest = plural(len(owners), "request"), self._largest(owners)
-        long = [
-            f"{requests} hold {plural(held, unit)}",
-            largest,
-            f"{plural(shared, f'shared {unit}')} save {saved:,}" if shared else "nothing is shared",
-            f"{percent(free + cached, session.capacity)} free" + " or cached" * session.recording.meta.prefix_caching,
-        ]
-        short = [
-            f"{requests}: {plural(held, unit)}",
-            largest,
-            f"{shared:,} shared save {saved:,}" if shared else "nothing shared",
-            f"{percent(free, session.capacity)} free",
-        ]
-        # Sharing is left out first, because the legend has it, too.
-        shorter = [*short[:2], short[3]]
-        between = f" {self.symbols.dot} "
-        texts = [between.join(filter(None, parts)) for parts in (long, short, shorter, short[:2], short[:1])]
-        return Strip([self.text(next((text for text in texts if len(text) <= self.size.width), texts[-1]), "strong")])
-
-    def _largest(self, owners: Sequence[Owner]) -> str:
-        """Describe the request with the most tokens of its own; empty without requests."""
-        largest = max(owners, key=lambda owner: owner.num_tokens, default=None)
-        if largest is None:
-            return ""
-        words = f"most {self.session.request_name(largest.request)}: {largest.num_tokens:,} tokens"
-        return words + f" + {largest.num_shared * self.session.replay.unit_tokens:,} shared" * (largest.num_shared > 0)
 
     def _lines_of(self, holding: OwnerGroup, edges: tuple[str, str, str], most_members: int) -> Iterator[_OwnerLine]:
         if len(holding.owners) == 1:
@@ -210,6 +197,7 @@ class OwnerStrips(Panel):
         first, second, shares = stacked(slots[None, list(STACK)], cells)
         # A state after the tokens needs three eighths of a character to be visible.
         layers = np.where(shares[0] > EIGHTHS - 3, first[0], second[0]).tolist()
+        self._drawn |= {int(STACK[layer]) for layer in layers}
         if not self.symbols.right:
             yield from stack_cells(((layer, layer, EIGHTHS) for layer in layers), "", self.symbols)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from rich.segment import Segment
 from rich.style import Style
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ..look.states import Symbols
     from ..playback.session import Session
 
-_LABEL_WIDTH = 12
+LABEL_WIDTH: Final = 12
+"""Width of the labels of facts, in characters."""
 
 
 class LineBox(Widget):
@@ -31,6 +32,7 @@ class LineBox(Widget):
         "panel--label",
         "panel--strong",
         "panel--weak",
+        "panel--track",
         "panel--cursor",
     }
 
@@ -76,7 +78,7 @@ class LineBox(Widget):
         raise NotImplementedError
 
     def text(self, text: str, kind: str = "text") -> Segment:
-        """Return text in the style of a component class: `text`, `label`, `strong`, `weak`."""
+        """Return text in the style of a component class: `text`, `label`, `strong`, `weak`, `track`."""
         return Segment(text, self.get_component_rich_style(f"panel--{kind}"))
 
     def sample(self, paint: int) -> Segment:
@@ -90,10 +92,10 @@ class LineBox(Widget):
 
     def labelled(self, lines: list[tuple[str, str]]) -> list[Strip]:
         """Return labels and values in two columns."""
-        width = max(self.size.width - _LABEL_WIDTH, 1)
+        width = max(self.size.width - LABEL_WIDTH, 1)
         cut = self.symbols.cut
         return [
-            Strip([self.text(label.ljust(_LABEL_WIDTH), "label"), self.text(shortened(value, width, cut))])
+            Strip([self.text(label.ljust(LABEL_WIDTH), "label"), self.text(shortened(value, width, cut))])
             for label, value in lines
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ from rich.segment import Segment
 from textual.cache import LRUCache
 from textual.filter import ANSIToTruecolor
 from textual.geometry import Region, Size
+from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
 
 class PoolPicture(ScrollView, inherit_bindings=False):
     """Scrollable picture of the pool. It repaints only the lines that changed."""
+
+    @dataclass
+    class Tiled(Message):
+        """Message that the picture has other cells, because its size or its level of detail has changed."""
 
     def __init__(
         self,
@@ -112,6 +118,10 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         """Id of the request that keeps its colours while all others are grey; None if all requests are in colour."""
         request = self._canvas.lit_request
         return None if request is None else str(self._replay.recording.requests.id[request])
+
+    def shows(self, paint: int) -> bool:
+        """Tell whether `paint`, one of those of a state, is in the picture now."""
+        return not self._zoom.ready or self._canvas.shows(paint)
 
     @property
     def lights_changes(self) -> bool:
@@ -226,13 +236,22 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         self.styles.overflow_x = "auto" if self.tiling.span > self.size.width else "hidden"
         self._scroll_to_cursor()
         self._repaint()
+        self.post_message(self.Tiled())
 
     def _show_title(self) -> None:
         if self._zoom.ready:
-            meaning = self.color_by
-            if meaning is ColorBy.OWNER and self.lit_name is None and not tells_owners(self._replay.recording):
-                meaning = ColorBy.STATE
+            meaning = self.color_by.value
+            if meaning is ColorBy.OWNER.value and self.lit_name is None and not tells_owners(self._replay.recording):
+                meaning = ColorBy.STATE.value + ", tint: request" * self._canvas.has_tints
             self.border_title = self._zoom.title(self._replay.unit_tokens, meaning, self._symbols, self.size.width - 2)
+
+    @property
+    def cell_words(self) -> str:
+        """Size of a cell in words, if the title has no room for it; else empty."""
+        if not self._zoom.ready:
+            return ""
+        words = self._zoom.cell_words(self._replay.unit_tokens, self._symbols)
+        return "" if self._zoom.size_in_title(words, self.size.width - 2) else words
 
     def _scroll_to_cursor(self) -> None:
         if self.cursor is not None:

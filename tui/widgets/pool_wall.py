@@ -1,4 +1,4 @@
-"""Widgets of the screen of a fleet: a strip for each server, the longest queue first, and the time line below."""
+"""Widgets of the screen of a fleet: a strip for each server, the fullest pool first, and the time line below."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from rich.style import Style
 from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
+from textual.style import Style as TextualStyle
 
 from kvsim.display.palette import mixed
 from kvsim.memory.waste import SlotState
 
 from ..facts.fleet_telling import way
-from ..look.stack import EIGHTHS, columns
-from ..look.wording import ending, percent, seconds, shortened
+from ..look.stack import EIGHTHS, bar_text, columns
+from ..look.wording import duration, ending, percent, plural, seconds, shortened
 from .panel import LineBox
 from .scrubber import GUTTER, Scrubber, under_cursor
 
@@ -32,15 +33,15 @@ if TYPE_CHECKING:
     from ..look.states import Symbols
     from ..playback.fleet_servers import FleetServer, FleetServers, ServerNow, Stop
 
-_HELD, _RUNNING, _WAITING, _FOUND = 7, 9, 9, 8
+_HELD, _RUNNING, _WAITING, _HITS = 7, 9, 9, 12
 """Widths of the columns of figures beside a strip, in characters."""
-FIGURES: Final = _HELD + _RUNNING + _WAITING + _FOUND + 1
-_MOST_BAR, _LEAST_AXIS = 10, 60
+FIGURES: Final = _HELD + _RUNNING + _WAITING + _HITS + 1
+_MOST_BAR, _LEAST_AXIS = 10, 56
 """Width of the bar of waiting requests, and the least width that the time axis must keep beside the bar."""
 _MOST_LINES = 9
 """Largest number of lines of a strip, including the empty line below it."""
-_BELOW = 2
-"""Number of lines below the strips: the legend, and a line about the followed request or the whole fleet."""
+_BELOW = 1
+"""Number of lines below the strips: a line about the followed request or the whole fleet."""
 
 
 def columns_right_of_axis(width: int) -> int:
@@ -80,7 +81,7 @@ class PoolWall(LineBox):
         self.show_frame()
 
     def write(self) -> list[Strip]:
-        """Return the heading, the strips, the legend, and a line about the followed request or the whole fleet."""
+        """Return the heading, the strips, and a line about the followed request or the whole fleet."""
         width, height = self.size
         fleet, axis_width = self._fleet, width - GUTTER - columns_right_of_axis(width)
         if axis_width < 1 or height < 3:
@@ -90,47 +91,44 @@ class PoolWall(LineBox):
         if len(edges_s) != len(self._axis):
             self._axis, self._held = edges_s, {}
         now, stops = fleet.at(clock_s), fleet.stops(fleet.followed)
-        ranked = fleet.hottest(now)
+        ranked = fleet.fullest(now)
         visited = {stop.server for stop in stops}
         ranked.sort(key=lambda number: number not in visited)  # the followed request's servers come first
-        first = f"with {fleet.followed} (> now), " if stops else ""
-        title = f"share of each pool held {self.symbols.dot} order: {first}most waiting, fullest"
+        first = f"with {fleet.followed} (> now), then the " if stops else ""
+        title = f"share of each pool held, from the start of the run to its end {self.symbols.dot} {first}fullest first"
+        if len(title) > width - 4:
+            title = f"share of each pool held over the run {self.symbols.dot} {first}fullest first"
         self.border_title = shortened(title, width - 4, self.symbols.cut)
         room = height - 1 - _BELOW
-        lines_each = min(max(room // len(ranked), 1), _MOST_LINES)
+        lines_each = min(max((room + 1) // len(ranked), 1), _MOST_LINES)  # the last strip needs no line below it
         num_own = len(ranked) if len(ranked) <= room else room - 1
         self.shown, self._lines_each = ranked[:num_own], lines_each
         self.picked = min(self.picked, max(num_own - 1, 0))
         most_waiting = max((state.waiting for state in now), default=0)
-        drawn = [self._heading(axis_width)]
+        drawn = [self._heading(stops, axis_width)]
         for place, number in enumerate(self.shown):
             drawn += self._strip(number, now, stops, most_waiting, picked=place == self.picked)
         if num_own < len(ranked):
             drawn.append(self._folded(ranked[num_own:], now, most_waiting))
         drawn += [self.blank()] * (height - _BELOW - len(drawn))
-        legend = self._legend(stops, num_folded=len(ranked) - num_own)
-        return [*drawn[: height - _BELOW], legend, self._telling(now, stops)]
+        return [*drawn[: height - _BELOW], self._telling(now, stops, num_folded=len(ranked) - num_own)]
 
-    def _heading(self, axis_width: int) -> Strip:
-        words, note = "the run from left to right" if axis_width > 26 else "", "now:"
-        figures = f"{'held':>{_HELD}}{'running':>{_RUNNING}}{'found':>{_FOUND}}{'waiting':>{_WAITING}}"
-        return Strip(
-            [
-                self.text(" " * GUTTER),
-                self.text(
-                    words.ljust(axis_width - len(note)) + note if axis_width > 50 else words.ljust(axis_width), "weak"
-                ),
-                self.text(figures, "label"),
-            ]
-        )
+    def _heading(self, stops: Sequence[Stop], axis_width: int) -> Strip:
+        """Return the legend above the charts, and the names of the figures."""
+        figures = f"{'held':>{_HELD}}{'running':>{_RUNNING}}{'cache hits':>{_HITS}}{'waiting':>{_WAITING}}"
+        legend, note = self._legend(stops, axis_width), "now:"
+        legend = legend.adjust_cell_length(axis_width, self.get_component_rich_style("panel--text"))
+        if axis_width > 50:
+            legend = Strip.join([legend.crop(0, axis_width - len(note)), Strip([self.text(note, "weak")])])
+        return Strip([self.text(" " * GUTTER), *legend, self.text(figures, "label")])
 
     def _strip(
         self, number: int, now: Sequence[ServerNow], stops: Sequence[Stop], most_waiting: int, *, picked: bool
     ) -> list[Strip]:
         server, one = self._fleet.servers[number], now[number]
-        height = max(self._lines_each - (self._lines_each > 2), 1)
+        below = self._lines_each > 1
+        height = self._lines_each - below
         stay = self._columns_of([stop for stop in stops if stop.server == number])
-        below = self._lines_each > 2
         chart = self._chart(self.shown.index(number), self._held_of(number), one.held, height, None if below else stay)
         is_here = any(stop.server == number and self._is_now(stop) for stop in stops)
         name = ending(server.name, GUTTER - 4, self.symbols.cut)
@@ -145,8 +143,13 @@ class PoolWall(LineBox):
             ],
             *([self.text(" " * GUTTER), *line] for line in chart[1:]),
         ]
-        if height > 1 and one.waiting:
-            lines[1].append(self._who_waits(server))
+        beside = (
+            *([self._who_waits(server)] if one.waiting else []),
+            self.text(f"  computed so far: {one.computed:,} tokens", "weak"),
+            self.text(f"  preempted so far: {plural(one.preempted, 'request')}", "weak"),
+        )
+        for line, text in zip(lines[1:], beside, strict=False):
+            line.append(text)
         if below:
             lines.append([self.text(" " * GUTTER), *self._stay_below(stay)])
         return [Strip(line) for line in lines]
@@ -154,7 +157,7 @@ class PoolWall(LineBox):
     def _figures(self, one: ServerNow, most_waiting: int, *, finds: bool = True) -> list[Segment]:
         bar = columns_right_of_axis(self.size.width) - FIGURES
         hits = percent(one.hit_tokens, one.prompt_tokens) if finds and one.prompt_tokens else ""
-        text = f"{percent(one.held, 1):>{_HELD}}{one.running:>{_RUNNING},}{hits:>{_FOUND}}"
+        text = f"{percent(one.held, 1):>{_HELD}}{one.running:>{_RUNNING},}{hits:>{_HITS}}"
         return [
             self.text(text),
             self.text(f"{one.waiting:>{_WAITING},} ", "strong" if one.waiting else "text"),
@@ -162,11 +165,7 @@ class PoolWall(LineBox):
         ]
 
     def _bar(self, value: int, most: int, width: int) -> Segment:
-        eighths = max(round(value / most * (width - 1) * EIGHTHS), 1) if value else 0
-        whole, part = divmod(eighths, EIGHTHS)
-        if not self.symbols.right:
-            whole, part = whole + (part > 0), 0
-        text = self.symbols.up[EIGHTHS] * whole + (self.symbols.right[part] if part else "")
+        text = bar_text(value / max(most, 1), width - 1, self.symbols)
         return Segment(text.ljust(width), self.get_component_rich_style("wall--bar"))
 
     def _who_waits(self, server: FleetServer) -> Segment:
@@ -211,12 +210,13 @@ class PoolWall(LineBox):
         symbols, states = self.symbols, self.symbols.palette.states
         clock = self._column(self._fleet.player.clock_s)
         held = np.concatenate((held[:clock], [now], held[clock + 1 :]))
-        # In strips of one line, a full pool takes seven eighths, so that neighbouring strips stay apart.
-        cells = columns(held, 1.0 if height > 1 else EIGHTHS / (EIGHTHS - 1), height)
+        # In strips that touch, a full pool takes seven eighths of a line, so that they stay apart.
+        touches = self._lines_each == 1
+        cells = columns(held, EIGHTHS / (EIGHTHS - 1) if touches else 1.0, height)
         if stay is not None:
             cells[-1] = np.maximum(cells[-1], stay)
         ground, hue = states[SlotState.FREE] if symbols.color else None, symbols.palette.hues[1]
-        if ground is not None and height == 1 and place % 2:  # no line is left between strips of one line
+        if ground is not None and touches and place % 2:
             ground = mixed(ground, symbols.palette.void, 0.4)
         lines = []
         for row, eighths in enumerate(cells.tolist()):
@@ -257,30 +257,28 @@ class PoolWall(LineBox):
         clock_s = self._fleet.player.clock_s
         return stop.arrival_s <= clock_s and not stop.end_s <= clock_s
 
-    def _legend(self, stops: Sequence[Stop], *, num_folded: int) -> Strip:
+    def _legend(self, stops: Sequence[Stop], width: int) -> Strip:
+        """Return the meanings of the colours, in short words if others are longer than `width`."""
         palette, symbols = self.symbols.palette, self.symbols
-        mark = "■" if symbols.color else symbols.up[-1]
-        entries = [(palette.states[SlotState.TOKEN], "held by requests")]
-        if stops:
-            name = str(self._fleet.followed)
-            entries.append((palette.hues[1], f"{name} is here"))
-        free = palette.states[SlotState.FREE] if symbols.color else palette.free_glyph
-        entries.append((free, "free or cached"))
-        segments = [self.text(" " * GUTTER)]
-        for color, words in entries:
-            segments += [
-                Segment(mark if words != "free or cached" or symbols.color else symbols.dot, Style(color=color))
+        held, free = palette.states[SlotState.TOKEN], palette.states[SlotState.FREE]
+        mark, blank = ("■", "■") if symbols.color else (symbols.up[-1], symbols.dot)
+        here = [(mark, palette.hues[1], f"{self._fleet.followed} is here")] if stops else []
+        for by in (" by requests", ""):
+            entries = [
+                (mark, held, f"held{by}"),
+                *here,
+                (blank, free if symbols.color else palette.free_glyph, "free or cached"),
             ]
-            segments += [self.text(f" {words}   ", "weak")]
-        used = sum(len(segment.text) for segment in segments)
-        hint, folded = "up down enter: open a server", f"{num_folded:,} more: mean held, else sums"
-        found = "found: of all prompt tokens so far, in the cache"
-        hints = (f"{folded} {symbols.dot} {hint}", folded) if num_folded else (f"{found} {symbols.dot} {hint}", found)
-        fitting = next((words for words in hints if used + len(words) <= self.size.width), "")
-        segments.append(self.text(fitting.rjust(max(self.size.width - used, 0)), "weak"))
+            if sum(len(words) + 4 for _, _, words in entries) - 2 <= width:
+                break
+        segments = [
+            segment
+            for glyph, color, words in entries
+            for segment in (Segment(glyph, Style(color=color)), self.text(f" {words}  ", "weak"))
+        ]
         return Strip(segments)
 
-    def _telling(self, now: Sequence[ServerNow], stops: Sequence[Stop]) -> Strip:
+    def _telling(self, now: Sequence[ServerNow], stops: Sequence[Stop], *, num_folded: int) -> Strip:
         """Return a line about the way of the followed request, or else about the whole fleet at the current time."""
         width, name = self.size.width, self._fleet.followed
         if stops:
@@ -293,8 +291,10 @@ class PoolWall(LineBox):
             f"now {sum(state.running for state in now):,} run",
             f"{sum(state.waiting for state in now):,} wait",
             f"mean {percent(float(np.mean([state.held for state in now])), 1)} held",
+            *([f"{num_folded:,} more: mean held, else sums"] if num_folded else []),
             f"so far: busiest computed {self._fleet.imbalance(now):.2f} times the mean",
             *([f"{percent(*self._fleet.hits(now))} of prompt tokens found"] if self._fleet.hits(now)[0] else []),
+            "up down enter: open a server",
             "n follows a request",
         ]
         text = f" {self.symbols.dot} ".join(parts)
@@ -341,6 +341,13 @@ class FleetClock(Scrubber):
         """Width of the axis in columns."""
         return max(self.size.width - GUTTER - columns_right_of_axis(self.size.width), 0)
 
+    def marks(self) -> list[tuple[str, TextualStyle, str]]:
+        """Return the scale of the chart of waiting requests."""
+        if not self.axis_width or self.size.height < 2:
+            return []
+        style = TextualStyle.from_rich_style(self.get_component_rich_style("timeline--bar"))
+        return [(self.symbols.up[-1], style, f"= {self._queue(self.axis_width, self.size.height - 1)[1]:,} waiting")]
+
     def place(self) -> str:
         """Return an empty text, because the servers share no step number."""
         return ""
@@ -367,6 +374,7 @@ class FleetClock(Scrubber):
             cells[column] = under_cursor(here, self.symbols)
         if last:
             cells[column] = Segment(self.symbols.knob, Style(color=self.symbols.palette.cursor, bold=True))
+            cells.append(Segment(f" {duration(self.player.duration_s)}", label_style))
         gutter = [Segment(label, label_style), Segment(value.rjust(GUTTER - 1 - len(label)) + " ", value_style)]
         return Strip([*gutter, *cells]).simplify().adjust_cell_length(self.size.width, rest)
 

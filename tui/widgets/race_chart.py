@@ -78,6 +78,11 @@ class Race(Scrubber):
             marks.append(("tokens/s", style, "of the whole run; ample: memory for all"))
         return marks
 
+    @property
+    def pace(self) -> str:
+        """Speed of the playback in words; rows of a training batch are filled without a clock."""
+        return super().pace if self._comparison.lanes[0].session.rows is None else f"{self.player.speed:g} a second"
+
     def place(self) -> str:
         """Return an empty text, because the runs share no step number."""
         return ""

@@ -17,6 +17,8 @@ from textual.widget import Widget
 from kvsim.display.palette import mixed
 from kvsim.memory.waste import SlotState
 
+from ..look.wording import pace
+
 if TYPE_CHECKING:
     from textual import events
 
@@ -78,7 +80,7 @@ class Scrubber(Widget):
         """Show in the title whether the clock runs, its speed and its time."""
         player = self.player
         state = "playing" if player.playing else "paused"
-        clock = ["following"] if self.following else [state, f"{player.speed:g} s per second"]
+        clock = ["following"] if self.following else [state, self.pace]
         words = f" {self.symbols.dot} ".join(filter(None, (*clock, self.place())))
         title, room = Content(words), self.size.width - 2
         for glyph, style, meaning in self.marks():
@@ -87,6 +89,11 @@ class Scrubber(Widget):
                 title += entry
         if title != self._title:
             self.border_title = self._title = title
+
+    @property
+    def pace(self) -> str:
+        """Speed of the playback in words."""
+        return pace(self.player.speed)
 
     def marks(self) -> list[tuple[str, Style, str]]:
         """Return entries for the title that explain marks on the axis: a glyph, its style, and its meaning."""

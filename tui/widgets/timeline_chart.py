@@ -56,8 +56,8 @@ class TimelineChart(Scrubber):
         self._drawn_size = Size(0, 0)
         self._followed = session.followed
         self._column = -1
-        self._events = np.empty(0, np.int64)
-        """Number of marked events in each column of the axis."""
+        self._counted: tuple[int, int | None, npt.NDArray[np.int64]] = (0, None, np.empty(0, np.int64))
+        """Width of the axis, followed request, and the number of marked events in each column of the axis."""
 
     def show_frame(self) -> None:
         """Show the session's current frame and followed request; redraw only what has changed."""
@@ -119,7 +119,10 @@ class TimelineChart(Scrubber):
         kinds = sorted(set(shown.kind.tolist()))
         if kinds:
             words = ", ".join(WORDS[EventKind(kind)] for kind in kinds) if len(kinds) <= _MOST_KINDS else "events"
-            found.append(("#" if symbols.ascii else "■", "tick", words))
+            if self._has_squares:
+                found.append(("#" if symbols.ascii else "■", "tick", words))
+            else:
+                found.append((symbols.up[-1], "tick", f"= {self._full_mark:,} {words}"))
         scales = [f"{values.max():,} {name}" for name, values in self._scales() if len(values)]
         if scales:
             found.append((symbols.up[-1], "bar", f"full bar: {', '.join(scales)}"))
@@ -176,8 +179,7 @@ class TimelineChart(Scrubber):
         elif y == height - 2 - (height > 3):
             label, value = "running", f"{self._counts_now(row)[0]:,}"
         elif y == 0:
-            free = int(session.breakdown[list(_FREE)].sum())
-            label, value = "held", percent(session.capacity - free, session.capacity)
+            label, value = "held", percent(session.num_held_slots, session.capacity)
         else:
             label = value = ""
         value = value.rjust(GUTTER - len(label) - 1)
@@ -243,8 +245,7 @@ class TimelineChart(Scrubber):
     def _track(self, width: int) -> Strip:
         """Render the scrubber: marks of notable events, and the time in which the followed request holds memory."""
         symbols = self.symbols
-        events = self._events = self._events_of_columns(width)
-        marks = columns(events, max(events.max(), _FULL_MARK), 1)[0]
+        marks = columns(self._events, self._full_mark, 1)[0]
         # In few columns, events have a square, like the sample in the title; where there are many, bars count them.
         glyphs = symbols.up if symbols.ascii or not self._has_squares else " " + "■" * EIGHTHS
         held = self._residency(width)
@@ -267,15 +268,26 @@ class TimelineChart(Scrubber):
         return self._mark_color() if hides else self.symbols.palette.cursor
 
     @property
+    def _full_mark(self) -> int:
+        """Number of events that fill the mark of a column."""
+        return max(int(self._events.max(initial=0)), _FULL_MARK)
+
+    @property
+    def _events(self) -> npt.NDArray[np.int64]:
+        """Number of marked events in each column of the axis."""
+        width, followed = self.axis_width, self._session.followed
+        if self._counted[:2] != (width, followed):
+            events = self._marked_events()
+            times_s = self._charts.times_s[events.frame]
+            times_s = np.where(np.isin(events.kind, ENDS), self._session.idle.released_s(times_s), times_s)
+            counts = np.bincount(self.column_of(times_s, width), minlength=width) if width else np.empty(0, np.int64)
+            self._counted = (width, followed, counts)
+        return self._counted[2]
+
+    @property
     def _has_squares(self) -> bool:
         """True if so few columns have events that squares mark them."""
         return int(np.count_nonzero(self._events)) <= _MOST_SQUARES
-
-    def _events_of_columns(self, width: int) -> npt.NDArray[np.int64]:
-        events = self._marked_events()
-        times_s = self._charts.times_s[events.frame]
-        times_s = np.where(np.isin(events.kind, ENDS), self._session.idle.released_s(times_s), times_s)
-        return np.bincount(self.column_of(times_s, width), minlength=width)
 
     def _marked_events(self) -> Events:
         """Return the notable events, or those of the followed request alone, if there is one."""

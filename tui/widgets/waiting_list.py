@@ -28,6 +28,10 @@ _NAME_WIDTH = 12
 """Width of a line up to the end of the request's name, in characters."""
 
 
+_FIGURES = 13
+"""Width of the figures of a running request: ` 12,345/16,384`."""
+
+
 class Queue(Panel, can_focus=True, inherit_bindings=False):
     """Waiting and running requests. While the panel has the focus, a cursor moves through both lists."""
 
@@ -40,7 +44,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="queue")
-        self.border_title = "queue"
+        self.border_title = f"requests {symbols.dot} written/all slots"
         self._requests: list[int | None] = []
         self._cursor: int | None = None
         """Request under the cursor while the panel has the focus."""
@@ -120,7 +124,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
             self._requests.append(request)
         strips += [self.blank()]
         idle = self.session.num_idle
-        held = f"{plural(idle, 'row')} held for nothing" if idle else "written/all"
+        held = f"{plural(idle, 'row')} held for nothing" if idle else ""
         if held_back:
             idle, held = held_back, f"{held_back:,} waiting hold blocks"
         strips += [self._heading("running", len(running) - idle, len(shown_running), "newest first", held)]
@@ -174,13 +178,13 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
     def _running_line(self, request: int, computed: int) -> Strip:
         pad = int(self.session.replay.pad[request])
         computed, full = max(computed - pad, 0), self._full(request) - pad
-        room = max(self.size.width - 23, 4)
+        room = max(self.size.width - _NAME_WIDTH - _FIGURES, 4)
         share = min(computed / full if full else 1.0, 1.0)
         bar = self._progress(share, room)
-        figures = f" {min(computed, full)}/{full}".rjust(11)
+        figures = f" {min(computed, full):,}/{full:,}".rjust(_FIGURES)
         if self._is_held(np.array([request]))[0]:
-            bar, figures = self.text(" " * room), "complete".rjust(11)
-        return Strip([*self._called(request, _NAME_WIDTH), bar, self.text(figures, "weak")])
+            bar, figures = [self.text(" " * room)], "complete".rjust(_FIGURES)
+        return Strip([*self._called(request, _NAME_WIDTH), *bar, self.text(figures, "weak")])
 
     def _full(self, request: int) -> int:
         """Return the final number of a request's tokens, or the largest possible if the request has not ended."""
@@ -189,8 +193,10 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
             return full
         return max(full, int(requests.prompt_tokens[request] + requests.max_tokens[request]) - 1)
 
-    def _progress(self, share: float, room: int) -> Segment:
+    def _progress(self, share: float, room: int) -> list[Segment]:
         # Seven eighths of a line, so that the bars of neighbouring lines stay apart.
         full = self.symbols.up[7 if self.symbols.right else 8]
+        rest = full if self.symbols.color else self.symbols.states[-1]
+        cells = round(share * room)
         style = self.get_component_rich_style("panel--label") + Style(bold=False)
-        return Segment((full * round(share * room)).ljust(room), style)
+        return [Segment(full * cells, style), self.text(rest * (room - cells), "track")]
