@@ -130,20 +130,16 @@ def owners_line(session: Session, found: Sequence[OwnerGroup], width: int, dot: 
     if largest is not None and largest.num_shared:
         most += f" + {largest.num_shared * session.replay.unit_tokens:,} shared"
     requests, or_cached = plural(len(owners), "request"), " or cached" * session.recording.meta.prefix_caching
+    begin, free_words = f"{requests} hold {plural(held, unit)}", f"{percent(free, session.capacity)} free"
     long = (
-        f"{requests} hold {plural(held, unit)}",
+        begin,
         most,
         f"{plural(shared, f'shared {unit}')} save {saved:,}" if shared else "nothing is shared",
         f"{percent(free + cached, session.capacity)} free{or_cached}",
     )
-    short = (
-        f"{requests} hold {plural(held, unit)}",
-        most.replace(" tokens", ""),
-        f"{shared:,} shared save {saved:,}" if shared else "nothing shared",
-        f"{percent(free, session.capacity)} free",
-    )
-    less = (*short[:2], short[3]) if shared else short[:3]
-    return _first_that_fits((long, short, less, short[:2], short[:1]), width, dot)
+    # What is left out is said elsewhere on the screen.
+    less = (begin, most, free_words) if shared else (begin, most.replace(" tokens", ""), "nothing shared", free_words)
+    return _first_that_fits((long, less, (begin, most), (begin,)), width, dot)
 
 
 def scatter_lines(session: Session, found: Sequence[OwnerGroup], width: int, dot: str, *, num_lines: int) -> list[str]:
