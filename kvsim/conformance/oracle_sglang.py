@@ -18,7 +18,7 @@ from kvsim.engine.clock import SCHEDULED, UPDATED
 from kvsim.engine.coefficients import no_times
 from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan
-from kvsim.engine.known_requests import Demand
+from kvsim.engine.known_requests import BEGIN_TOKENS, Demand
 from kvsim.engine.paged.prefix_keys import PrefixKeys
 from kvsim.engine.radix import link_copies
 from kvsim.engine.radix.token_slots import free_pages_in_order
@@ -409,11 +409,13 @@ class SGLangRun:
         limit = np.clip(np.minimum(longest - whole - 1, slots - -(-whole // unit) * unit - unit - 1), 0, asked)
         stop = np.array([request.stop_at or request.limit for request in self._requests], np.int64)
         keys, rows = PrefixKeys(unit), []
+        begin_keys, begins = PrefixKeys(BEGIN_TOKENS), np.full(len(whole), -1, np.int64)
         roots: dict[str | None, list[int]] = {}
-        for request, is_refused in zip(self._requests, self._is_refused, strict=True):
-            tokens = [0] if is_refused else request.prompt
+        for row, (request, is_refused) in enumerate(zip(self._requests, self._is_refused, strict=True)):
+            tokens = [*([0] if is_refused else request.prompt), *request.answer]
             root = roots.setdefault(request.extra_key, [-1 - len(roots)] * unit)
-            rows.append(keys.from_tokens([*root, *tokens, *request.answer])[1:])
+            rows.append(keys.from_tokens([*root, *tokens])[1:])
+            begins[row] = next(iter(begin_keys.from_tokens(tokens[:BEGIN_TOKENS], apart=request.extra_key)), -1)
         return Demand(
             prompt=np.where(self._is_refused, 1, whole),
             output=np.maximum(np.minimum(stop, limit), 1),
@@ -421,6 +423,7 @@ class SGLangRun:
             priority=np.zeros(len(self._requests), np.int64),
             arrival_s=np.arange(len(self._requests), dtype=np.float64),
             keys=Ragged.from_rows(rows, np.int64),
+            begins=begins,
         )
 
 

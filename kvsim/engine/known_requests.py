@@ -13,6 +13,11 @@ from kvsim.policies.settings import Reserve
 from kvsim.workload import Ragged
 
 Column = npt.NDArray[np.int64]
+BEGIN_TOKENS = 32
+"""Number of shared tokens from which SGLang lets one waiting request wait for another.
+
+A request with more hits is not compared.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,11 @@ class Demand:
     """One key per full block of every prompt; keys are equal for equal prefixes. Empty if contents are unknown."""
     adapter: Column | int = 0
     """Number of the request's adapter, from 1 on; 0 for none."""
+    begins: Column | None = None
+    """Key of the first `BEGIN_TOKENS` tokens of each request, equal for equal tokens; negative if they are unknown.
+
+    None if nothing compares them, or if only whole pages can be compared.
+    """
 
     def every(self, stride: int, first_row: int) -> Demand:
         """Return every `stride`-th request from `first_row` on, with unchanged keys."""
@@ -42,7 +52,21 @@ class Demand:
             arrival_s=self.arrival_s[rows].copy(),
             keys=self.keys.take(np.arange(first_row, len(self.keys), stride)),
             adapter=self.adapter if isinstance(self.adapter, int) else self.adapter[rows].copy(),
+            begins=None if self.begins is None else self.begins[rows].copy(),
         )
+
+    def known_begins(self, unit_tokens: int) -> Column:
+        """Return `begins`; without them, the keys of as many whole pages of `unit_tokens` tokens, of one at least.
+
+        An unknown begin has a key that no other request has.
+        """
+        keys = self.begins
+        if keys is None:
+            page = max(BEGIN_TOKENS // unit_tokens, 1) - 1
+            is_known = self.keys.lengths > page
+            keys = np.full(len(self.prompt), -1, np.int64)
+            keys[is_known] = self.keys.values[self.keys.offsets[:-1][is_known] + page]
+        return np.where(keys < 0, -1 - np.arange(len(keys)), keys)
 
     @property
     def stops_late(self) -> npt.NDArray[np.bool_]:

@@ -335,6 +335,8 @@ class Holding:
     """Number of tokens of the last match, by which the queue is sorted."""
     limit: Small = 0
     """Largest number of outputs that the request allows."""
+    begin_key: int = 0
+    """Key of the request's first tokens, by which requests in the queue are compared."""
     ignores_eos: bool = False
     is_aborted: bool = False
     """The request ends with its next output."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine.known_requests import Demand
+from kvsim.engine.known_requests import BEGIN_TOKENS, Demand
 from kvsim.engine.paged.prefix_keys import all_prompt_keys, knows_prefixes, prompt_keys, with_answers
 from kvsim.errors import BudgetError, UsageError, WorkloadError
 from kvsim.kv_groups import KVCacheLayout
@@ -29,9 +29,10 @@ def demand_of(
         longest, caching = policy.most_new_tokens(prompt, num_slots), not policy.cache.disable_radix_cache
     elif isinstance(policy, Paged):
         caching = policy.cache.enable_prefix_caching or policy.cache.kv_offloading_size > 0
-    keys = Ragged.empty(len(workload), np.int64)
+    keys, begins = Ragged.empty(len(workload), np.int64), None
     if (caching or recording) and knows_prefixes(workload):
         keys = _prefix_keys(workload, hash_tokens(workload, policy, layout), _tokens_ahead(policy))
+        begins = _begins(workload) if isinstance(policy, Radix) else None
     return Demand(
         prompt=prompt,
         output=np.maximum(np.minimum(workload.output_tokens, longest), 1),
@@ -40,7 +41,20 @@ def demand_of(
         adapter=_adapters(workload, policy),
         arrival_s=workload.arrival_s,
         keys=keys,
+        begins=begins,
     )
+
+
+def _begins(workload: Workload) -> npt.NDArray[np.int64] | None:
+    """Return the key of the first `BEGIN_TOKENS` tokens of each request; None if the hashes cover other tokens."""
+    tokens = workload.hash_unit_tokens
+    if len(workload.prompt_hashes.values) and tokens % BEGIN_TOKENS and BEGIN_TOKENS % tokens:
+        return None
+    keys = _prefix_keys(workload, BEGIN_TOKENS, 0)
+    begins = np.full(len(workload), -1, np.int64)
+    is_known = keys.lengths > 0
+    begins[is_known] = keys.values[keys.offsets[:-1][is_known]]
+    return begins
 
 
 def _prefix_keys(workload: Workload, unit: int, ahead: int) -> Ragged[np.int64]:

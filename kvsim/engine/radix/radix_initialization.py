@@ -80,7 +80,8 @@ def radix(
     num_rows = min(policy.scheduler.max_running_requests, num_requests)
     row_pages = _pages_of_row(policy, demand, num_rows)
     holdings = make(records.Holding, num_requests + 1, compiled=compiled)
-    fill(holdings, 1, limit=demand.limit, priority=demand.priority)
+    begin_key = demand.known_begins(policy.unit_tokens)
+    fill(holdings, 1, limit=demand.limit, priority=demand.priority, begin_key=begin_key)
     sizes: dict[str, Any] = {"row_pages": row_pages, "most_memory_rows": most_memory_rows, "reports": reports}
     num_host_pages = policy.cache.num_host_pages(num_pages, page_bytes)
     if num_host_pages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvsim.engine import linked_list
+from kvsim.engine.known_requests import BEGIN_TOKENS
 from kvsim.engine.linked_list import HEAD
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.radix import radix_tree, request_rows, token_slots
@@ -13,8 +14,6 @@ from kvsim.engine.state import Engine
 
 _MOST_MATCHED = 128
 """Largest number of waiting requests that are matched in one pass."""
-_SHARED_TOKENS = 32
-"""Number of shared tokens from which one request waits for another. A request with more hits is not compared."""
 _AT_ONCE = 1e300
 """The response ratio of a request that has nothing to compute."""
 _REFRESH_INTERVAL = 32
@@ -42,24 +41,21 @@ def calc_priority(engine: Engine) -> None:
 def _compute_prefix_matches(engine: Engine) -> None:
     """Match all waiting requests; put a request back if one before it has the same begin, which the tree lacks.
 
-    The request that is put back can then hit what the other request computes. Begins are compared in whole pages, since
-    single tokens are not known.
+    The request that is put back can then hit what the other request computes.
     """
     order, num_compared = engine.radix.order, 0
-    first_pages = _SHARED_TOKENS // engine.settings.unit_tokens
     number = engine.sequences[HEAD].next
     while number != HEAD:
         sequence, holding = engine.sequences[number], engine.radix.holdings[number]
         request_rows.match_kv_cache(engine, sequence, sequence.num_tokens)
         holding.is_put_back = False
-        if holding.prefix_tokens <= _SHARED_TOKENS:
-            if sequence.num_tokens >= _SHARED_TOKENS:
-                key = radix_tree.key_of(engine, number, first_pages - 1)
+        if holding.prefix_tokens <= BEGIN_TOKENS:
+            if sequence.num_tokens >= BEGIN_TOKENS:
                 for index in range(num_compared):
-                    if radix_tree.key_of(engine, order[index], first_pages - 1) == key:
+                    if engine.radix.holdings[order[index]].begin_key == holding.begin_key:
                         holding.is_put_back = True
                         break
-            if not holding.is_put_back and sequence.num_tokens >= _SHARED_TOKENS:
+            if not holding.is_put_back and sequence.num_tokens >= BEGIN_TOKENS:
                 order[num_compared] = number
                 num_compared += 1
         number = sequence.next
