@@ -61,12 +61,13 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
             continue
         if place.offset >= seen_until:
             break
-        is_cut = settings.keeps_images_whole and computed + num_tokens < place.end
-        if settings.cuts_before_images and is_cut and computed <= place.offset:
+        may_wait = computed < place.offset or (settings.cuts_before_images and computed == place.offset)
+        is_cut = settings.keeps_images_whole and may_wait and computed + num_tokens < place.end
+        if is_cut and settings.keeps_cached_whole:
             return max(0, place.offset - computed - ahead)
         if _is_there(engine, sequence, index):
             continue
-        if not settings.cuts_before_images and is_cut and computed < place.offset:
+        if is_cut:
             return max(0, place.offset - computed - ahead)
         image = engine.encoder.images[place.content]
         if not _make_room(engine, image.num_tokens):
@@ -204,8 +205,7 @@ def release_computed(engine: Engine, sequence: Sequence, processed: int) -> None
     if not engine.settings.cuts_before_images:
         processed -= engine.settings.prompt_ahead_tokens
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
-        place = engine.encoder.inputs[index]
-        if place.is_held and place.end <= processed:
+        if engine.encoder.inputs[index].end <= processed and _is_in_use(engine, index):
             _release(engine, sequence, index)
 
 
@@ -215,8 +215,15 @@ def release(engine: Engine, sequence: Sequence) -> None:
     if engine.settings.encoder_tokens == 0:
         return
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
-        if engine.encoder.inputs[index].is_held:
+        if _is_in_use(engine, index):
             _release(engine, sequence, index)
+
+
+@part
+def _is_in_use(engine: Engine, index: int) -> bool:
+    """Tell whether the image of an input is used, for this input or, in releases that do not distinguish, for any."""
+    place = engine.encoder.inputs[index]
+    return place.is_held or (engine.settings.any_place_frees and engine.encoder.inputs[place.first_alike].is_user)
 
 
 @part
@@ -239,9 +246,10 @@ def _release(engine: Engine, sequence: Sequence, index: int) -> None:
     """Release an image for one input of a sequence. An image without users can be evicted."""
     place = engine.encoder.inputs[index]
     first = engine.encoder.inputs[place.first_alike]
-    place.is_held = False
-    first.num_held -= 1
-    if not first.is_user or (engine.settings.counts_repeated_images and first.num_held > 0):
+    if place.is_held:
+        place.is_held = False
+        first.num_held -= 1
+    if not first.is_user or (engine.settings.keeps_repeated_images and first.num_held > 0):
         return
     first.is_user = False
     image = engine.encoder.images[place.content]

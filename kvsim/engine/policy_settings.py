@@ -126,7 +126,10 @@ def settings_of_images(encoding: Encoding, policy: Paged) -> dict[str, Any]:
         "aligns_before_images": rules.aligns_before_images,
         "images_wait": rules.images_wait,
         "cuts_before_images": rules.cuts_before_images,
+        "keeps_cached_whole": rules.keeps_cached_whole,
+        "keeps_repeated_images": rules.keeps_repeated_images,
         "counts_repeated_images": rules.counts_repeated_images,
+        "any_place_frees": rules.any_place_frees,
     }
 
 

@@ -68,8 +68,14 @@ class Settings:
     """An image is in use until the steps that compute its tokens are processed."""
     cuts_before_images: FeatureFlag = False
     """A chunk ends right before an image that has no room in the encoder cache, even if drafting would read further."""
-    counts_repeated_images: FeatureFlag = False
+    keeps_cached_whole: FeatureFlag = False
+    """If images are kept whole, this also applies to images in the cache."""
+    keeps_repeated_images: FeatureFlag = False
     """An image that occurs several times in a prompt is in use until its last occurrence is computed."""
+    counts_repeated_images: FeatureFlag = False
+    """This includes occurrences in the chunk that encodes the image."""
+    any_place_frees: FeatureFlag = False
+    """An image is freed while any of its occurrences in the prompt is computed, even if a later one uses it again."""
     ahead: bool = False
     """Asynchronous scheduling: a step is scheduled before the outputs of earlier steps are known."""
     most_in_flight: int = 1
@@ -331,6 +337,12 @@ class State:
     """Number of adapters in use."""
     num_failures: int = 0
     """Number of discarded outputs that the scheduler did not await. In vLLM, each raises an AssertionError."""
+    num_padding_failures: int = 0
+    """Number of admissions with fewer tokens than padding drafts need. In vLLM, each raises an AssertionError."""
+    num_adapter_failures: int = 0
+    """Number of steps with more adapters than slots. In vLLM, each raises an AssertionError."""
+    num_padding_drafts: int = 0
+    """Number of padding drafts of the waiting sequence that is considered."""
     num_counts: int = 0
     """Number of times that expired tokens were counted; identifies a count in `Readers.seen_in`."""
     hit_tokens: int = 0

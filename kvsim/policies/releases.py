@@ -251,8 +251,19 @@ class ReleaseRules:
         "0.33.0",
         "A chunk ends right before an image that has no room; a request that thereby gets no tokens is skipped.",
     )
+    any_place_frees: bool = _until(
+        "0.23.0",
+        "An image that a prompt repeats is in use again until its next place is computed; before, it was freed after "
+        "every step because an earlier place was computed.",
+    )
+    keeps_repeated_images: bool = _since(
+        "0.29.0", "An image that occurs several times in a prompt is in use until its last occurrence is computed."
+    )
     counts_repeated_images: bool = _since(
-        "0.33.0", "An image that occurs several times in a prompt is in use until its last occurrence is computed."
+        "0.32.0", "Such an image is also kept for occurrences in the chunk that encodes it."
+    )
+    keeps_cached_whole: bool = _since(
+        "0.32.0", "Without chunked images, a chunk ends before an image that it would cut even if the image is cached."
     )
     running_keep_adapters: bool = _since(
         "0.33.0", "The adapter of a running request is in use even in a step that does not compute the request."
@@ -325,9 +336,9 @@ OLDEST_WITH_GROUPS, OLDEST_WITH_STAGES = "0.18.0", "0.20.0"
 OFFLOAD = "0.25.1"
 """Release whose native offload is known; other patches of this minor release have the same rules."""
 VERIFIED = ((0, 25), (0, 33))
-"""Major and minor numbers of the releases whose speculative decoding, KV connectors and encoder cache are known."""
-FIRST_WITH_IMAGES, LAST_WITH_IMAGES = (0, 23), (0, 28)
-"""Major and minor numbers of the first and last of other releases whose encoder cache is known."""
+"""Major and minor numbers of the releases whose speculative decoding and KV connectors are known."""
+OLDEST_WITH_IMAGES = "0.20.0"
+"""Oldest release whose encoder cache is known."""
 DEFAULT = NEWEST
 """Release that is simulated unless another is named."""
 UNSTATED = "0.25.1"
@@ -400,9 +411,8 @@ def check_feature(release: str, feature: str) -> None:
 
 def check_images(release: str) -> None:
     """Check that the rules of the encoder cache in a release are known."""
-    minor = number_of(release)[:2]
-    if minor not in VERIFIED and not FIRST_WITH_IMAGES <= minor <= LAST_WITH_IMAGES:
-        raise UsageError(f"kvsim knows the encoder cache of vLLM 0.23 to 0.28 and 0.33, not of {release}.")
+    if number_of(release) < number_of(OLDEST_WITH_IMAGES):
+        raise UsageError(f"kvsim knows the encoder cache of vLLM {OLDEST_WITH_IMAGES} to {NEWEST}, not of {release}.")
 
 
 def check_offload(release: str) -> None:

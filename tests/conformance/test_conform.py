@@ -35,6 +35,7 @@ NOT_SHOWN = {"every_state_has_v2_runner", "caches_every_state", "marks_prompt_en
 NOT_SHOWN |= {"drafts_have_v2_runner", "drafting_takes_tokens", "spares_modules", "keys_cover_drafts", "pads_alone"}
 NOT_SHOWN |= {"caches_processed", "delivers_kept", "spares_busy", "reserves_drafts", "balances_own"}
 NOT_SHOWN |= {"aligns_before_images", "cuts_before_images", "counts_repeated_images", "images_wait"}
+NOT_SHOWN |= {"any_place_frees", "keeps_repeated_images", "keeps_cached_whole"}
 NOT_SHOWN |= {"drops_where_drafted", "drops_after_prompt", "keeps_below_drop"}
 """Rules that no golden workload shows: two matter to models that the newest release does not serve, one is rare, and
 the driven vLLM has neither adapters, drafts, connectors, images nor several ranks."""

@@ -43,12 +43,12 @@ def test_the_budget_the_cache_and_the_keys_decide() -> None:
         for request in document["requests"]:
             request.pop("mm", None)
         num_alike += differs(file, document)
-    assert len(IMAGES) == 44
+    assert len(IMAGES) == 50
     assert num_roomy > 12
     assert num_alike > 20
 
 
-@pytest.mark.parametrize("release", ["0.25.1", "0.33.0"])
+@pytest.mark.parametrize("release", ["0.22.1", "0.25.1", "0.30.0", "0.33.0"])
 def test_the_cache_holds_what_is_used_or_can_be_evicted(release: str) -> None:
     """At every moment the slots add up, and nothing is used by a request that has ended."""
     for file in IMAGES:
@@ -56,6 +56,8 @@ def test_the_cache_holds_what_is_used_or_can_be_evicted(release: str) -> None:
             continue  # in another release, a workload with recurrent layers may wait for ever
         document = json.loads(file.read_text())
         if document.get("spec", {}).get("method", "eagle") not in ("eagle", "dflash"):
+            continue
+        if "spec" in document and release not in ("0.25.1", "0.33.0"):
             continue
         live: set[str] = set()
         for record in OracleRun(parse_workload(document, "workload").of_release(release)).records():
@@ -81,7 +83,7 @@ def test_a_chunk_ends_right_before_an_image_that_has_no_room() -> None:
 @pytest.mark.parametrize(
     ("more", "release", "words"),
     [
-        ({}, "0.30.0", "kvsim knows the encoder cache of vLLM 0.23 to 0.28 and 0.33, not of 0.30.0"),
+        ({}, "0.19.1", r"kvsim knows the encoder cache of vLLM 0\.20\.0 to 0\.33\.0, not of 0\.19\.1"),
         ({"mm": {"compute": 4, "cache": 12}}, "0.33.0", "an image of 8 embeddings never fits: a step computes 4"),
     ],
 )
