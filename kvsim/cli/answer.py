@@ -60,18 +60,32 @@ def band_notes(band: Band | None) -> list[str]:
     return [f"in brackets: with {band.words()}"]
 
 
+_FAILURES = {
+    "vllm_failures": (
+        "sequences were preempted and resumed while their tokens were in the pipeline (its pull request 47900); give "
+        "it more memory, --no-async-scheduling, or a release from 0.27 on"
+    ),
+    "vllm_padding_failures": (
+        "a request with one token to compute is admitted with all its drafts, and --long-prefill-token-threshold "
+        "allows fewer tokens; allow at least one more than num_speculative_tokens"
+    ),
+    "vllm_adapter_failures": (
+        "a running request that a step leaves out does not keep the slot of its adapter, so that too many adapters "
+        "are admitted; give it more memory, a larger --max-loras, or release 0.33"
+    ),
+}
+"""Causes for which vLLM itself ends with an AssertionError, by the key in a recording's `engine`, and what helps."""
+
+
 def failure_notes(metas: Sequence[Meta]) -> list[str]:
-    """Return a warning if vLLM itself would have crashed in one of these runs."""
-    num_failures = sum(int(meta.engine.get("vllm_failures", 0)) for meta in metas)
-    if not num_failures:
-        return []
-    often = "once" if num_failures == 1 else f"{num_failures:,} times"
-    note = (
-        f"vLLM {metas[0].policy['vllm']} itself would have ended {often} with an AssertionError: sequences were "
-        "preempted and resumed while their tokens were in the pipeline (its pull request 47900); give it more memory, "
-        "--no-async-scheduling, or a release from 0.27 on"
-    )
-    return [note]
+    """Return a warning for each cause for which vLLM itself would have crashed in these runs."""
+    notes = []
+    for key, cause in _FAILURES.items():
+        if num_failures := sum(int(meta.engine.get(key, 0)) for meta in metas):
+            often = "once" if num_failures == 1 else f"{num_failures:,} times"
+            release = metas[0].policy["vllm"]
+            notes.append(f"vLLM {release} itself would have ended {often} with an AssertionError: {cause}")
+    return notes
 
 
 def _where(num_stages: int, per_stage: int) -> str:

@@ -22,6 +22,8 @@ def begin_pass(engine: Engine) -> None:
             use(engine, engine.sequences[engine.running[index]])
     for index in range(state.num_listed):
         use(engine, engine.sequences[engine.batch[index]])
+    if state.num_adapters > settings.max_adapters:
+        state.num_adapter_failures += 1
 
 
 @part

@@ -70,9 +70,14 @@ def commit(engine: Engine, sequence: Sequence, is_new: bool) -> int:
     awaits.
 
     The step computes all known tokens of the sequence. The result is negative if the sequence `is_new` in the step: its
-    drafts are padding, which is always rejected.
+    drafts are padding, which is always rejected. All padding counts, even if `long_prefill_token_threshold` left fewer
+    tokens to the sequence; newer releases of vLLM then raise an AssertionError.
     """
     num_verified = sequence.computed - sequence.num_tokens - sequence.placeholders
+    if is_new and num_verified != sequence.drafts:
+        num_verified = sequence.drafts
+        if engine.settings.pads_alone:
+            engine.state.num_padding_failures += 1
     sequence.drafts = 0
     if engine.settings.ahead:
         sequence.placeholders += 1 + num_verified

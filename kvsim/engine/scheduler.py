@@ -308,10 +308,12 @@ def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int,
     With 0, the step admits no further sequence. With `SKIP`, it skips this sequence.
     """
     settings, num_tokens = engine.settings, sequence.num_tokens - computed
+    engine.state.num_padding_drafts = 0
     if settings.num_drafts > 0 and num_tokens == 1:
         num_tokens = drafting.padded_tokens(engine, computed, budget)
         if num_tokens == 0:
             return 0
+        engine.state.num_padding_drafts = num_tokens - 1
     if 0 < engine.state.most_prompt_tokens < num_tokens:
         num_tokens = engine.state.most_prompt_tokens
     if not settings.chunked_prefill and num_tokens > budget:
@@ -433,6 +435,7 @@ def _run(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
     state.num_new_seqs += 1
     sequence.status = RUNNING
     sequence.computed = computed
+    sequence.drafts = state.num_padding_drafts
     sequence.handed_tokens = sequence.num_tokens
     if engine.settings.answers_awaited:
         sequence.handed_tokens = NEVER  # no output comes that is not awaited; see `_commit`

@@ -346,6 +346,16 @@ def _field_at(records: Records[Any], name: str, indices: npt.NDArray[Any]) -> np
     return np.array([getattr(records[index], name) for index in indices.tolist()], np.int64)
 
 
+def vllm_failures(engine: Engine) -> dict[str, int]:
+    """Return how often vLLM itself would have ended with an AssertionError, by the cause's key in `meta.engine`."""
+    state = engine.state
+    return {
+        "vllm_failures": int(state.num_failures),
+        "vllm_padding_failures": int(state.num_padding_failures),
+        "vllm_adapter_failures": int(state.num_adapter_failures),
+    }
+
+
 def rows_of(engine: Engine, begin: int = 0) -> npt.NDArray[np.int64]:
     """Return the workload rows of the requests that this engine got, in order, without the first `begin` requests."""
     nodes = _field_at(engine.lines, "arrived", np.arange(begin, engine.state.num_submitted))

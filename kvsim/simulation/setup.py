@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TypedDict
 
@@ -149,8 +149,8 @@ class Setup:
         """Label of the step times, with the features of this run that the step times do not cover."""
         return times_label(self.machine, self.base, self.workload)
 
-    def meta(self, step_time: StepTimeModel, num_failures: int) -> Meta:
-        """Return the metadata of a server's finished run, in which vLLM would have failed `num_failures` times."""
+    def meta(self, step_time: StepTimeModel, failures: Mapping[str, int]) -> Meta:
+        """Return the metadata of a server's finished run; `failures` has how often vLLM would have failed, by cause."""
         machine = self.machine
         model = {key: value for key, value in asdict(machine.model).items() if value not in (None, (), "")}
         if machine.model.decode_context_parallel_size == 1:
@@ -162,7 +162,7 @@ class Setup:
             engine={"name": "kvsim", "step_time": self.times_label, "calibrated": step_time.calibrated}
             | encoder_limits(self.workload, self.base, machine.model)
             | (asdict(self.pipeline) if self.pipeline.pipeline_parallel_size > 1 else {})
-            | ({"vllm_failures": num_failures} if num_failures else {})
+            | {cause: number for cause, number in failures.items() if number}
             | ({"hash_block_size": hash_tokens(self.workload, self.base, self.layout)} if self.pool.groups else {}),
             gpu=machine.gpu.name,
             model=model

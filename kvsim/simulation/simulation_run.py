@@ -44,7 +44,7 @@ from kvsim.simulation.machine import Machine, release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.modes import begins_compiled, engine_for, may_compile
 from kvsim.simulation.prefix_store import PrefixStore, SharedStore
-from kvsim.simulation.results import FinalRows, Totals, largest_shape, requests_of, rows_of
+from kvsim.simulation.results import FinalRows, Totals, largest_shape, requests_of, rows_of, vllm_failures
 from kvsim.simulation.server import Exchanging, Horizon, ServerProcess
 from kvsim.simulation.setup import Options, Setup, check_ranks
 from kvsim.simulation.sources import (
@@ -197,7 +197,7 @@ class SimulationRun:
     def meta(self, number: int = 0) -> Meta:
         """Return the metadata of the results of server `number`, once the run is over."""
         replica = self._replicas[number]
-        meta = self.setup.meta(replica.step_time, int(replica.server.driver.engine.state.num_failures))
+        meta = self.setup.meta(replica.step_time, vllm_failures(replica.server.driver.engine))
         if self.store is None:
             return meta
         capacity = self.store.content.capacity

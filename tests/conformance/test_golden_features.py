@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kvsim.conformance import read_records, verify_answer, verify_oracle
+from kvsim.conformance.oracle import OracleRun
 from kvsim.conformance.oracle_files import parse_workload, read_pair_records
 from kvsim.conformance.oracle_pd import verify_pair
 from kvsim.errors import RecordingError, WorkloadError
@@ -226,3 +227,22 @@ def test_an_option_is_refused_where_the_release_has_none(name: str, value: Any, 
     assert workload.of_release("0.33.0").scheduler.vllm == "0.33.0"
     with pytest.raises(RecordingError, match=rf"vLLM 0\.25\.1 has no {name}: {since} is the first that has it"):
         workload.of_release("0.25.1")
+
+
+@pytest.mark.parametrize(("release", "ends"), [("0.25.1", True), ("0.32.0", True), ("0.33.0", False)])
+def test_it_is_counted_where_a_hidden_adapter_ends_vllm(release: str, ends: bool) -> None:
+    """The third request waits for room for its image, and the fourth takes the slot of its adapter meanwhile.
+
+    So it is in the engines of these releases: all but the last end with an AssertionError.
+    """
+    requests = [
+        {"id": "r0", "prompt_len": 9, "output_len": 2, "mm": [{"hash": "a", "offset": 0, "length": 8}]},
+        {"id": "r1", "prompt_len": 9, "output_len": 2, "mm": [{"hash": "b", "offset": 0, "length": 8}]},
+        {"id": "r2", "prompt_len": 12, "output_len": 2, "mm": [{"hash": "c", "offset": 3, "length": 8}], "lora": 1},
+        {"id": "r3", "prompt_len": 20, "output_len": 2, "lora": 2, "arrival_step": 4},
+    ]
+    document = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 4, "max_model_len": 60, "requests": requests}
+    document |= {"long_prefill_token_threshold": 1, "async_scheduling": False, "mm": {"compute": 24, "cache": 16}}
+    run = OracleRun(parse_workload(document | {"lora": {"max_loras": 1}}, "workload").of_release(release))
+    assert sum(1 for _ in run.records()) > 20
+    assert (run._driver.engine.state.num_adapter_failures > 0) == ends

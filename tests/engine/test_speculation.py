@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.cli.answer import failure_notes
 from kvsim.engine.driver import Driver
 from kvsim.engine.state import FINISHED, PREEMPTED
 from kvsim.errors import UsageError, WorkloadError
@@ -266,3 +267,18 @@ def test_each_request_gets_its_tokens_and_slots_add_up(
     slots = waste(recording).slots
     assert (slots >= 0).all()
     assert (slots.sum(axis=1) == recording.meta.pool.capacity_slots).all()
+
+
+@pytest.mark.parametrize(("release", "threshold", "ends"), [("0.33.0", 3, 3), ("0.33.0", 4, 0), ("0.25.1", 3, 0)])
+def test_padding_above_the_threshold_of_long_prompts_would_end_the_newest_vllm(
+    release: str, threshold: int, ends: int, make_machine: MakeMachine
+) -> None:
+    """Prompts of which all blocks are hit have one token to compute, and are admitted with three drafts."""
+    alike = {"prefix_group": np.zeros(4, int), "prefix_tokens": np.full(4, 17), "prefix_names": ["same"]}
+    workload = Workload(
+        arrival_s=np.arange(4) / 10, prompt_tokens=np.full(4, 17), output_tokens=np.full(4, 40), **alike
+    )
+    policy = speculative(3, 0.5, method="ngram", vllm=release, long_prefill_token_threshold=threshold)
+    recording = simulate(workload, policy, make_machine(2_000), check=True)
+    assert recording.meta.engine.get("vllm_padding_failures", 0) == ends
+    assert [f"would have ended {ends} times" in note for note in failure_notes([recording.meta])] == [True] * (ends > 0)
