@@ -211,7 +211,7 @@ def _check_one_source(
     recording_name: str | None, policy: str | None, compare: bool, lesson: str | None, attach: str | None
 ) -> None:
     if recording_name is not None and policy is not None:
-        raise UsageError("a recording is replayed and --policy is simulated; give only one.")
+        raise UsageError("give a recording to replay or --policy to simulate, not both.")
     given = [("--policy", policy), ("--compare", compare or None), ("--lesson", lesson), ("--attach", attach)]
     names = [name for name, value in given if value is not None]
     if len(names) > 1:

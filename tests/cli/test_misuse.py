@@ -212,6 +212,8 @@ class TestRecordings:
         (("run", "--policy", "radix", "--adapters", "3"), 2, "--adapters has no effect with --policy radix"),
         (("run", "--policy", "radix", "--block-size", "32"), 2, "give --page-size, or leave it out"),
         (("size", *MACHINE, "--max-loras", "2"), 2, "--max-loras requires --enable-lora; give both."),
+        (("compare", "--ladder", "--swap-gib", "1"), 2, "--swap-gib has no effect with --ladder; leave one out."),
+        (("compare", "--ladder", "--enforce-eager"), 2, "--enforce-eager has no effect with --ladder; leave one out."),
         (("run", "--all", "--json"), 2, "--all has no effect with --json; leave one out."),
         (("run", "--prefill", "1", "--decode", "1", "--kv-load-failure-policy", "fail"), 2, "requires --failed-loads"),
         (("run", "--profile", "hf-h200-granite-350m-dynamic"), 2, "hf-h200-granite-350m-dynamic"),

@@ -30,7 +30,7 @@ WRITES = {
     "s.png": ("tui", "rec", "--screenshot", "s.png"),
     "a.gif": ("animate", "rec", *FILM, "-o", "a.gif"),
     "a.html": ("animate", "rec", *FILM, "-o", "a.html"),
-    "a.svg": ("animate", "rec", *FILM, "-o", "a.svg"),
+    "a.svg": ("animate", "rec", "-o", "a.svg"),
     "a.mp4": ("animate", "rec", *FILM, "-o", "a.mp4"),
     "l/1-reserved-and-empty.md": ("explain", "1", "--markdown", "-o", "l"),
     "mine.toml": ("calibrate", SHIPPED, "--gpu-from", "auto", "-o", "mine.toml"),
