@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvsim.policies import Radix
 from kvsim.recording.tables import RequestStatus
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ class Gaps:
         steps = replay.recording.steps
         step = steps_before_gaps(steps)
         from_running, from_queue = _ended(replay)
-        running = steps.running[step] - from_running[step]
-        waiting = steps.waiting[step] + _arrived(replay.recording, step) - from_queue[step]
+        chosen = _chosen_before_output(replay)
+        running = steps.running[step] - from_running[step] + chosen[step]
+        waiting = steps.waiting[step] + _arrived(replay.recording, step) - from_queue[step] - chosen[step]
         return cls(
             step=step,
             begin_s=steps.end_s[step],
@@ -122,6 +124,20 @@ def _arrived(recording: Recording, step: IntArray) -> IntArray:
         np.searchsorted(arrival_seq, seq[step], side="right") for seq in (steps.schedule_seq, steps.output_seq)
     )
     return processed - scheduled
+
+
+def _chosen_before_output(replay: Replay) -> IntArray:
+    """Count the requests that are admitted between the schedule and the output of each step.
+
+    With `disable_consecutive_prefill_overlap`, SGLang chooses a prefill, which takes memory, before the output of the
+    prefill before it, and launches it after that output.
+    """
+    steps, held = replay.recording.steps, replay.ledger.tables.residencies
+    if replay.recording.meta.policy_name != Radix.name:
+        return np.zeros(len(steps), np.int64)
+    newest = np.searchsorted(steps.schedule_seq, held.birth_seq, side="right") - 1
+    chosen = (newest >= 0) & (held.birth_seq > steps.schedule_seq[newest]) & (held.birth_seq < steps.output_seq[newest])
+    return np.bincount(newest[chosen], minlength=len(steps))
 
 
 def _ended(replay: Replay) -> tuple[IntArray, IntArray]:

@@ -12,6 +12,7 @@ from kvsim.calibration.prior import vllm_prior
 from kvsim.diagnosis.retractions import policy_of
 from kvsim.errors import RecordingError, StalledError
 from kvsim.hardware import find_gpu
+from kvsim.metrics import summarize
 from kvsim.metrics.contradictions import refuse_contradictions
 from kvsim.models import find_model
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
@@ -76,7 +77,8 @@ def test_every_slot_is_accounted_for_at_every_step(scheduling: dict[str, object]
     measured = run(policy)
     requests = measured.requests
     recording = simulate(workload(), policy, machine_of(1200), engine="interpreted")
-    refuse_contradictions(recording, Path("recording"))
+    slots = refuse_contradictions(recording, Path("recording"))
+    assert summarize(recording, slots).mean_waiting == pytest.approx(measured.summary.mean_waiting, rel=1e-12)
     assert (requests.output_tokens == workload().output_tokens).all()
     assert (requests.cached_tokens.sum() > 0) == (not policy.cache.disable_radix_cache)
     assert (requests.cached_tokens < requests.prompt_tokens).all()
