@@ -1205,3 +1205,19 @@ def test_lesson_13_shows_what_the_followed_request_found(guided: Callable[[str],
         assert len(found) == 2, "one server behind each router has it"
         assert found[0] < found[1]
         assert {str(number) for number in found} <= set(re.findall(r"\d+", caption.text))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+@pytest.mark.parametrize("number", NUMBERS)
+async def test_every_page_is_drawn_without_colours(
+    guided: Callable[[str], Guided], number: str, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    lesson = guided(number)
+    app = KvsimApp(lesson, clock=lambda: 0.0, flash_s=0)
+    async with app.run_test(size=size) as pilot:
+        for caption in lesson.captions:
+            lesson.show(caption.frame)
+            app.playback.show_frame(everything=True)
+            await pilot.pause()
+            assert caption.title in screen_text(app)

@@ -481,12 +481,12 @@ def timetable(session: Session, end_s: float, clock_s: float, width: int, symbol
 
     lines: Lines = []
     for request, line in enumerate(schedule(session, room, end_s).tolist()):
-        looks = {Doing.NOTHING: Segment(" "), Doing.WAITING: pen.text(symbols.track, weak=True)}
+        looks = {Doing.NOTHING: pen.text(" "), Doing.WAITING: pen.text(symbols.track, weak=True)}
         if symbols.color:
             looks[Doing.RUNNING] = Segment(_BAR, Style(color=colors[OWNER + hue_of(request)]))
             looks[Doing.IDLE] = Segment(_BAR, Style(color=colors[SlotState.PADDING]))
         else:
-            looks[Doing.RUNNING] = Segment(glyphs[OWNER + hue_of(request)])
+            looks[Doing.RUNNING] = pen.text(glyphs[OWNER + hue_of(request)])
             looks[Doing.IDLE] = swatch(SlotState.PADDING, symbols)
         parts = [pen.text(session.request_name(request)[:_NAME].ljust(_NAME))]
         marked = [looks[Doing(doing)] for doing in line]
