@@ -1,7 +1,7 @@
-"""Check that figures which a recording states twice agree, by replaying its tables; `kvsim info` runs this first.
+"""Refuse recordings that contradict themselves, before `kvsim info` prints any of their figures.
 
-A recording states some figures that also follow from its other tables, such as the free units of each step. A file that
-contradicts itself is refused before any of its figures is printed.
+A recording states some figures that also follow from its other tables, such as the free units of each step. The checks
+replay these tables and compare.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _check_units(replay: Replay, folder: Path) -> None:
 
 
 def _check_evictions(recording: Recording, file: Path) -> None:
-    """Check that each evicted block is allocated in the same step, and none is evicted while a block was never used.
+    """Check that each evicted block is allocated in the same step, and that every block was used before any eviction.
 
     This holds for kvsim's own paged policy: a block keeps its prefix until it is allocated again, and freed blocks are
     behind all unused blocks in the free queue.
@@ -174,8 +174,9 @@ class _UnitContents:
         self._hashes, self._first = hashes.values, np.append(0, np.cumsum(hashes.lengths))
         sizes = [group.block_size for group in pool.groups] or [pool.unit_tokens]
         self._hashes_per_unit = np.array(sizes) // recording.meta.hash_block_size
-        # By address: the request that last wrote the unit, or -1, and the position in its table.
-        self._writer = np.full((2, replay.ledger.end_of_pool), -1, np.int32)
+        # By address: the request that last wrote the unit, or -1, and the position of the unit in its table.
+        self._writer = np.full(replay.ledger.end_of_pool, -1, np.int32)
+        self._position = np.full(replay.ledger.end_of_pool, -1, np.int32)
 
     def check_shared(self, part: Successions, kind: IntArray, file: Path) -> None:
         """Check the units that requests share in `part`, whose rows are of these kinds, and update the last writers."""
@@ -188,9 +189,8 @@ class _UnitContents:
         shared = np.flatnonzero(kind == MemoryKind.SHARE)
         append = last_append[shared]
         is_here = (append >= 0) & (part.unit[append] == part.unit[shared])
-        writer, old_position = self._writer[:, part.unit[shared]]
-        writer = np.where(is_here, request[append], writer)
-        old_position = np.where(is_here, position[append], old_position)
+        writer = np.where(is_here, request[append], self._writer[part.unit[shared]])
+        old_position = np.where(is_here, position[append], self._position[part.unit[shared]])
         rows, is_known = part.row[shared], writer >= 0
         same_place = old_position == position[shared]
         require(~is_known | same_place, file, "a unit should be shared at its old position", rows)
@@ -202,10 +202,8 @@ class _UnitContents:
             "a unit should be shared by prompts that requests.parquet gives the same prompt_hashes", rows,
         )  # fmt: skip
         written = np.flatnonzero(kind == MemoryKind.APPEND)
-        self._writer[:, part.unit[written]] = (
-            request[written],
-            position[written],
-        )  # for a unit written twice, the last assignment counts
+        self._writer[part.unit[written]] = request[written]  # for a unit written twice, the last assignment counts
+        self._position[part.unit[written]] = position[written]
 
     def _hash(self, request: IntArray, position: IntArray, row: IntArray) -> tuple[IntArray, IntArray]:
         """Return the hash of each request's prompt up to the end of the unit at `position`, and whether it has one."""

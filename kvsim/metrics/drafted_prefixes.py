@@ -1,4 +1,4 @@
-"""Compute how many tokens of requests with drafts were in the prefix cache at a release, as far as a recording shows.
+"""Number of tokens that requests with drafts have in the prefix cache when they release blocks.
 
 The check of kept prefixes (`kvsim.metrics.kept_prefixes`) compares these numbers with the column `cached`.
 
@@ -27,17 +27,25 @@ Tokens = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-def cached_with_drafts(
-    recording: Recording, rows: IntArray, previous_end: IntArray, release: str
-) -> tuple[Tokens, ...]:
+class CachedTokens(NamedTuple):
+    """Number of tokens of requests at releases of their units."""
+
+    least: Tokens
+    """Smallest possible number of cached tokens."""
+    most: Tokens
+    """Largest possible number of cached tokens."""
+    computed: Tokens
+    with_next_step: Tokens
+    """Largest number of tokens that would be cached if one more step had been scheduled."""
+
+
+def cached_with_drafts(recording: Recording, rows: IntArray, previous_end: IntArray, release: str) -> CachedTokens:
     """Count the tokens of each request at the moment at which `rows` of `memory.parquet` release its units.
 
-    Return the smallest and the largest possible number of cached tokens, the number of computed tokens, and the largest
-    number of tokens that one more step could have cached. `previous_end` is the last step of each request before an
-    earlier release of all its memory; -1 for none.
+    `previous_end` is the last step of each request before an earlier release of all its memory; -1 for none.
     """
     if not len(recording.schedule):
-        return (np.zeros(len(rows), np.int64),) * 4
+        return CachedTokens(*(np.zeros(len(rows), np.int64),) * 4)
     meta, turns = recording.meta, _LastSteps.of(recording, rows, previous_end)
     # With n draft modules that draft one after the other, the last n - 1 computed tokens are not cached yet.
     ahead, lag = _tokens_ahead(meta, release), int(meta.engine.get("num_draft_modules", 1)) - 1
@@ -51,11 +59,12 @@ def cached_with_drafts(
             np.where(turns.has_output, np.maximum(each, tokens - max(ahead, 1 + late)), each)
             for each, tokens, late in zip(computed, known, lags, strict=True)
         )
-    return tuple(np.where(turns.is_there, each, 0) for each in (least, most, turns.end, known[1] - ahead))
+    most_known = known[1]
+    return CachedTokens(*(np.where(turns.is_there, each, 0) for each in (least, most, turns.end, most_known - ahead)))
 
 
 def dropping_groups(recording: Recording, release: str) -> tuple[int, ...]:
-    """Return the indices of the groups in which the last block of a hit is computed again, for drafting."""
+    """Return the indices of the KV-cache groups in which drafting computes the last block of a hit again."""
     meta = recording.meta
     config, groups = meta.policy.get("speculative_config"), meta.pool.groups
     if not config or not SpeculativeConfig.parse(config).drops_last_hit(release):
@@ -76,7 +85,7 @@ def _caches_outputs(meta: Meta, release: str) -> bool:
 
 
 class _LastSteps(NamedTuple):
-    """The newest step of each request before a release of its units, and the outputs in flight at that time."""
+    """The newest step of each request before a release of its units, and the outputs in flight at the release."""
 
     is_there: Flags
     """True if the request had a step between its admission and the release; if False, ignore the other columns."""
@@ -89,13 +98,13 @@ class _LastSteps(NamedTuple):
     is_preempted: Flags
     """True if the release is a preemption; otherwise the request ended, and later outputs are dropped."""
     most_before: Tokens
-    """Largest number of tokens in outputs between the step and the release."""
+    """Largest possible number of tokens in outputs between the step and the release."""
     least_before: Tokens
-    """Smallest number of these tokens."""
+    """Smallest possible number of tokens in outputs between the step and the release."""
     most_after: Tokens
-    """Largest number of tokens in outputs between the release and the next step."""
+    """Largest possible number of tokens in outputs between the release and the next step."""
     least_after: Tokens
-    """Smallest number of these tokens."""
+    """Smallest possible number of tokens in outputs between the release and the next step."""
 
     @property
     def has_output(self) -> Flags:

@@ -1,6 +1,6 @@
-"""Add up the figures of several servers behind one router, for the results of `kvsim fleet`.
+"""Totals of several servers behind one router, for the results of `kvsim fleet`.
 
-They tell what clients see, how evenly the servers are loaded, and how many bytes of prefixes are cached more than once.
+The totals tell what clients see, how even the load is, and how many bytes of prefixes are cached several times.
 """
 
 from __future__ import annotations
@@ -58,9 +58,11 @@ class FleetTotals:
     mean_duplicate_bytes: float
     """Mean bytes of cached prefixes beyond one copy: a prefix on three servers counts twice."""
     most_duplicate_bytes: int
-    """Largest number of these bytes at any time."""
+    """Largest number of bytes of cached prefixes beyond one copy, at any time."""
     num_prefill: int = 0
-    """Number of servers, or ranks, that only compute prompts, and alone count hits then; 0 if all decode."""
+    """Number of servers (or ranks) that only compute prompts; 0 if all decode. If there are any, only they count
+    prefix hits.
+    """
     fetched_bytes: int = 0
     """Bytes of KV that servers fetched from each other, per GPU."""
     num_ranks: int = 1
@@ -153,9 +155,9 @@ def _imbalance(summaries: Sequence[Summary]) -> float:
 
 
 def _one_pool_hit_tokens(meta: Meta, requests: Sequence[Requests]) -> int:
-    """Count the prompt tokens, in full blocks, with which an earlier prompt on any server also began.
+    """Count the prompt tokens, in full blocks, that also begin an earlier prompt on any server.
 
-    Equal hashes are equal prefixes, since each hash depends on all blocks before it. Every occurrence of a hash except
+    Equal hashes mean equal prefixes, since each hash depends on all blocks before it. Each occurrence of a hash after
     the first, by arrival, is a hit of one block. The last token of a prompt is always computed.
     """
     prompt = np.concatenate([each.prompt_tokens for each in requests]).astype(np.int64)

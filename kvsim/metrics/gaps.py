@@ -1,4 +1,4 @@
-"""Find the gaps between the steps of a recording, in which no step is in flight, and the queues in them."""
+"""Gaps between the steps of a recording, in which no step is in flight, and the queues during the gaps."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _chosen_before_output(replay: Replay) -> IntArray:
 
 
 def _ended(replay: Replay) -> tuple[IntArray, IntArray]:
-    """Count the requests that outputs end while each step is the newest: those that ran, and those in the queue.
+    """Count the running and the waiting requests that end with an output while each step is the newest.
 
     A preempted request waits, and may end with an output that was in flight.
     """

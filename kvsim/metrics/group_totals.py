@@ -41,20 +41,21 @@ def group_totals(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbe
     written = token_slots * progress.total_between(zero, np.full_like(zero, _NO_LIMIT))
     useful, expired = np.zeros_like(written), np.zeros_like(written)
 
-    def alive(amount: Numbers, runs: Numbers) -> Numbers:
+    def sum_of_held(amount: Numbers, runs: Numbers) -> Numbers:
+        """Return, at every frame, the sum of `amount` over the `runs` that are held."""
         return running_sum(replay.num_frames, (born[runs], amount), (dead[runs], -amount))
 
     for number, group in enumerate(replay.groups):
         runs = np.flatnonzero(tables.group == number)
         if group.state_slots:
-            states = alive(np.full(len(runs), group.state_slots), runs)
+            states = sum_of_held(np.full(len(runs), group.state_slots), runs)
             written += states
             useful += states
         else:
             begin = tables.position[runs].astype(np.int64) * group.block_size
             full = replay.full[tables.request[runs]]
             within = np.minimum(begin + group.block_size, full) - np.minimum(begin, full)
-            useful += alive(within * group.token_slots, runs)
+            useful += sum_of_held(within * group.token_slots, runs)
             written -= _null_slots(replay, group, runs, born, dead, end)
         if group.leaves_tokens:
             expired += _expired(replay, group, runs, born, dead, holders)
@@ -114,7 +115,7 @@ class _Holders:
 
 
 def _shared(replay: Replay, holders: _Holders) -> Numbers:
-    """Return the number of slots that sharing saves at every frame: each block counts once less than its tables."""
+    """Return, at every frame, the number of slots that sharing saves: one block for each holder except the first."""
     sizes = np.array([group.state_slots or group.block_size * group.token_slots for group in replay.groups])
     after = np.maximum(holders.refs - 1, 0) * sizes[holders.group]
     before = np.concatenate((np.zeros(1, np.int64), after[:-1]))
@@ -128,7 +129,7 @@ def _shared(replay: Replay, holders: _Holders) -> Numbers:
 def _expired(
     replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers, holders: _Holders
 ) -> Numbers:
-    """Return, at every frame, the slots in blocks of a group that no holder needs any more."""
+    """Return, at every frame, the number of slots in held blocks of a group that no holder needs any more."""
     tables = replay.ledger.tables
     runs = runs[np.argsort(tables.address[runs], kind="stable")]
     begin = _first_expired(replay, group, runs, born, dead)
@@ -144,8 +145,8 @@ def _expired(
         last = cut
         of, nth = units_of_runs(count[some])
         run, frame = runs[some][of], begin[some][of] + nth
-        amount = _amount(replay, group, run, frame)
-        np.add.at(total, *_of_blocks(replay, holders, tables.address[run].astype(np.int64), frame, amount))
+        amount = _expired_in_table(replay, group, run, frame)
+        np.add.at(total, *_expired_in_block(replay, holders, tables.address[run].astype(np.int64), frame, amount))
     return total * slots
 
 
@@ -167,7 +168,7 @@ def _first_expired(replay: Replay, group: TableGroup, runs: Numbers, born: Numbe
     return low
 
 
-def _amount(replay: Replay, group: TableGroup, run: Numbers, frame: Numbers) -> Numbers:
+def _expired_in_table(replay: Replay, group: TableGroup, run: Numbers, frame: Numbers) -> Numbers:
     """Return the number of tokens or states of each run that its table does not need any more at its frame."""
     if group.kind is CacheKind.MAMBA:
         return np.ones(len(run), np.int64)
@@ -176,12 +177,13 @@ def _amount(replay: Replay, group: TableGroup, run: Numbers, frame: Numbers) -> 
     return np.asarray(np.clip(unread - tables.position[run].astype(np.int64) * group.block_size, 0, group.block_size))
 
 
-def _of_blocks(
+def _expired_in_block(
     replay: Replay, holders: _Holders, address: Numbers, frame: Numbers, amount: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Return frames, and for each the amount of a block that has expired for all holders.
+    """Return frames and amounts: how many tokens or states of a block have expired for all its holders at the frame.
 
-    The arguments have an entry per holder and frame. A block counts once, with the smallest amount of its holders.
+    `address`, `frame` and `amount` have an entry for each table that holds the block, at each frame. The result has one
+    for each block and frame, with the smallest amount of all tables; 0 if another table needs the whole block.
     """
     if not len(holders.refs) or int(holders.refs.max()) <= 1:
         return frame, amount

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PrefixHits(NamedTuple):
-    """Result of the lookups of all prompts."""
+    """Prompt tokens that were looked up in the prefix cache, and those that were found there."""
 
     queried_tokens: int
     hit_tokens: int
@@ -41,7 +41,7 @@ def prefix_hits(meta: Meta, requests: Requests) -> PrefixHits:
 def repeated_tokens(meta: Meta, requests: Requests) -> int:
     """Count the prompt tokens in full blocks that an earlier prompt had too: the hits of an endless cache.
 
-    Hashes are chained, so that equal hashes are equal prompts up to there.
+    Hashes are chained, so two blocks with equal hashes end equal prefixes.
     """
     hashes, per_block = requests.prompt_hashes, max(1, meta.pool.unit_tokens // max(1, meta.hash_block_size))
     within = np.arange(len(hashes.values)) - np.repeat(hashes.offsets[:-1], hashes.lengths)

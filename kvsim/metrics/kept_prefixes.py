@@ -1,6 +1,6 @@
-"""Check the column `cached` of releases: a unit stays cached if all its tokens were computed and their values known.
+"""Check which units stay cached when requests release them: the column `cached`, from which the shown cache follows.
 
-The prefix cache that kvsim shows follows from this column.
+A unit stays cached if all its tokens were computed and had known values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvsim.errors import UsageError
 from kvsim.kv_groups.group import CacheKind, KVCacheGroup
-from kvsim.metrics.drafted_prefixes import cached_with_drafts, dropping_groups
+from kvsim.metrics.drafted_prefixes import CachedTokens, cached_with_drafts, dropping_groups
 from kvsim.metrics.retained_prefixes import SPARSE, check_retained
 from kvsim.policies import Radix
 from kvsim.policies.releases import UNSTATED, LeftOut, ReleaseRules, defaults_of, number_of, rules_of
@@ -24,7 +24,7 @@ from kvsim.replay import Replay
 
 
 def check_kept_prefixes(replay: Replay, file: Path) -> None:
-    """Check `cached` of every release against the tokens that had been cached for its request."""
+    """Check `cached` of every release against the number of tokens of its request that had been cached."""
     recording, memory = replay.recording, replay.recording.memory
     meta, pool = recording.meta, recording.meta.pool
     if memory.cached is None or meta.begins_in_the_middle or not meta.prefix_caching:
@@ -36,7 +36,7 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     rules, is_sparse = rules_of(release), defaults_of(release).retention_tokens is not None
     group, aligned = memory.groups[rows], pool.unit_tokens
     size = np.array([each.block_size for each in pool.groups] or [aligned])[group]
-    run = np.array([_blocks_behind_hits(each, aligned) for each in pool.groups] or [1])[group]
+    run = np.array([_blocks_for_hit(each, aligned) for each in pool.groups] or [1])[group]
     is_whole, misses_part = memory.address[rows] == WHOLE_TABLE, run < aligned // size
     position, per = memory.position[rows], aligned // size
     is_hit = (position % per >= per - run) | _keeps_all(size, aligned, rules)
@@ -46,14 +46,14 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     is_dropped = np.isin(group, dropping)
 
     def kept(tokens: IntArray, together: IntArray | int, is_hit: IntArray) -> IntArray:
-        """Return the value of `cached` that each row should have if this number of its tokens was cached."""
+        """Return the value that `cached` should have in each row if its request had this number of cached tokens."""
         num_full = tokens // together * together // size
         return np.where(is_whole, np.where(misses_part, 0, num_full), is_hit & (position < num_full))
 
-    tokens = _cached_tokens(replay, rows)
-    least = kept(tokens[0], together, is_hit)
-    # With drafts, keys cover tokens behind a boundary, and a hit without its last block needs a block behind it.
-    most = kept(tokens[1], size if recording.has_drafts else together, is_hit | is_dropped)
+    least_tokens, most_tokens = _cached_tokens(replay, rows)
+    least = kept(least_tokens, together, is_hit)
+    # With drafts, keys cover tokens after a boundary, and a hit that drops its last block needs one block more.
+    most = kept(most_tokens, size if recording.has_drafts else together, is_hit | is_dropped)
     if "allocator" in meta.policy:  # a custom allocator may keep fewer units
         least = np.zeros_like(least)
     if meta.source != "simulation":  # a server may be configured to keep windows and states only at some boundaries
@@ -63,9 +63,9 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     rule = "cached should be the units that are full of what schedule.parquet computed"
     require((memory.cached[rows] >= least) & (memory.cached[rows] <= most), file, rule, rows)
     if is_sparse and pool.groups and meta.source == "simulation":
-        of_rows = np.zeros((2, len(memory)), np.int64)
-        of_rows[:, rows] = tokens
-        check_retained(replay, of_rows[0], of_rows[1], dropping, file)
+        least_of_rows, most_of_rows = np.zeros((2, len(memory)), np.int64)
+        least_of_rows[rows], most_of_rows[rows] = least_tokens, most_tokens
+        check_retained(replay, least_of_rows, most_of_rows, dropping, file)
 
 
 def _check_kept_by_tree(replay: Replay, file: Path) -> None:
@@ -98,11 +98,11 @@ def _release_of(recording: Recording) -> str:
 
 
 def _keeps_all(size: IntArray, aligned: int, rules: ReleaseRules) -> npt.NDArray[np.bool_]:
-    """Tell for each block size whether blocks of windows are cached even if no hit can need them."""
+    """Tell for each block size whether a release caches blocks of windows even if no hit can need them."""
     return (rules.left_out is LeftOut.NONE) | ((rules.left_out is LeftOut.SMALLER) & (aligned <= size))
 
 
-def _blocks_behind_hits(group: KVCacheGroup, aligned: int) -> int:
+def _blocks_for_hit(group: KVCacheGroup, aligned: int) -> int:
     """Return how many blocks of `group` are needed for a hit that ends at a common boundary of all groups.
 
     The hit needs all blocks since the last such boundary, or fewer with a window. A table with blocks that no hit needs
@@ -124,9 +124,10 @@ def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64
     request, seq = recording.memory.request[rows].astype(np.int64), recording.memory.seq[rows]
     previous_end = _step_of_previous_end(recording, request, seq)
     if recording.has_drafts:
-        least, most, total, values = cached_with_drafts(recording, rows, previous_end, _release_of(recording))
+        cached = cached_with_drafts(recording, rows, previous_end, _release_of(recording))
     else:
-        least, most, total, values = _cached_without_drafts(replay, request, seq, previous_end)
+        cached = _cached_without_drafts(replay, request, seq, previous_end)
+    least, most = cached.least, cached.most
     if recording.has_drafts and meta.exchanges_kv:  # blocks with a transfer are released later
         return np.zeros_like(least), np.full_like(most, _MOST_TOKENS)
     if recording.copies is not None or meta.exchanges_kv:
@@ -137,14 +138,13 @@ def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64
         moments, step = recording.steps.schedule_seq, recording.memory.step[rows]
         in_step = np.append(moments, -1)[np.minimum(step, len(moments))] == seq
         budget = meta.policy.get("max_num_batched_tokens", meta.policy.get("max_model_len", _MOST_TOKENS))
-        most = np.where(in_step, np.maximum(most, np.minimum(values, total + budget)), most)
+        in_this_step = np.minimum(cached.with_next_step, cached.computed + budget)
+        most = np.where(in_step, np.maximum(most, in_this_step), most)
     return least, most
 
 
-def _cached_without_drafts(
-    replay: Replay, request: IntArray, seq: IntArray, previous_end: IntArray
-) -> tuple[npt.NDArray[np.int64], ...]:
-    """Return the smallest and largest possible number of cached tokens, the computed, and the known tokens at `seq`."""
+def _cached_without_drafts(replay: Replay, request: IntArray, seq: IntArray, previous_end: IntArray) -> CachedTokens:
+    """Count the tokens of each of `request` when it releases units at `seq`, as `cached_with_drafts` does."""
     recording, progress = replay.recording, replay.progress
     moments = recording.steps.schedule_seq
     upto = np.searchsorted(moments, seq) - 1
@@ -153,19 +153,20 @@ def _cached_without_drafts(
     values = np.maximum(recording.requests.prompt_tokens[request], progress.reached(request, upto) + 1)
     if recording.copies is not None or recording.meta.exchanges_kv:  # blocks with a transfer are released later
         uncached, could_be = _loaded_but_not_cached(replay, request, seq, upto)
-        return total - np.maximum(before, uncached), total - np.where(could_be, 0, uncached), total, values
+        least, most = total - np.maximum(before, uncached), total - np.where(could_be, 0, uncached)
+        return CachedTokens(least, most, total, values)
     least = total - np.minimum(before, _num_in_flight(replay, request, seq, newest))
     known = progress.reached(request, previous_end) + 1
-    return least, np.where(total <= known, total, least), total, values
+    return CachedTokens(least, np.where(total <= known, total, least), total, values)
 
 
 def _loaded_but_not_cached(
     replay: Replay, request: IntArray, seq: IntArray, upto: IntArray
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Count the tokens of each request's latest load at `seq`, if it has computed nothing since its begin.
+    """Count the tokens of each request's latest load before `seq`; 0 if it has computed a token since the load began.
 
-    Loaded blocks are cached at a step behind the report of their load. The second array tells whether there could have
-    been such a step up to step `upto`.
+    Loaded blocks are cached at the first step after the report of their load. The second array tells whether such a
+    step is possible up to step `upto`.
     """
     transfers = replay.recording.transfers
     if transfers is None or not len(transfers):

@@ -1,6 +1,6 @@
-"""Compute running sums over the frames of a recording from sudden changes and from constant increases per frame.
+"""Sums over the frames of a recording, built from jumps at a frame and from slopes of a constant amount per frame.
 
-With them, the account of slots takes time in proportion to the rows of a recording, not to its tokens.
+With such sums, the account of slots takes time in proportion to the rows of a recording, not to its tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def running_sum(num_frames: int, *changes: tuple[IntArray, IntArray]) -> npt.NDA
 
 
 def ramp(num_frames: int, begin: IntArray, step: IntArray, amount: IntArray) -> npt.NDArray[np.int64]:
-    """Return the sum over amounts, each of which grows by `step` per frame from frame `begin` until it is complete."""
+    """Return, for every frame, the sum of amounts that each grow by `step` per frame from `begin` to their `amount`."""
     whole_steps = amount // step
     complete = begin + whole_steps
     slope = running_sum(num_frames, (begin, step), (complete, -step))
@@ -62,11 +62,9 @@ class Ramps:
         rise = np.where(copies[index] == repeats[index], 0, repeats[index] - 1)
 
         # A request that waits for blocks from the host holds those that it found in the pool.
-        waiting, since, hit_tokens = replay.progress.waiting
-        request, begin, first, rise = (
-            np.append(rows, more)
-            for rows, more in ((request, waiting), (begin, since), (first, hit_tokens), (rise, np.zeros_like(waiting)))
-        )
+        waits = replay.progress.waiting
+        request, begin = np.append(request, waits.request), np.append(begin, waits.step)
+        first, rise = np.append(first, waits.hit_tokens), np.append(rise, np.zeros_like(waits.step))
         order = np.lexsort((begin, request))
         request, begin, first, rise = (values[order] for values in (request, begin, first, rise))
         end = np.full(len(request), self._num_frames)
@@ -80,7 +78,10 @@ class Ramps:
     def total_between(
         self, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64], weight: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return, for every frame, the sum over requests of weight times computed tokens in slots [low, high)."""
+        """Return, for every frame, the number of computed tokens at positions [low, high), summed over all requests.
+
+        `low`, `high` and `weight`, a factor on the tokens (1 by default), have an entry for each request.
+        """
         low, high = low[self._request], high[self._request]
         each = np.ones(len(low), np.int64) if weight is None else weight[self._request]
         begin, end, first, rise = self._begin, self._end, self._first, self._rise

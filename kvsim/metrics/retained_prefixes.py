@@ -85,8 +85,8 @@ class _ReleasedBlocks(NamedTuple):
         Args:
             recording: the recording.
             group: the group of the blocks.
-            drops: the last block of such a hit is computed again in this group, so that it needs one block more.
-            ends_below: this happens in some group, so that hits of the prompt end one boundary earlier.
+            drops: this group computes the last block of a hit again, so that a hit needs one block more.
+            ends_below: some group does so; then hits of the prompt end one boundary earlier.
         """
         aligned, size = recording.meta.pool.unit_tokens, group.block_size
         run = 1 if group.kind is CacheKind.MAMBA else -(-((group.window or 1) - 1) // size) + drops
@@ -98,6 +98,7 @@ class _ReleasedBlocks(NamedTuple):
         before_junction = is_before(self.junction)
         if drops:
             before_junction |= is_before(self.junction - size)
+        # A hit of the same prompt ends before its last token; so does a hit of a longer prompt, unless it ends below.
         repeated, longer = self.prompt_tokens - 1, self.prompt_tokens - 1
         if ends_below:
             repeated, longer = (np.maximum(each // aligned - 1, 0) * aligned for each in (repeated, longer + 1))
@@ -107,9 +108,9 @@ class _ReleasedBlocks(NamedTuple):
         self, recording: Recording, group: KVCacheGroup, kept: npt.NDArray[np.bool_],
         least: IntArray, most: IntArray, file: Path,
     ) -> None:  # fmt: skip
-        """Check that the hits and the full blocks in `kept` stay cached, and no others.
+        """Check that prefix hits and full blocks that are `kept` stay cached, and no other blocks.
 
-        `least` and `most` bound the number of cached tokens, and so which blocks are full.
+        `least` and `most` are bounds on the number of cached tokens, which decides what blocks are full.
         """
         assert recording.memory.cached is not None
         aligned, size = recording.meta.pool.unit_tokens, group.block_size
@@ -124,8 +125,8 @@ class _ReleasedBlocks(NamedTuple):
 
 
 def _junctions(recording: Recording, tables: Holdings, stay: IntArray) -> npt.NDArray[np.int64]:
-    """Return the junction of each stay in tokens; 0 if the hit has all cached tokens, `_UNKNOWN` if it is not
-    recorded.
+    """Return the number of tokens before the junction of each stay: 0 without a junction, `_UNKNOWN` if the recording
+    does not show it.
     """
     stays, pool, hashes = tables.residencies, recording.meta.pool, recording.requests.prompt_hashes
     junctions = np.full(len(stays.request), _UNKNOWN)
@@ -160,8 +161,10 @@ class _ScheduleMoments:
 
     def __init__(self, recording: Recording) -> None:
         self._schedule, self._by_request = recording.schedule, RowsByRequest.of(recording)
-        self.row, self.span = self._by_request.row, 2 * len(recording.schedule) + 2
-        """Schedule rows sorted by request, and a number above all moments."""
+        self.row = self._by_request.row
+        """Schedule rows, sorted by request."""
+        self.span = 2 * len(recording.schedule) + 2
+        """Number above all moments."""
 
     def moment(self, step: IntArray, row: IntArray) -> npt.NDArray[np.int64]:
         """Return the moment of `row` in `step`.
@@ -185,9 +188,9 @@ class _CachedTimes(NamedTuple):
     keys: IntArray
     """Keys of the prefixes, ascending. The number of a prefix is its index here."""
     cached: npt.NDArray[np.int64]
-    """Number of the prefix times `span`, plus the moment, for each entry into the cache; ascending."""
+    """For each entry of a prefix into the cache: its number times `span`, plus the moment; ascending."""
     evicted: npt.NDArray[np.int64]
-    """The same sums for evictions; ascending."""
+    """For each eviction of a prefix: its number times `span`, plus the moment; ascending."""
     span: int
 
     @classmethod
@@ -232,7 +235,8 @@ def _filled(
 ) -> npt.NDArray[np.int64]:
     """Return the moment at which each of `runs` enters the cache; `_UNKNOWN` if it never does.
 
-    This is the first step of the run's stay that computes tokens up to the next common boundary of all groups.
+    A run enters the cache in the first step of its stay that computes tokens up to the next common boundary of all
+    groups.
     """
     schedule, stays, aligned = recording.schedule, tables.residencies, recording.meta.pool.unit_tokens
     row = turns.row
@@ -252,7 +256,7 @@ def _filled(
 def _evictions(
     recording: Recording, tables: Holdings, turns: _ScheduleMoments
 ) -> tuple[IntArray, npt.NDArray[np.int64]]:
-    """Return, for each eviction, the last run in the unit, and the moment of the request that takes the unit."""
+    """Return, for each eviction, the run whose prefix is evicted, and the moment at which a request takes the unit."""
     memory, span = recording.memory, len(recording.memory) + 1
     runs = np.flatnonzero(memory.kind[tables.birth_row] == MemoryKind.APPEND)
     place = tables.address[runs].astype(np.int64) * span + tables.birth_row[runs]

@@ -1,6 +1,6 @@
-"""Find how much of the history of each turn of a session was in the prefix cache, and which eviction removed the rest.
+"""Tokens of each turn's history that were in the prefix cache, and the evictions that removed the others.
 
-The command line and the plots show it for runs with sessions, so readers can see whether the cache is too small.
+The command line and the plots show both for runs with sessions, so readers can see whether the cache is too small.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SessionTurns(ColumnTable):
     evicted_s: FloatArray = column("float64")
     """Time at which the first lost block was evicted; NaN if no block was lost, or no eviction explains the loss."""
     evicted_for: IntArray = column("int32")
-    """Request for which that block was evicted; -1 where `evicted_s` is NaN."""
+    """Request for which the first lost block was evicted; -1 if `evicted_s` is NaN."""
 
 
 class TurnFigures(NamedTuple):
@@ -128,10 +128,10 @@ def session_turns(recording: Recording) -> SessionTurns:
 
 
 def _first_evictions(recording: Recording, lost: IntArray) -> tuple[FloatArray, IntArray]:
-    """Return when the first lost block of each turn was evicted, and for which request.
+    """Return the time at which the first lost block of each turn was evicted, and the request that got the block.
 
-    With several KV-cache groups, a hit ends where any group lacks a block. Several groups may lack one; the last of
-    their evictions counts.
+    With several KV-cache groups, a hit ends at the first block that any group lacks. If several groups lack it, the
+    latest eviction counts.
     """
     requests, memory, hash_tokens = recording.requests, recording.memory, recording.meta.hash_block_size
     evicted_s, evicted_for = np.full(len(requests), np.nan), np.full(len(requests), NONE, np.int32)

@@ -81,7 +81,7 @@ class Waste:
         )
 
     def at(self, times_s: FloatArray) -> npt.NDArray[np.int64]:
-        """Return the slots by state at each of `times_s`: int64[num_times, 8]; the first frame's before it begins."""
+        """Return the slots by state at each of `times_s`: int64[num_times, 8]. Earlier times get the first frame's."""
         over_time = self.with_gaps()
         row = np.searchsorted(over_time.time_s, times_s, side="right") - 1
         return np.asarray(over_time.slots[np.maximum(row, 0)])
@@ -225,7 +225,7 @@ class _FrameSlots:
     rounding: npt.NDArray[np.int64]
     """Allocated slots that no request requested: the allocator rounded up."""
     within_full: npt.NDArray[np.int64]
-    """Requested slots up to the last live token of their request, padding included."""
+    """Requested slots up to the last token of their request with KV, padding included."""
     within_pad: npt.NDArray[np.int64]
     """Requested slots before the first token of their request: padding."""
 
@@ -298,11 +298,11 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
             # For each row, the first frame that shows it; the last entry is for units that are never freed.
             narrow = np.min_scalar_type(num_frames)
             frame = np.repeat(np.arange(num_frames + 1, dtype=narrow), np.diff(rows, prepend=0, append=len(memory) + 1))
-            change = np.zeros((2, num_frames + 1), np.int64)
-            change[1, 0] = len(ledger.initial_cached)
+            counted_once, cached = np.zeros((2, num_frames + 1), np.int64)
+            cached[0] = len(ledger.initial_cached)
             for part in ledger.successions(with_prefixes=True):
-                _add_changes(part, frame, *change)
-            held, cached = np.cumsum(change, axis=1)[:, :-1] + np.stack((held, cached))
+                _add_changes(part, frame, counted_once, cached)
+            held, cached = held + np.cumsum(counted_once)[:-1], np.cumsum(cached)[:-1]
     else:
         for _, operations in ledger.parts():
             units = operations.change * operations.length.astype(np.int64)
@@ -320,9 +320,10 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
 def _add_changes(
     part: Successions, frame: IntArray, held: npt.NDArray[np.int64], cached: npt.NDArray[np.int64]
 ) -> None:
-    """Add the changes per frame to `cached`, and to `held` the corrections by which a shared unit counts only once.
+    """Add the change at each frame to `cached` units, and to `held` the corrections for units that are held twice.
 
-    `frame` has the first frame that shows each row of the memory table.
+    With the corrections, a shared unit counts once. `frame` has the first frame that shows each row of the memory
+    table.
     """
     takes, is_held = part.until > part.row, part.is_held
     joins = np.flatnonzero(takes & is_held)  # allocations of units that another request holds

@@ -33,7 +33,9 @@ _LIVES_IN_A_LOOP = 2.0
 _ALIKE = 0.1
 """Maximum relative difference between the means of two quarters."""
 _CONSTANT = 0.02
+"""Relative difference between quarters up to which the number of requests is constant, as in a closed loop."""
 _SIGMAS = 2.0
+"""Number of standard deviations that count as chance."""
 
 
 class Steadiness(Enum):

@@ -29,8 +29,9 @@ def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
     events = recording.encoder
     kinds = (ImageEventKind.HOLD, ImageEventKind.COMPUTE)
     used, computed = (0 if events is None else int((events.kind == kind).sum()) for kind in kinds)
-    images = (used, computed)
-    return sums.summary(meta, recording.name, recording.requests, recording.duration_s, images=images)
+    return sums.summary(
+        meta, recording.name, recording.requests, recording.duration_s, images_used=used, images_computed=computed
+    )
 
 
 def _figures(recording: Recording, slots: Waste) -> StepFigures:

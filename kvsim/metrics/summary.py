@@ -44,7 +44,7 @@ class Summary:
     num_fragmented_steps: int
     """Steps in which the head of the queue waited although the free slots would suffice if contiguous."""
     num_fragmented_requests: int
-    """Requests that waited at the head of the queue for that reason, each counted once."""
+    """Requests that waited at the head of the queue in such a step, each counted once."""
     swapped_out_bytes: int
     """Bytes copied to the host instead of being recomputed."""
     swapped_in_bytes: int
@@ -75,11 +75,11 @@ class Summary:
     swapped_in_units: int = 0
     """Units of the pool copied from the host."""
     loaded_tokens: int = 0
-    """Tokens of these units: they came from the host and were not computed."""
+    """Tokens in units copied from the host, which did not have to be computed."""
     images_used: int = 0
-    """Images that requests began to use, each once for each request and stay."""
+    """Images that requests used. An image counts once for each request, and again after a preemption."""
     images_computed: int = 0
-    """Images that the encoder computed for these uses; all other images were in its cache."""
+    """Number of `images_used` that the encoder computed; all others were in its cache."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return all figures as nested dictionaries; None stands for NaN, which JSON lacks."""

@@ -141,7 +141,10 @@ class Sums:
     def _split_waiting(
         self, totals: npt.NDArray[np.float64], waiting: Numbers, running: Numbers, tokens: Numbers, held: Numbers
     ) -> None:
-        """Write waiting requests to `totals` by the limit that a step shows, with the other figures of that step."""
+        """Write the waiting requests of each step to `totals` by the limit that they wait for.
+
+        The limit follows from the running sequences, the computed tokens and the held slots of the step.
+        """
         limits = self._limits or Limits(max_num_seqs=0, max_num_batched_tokens=0)
         totals[_FOR_MEMORY : _FOR_TOKENS + 1] = limits.split(waiting, running, tokens)
         totals[_FOR_ADAPTERS] = 0
@@ -153,9 +156,10 @@ class Sums:
     def _add_gaps(
         self, steps: StepFigures, totals: npt.NDArray[np.float64], gaps: GapFigures
     ) -> npt.NDArray[np.float64]:
-        """Add the gaps before `steps`, which have these `totals`; return the time at which the step before each ends.
+        """Add the gaps before `steps`, which have these `totals`.
 
-        A gap with the figures of the step before it is a part of that step.
+        Return, for each step, the time until which the figures of the step before it hold. A gap with the same figures
+        as the step before it is a part of that step.
         """
         index = gaps.before - self.num_steps
         lasts = steps.start_s[index] > gaps.begin_s
@@ -168,7 +172,7 @@ class Sums:
         waiting = np.zeros_like(gaps.waiting) if self._is_static else gaps.waiting  # see `_waited_in_gaps`
         after[_SCHEDULED] = np.minimum(before[_SCHEDULED], gaps.running)
         after[_WAITING], after[_HELD], after[_STATES:] = waiting, gaps.held, gaps.states
-        # What waits in a gap waits for what the step before it showed.
+        # The step before a gap shows the limit for which requests wait in the gap.
         self._split_waiting(after, waiting, running, tokens, before[_HELD])
         differs = (after != before).any(axis=0)
         index, begin_s = index[differs], gaps.begin_s[differs]
@@ -189,7 +193,7 @@ class Sums:
         return self._limits is not None and self._limits.max_num_seqs == 0
 
     def _waited_in_gaps(self, requests: Requests) -> float:
-        """Return how long `requests` waited in gaps between static batches, in seconds, added up.
+        """Return the sum of the seconds that each of `requests` waited in gaps between static batches.
 
         A static batch may begin long after a request has arrived, and nothing happens in between.
         """
@@ -206,7 +210,7 @@ class Sums:
         return float((until_left - until_arrival).sum())
 
     def _means(self, requests: Requests, time_s: float, end_s: float, useless_slot_s: float) -> npt.NDArray[np.float64]:
-        """Return the means over `time_s`, up to `end_s`; NaN without time."""
+        """Return the means of all integrals over the `time_s` seconds until `end_s`; NaN if `time_s` is 0."""
         integrals = self._integrals + self._last * (end_s - self._last_s)
         if self._is_static:
             integrals[[_WAITING, _FOR_BATCH]] += self._waited_in_gaps(requests)
@@ -217,7 +221,7 @@ class Sums:
         return mean
 
     def _waiting_for(self, mean: npt.NDArray[np.float64]) -> WaitingFor:
-        """Return the mean numbers of waiting requests by limit, from all means."""
+        """Return the mean numbers of waiting requests by limit; `mean` has the means of all integrals."""
         if self._limits is None:
             return UNKNOWN
         memory, batch, tokens, adapters = mean[_FOR_MEMORY : _FOR_ADAPTERS + 1].tolist()
@@ -231,12 +235,13 @@ class Sums:
         end_s: float,
         *,
         useless_slot_s: float = 0.0,
-        images: tuple[int, int] = (0, 0),
+        images_used: int = 0,
+        images_computed: int = 0,
     ) -> Summary:
         """Return the summary of the steps and their requests; the last step ends at `end_s`.
 
         `useless_slot_s` is the time integral of slots that were counted as reserved but never written: they are
-        internal waste. `images` has the number of images that requests used, and the number that were computed.
+        internal waste.
         """
         time_s = end_s - self._begin_s if self.num_steps else 0.0
         mean = self._means(requests, time_s, end_s, useless_slot_s)
@@ -264,8 +269,8 @@ class Sums:
             waiting_for=self._waiting_for(mean),
             limits=self._limits,
             waste=shares_of(mean[_STATES:], self._capacity) if time_s else UNKNOWN_SHARES,
-            images_used=images[0],
-            images_computed=images[1],
+            images_used=images_used,
+            images_computed=images_computed,
         )
 
 
@@ -291,7 +296,7 @@ def _of_requests(meta: Meta, requests: Requests, end_s: float) -> dict[str, Any]
 
 
 def _vain_tokens(computed: int, requests: Requests) -> int:
-    """Return how many of the `computed` tokens no finished request needed."""
+    """Return how many of all `computed` tokens were for no finished request, or were computed once more than needed."""
     rows = requests.status == RequestStatus.FINISHED
     lengths = (
         requests.prompt_tokens[rows].astype(np.int64) + requests.output_tokens[rows] - requests.cached_tokens[rows]

@@ -56,7 +56,7 @@ class Exchange:
     bad: Sequence[int] = ()
     """Indices, in the first load, of the blocks that fail to load."""
     rank: int = 0
-    """Order among requests that fail in the same step."""
+    """Sort key among requests whose loads fail in the same step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +103,9 @@ class Connector:
     is_store: bool = False
     """The connector is a store of prefixes. If False, it is Nixl, which fetches from another server."""
     recomputes: bool = False
-    """Tokens that fail to load are computed here (`kv_load_failure_policy`). If False, the request fails."""
+    """This server computes tokens that fail to load (`kv_load_failure_policy`). If False, the request fails."""
     link: KvLink | None = None
-    """The link that determines when loads end; None if the caller determines it."""
+    """The link that determines the duration of loads; None if the caller says when each load ends."""
     backoff_tokens: int = 0
     """Number of tokens at the end of a prompt that are never fetched."""
     exchanges: Sequence[Exchange] = field(default=(), repr=False)

@@ -54,7 +54,7 @@ def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:
             why="estimate: a layer of the model, and the projection before it",
         )
     layer = FullAttention(num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, value_head_dim=model.head_dim)
-    parameters = _head_parameters(model, is_third=config.method == "eagle3")
+    parameters = _head_parameters(model, is_eagle3=config.method == "eagle3")
     return Drafter(
         layers=(layer,),
         weight_bytes=parameters * model.dtype_bytes // gpus,
@@ -62,13 +62,13 @@ def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:
     )
 
 
-def _head_parameters(model: Model, *, is_third: bool) -> int:
-    """Count the parameters of an EAGLE head, or (`is_third`) of an EAGLE3 head with its own, smaller vocabulary."""
+def _head_parameters(model: Model, *, is_eagle3: bool) -> int:
+    """Count the parameters of an EAGLE head, or of an EAGLE3 head, which has its own, smaller vocabulary."""
     hidden, heads = model.hidden_size, model.num_attention_heads * model.head_dim
     kv = model.num_kv_heads * model.head_dim
-    wide = 2 * hidden if is_third else hidden
+    wide = 2 * hidden if is_eagle3 else hidden
     layer = wide * (heads + 2 * kv) + heads * hidden + 3 * hidden * model.intermediate_size
-    if is_third:
+    if is_eagle3:
         return layer + 3 * hidden**2 + _EAGLE3_VOCABULARY * hidden
     return layer + 2 * hidden**2
 

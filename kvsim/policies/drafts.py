@@ -79,10 +79,10 @@ class Drafts:
         )
 
     def check_groups(self, layout: KVCacheLayout | None) -> None:
-        """Check that kvsim knows which blocks of a hit are computed again, if layers are of several kinds.
+        """Check that kvsim knows, for the layers of this model, which blocks of a hit drafting computes again.
 
         Raises:
-            UsageError: kvsim does not know it.
+            UsageError: kvsim does not know.
         """
         if layout is None or layout.is_uniform or not self.drops_last_hit:
             return
@@ -106,7 +106,7 @@ class Drafts:
 
 
 def drafts_of(policy: AnyPolicy, rows: range) -> Drafts | None:
-    """Return the speculative decoding of the requests in `rows` of a workload; None if `policy` has none."""
+    """Return the demands of speculative decoding by `policy`, for the requests in `rows`; None if it has no drafts."""
     if not isinstance(policy, Paged) or (config := policy.scheduler.drafting) is None:
         return None
     chosen = policy.scheduler

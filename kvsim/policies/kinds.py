@@ -23,7 +23,7 @@ from kvsim.policies.sglang import Radix, RadixSettings, SGLangSettings
 
 
 class _Limited:
-    """Figures of a policy that follow from its settings; a unit of memory is a slot unless it is a block."""
+    """Limits of a built-in policy that follow from its settings. A unit of memory is one slot, if not overridden."""
 
     __slots__ = ()
     scheduler: Any

@@ -181,12 +181,12 @@ class ContinuousSettings:
     )
     acceptance: Any = setting(
         "0.7",
-        "Drafts that are right: a rate for each behind a right one, shares by position (0.8,0.6,0.4), or a file.",
+        "Accepted drafts: a rate for each after an accepted one, rates by position (0.8,0.6,0.4), or a file.",
         unit="SHARES",
         requires="speculative_config",
         shown="0.7; assumed",
     )
-    acceptance_seed: int = python_setting(0, "Seed that decides which drafts are right.", at_least=0)
+    acceptance_seed: int = python_setting(0, "Seed for the numbers of accepted drafts.", at_least=0)
     reserve_full_prompt: bool = python_setting(
         True, "Admit a request only if its whole prompt fits now (vLLM's `scheduler_reserve_full_isl`)."
     )

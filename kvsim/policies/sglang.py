@@ -50,22 +50,26 @@ class SGLangSettings:
     schedule_conservativeness: float = setting(
         1.0, "Factor on the share of answers that admission expects: more admits less, and retracts less.", at_least=0
     )
-    init_new_token_ratio: float = python_setting(0.7, "Share of answers that is expected at first.", at_least=0)
-    min_new_token_ratio_factor: float = python_setting(0.14, "Part of that share that is always expected.", at_least=0)
+    init_new_token_ratio: float = python_setting(
+        0.7, "Share of its output limit that a request is expected to need, at first.", at_least=0
+    )
+    min_new_token_ratio_factor: float = python_setting(
+        0.14, "Part of `init_new_token_ratio` below which the expected share never falls.", at_least=0
+    )
     new_token_ratio_decay_steps: int = python_setting(
-        600, "Decode steps in which the share falls to that part.", at_least=1
+        600, "Decode steps in which the expected share falls to its smallest value.", at_least=1
     )
     retract_decode_steps: int = python_setting(
-        20, "Slots that a retraction makes free for each request that goes on.", at_least=0
+        20, "Tokens that each remaining request can decode after a retraction.", at_least=0
     )
     clip_max_new_tokens_estimation: int = python_setting(
-        4096, "Tokens of an answer that admission looks at, at most.", at_least=0
+        4096, "Largest number of answer tokens for which admission reserves slots.", at_least=0
     )
     disable_consecutive_prefill_overlap: bool = python_setting(
         False, "Let a prefill that follows another wait for its output."
     )
     prefill_max_requests: int = setting(0, "Requests in one prefill; 0: no limit.", at_least=0)
-    prefill_decode_interval: int = setting(0, "Passes after a prefill without another.", at_least=0)
+    prefill_decode_interval: int = setting(0, "Passes after a prefill in which no other prefill begins.", at_least=0)
     prefill_decode_interval_min_bs: int = python_setting(
         1, "Running requests below which the interval ends.", at_least=0
     )

@@ -40,7 +40,7 @@ def running_refs(part: Part, holders: npt.NDArray[np.int32]) -> npt.NDArray[np.i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Successions:
-    """Successive owners of each unit: allocations, sorted by unit and then by time, with the unit's state before."""
+    """Allocations sorted by unit and then by time, each with the state in which the owner before left the unit."""
 
     row: IntArray
     unit: IntArray

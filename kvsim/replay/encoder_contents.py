@@ -21,9 +21,9 @@ class CachedImage(NamedTuple):
     image: int
     tokens: int
     users: tuple[int, ...]
-    """Requests that hold the image, in the order in which they began to; empty if it can be evicted."""
+    """Requests that hold the image, the earliest holder first; empty if the image can be evicted."""
     is_new: bool
-    """True if the last step computes the image."""
+    """True if the step computes the image."""
 
     @property
     def num_users(self) -> int:
@@ -33,7 +33,7 @@ class CachedImage(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncoderContents:
-    """Encoder cache over time, with an entry after the schedule of every step, and one for the end."""
+    """Encoder cache over time. Arrays have an entry for the moment after each step's schedule, and one for the end."""
 
     capacity_tokens: int
     """Capacity in encoder outputs, one for each token of an image."""

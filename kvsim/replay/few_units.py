@@ -1,6 +1,6 @@
-"""Select the operations on a sample of a pool's units, because a picture of a large pool shows only such a sample.
+"""Replay of a sample of units: a picture of a large pool shows only a sample.
 
-Replaying only these operations is several times faster than replaying the whole pool.
+Replaying only the operations on the sample is several times faster than replaying the whole pool.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from kvsim.replay.unfolding import Part
 
 _WORTH_IT = 8
-"""Smallest number of units in the pool per sampled unit for which selecting the operations is faster."""
+"""Smallest ratio of units in the pool to sampled units at which replaying only the sample is faster."""
 
 
 class FewUnits:
-    """A ledger of a sample of units. Operations and units are renumbered, so that no memory is needed for others."""
+    """Ledger of the operations on a sample of units. Units and operations are numbered from 0 within the sample."""
 
     def __init__(self, ledger: Ledger, addresses: IntArray) -> None:
         self._ledger = ledger
@@ -31,26 +31,26 @@ class FewUnits:
         self._addresses = np.unique(addresses)
         self.initial_cached = np.flatnonzero(np.isin(self._addresses, ledger.initial_cached))
         self.end_of_pool = len(self._addresses)
-        is_one = np.zeros(max(ledger.end_of_pool, int(addresses.max(initial=-1)) + 1), np.bool_)
-        is_one[addresses] = True
-        self._ops = ledger.ops_on(is_one)
+        is_sampled = np.zeros(max(ledger.end_of_pool, int(addresses.max(initial=-1)) + 1), np.bool_)
+        is_sampled[addresses] = True
+        self._ops = ledger.ops_on(is_sampled)
 
     @staticmethod
-    def are(ledger: Ledger, num_units: int, num_in_pool: int) -> bool:
-        """Tell whether following `num_units` units alone is possible and faster."""
+    def is_faster(ledger: Ledger, num_units: int, num_in_pool: int) -> bool:
+        """Tell whether a sample of `num_units` units can be replayed alone, and faster than all `num_in_pool` units."""
         return ledger.unit_by_unit and not ledger.lists_operations and num_units * _WORTH_IT <= num_in_pool
 
     def places(self, addresses: IntArray) -> IntArray:
-        """Return the number of each of `addresses` in the sample."""
+        """Return the number in the sample of the unit at each of `addresses`."""
         return self._addresses.searchsorted(addresses)
 
     @property
     def num_ops(self) -> int:
-        """Number of operations on these units."""
+        """Number of operations on the sample."""
         return len(self._ops)
 
     def ops_until(self, op: int) -> int:
-        """Return how many of the first `op` operations of the whole pool are on these units."""
+        """Return how many of the first `op` operations of the whole pool are on the sample."""
         return int(np.searchsorted(self._ops, np.int32(op)))
 
     def part(self, begin: int, end: int) -> Part:
@@ -69,5 +69,5 @@ class FewUnits:
         return replace(part, address=self.places(part.address))
 
     def keeps(self, row: IntArray, position: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell whether units keep their prefixes, as `Ledger.keeps` does."""
+        """Tell whether freed units stay cached, as `Ledger.keeps` does."""
         return self._ledger.keeps(row, position)

@@ -128,22 +128,23 @@ def host_memory(recording: Recording) -> HostMemory | None:
     np.minimum.at(first_use, copies.slot, copies.begun_step)
     is_load = copies.kind == CopyKind.LOAD
 
-    def by_frame(begun: IntArray) -> IntArray:
-        return np.asarray(np.bincount(begun, minlength=num_frames + 1)[:num_frames].cumsum())
+    def by_frame(steps: IntArray) -> IntArray:
+        """Return, for each frame, how many of `steps` are at or before it."""
+        return np.asarray(np.bincount(steps, minlength=num_frames + 1)[:num_frames].cumsum())
 
-    begun = [by_frame(copies.begun_step[rows]) for rows in (~is_load, is_load)]
-    done = [by_frame(np.minimum(reported[rows], num_frames)) for rows in (~is_load, is_load)]
+    stored, loaded = (by_frame(copies.begun_step[rows]) for rows in (~is_load, is_load))
+    stores_done, loads_done = (by_frame(np.minimum(reported[rows], num_frames)) for rows in (~is_load, is_load))
     num_slots, slot_bytes = _size(meta)
     return HostMemory(
         num_slots=num_slots,
         slot_bytes=slot_bytes,
         used=by_frame(first_use[first_use < num_frames]),
-        going=begun[0] - done[0],
-        coming=begun[1] - done[1],
-        going_after=begun[0][:-1] - done[0][1:],
-        coming_after=begun[1][:-1] - done[1][1:],
-        stored=begun[0],
-        loaded=begun[1],
+        going=stored - stores_done,
+        coming=loaded - loads_done,
+        going_after=stored[:-1] - stores_done[1:],
+        coming_after=loaded[:-1] - loads_done[1:],
+        stored=stored,
+        loaded=loaded,
         _stores=_CopySteps.of(copies, np.flatnonzero(~is_load)),
         _loads=_CopySteps.of(copies, np.flatnonzero(is_load)),
     )
@@ -152,12 +153,12 @@ def host_memory(recording: Recording) -> HostMemory | None:
 def _size(meta: Meta) -> tuple[int, int]:
     """Return the capacity of host memory in blocks, and the bytes of a block, over all GPUs."""
     policy, pool = meta.policy, meta.pool
+    unit_bytes = pool.bytes_per_unit * int(meta.model.get("tensor_parallel_size", 1))
     if meta.policy_name == Radix.name:
         size = (policy["hicache_ratio"], policy["hicache_size"])
-        slot_bytes = pool.bytes_per_unit * int(meta.model.get("tensor_parallel_size", 1))
-        return host_pages(pool.num_units or 0, pool.unit_tokens, pool.bytes_per_unit, *size), slot_bytes
+        return host_pages(pool.num_units or 0, pool.unit_tokens, pool.bytes_per_unit, *size), unit_bytes
     block_size = int(policy.get("kv_offloading_block_size") or pool.unit_tokens)
-    slot_bytes = block_size // pool.unit_tokens * pool.bytes_per_unit * int(meta.model.get("tensor_parallel_size", 1))
+    slot_bytes = block_size // pool.unit_tokens * unit_bytes
     reported = policy.get("host_blocks")
     num_slots = float(policy["kv_offloading_size"]) * _GIB // slot_bytes if reported is None else reported
     return int(num_slots), slot_bytes

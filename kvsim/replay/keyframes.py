@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import Lock
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,17 +20,29 @@ _KEYFRAME_BYTES = 256 << 20
 _OPS = np.int64(1 << 31)
 """Exclusive upper bound on the operations of a recording."""
 
-Columns = tuple[npt.NDArray[Any], ...]
-"""Columns with an entry for each unit, in address order.
 
-They are the owner, its position, the number of holders, and whether the unit is cached. With several KV-cache groups,
-the group follows. With sharing, the last column identifies the allocation that is freed last: the row in which it is
-freed, times 2**31, plus the number of its operation.
-"""
+class Columns(NamedTuple):
+    """Contents of the units of a pool, in address order."""
+
+    owner: npt.NDArray[np.int32]
+    """Request that holds the unit; `NO_OWNER` if it is free."""
+    position: npt.NDArray[np.int32]
+    """Position of the unit in its owner's table."""
+    refs: npt.NDArray[np.int32]
+    """Number of requests that hold the unit."""
+    cached: npt.NDArray[np.bool_]
+    """True if the unit is free and keeps a prefix."""
+    group: npt.NDArray[np.int16]
+    """KV-cache group of the owner's table; empty if the model has one group."""
+    freed_last: npt.NDArray[np.int64]
+    """Allocation of the unit that is freed last: the row that frees it, times 2**31, plus the number of its operation.
+
+    Empty if requests share no units.
+    """
 
 
 class Keyframes:
-    """The pool after regular numbers of operations.
+    """Copies of the pool at regular intervals of operations.
 
     Building all keyframes takes a second for ten million operations, so each is built when a reader first needs it, or
     earlier by another thread.
@@ -44,13 +56,13 @@ class Keyframes:
         self.op: npt.NDArray[np.int64] = np.arange(count) * num_ops // count
         """Number of operations before each keyframe."""
         self._kept = tuple(np.empty((count, len(column)), column.dtype) for column in empty)
-        self._newest: Columns = tuple(column.copy() for column in empty)
-        self._scratch = np.empty(len(empty[0]), np.intp)
+        self._newest = Columns(*(column.copy() for column in empty))
+        self._scratch = np.empty(len(empty.owner), np.intp)
         self._num_built = 0
         self._building = Lock()
 
     def last_built(self, op: int) -> int:
-        """Return the number of operations before the last keyframe that is built and not after operation `op`."""
+        """Return the number of operations before the last keyframe that is already built and not after `op`."""
         nth = int(np.searchsorted(self.op[: max(self._num_built, 1)], op, side="right")) - 1
         return int(self.op[nth])
 
@@ -89,7 +101,7 @@ def apply_operations(
 
     `newest` is scratch space with an entry for each unit.
     """
-    owner, position, refs, cached, *more = columns
+    owner, position, refs, cached, group, freed_last = columns
     # Array methods have less overhead than NumPy functions, which matters when stepping through a recording.
     for first, part in ledger.parts(begin, end):
         units = np.subtract(part.address, first_unit, dtype=np.intp)
@@ -101,7 +113,7 @@ def apply_operations(
         unit, is_held = units[last], refs[units[last]] > 0
         owner[unit], position[unit], cached[unit] = part.owner[last], part.position[last], False
         if part.group is not None:
-            more[0][unit] = part.group[last]
+            group[unit] = part.group[last]
         is_release = part.change[last] < 0
         freed = (is_release & ~is_held).nonzero()[0]
         if len(freed):
@@ -109,13 +121,12 @@ def apply_operations(
             owner[unit_freed] = NO_OWNER
             cached[unit_freed] = ledger.keeps(part.row[last_freed], part.position[last_freed])
         if ledger.is_shared:
-            longest = more[-1]
             takes = (part.change > 0).nonzero()[0]
-            np.maximum.at(longest, units[takes], part.until[takes] * _OPS + (first + takes))
+            np.maximum.at(freed_last, units[takes], part.until[takes] * _OPS + (first + takes))
             left = unit[is_release & is_held]
             if len(left):
                 # As long as a unit is held, the request that will free it last is one of its holders: show it as owner.
-                heirs = ledger.at((longest[left] % _OPS).astype(np.int32))
+                heirs = ledger.at((freed_last[left] % _OPS).astype(np.int32))
                 owner[left], position[left] = heirs.owner, heirs.position
                 if heirs.group is not None:
-                    more[0][left] = heirs.group
+                    group[left] = heirs.group

@@ -28,13 +28,13 @@ from kvsim.replay.progress import Progress
 from kvsim.replay.unfolding import CHANGE, Listed, Part, Takes, Unfolded, UnitRowReader
 
 _ALL = np.int64(np.iinfo(np.int32).max)
-"""Exclusive upper bound on the units of a table."""
+"""Number of kept units that stands for the whole part of a table: no table has this many units."""
 _OPS_AT_ONCE = 1 << 15
 """Operations that are processed together; their data fits into the CPU cache."""
 
 
 class Ledger:
-    """The operations of a recording, and the resulting tables."""
+    """Operations of a recording on its units, in order, and the tables of its requests."""
 
     def __init__(self, recording: Recording, progress: Progress) -> None:
         """Index the memory events of `recording`."""
@@ -108,7 +108,7 @@ class Ledger:
         return np.asarray(position < self._kept.take(self._releases.searchsorted(row)))
 
     def units_before(self, rows: IntArray) -> npt.NDArray[np.int64]:
-        """Return how many units are held before each of the ascending `rows`; shared units count for each holder."""
+        """Return how many units are held before each of `rows`, which ascend. A shared unit counts once per holder."""
         before = np.zeros(len(rows), np.int64)
         total = 0
         for part in in_parts(len(self._memory)):
@@ -122,25 +122,28 @@ class Ledger:
 
     @cached_property
     def end_of_pool(self) -> int:
-        """End of the addresses of all units that are ever used, or cached at the beginning."""
+        """Address after the last unit that is ever used, or cached at the beginning."""
         memory, end = self._memory, int(self.initial_cached.max(initial=-1)) + 1
         for rows in in_parts(len(memory)):
             end = max(end, int(np.max(memory.address[rows].astype(np.int64) + memory.length[rows])))
         return end
 
     def takes(self) -> Iterator[Takes]:
-        """Yield all takes of a pool of single units, in parts."""
+        """Yield all allocations and evictions of a pool of single units, in parts."""
         edges = np.arange(_OPS_AT_ONCE, self.num_ops, _OPS_AT_ONCE, dtype=np.int32)
         for begin, end in pairwise([0, *np.searchsorted(self._before, edges).tolist(), len(self._memory)]):
             yield self._unfolded.takes(begin, end)
 
-    def ops_on(self, is_one: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
-        """Return the operations on the units that `is_one` selects; for pools of single units with one group."""
+    def ops_on(self, is_selected: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+        """Return the numbers of the operations on the units that `is_selected` marks, by address.
+
+        The pool must have single units and one KV-cache group.
+        """
         memory, before, ops = self._memory, self._before, [np.empty(0, np.int32)]
         for takes in self.takes():
-            ones = np.flatnonzero(is_one.take(takes.address))
-            row, position, until = takes.row[ones], takes.position[ones], takes.until[ones]
-            ops.append(before.take(row) + (takes.address[ones] - memory.address.take(row)))
+            nth = np.flatnonzero(is_selected.take(takes.address))
+            row, position, until = takes.row[nth], takes.position[nth], takes.until[nth]
+            ops.append(before.take(row) + (takes.address[nth] - memory.address.take(row)))
             back = np.flatnonzero((until > row) & (until < len(memory)))
             # A table is freed completely, from its end.
             ops.append(before.take(until[back] + 1) - 1 - position[back])
@@ -171,7 +174,7 @@ class Ledger:
 
 
 def _has_single_units(recording: Recording) -> bool:
-    """Tell whether units are shared and cached one by one, so that runs of several units must be split into units."""
+    """Tell whether each unit is shared and cached on its own, so that runs of several units must be split."""
     meta, kind, repeat = recording.meta, recording.memory.kind, recording.memory.repeat
     if repeat is not None and (repeat > 1).any():
         return False

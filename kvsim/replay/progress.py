@@ -5,12 +5,24 @@ The state of a slot depends on how many tokens its request has computed, so ever
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from kvsim.recording.model import Recording
 from kvsim.recording.order import stable_order
 from kvsim.recording.tables import IntArray, TransferKind, Transfers
+
+
+class Waits(NamedTuple):
+    """Allocations of requests that then wait without computing, because they load blocks."""
+
+    request: npt.NDArray[np.int64]
+    step: npt.NDArray[np.int64]
+    """Step of the allocation."""
+    hit_tokens: npt.NDArray[np.int64]
+    """Tokens that count as computed from this step on."""
 
 
 class Progress:
@@ -39,9 +51,8 @@ class Progress:
         np.maximum.at(self.final, request, self._before + self._tokens * self._repeats)
         self.first_tokens = np.zeros(num_requests, np.int64)
         """Number of tokens that each request computed in its first step."""
-        no_requests = np.zeros(0, np.int64)
-        self.waiting = (no_requests, no_requests, no_requests)
-        """Requests that allocated memory in a step without computing, these steps, and the numbers of hit tokens."""
+        nothing = np.zeros(0, np.int64)
+        self.waiting = Waits(nothing, nothing, nothing)
         scheduled = self._first_row[1:] > self._first_row[:-1]
         self.first_tokens[scheduled] = self._tokens[self._first_row[:-1][scheduled]]
 
@@ -57,10 +68,10 @@ class Progress:
         waits = np.flatnonzero((steps < self._num_steps) & ~is_scheduled)
         waits = waits[np.argsort(key[waits])]
         place, request = place[waits], requests[waits].astype(np.int64)
-        self.waiting = (request, np.asarray(steps)[waits].astype(np.int64), hit_tokens[waits].astype(np.int64))
+        self.waiting = Waits(request, np.asarray(steps)[waits].astype(np.int64), hit_tokens[waits].astype(np.int64))
         self._key = np.insert(self._key, place, key[waits])
-        self._step = np.insert(self._step, place, self.waiting[1])
-        self._before = np.insert(self._before, place, self.waiting[2])
+        self._step = np.insert(self._step, place, self.waiting.step)
+        self._before = np.insert(self._before, place, self.waiting.hit_tokens)
         self._tokens, self._repeats = np.insert(self._tokens, place, 0), np.insert(self._repeats, place, 0)
         if self._known is not None:  # a waiting request knows the tokens of its next step
             self._known = np.insert(self._known, place, np.append(self._known, 0)[place])
@@ -82,7 +93,10 @@ class Progress:
         return np.where(exists, self._step[row] + times - 1, -1)
 
     def is_loading(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell of each of `requests` whether up to `steps` it has computed nothing since a load from outside began."""
+        """Tell whether each of `requests`, up to `steps`, has computed no token since its newest load began.
+
+        Loads are from host memory or from another server.
+        """
         row, _, exists = self._newest(requests, steps)
         is_loading: npt.NDArray[np.bool_] = exists & (np.append(self._repeats, 1)[row] == 0)
         return is_loading
@@ -94,9 +108,9 @@ class Progress:
         return np.where(exists, before[row] - before[self._first_row[requests]] + times, 0)
 
     def known(self, requests: IntArray, steps: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return how many tokens of each of `requests` are known in its newest step up to `steps`, and in its next one.
+        """Return how many tokens of each of `requests` are known in its newest step up to `steps`, and in the next one.
 
-        For runs with drafts. After the last step, all tokens of the request are known.
+        Known tokens exclude drafts; the run must have drafts. After its last step, all tokens of a request are known.
         """
         assert self._known is not None
         row, _, exists = self._newest(requests, steps)
@@ -106,9 +120,9 @@ class Progress:
         return np.where(exists, self._known[row], 0), np.where(exists, later, 0)
 
     def reached(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return the largest number of computed tokens that each of `requests` had until the step in `steps`.
+        """Return the largest number of computed tokens that each of `requests` ever had up to the step in `steps`.
 
-        This includes tokens that a preemption discarded.
+        Tokens that a preemption discarded count.
         """
         row, times, exists = self._newest(requests, steps)
         # Add a multiple of 2**32 for each request, so that the running maximum begins anew with every request.
@@ -118,8 +132,9 @@ class Progress:
         return np.where(exists, np.maximum(earlier, self._before[row] + self._tokens[row] * times), 0)
 
     def _newest(self, requests: IntArray, steps: IntArray | int) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-        """Find the newest row of each of `requests` at `steps`: the row, the number of its steps so far, and whether it
-        exists.
+        """Find the newest schedule row of each of `requests` at `steps`.
+
+        Return the rows, how many of their repeated steps are at or before `steps`, and whether there is such a row.
         """
         requests = np.asarray(requests, np.int64)
         # The key of a negative step would be that of the previous request's last step.
@@ -153,10 +168,10 @@ class Progress:
 
 
 def loads_of(transfers: Transfers, unit_tokens: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return where loads from other servers change computed tokens: request, `seq`, tokens before, and loaded tokens.
+    """Return the changes of computed tokens by loads from other servers: request, `seq`, tokens before, loaded tokens.
 
-    A load counts as computed from the decision to load it. If a block does not arrive, the tokens before it remain from
-    the report on, and count as tokens before.
+    Loaded tokens count as computed from the decision to load them. If a block does not arrive, a second change at the
+    report leaves only the tokens before this block.
     """
     loads = transfers.kind == TransferKind.LOAD
     fails = loads & (transfers.failed >= 0)

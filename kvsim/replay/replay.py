@@ -20,7 +20,7 @@ from kvsim.recording.model import Recording
 from kvsim.recording.order import units_of_runs
 from kvsim.recording.tables import CopyKind, FloatArray, IntArray, MemoryKind, RequestStatus
 from kvsim.replay.few_units import FewUnits
-from kvsim.replay.growing_rows import GrowingRuns
+from kvsim.replay.growing_runs import GrowingRuns
 from kvsim.replay.ledger import Ledger
 from kvsim.replay.progress import Progress, loads_of
 from kvsim.replay.rectangle import with_addresses
@@ -142,7 +142,7 @@ class Replay:
         return max(0, int(np.searchsorted(self.recording.steps.start_s, time_s, side="right")) - 1)
 
     def in_gap(self, frames: IntArray, times_s: FloatArray) -> npt.NDArray[np.bool_]:
-        """Tell whether the step of each of `frames` has its output by `times_s`, and no step is in flight then."""
+        """Tell whether each of `times_s` is after the output of the step of its frame, with no step in flight."""
         end_s = np.append(self.recording.steps.end_s, np.inf)
         return np.asarray(self._has_gap[frames] & (times_s >= end_s[frames]))
 
@@ -241,7 +241,7 @@ class Replay:
         return runs.position[run] + offset, runs.address[run] + offset
 
     def computed_at(self, requests: IntArray, frames: IntArray | int) -> Numbers:
-        """Return how many tokens each of `requests` has computed at its entry in `frames`; it must hold memory then."""
+        """Return how many tokens each of `requests`, which must hold memory, has computed at its entry in `frames`."""
         return self.progress.computed(requests, np.minimum(frames, self.num_frames - 2))
 
     def computed(self, requests: IntArray) -> Numbers:
@@ -264,16 +264,17 @@ class Replay:
         units: IntArray | slice = slice(None),
         after_output: npt.NDArray[np.bool_] | None = None,
     ) -> tuple[npt.NDArray[np.uint8], IntArray]:
-        """Return the state of most slots of each unit and its owner (or `NO_OWNER`), both of shape (frames, units).
+        """Return two arrays of shape (frames, units): the state that most slots of the unit have, and its owner.
 
-        `after_output` is as for `seek`, for each of `frames`. The current frame may change.
+        The owner of a free unit is `NO_OWNER`. `after_output` has the argument of `seek` for each of `frames`. The
+        current frame may change.
         """
         num_units = len(range(self.num_units)[units] if isinstance(units, slice) else units)
         after = [False] * len(frames) if after_output is None else after_output.tolist()
         few, shown = None, units
         pool: UnitStates
         # For a small part of a pool, replaying only the operations on its units is faster.
-        if not isinstance(units, slice) and FewUnits.are(self.ledger, num_units, self.num_units):
+        if not isinstance(units, slice) and FewUnits.is_faster(self.ledger, num_units, self.num_units):
             addresses = self.first_unit + np.asarray(units)
             few = FewUnits(self.ledger, addresses)
             pool, shown = SingleUnits(few, few.end_of_pool, 0), few.places(addresses)
@@ -301,7 +302,7 @@ class Replay:
         return states, owners
 
     def _seen(self, pool: UnitStates, units: IntArray | slice, frame: int, seq: int) -> Seen:
-        """Return the contents of `units` at `frame`, after `seq`; `pool` must show this state."""
+        """Return the contents of `units` in `pool`, which must already show `frame` up to the sequence number `seq`."""
         live = self._live_at(seq)
         self._computed_by_live[live] = self.computed_at(live, frame)
         owner = pool.owner[units].copy()  # NO_OWNER is -1, the last entry of `_computed_by_live`
@@ -333,7 +334,7 @@ class Replay:
         return live
 
     def _units_written(self, residencies: Numbers, old: Numbers, new: Numbers) -> Numbers:
-        """Return the units that change when the computed tokens change from `old` to `new`."""
+        """Return the units that change if the computed tokens of each of `residencies` change from `old` to `new`."""
         changed = [self._units_between(residencies, number, *span) for number, group in enumerate(self.groups)
                    for span in group.changed(old, new)]  # fmt: skip
         return np.concatenate(changed)
@@ -407,14 +408,14 @@ class Replay:
         self.progress.reset(requests, frames, hit_tokens)
 
     def _padding_per_request(self) -> Numbers:
-        """Return the slots of padding before each request's tokens, which its first step computed in a static batch."""
+        """Return the number of padding slots before each request's tokens; only static batches have padding."""
         if self.recording.meta.policy_name != "static":
             return np.zeros(len(self.recording.requests), np.int64)
         pad: Numbers = np.maximum(self.progress.first_tokens - self.recording.requests.prompt_tokens, 0)
         return pad
 
     def _full_per_request(self) -> Numbers:
-        """Return the place after each request's last live token; the KV of the last output token is never written."""
+        """Return, for each request, the position after its last token with KV; the last output token never has any."""
         requests = self.recording.requests
         if self.recording.meta.policy_name != "static":
             return self.progress.final

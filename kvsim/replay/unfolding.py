@@ -1,4 +1,4 @@
-"""Convert the rows of `memory.parquet` to operations on runs of units: the ledger applies these.
+"""Conversion of the rows of `memory.parquet` to operations on runs of units, for the ledger.
 
 A row such as "request 7 frees its table" becomes operations on the units of that table, in order.
 """
@@ -62,7 +62,7 @@ class Takes(NamedTuple):
 
 
 class Unfolded(Protocol):
-    """Conversion of rows to operations."""
+    """Conversion of rows of `memory.parquet` to operations on units."""
 
     def num_ops(self) -> IntArray:
         """Return the number of operations of each row."""
@@ -71,7 +71,7 @@ class Unfolded(Protocol):
         """Return the operations with the numbers `ops`; each is the `nth` operation of its `row`."""
 
     def takes(self, begin: int, end: int) -> Takes:
-        """Return all takes of the rows [begin, end), each of one unit."""
+        """Return the allocations and evictions of the rows [begin, end), unit by unit."""
 
 
 class UnitRowReader:
@@ -96,7 +96,7 @@ class UnitRowReader:
         return num_ops
 
     def takes(self, begin: int, end: int) -> Takes:
-        """Return all takes of the rows [begin, end), each of one unit."""
+        """Return the allocations and evictions of the rows [begin, end), unit by unit."""
         memory = self._memory
         row = begin + np.flatnonzero(memory.kind[begin:end] != MemoryKind.RELEASE).astype(np.int32)
         length = memory.length.take(row).astype(np.intp)
@@ -139,7 +139,7 @@ class UnitRowReader:
 
 
 class Listed:
-    """Conversion for several KV-cache groups: it lists all operations unit by unit, since groups free units early."""
+    """Conversion of rows if a table may free some units before others: all operations are listed, unit by unit."""
 
     def __init__(self, memory: Memory, tables: Holdings, operations: Operations) -> None:
         self._memory, self._tables, self._operations = memory, tables, operations
@@ -149,7 +149,7 @@ class Listed:
         return np.bincount(self._operations.row, minlength=len(self._memory))
 
     def takes(self, begin: int, end: int) -> Takes:
-        """Return all takes of the rows [begin, end), each of one unit."""
+        """Return the allocations and evictions of the rows [begin, end), unit by unit."""
         first, behind = np.searchsorted(self._operations.row, (begin, end)).tolist()
         ops = first + np.flatnonzero(self._memory.kind[self._operations.row[first:behind]] != MemoryKind.RELEASE)
         row = self._operations.row[ops]

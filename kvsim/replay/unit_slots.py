@@ -42,8 +42,8 @@ class Seen(NamedTuple):
 def slots_of_units(seen: Seen, *, unit_tokens: int, pad: Numbers, full: Numbers, requested: Numbers) -> Numbers:
     """Split each unit into slots by state; the last axis has the eight states and adds up to `unit_tokens`.
 
-    By row of the request, `pad` has the slots of padding before its tokens, `full` the place after its last live token,
-    and `requested` the slots that were requested for it.
+    The other arrays have an entry for each request: `pad` is the number of padding slots before its tokens, `full` the
+    position after its last token with KV, and `requested` the number of slots that were requested for it.
     """
     slots = np.zeros((*seen.owner.shape, NUM_STATES), np.int64)
     slots[..., SlotState.FREE] = np.where(seen.is_cached, 0, unit_tokens)
@@ -91,7 +91,7 @@ class TableGroup:
         return np.maximum(computed - self.window + 1, 0)
 
     def changed(self, old: Numbers, new: Numbers) -> Iterator[Span]:
-        """Yield ranges of positions whose units change when the computed tokens change from `old` to `new`."""
+        """Yield ranges of units in a table that change if the computed tokens change from `old` to `new`."""
         size = self.block_size
         yield (np.maximum(old - (self.kind is CacheKind.MAMBA), 0) // size, -(-new // size))
         if self.leaves_tokens and self.kind is not CacheKind.MAMBA:
@@ -135,7 +135,7 @@ class _ReplayedState(Protocol):
 
 
 def slots_of_groups(pool: _ReplayedState, units: IntArray | slice) -> Numbers:
-    """Split each unit into slots by state. A shared unit has the state of the holder that uses most of it."""
+    """Split each unit into slots by state. A slot of a shared unit is live if one of its holders still reads it."""
     tables, runs = pool.ledger.tables, pool.alive()
     unit = tables.address[runs] - pool.first_unit
     end = int(unit.max(initial=-1)) + 1

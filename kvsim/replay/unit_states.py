@@ -48,8 +48,9 @@ class UnitStates(ABC):
 
     @abstractmethod
     def go_to(self, op: int, seq: int) -> bool:
-        """Show the pool after the first `op` operations, up to `seq`; return whether it was built anew, not by
-        operations.
+        """Show the pool after the first `op` operations, which are all operations up to the sequence number `seq`.
+
+        Return True if the contents were built afresh, instead of from the contents shown before.
         """
 
     @abstractmethod
@@ -58,13 +59,13 @@ class UnitStates(ABC):
 
     @abstractmethod
     def freed(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that the operations [begin, end) free, once for each time."""
+        """Return the units, counted from 0, that the operations [begin, end) free; a unit freed twice is repeated."""
 
     def warm_up(self) -> None:  # noqa: B027  long runs need nothing
-        """Build everything that `go_to` would build later. Thread-safe."""
+        """Build now what `go_to` would build later. Thread-safe."""
 
     def hold(self, address: int, length: int, request: int, position: int) -> None:
-        """Give a run to `request`."""
+        """Let `request` hold a run of `length` units, the first of them at `position` in its table."""
         units = slice(address - self._first_unit, address - self._first_unit + length)
         self.owner[units], self.refs[units], self.cached[units] = request, 1, False
         self.position[units] = np.arange(position, position + length)
@@ -83,13 +84,14 @@ class SingleUnits(UnitStates):
         self._ledger = ledger
         # Units above the highest one of any operation never change, so keyframes leave them out.
         num_touched = min(max(ledger.end_of_pool - first_unit, 1), num_units)
-        self._columns: Columns = tuple(
-            column[:num_touched] for column in (self.owner, self.position, self.refs, self.cached)
+        self._columns = Columns(
+            owner=self.owner[:num_touched],
+            position=self.position[:num_touched],
+            refs=self.refs[:num_touched],
+            cached=self.cached[:num_touched],
+            group=self.group[:num_touched],
+            freed_last=np.zeros(num_touched if ledger.is_shared else 0, np.int64),
         )
-        if ledger.has_groups:
-            self._columns = (*self._columns, self.group[:num_touched])
-        if ledger.is_shared:
-            self._columns = (*self._columns, np.zeros(num_touched, np.int64))
         self._scratch = np.empty(num_touched, np.intp)
         self._keyframes = Keyframes(ledger, self._columns, first_unit)
 
@@ -113,10 +115,10 @@ class SingleUnits(UnitStates):
         part = self._ledger.part(begin, end)
         gone = part.change < 0
         if self._ledger.is_shared:
-            columns = tuple(np.empty_like(column) for column in self._columns)
+            columns = Columns(*(np.empty_like(column) for column in self._columns))
             since = self._keyframes.copy(self._keyframes.before(begin), columns)
             apply_operations(self._ledger, since, begin, columns, self._first_unit, self._scratch)
-            holders = np.concatenate((np.zeros(self._first_unit, np.int32), columns[2]))
+            holders = np.concatenate((np.zeros(self._first_unit, np.int32), columns.refs))
             gone &= running_refs(part, holders) == 0
         units: IntArray = part.address[gone].astype(np.int64) - self._first_unit
         return units
@@ -134,7 +136,7 @@ class LongRuns(UnitStates):
         self._ledger = ledger
 
     def go_to(self, op: int, seq: int) -> bool:
-        """Show the pool after the first `op` operations, those up to `seq`; return whether it was laid out afresh."""
+        """Show the pool after the first `op` operations, up to `seq`; return whether it was laid out afresh."""
         begins_afresh = not 0 <= op - self._op <= _MOST_RUNS
         if begins_afresh:
             self.owner[:], self.refs[:] = NO_OWNER, 0

@@ -1,4 +1,4 @@
-"""Consistency checks of SGLang's radix cache, for `--check`: places of pages, locks of nodes, states of slots."""
+"""Consistency checks of SGLang's radix cache, for `--check`: pages, locks of nodes, slots by state."""
 
 from __future__ import annotations
 
@@ -22,18 +22,14 @@ if TYPE_CHECKING:
 
 
 def check_pages(driver: Driver) -> None:
-    """Check the places of all pages, and the locks of all nodes.
+    """Check where all pages are, and the locks of all nodes.
 
     Every page is free, in the tree, or in the row of one request. A node has one lock for each request and each copy
     that needs it. The pages of windows are a second pool, and are checked in the same way.
     """
     engine = driver.engine
     radix, unit = engine.radix, engine.settings.unit_tokens
-    places: Counter[int] = Counter()
-    locks: Counter[int] = Counter()
-    copy_locks: Counter[int] = Counter()
-    places.update(free_pages_in_order(engine, SLOTS))
-    # A request or a copy under way locks a node and all nodes above it.
+    places = Counter(free_pages_in_order(engine, SLOTS))
     copied = [int(radix.written[index].node) for index in range(radix.state.num_written)]
     copied += [int(radix.loading[index].node) for index in range(radix.state.num_loading)]
     locked = []
@@ -42,11 +38,8 @@ def check_pages(driver: Driver) -> None:
         holding, row = radix.holdings[number], _row(engine, number)
         places.update(row[holding.protected_tokens // unit :])
         locked.append(holding.lock)
-    for lowest, counts in [(node, locks) for node in locked + copied] + [(node, copy_locks) for node in copied]:
-        node = lowest
-        while node != ROOT:
-            counts[node] += 1
-            node = radix.nodes[node].parent
+    # A request or a copy under way locks a node and all nodes above it.
+    locks, copy_locks = _num_paths(engine, locked + copied), _num_paths(engine, copied)
     num_copying = 0
     for node, num_pages in _pages_of_nodes(engine).items():
         places.update(num_pages)
@@ -63,6 +56,17 @@ def check_pages(driver: Driver) -> None:
         _check_windows(engine)
     nodes = [radix.nodes[node] for node in range(1, radix.state.num_nodes + 1) if not radix.nodes[node].is_spare]
     _check_host(engine, [node for node in nodes if node.is_on_host])
+
+
+def _num_paths(engine: Engine, lowest: list[int]) -> Counter[int]:
+    """Count, for each node, the paths to the root that contain it; a path begins at each of `lowest`."""
+    counts: Counter[int] = Counter()
+    for first in lowest:
+        node = first
+        while node != ROOT:
+            counts[node] += 1
+            node = engine.radix.nodes[node].parent
+    return counts
 
 
 def _check_host(engine: Engine, nodes: list[Node]) -> None:
@@ -110,7 +114,7 @@ def _check_windows(engine: Engine) -> None:
 
 
 def _check_ring(engine: Engine, pool: int, num_free: int) -> None:
-    """Check that the free list of a pool has `num_free` pages."""
+    """Check that the free list of `pool` (SLOTS or WINDOWS) has `num_free` pages."""
     free_list = engine.radix.free[pool]
     num_listed = (free_list.tail - free_list.head) % (free_list.end - free_list.begin)
     if num_listed != num_free or free_list.num_collected:

@@ -1,4 +1,4 @@
-"""The demand of a workload as an engine takes it: lengths within the limits, keys of prefixes, refused requests."""
+"""Requests of a workload as an engine takes them: lengths within the limits, keys of prefixes, refused requests."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def refused(
     *,
     refuse_misfits: bool,
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the requests that could never be served: bool[n]. Without `refuse_misfits`, they are errors.
+    """Return a mask of the requests that could never be served: bool[n]. Without `refuse_misfits`, there may be none.
 
     Raises:
         WorkloadError: a prompt leaves no room for an answer in the longest sequence.
@@ -145,7 +145,7 @@ def recorded_hashes(
 
 
 def provenance_of_hashes(workload: Workload, policy: Policy) -> dict[str, int]:
-    """Return the metadata entry for tokens per prompt hash; empty without prefixes, or if the policy implies it."""
+    """Return the metadata entry with the tokens per prompt hash; empty without prefixes, or if the policy decides."""
     tokens = workload.hash_unit_tokens
     is_known = isinstance(policy, Paged | Radix) or tokens == policy.unit_tokens
     return {} if is_known or not knows_prefixes(workload) else {HASH_TOKENS: tokens}

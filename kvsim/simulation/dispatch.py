@@ -24,9 +24,7 @@ class _ServerView:
     """A `RoutedServer`: the present state of a server, and the prefix hits of the prompt now or at an earlier time."""
 
     def __init__(self, number: int, server: ServerProcess, hit_tokens: int | None, row: int, num_units: int) -> None:
-        """Describe `server` to a router. `hit_tokens` are earlier hits of the prompt in `row`; None to look them up
-        now.
-        """
+        """Describe `server` to a router. `hit_tokens` is the earlier hit of the prompt in `row`; None to look it up."""
         self.number = number
         self.num_units = num_units
         self._server, self._hit_tokens, self._row = server, hit_tokens, row
@@ -113,7 +111,7 @@ class Dispatcher:
                 arrival_s=at_s,
             )
 
-        # Without keys, no prefix is cached twice, and nothing is sampled.
+        # Without keys, no prefix is cached twice, so no sample is needed.
         num_sampled = len(workload) if setup.demand.keys.values.size else 0
         return cls(router_of(route), describe_request, num_sampled, setup.num_units, lag_s=lag_s)
 

@@ -46,7 +46,7 @@ class Fleet(NamedTuple):
 
     servers: list[Measured]
     names: Sequence[str] = ()
-    """Names of the servers, which are those of the folders of their recordings; empty for a server alone."""
+    """Names of the servers, and of the folders of their recordings; empty for a single server."""
     mean_duplicate_blocks: float = 0.0
     """Mean number, over the sampled arrivals, of cached blocks beyond the first with the same prefix."""
     most_duplicate_blocks: int = 0
@@ -58,7 +58,7 @@ class Fleet(NamedTuple):
     fetched_blocks: int = 0
     """Blocks that servers have fetched from each other."""
     num_ranks: int = 1
-    """Number of data-parallel ranks of each server; the measurements are one for each rank."""
+    """Number of data-parallel ranks of each server; `servers` then has an entry for each rank."""
     idle_steps: tuple[int, ...] = ()
     """Number of steps without a batch of each data-parallel rank; empty if ranks do not wait for each other."""
     store: StoreTotals | None = None
@@ -72,7 +72,7 @@ class Fleet(NamedTuple):
         return [replace(summary, policy=f"server {number}") for number, summary in enumerate(found)]
 
     def totals(self, summaries: Sequence[Summary] | None = None) -> FleetTotals:
-        """Return the totals of the servers, from `summaries` if they are given, else from the servers' own."""
+        """Return the totals of the servers; `summaries` replace those of `Fleet.summaries`."""
         return fleet_totals(
             self.servers[0].meta,
             summaries or self.summaries(),
@@ -96,7 +96,8 @@ class Replicas:
     route: RouteName | str | Router | None = None
     """Chooses the server of each request: a name, a Python file with a function `route`, or a `Router`.
 
-    Of a single server with ranks, it chooses the rank in place of the front end. None for "shortest", or the front end.
+    For a single server with ranks, the route chooses the rank. None is "shortest", or the server's own front end for a
+    single server with ranks.
     """
     ranks: int = 1
     """Data-parallel ranks of each server."""
@@ -327,7 +328,7 @@ def _record_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]:
 def _finish_apart(
     apart: Apart, serve: Callable[[Apart, int], tuple[Measured, list[CachedKeys]]], spread: Spread
 ) -> Fleet:
-    """Run each server by itself, and count the prefixes that several held at the same time."""
+    """Run each server by itself, and count the prefixes that several servers held at the same time."""
     options, num_requests = apart.setup.options.copy(), len(apart.setup.workload)
     progress, num_ended = options.pop("progress", None), 0
     measured, samples = [], []

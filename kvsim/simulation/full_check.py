@@ -25,7 +25,7 @@ from kvsim.engine.totals import shared_slots
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, SlotTotals, split_extent
 from kvsim.simulation import check_radix
-from kvsim.simulation.table_mirror import CONNECTOR_KINDS, Content, Held, content, held, of_liveliest
+from kvsim.simulation.table_mirror import CONNECTOR_KINDS, Content, Held, content, held, shared_content
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -102,10 +102,10 @@ def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown
 
 
 def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
-    """Count the slots of extents, which are never shared, by state."""
+    """Count the slots of all extents by state."""
     slots = np.zeros(NUM_STATES, np.int64)
-    for node in driver.running():
-        sequence = driver.engine.sequences[node]
+    for number in driver.running():
+        sequence = driver.engine.sequences[number]
         computed = int(sequence.computed + sequence.rejected)
         full, requested = max(int(sequence.full_tokens), computed), int(sequence.requested)
         slots += split_extent(0, int(sequence.num_units), full=full, computed=computed, requested=requested)
@@ -115,8 +115,8 @@ def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
 def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
     """Count the slots of all held blocks by state."""
     tables = (
-        (group, held(driver, node, group))
-        for node in driver.holders()
+        (group, held(driver, number, group))
+        for number in driver.holders()
         for group in range(driver.engine.settings.num_groups)
     )
     return _held_in_tables(driver.engine, tables, NULL_BLOCK)
@@ -127,8 +127,8 @@ def _held_in_custom_units(driver: Driver) -> npt.NDArray[np.int64]:
     rules: Any = driver.engine.rules
     tables = (
         (0, Held(units, int(sequence.computed + sequence.rejected), 0, int(sequence.full_tokens)))
-        for node, units in rules.units.tables.items()
-        for sequence in (driver.engine.sequences[node],)
+        for number, units in rules.units.tables.items()
+        for sequence in (driver.engine.sequences[number],)
     )
     return _held_in_tables(driver.engine, tables, None)
 
@@ -141,7 +141,7 @@ def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: in
         for index, block in enumerate(table.blocks):
             if block != null:
                 seen = content(engine, group, table, index)
-                contents[block] = of_liveliest(contents[block], seen) if block in contents else seen
+                contents[block] = shared_content(contents[block], seen) if block in contents else seen
     slots = np.zeros(NUM_STATES, np.int64)
     for written, expired, left in contents.values():
         slots[SlotState.TOKEN] += written - expired
@@ -152,12 +152,12 @@ def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: in
 
 
 def _check_blocks(driver: Driver) -> None:
-    """Check references, free queue and tables of all blocks, and the number and order of free blocks with a prefix."""
+    """Check the references of all blocks, and the number and the order of blocks in the free queue."""
     engine = driver.engine
     state, refs, keys = engine.state, column(engine.blocks, "refs"), column(engine.blocks, "key")
     queue = np.array(driver.free_queue(), np.int64)
     groups = range(engine.settings.num_groups)
-    listed = (block for node in driver.holders() for group in groups for block in driver.table(node, group))
+    listed = (block for number in driver.holders() for group in groups for block in driver.table(number, group))
     held = Counter(block for block in listed if block != NULL_BLOCK)
     expected = np.zeros(len(refs), np.int64)
     expected[[*held]] = [*held.values()]
@@ -180,7 +180,7 @@ def reuses_first(engine: Engine) -> bool:
 
 
 def _check_custom_units(driver: Driver) -> None:
-    """Check the units of a custom allocator: references, free and cached units, and tables of running requests only."""
+    """Check the references of a custom allocator's units, its free and cached units, and which requests have tables."""
     engine = driver.engine
     rules: Any = engine.rules
     state, units = engine.state, rules.units
@@ -202,8 +202,8 @@ def _check_extents(driver: Driver) -> None:
     state, num_units = engine.state, engine.settings.num_units
     pieces = [(engine.holes[index].address, engine.holes[index].length) for index in range(state.num_holes)]
     free = sum(length for _, length in pieces)
-    for node in driver.running():
-        sequence = engine.sequences[node]
+    for number in driver.running():
+        sequence = engine.sequences[number]
         pieces.append((sequence.place, sequence.num_units))
         if sequence.num_units != rounded(engine, sequence.requested):
             raise IntegrityError(f"{sequence.requested} slots were requested, and {sequence.num_units} are held.")
@@ -217,7 +217,7 @@ def _check_extents(driver: Driver) -> None:
 
 
 def check_totals(driver: Driver, counted: Breakdown) -> None:
-    """Check that the engine's running totals equal the `counted` slots, and add up to the pool."""
+    """Check that the engine's running totals are the `counted` slots, and that these add up to the pool."""
     engine = driver.engine
     settings, state, unit_slots = engine.settings, engine.state, engine.settings.unit_slots
     capacity = settings.num_units * unit_slots

@@ -125,9 +125,7 @@ class PrefillDecodeRun(SimulationRun):
         apart: Disaggregation,
         builders: Sequence[RecordingBuilder] = (),
     ) -> None:
-        """Build the servers. `setup` is that of the decode servers; `builders` begin with those of the prefill
-        servers.
-        """
+        """Build the servers; `setup` is for decode servers. Prefill servers have the first of the `builders`."""
         check_ranks(setup, apart.ranks)
         if setup.pipeline.pipeline_parallel_size > 1:
             raise UsageError("prefill and decode servers are modelled where one stage holds all layers; leave out "
@@ -142,7 +140,8 @@ class PrefillDecodeRun(SimulationRun):
         num_decode_ranks = apart.num_decode * apart.ranks
         prefills, decodes = apart.prefills(len(setup.workload)), apart.decodes(setup)
         kinds = [(self._prefill_setup, prefills)] * apart.num_prefill_ranks + [(setup, decodes)] * num_decode_ranks
-        self._bad = [[exchange.bad for exchange in each.exchanges] for each in (decodes, prefills)]
+        self._bad = [exchange.bad for exchange in decodes.exchanges]
+        """Blocks that fail in the load of each request."""
         self.locksteps = self._locksteps(apart.num_prefill + apart.num_decode)
         self._replicas = [
             self._replica(
@@ -164,10 +163,12 @@ class PrefillDecodeRun(SimulationRun):
         self._run_to_end()
         measured = []
         for number, replica in enumerate(self._replicas):
-            is_prefill = number < self.apart.num_prefill_ranks
-            setup = self._prefill_setup if is_prefill else self.setup
-            servers, bad = self._pair.decode_of if is_prefill else self._pair.prefill_of, self._bad[is_prefill]
-            transfers = partial(transfers_of, servers=servers, bad=bad)
+            if number < self.apart.num_prefill_ranks:
+                setup = self._prefill_setup
+                transfers = partial(transfers_of, servers=self._pair.decode_of, bad=[()] * len(self._bad))
+            else:
+                setup = self.setup
+                transfers = partial(transfers_of, servers=self._pair.prefill_of, bad=self._bad)
             hashes = setup.recorded_hashes()
             measured.append(replica.finish(setup.workload, hashes, self.meta(number), setup.name, transfers))
         if self.setup.options.get("check", False):
@@ -249,7 +250,7 @@ class Pair:
     def tell(self, server: ServerProcess) -> None:
         """Let prefill servers free the blocks that a decode server has read or does not need.
 
-        Blocks count as read when their load ends.
+        A block counts as read when its load ends.
         """
         loads, freed = server.driver.news()
         for number, done_s in loads:

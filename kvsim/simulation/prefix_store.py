@@ -3,10 +3,10 @@
 This models stores such as LMCache's server and Mooncake Store. The connector of each server makes vLLM's decisions: it
 asks the store when the scheduler looks at a waiting request, allocates blocks, and loads between steps. The model of
 the store has these assumptions:
-- - The full blocks of a prompt are written when its first token is computed. The write takes the server's link and does
-  not delay its steps.
-- - The least recently used prefix is evicted first, beginning with its last block.
-- - A load that has begun completes.
+- The full blocks of a prompt are written when its first token is computed. The write takes the time of the server's
+  link, and does not delay the server's steps.
+- The least recently used prefix is evicted first, beginning with its last block.
+- A load that has begun completes.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class StoreLoad:
     num_blocks: int
     num_tokens: int
     ended_seq: int = -1
-    """`State.seq` when its end was reported; -1 before."""
+    """`State.seq` when the end of the load was reported; -1 before."""
 
 
 class SharedStore:
@@ -175,7 +175,7 @@ class SharedStore:
         return float(self._environment.now)
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Record that a request was sent to `server`, and tell the connector the number of stored tokens."""
+        """Record that a request was sent to `server`, whose connector learns how many of its tokens are stored."""
         engine = server.driver.engine
         sequence = server.driver.sequence(number)
         blocks = int(sequence.prompt_tokens) // int(engine.settings.unit_tokens)
@@ -197,9 +197,9 @@ class SharedStore:
         self._tell_preempted(server)
 
     def _take_loads(self, server: ServerProcess) -> None:
-        """Note the loads that have ended in the last slice of a server, and those that have begun.
+        """Note the loads that a server has ended, and those that it has begun, in its last slice.
 
-        A request computes tokens between two loads, so a slice does not end one and begin the next.
+        A request computes tokens between two loads, so a slice does not end one load and begin the next.
         """
         transfers = server.driver.engine.connector.transfers
         under_way = self._loading.get(server, [])
@@ -235,7 +235,7 @@ class SharedStore:
                 self._tell_found(server, other)
 
     def _tell_preempted(self, server: ServerProcess) -> None:
-        """Tell the connector what is stored of preempted requests, and forget the requests that have ended."""
+        """Tell the connector how many tokens of preempted requests are stored, and forget ended requests."""
         sequences, left = server.driver.engine.sequences, []
         for number in self._homes.get(server, ()):
             if sequences[number].status in (FINISHED, ABORTED):

@@ -18,10 +18,10 @@ from kvsim.errors import IntegrityError
 
 
 class QueueMirror:
-    """Free blocks and their order, in an independent list whose links always form one ring.
+    """Free blocks in an independent linked list, which always is one ring.
 
-    Blocks that were not written keep their places. If the links of the written blocks agree with the mirror, the
-    engine's queue is therefore one ring of exactly the blocks without references.
+    Blocks that the engine did not write keep their places. So if the links of the written blocks are those of the
+    mirror, the engine's queue is one ring, too, of exactly the blocks without references.
     """
 
     def __init__(self, num_blocks: int, *, reuses_first: bool) -> None:
@@ -35,16 +35,16 @@ class QueueMirror:
         """Free blocks that hold a prefix."""
 
     def follow(self, blocks: Records[Block], written: Iterable[int]) -> None:
-        """Update the places of the blocks that were `written` to."""
-        # First remove every written block, then insert the free ones after their predecessors, which are inserted
-        # first where they are written too; then compare the links of all blocks that were touched.
+        """Update the places of the blocks that were `written` to, and compare the links of all blocks that moved."""
         touched = {HEAD}
         unplaced = set()
+        # 1. Remove every written block.
         for number in written:
             if self._is_free[number]:
                 touched |= self._remove(number)
             if number != HEAD and blocks[number].refs == 0:
                 unplaced.add(number)
+        # 2. Insert free blocks after their predecessors; a predecessor that was written too is inserted first.
         while unplaced:
             run = [unplaced.pop()]
             while (before := int(blocks[run[-1]].previous)) in unplaced:
@@ -55,6 +55,7 @@ class QueueMirror:
             for number in reversed(run):
                 touched |= self._insert_after(before, number, is_keyed=bool(blocks[number].key != NO_KEY))
                 before = number
+        # 3. Compare the links.
         for number in touched:
             if number == HEAD or self._is_free[number]:
                 self._compare(blocks, number)

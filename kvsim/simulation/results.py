@@ -90,7 +90,7 @@ class Totals:
         self._end_s, self._num_outputs = 0.0, 0
 
     def take(self, engine: Engine) -> None:
-        """Drain the final rows. The cost of a slice does not depend on the length of the run."""
+        """Drain the rows of a slice. The cost does not depend on the length of the run."""
         if num_outputs := _num_outputs(engine):
             self._end_s = float(engine.outputs[num_outputs - 1].time_s)
             self._num_outputs += num_outputs
@@ -109,7 +109,7 @@ class Totals:
             self._keep(steps[begin:])
 
     def _gaps_before(self, num_steps: int) -> GapFigures | None:
-        """Return the gaps before the next `num_steps` steps to be added, if there are any, and keep the others."""
+        """Return the gaps before the next `num_steps` steps to be added, and keep later ones; None without gaps."""
         if not self._gaps:
             return None
         rows = np.concatenate(self._gaps, dtype=self._gaps[0].dtype)
@@ -175,9 +175,16 @@ class Totals:
         settle_unsure_slots(engine, self._end_s)
         held_s = column(engine.unsure, "slot_s")
         useless_slot_s = float(held_s[held_s > 0].sum())
-        images = (int(engine.encoder.state.num_held), int(engine.encoder.state.num_encoded))
-        summary = self._sums.summary(meta, name, requests, self._end_s, useless_slot_s=useless_slot_s, images=images)
-        # A server that exchanges KV may schedule one more step, without a batch, behind its last answer. Its output is
+        summary = self._sums.summary(
+            meta,
+            name,
+            requests,
+            self._end_s,
+            useless_slot_s=useless_slot_s,
+            images_used=int(engine.encoder.state.num_held),
+            images_computed=int(engine.encoder.state.num_encoded),
+        )
+        # A server that exchanges KV may schedule one more step, without a batch, after its last answer. Its output is
         # never processed, so a recording does not have it.
         summary = replace(summary, num_steps=self._num_outputs)
         return Measured(meta=meta, requests=requests, summary=summary)
@@ -187,9 +194,7 @@ class FinalRows:
     """Rows of a recording, passed to a builder as soon as they are final."""
 
     def __init__(self, builder: RecordingBuilder, contents: npt.NDArray[np.int64] | None = None) -> None:
-        """Pass rows to `builder`. `contents` has the workload's number of each image, by its number in the engine minus
-        1.
-        """
+        """Pass rows to `builder`. Entry `i` of `contents` is the workload's number of the engine's image `i + 1`."""
         self._builder, self._contents = builder, contents
         self._waiting: dict[str, npt.NDArray[Any]] = {}  # columns of the steps whose output is not processed yet
         self._copies: dict[str, npt.NDArray[Any]] = {}  # columns of copies whose step is not recorded yet
@@ -198,7 +203,7 @@ class FinalRows:
         self._num_numbered = 0
 
     def take(self, engine: Engine) -> None:
-        """Drain the final rows. The cost of a slice does not depend on the length of the run."""
+        """Drain the rows of a slice that are final. The cost does not depend on the length of the run."""
         self._number(engine)
         self._take_steps(engine)
         self._take_memory(engine)
@@ -316,11 +321,11 @@ class FinalRows:
         return columns | {"kind": columns["kind"].astype(np.uint8), "request": self._numbered(columns["request"])}
 
     def _take_schedule(self, engine: Engine) -> None:
-        """Drain the rows before the first that later steps may extend: the last row of a running sequence."""
+        """Drain the rows before the first row that a later step may extend; running sequences have such rows."""
         num_rows, rows = engine.state.num_schedule_rows, engine.schedule_rows
         sequences: Any = engine.sequences
-        nodes = column(rows, "request", num_rows) + 1  # only rows of these sequences may be extended
-        status, open_rows = _field_at(sequences, "status", nodes), _field_at(sequences, "open_row", nodes)
+        numbers = column(rows, "request", num_rows) + 1  # only rows of these sequences may be extended
+        status, open_rows = _field_at(sequences, "status", numbers), _field_at(sequences, "open_row", numbers)
         extensible = open_rows[(status == RUNNING) & (open_rows >= 0)]
         num_final = int(extensible.min(initial=num_rows))
         names = ["step", "request", "computed_before", "tokens", "repeat"]
@@ -331,11 +336,11 @@ class FinalRows:
         still_open = np.maximum(open_rows - num_final, NO_ROW)
         if isinstance(rows, np.ndarray):
             rows[: num_rows - num_final] = rows[num_final:num_rows].copy()
-            sequences["open_row"][nodes] = still_open
+            sequences["open_row"][numbers] = still_open
         else:
             del rows[:num_final]  # type: ignore[attr-defined]
-            for node, row in zip(nodes.tolist(), still_open.tolist(), strict=True):
-                sequences[node].open_row = row
+            for number, row in zip(numbers.tolist(), still_open.tolist(), strict=True):
+                sequences[number].open_row = row
         engine.state.num_schedule_rows = num_rows - num_final
 
 
@@ -358,14 +363,12 @@ def vllm_failures(engine: Engine) -> dict[str, int]:
 
 def rows_of(engine: Engine, begin: int = 0) -> npt.NDArray[np.int64]:
     """Return the workload rows of the requests that this engine got, in order, without the first `begin` requests."""
-    nodes = _field_at(engine.lines, "arrived", np.arange(begin, engine.state.num_submitted))
-    return np.asarray(nodes - 1, np.int64)
+    numbers = _field_at(engine.lines, "arrived", np.arange(begin, engine.state.num_submitted))
+    return np.asarray(numbers - 1, np.int64)
 
 
 def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64], hashes: Ragged[np.int64]) -> Requests:
-    """Return the outcome, in a finished run, of the requests in `rows` of `workload`, whose prompts have these
-    `hashes`.
-    """
+    """Return the requests in `rows` of `workload` with their outcome in a finished run, and with prompt `hashes`."""
 
     def of(records: Records[Any], *names: str) -> dict[str, npt.NDArray[Any]]:
         return {name: np.asarray(column(records, name)[1:][rows]) for name in names}
@@ -402,8 +405,8 @@ def transfers_of(
 ) -> Transfers:
     """Return the transfers of a finished run on the server that got the requests in `rows`, in order.
 
-    `servers` has the number of the other server for each request of the workload. `bad` has, for each
-    request, the indices in the transfer of the blocks that fail to load.
+    For each request of the workload, `servers` has the number of the other server, and `bad` the indices, in the
+    transfer, of the blocks that fail to load.
     """
 
     def of(name: str) -> npt.NDArray[Any]:

@@ -49,13 +49,13 @@ class Horizon(Protocol):
 
 
 class Exchanging(Protocol):
-    """The exchange through which servers fetch KV from each other or from a store."""
+    """Exchange of KV: servers fetch it from each other, or from a store."""
 
     def add(self, server: ServerProcess, number: int) -> None:
         """Record that request `number` was sent to a server."""
 
     def tell(self, server: ServerProcess) -> None:
-        """Process the transfers that a server has begun in its last slice."""
+        """Process the transfers that `server` has begun in its last slice."""
 
 
 class Meeting(Protocol):
@@ -87,7 +87,7 @@ class ServerProcess:
         """Start the process on the clock of `environment`.
 
         `listeners` read the engine's results after each slice. `rows` are the rows of its requests in the workload of
-        all servers. `kernels` are those that a process of `generate()` has used.
+        all servers. `kernels` are the kernels that a process of `generate()` has loaded; None for other servers.
         """
         self.driver = driver
         self._environment = environment
@@ -112,7 +112,7 @@ class ServerProcess:
         return self.num_requests - int(self.driver.engine.state.num_running)
 
     def num_prefill_tokens(self) -> int:
-        """Return the number of prompt tokens, of all requests here, that are not computed yet."""
+        """Return the number of prompt tokens of all requests on this server that are not computed yet."""
         sequences = (self.driver.sequence(number) for number in self._answers)
         return sum(max(int(sequence.prompt_tokens) - int(sequence.computed), 0) for sequence in sequences)
 
@@ -178,7 +178,7 @@ class ServerProcess:
             listener(self.driver.engine)
 
     def _run(self) -> Generator[simpy.Event, None, None]:
-        """Run the engine until another part of the simulation may act, and handle each outcome."""
+        """Run the engine up to each moment at which another part of the simulation may act; handle each outcome."""
         driver, environment = self.driver, self._environment
         while True:
             if self._horizon() <= environment.now:
@@ -247,8 +247,8 @@ class ServerProcess:
         """Finish the events of the requests that have ended since the last call."""
         engine = self.driver.engine
         for index in range(self._num_answered, engine.state.num_ended):
-            node = int(engine.lines[index].ended)
-            if (answer := self._answers.pop(node, None)) is not None:
+            number = int(engine.lines[index].ended)
+            if (answer := self._answers.pop(number, None)) is not None:
                 answer.succeed(self.driver.host_s)
         self._num_answered = engine.state.num_ended
 

@@ -117,7 +117,7 @@ def measure(workload: Workload, policy: AnyPolicy, machine: Machine, **options: 
 
 
 class SimulationRun:
-    """Run of a workload on one server, or on several servers with one router."""
+    """Simulation of a workload on one server, or on several servers with one router."""
 
     _num_ended = 0
     """Number of ended requests that the progress callback knows."""
@@ -247,9 +247,7 @@ class SimulationRun:
         exchange: Exchanging | None = None,
         lockstep: WaitingRanks | None = None,
     ) -> Replica:
-        """Build a server, which gets requests from `source`, is recorded to `builder`, and waits for the ranks in
-        `lockstep`.
-        """
+        """Build a server with requests from `source`; it is recorded to `builder` and waits for ranks in `lockstep`."""
         setup = setup or self.setup
         base, machine = setup.base, setup.machine
         # Each server counts for itself the steps outside the range that the profile was fitted to.
@@ -277,8 +275,9 @@ class SimulationRun:
         return Replica(server, totals, tables, step_time)
 
     def _horizon_of(self, source: Source, exchange: Exchanging | None, *, is_alone: bool) -> Horizon:
-        """Return the limit on how far a server may run ahead of SimPy's clock; `is_alone` if it waits for no other
-        ranks.
+        """Return the limit on how far a server may run ahead of SimPy's clock.
+
+        `is_alone` is True for a server that waits for no other ranks.
         """
         if self.store is not None:
             return self.store.horizon_s
@@ -289,7 +288,7 @@ class SimulationRun:
     def _plan(
         self, setup: Setup, step_time: StepTimeModel, connector: Connector | None, *, answers: bool, records: bool
     ) -> EnginePlan:
-        """Return the plan of a server's engine, which returns whenever requests have ended if it `answers`."""
+        """Return the plan of a server's engine. If it `answers`, the engine returns whenever requests have ended."""
         base, model, options = setup.base, setup.machine.model, setup.options
         custom_policy = setup.policy if isinstance(setup.policy, CustomPolicy) else None
         eviction = None if self._expected_rows is None else OptimalEviction(self._expected_rows)
@@ -364,8 +363,9 @@ class Replica(NamedTuple):
         name: str,
         transfers_of: Callable[[Engine, npt.NDArray[np.int64]], Transfers] | None = None,
     ) -> Measured:
-        """Return the results of the server; `hashes` are of the prompts, and `transfers_of` gives the transfers to
-        record.
+        """Return the results of the server.
+
+        `hashes` are those of the prompts of the whole workload. `transfers_of` returns the transfers to record.
         """
         engine = self.server.driver.engine
         rows = rows_of(engine)

@@ -32,13 +32,13 @@ class Source(Protocol):
         """Begin to send to `servers`."""
 
     def horizon_s(self) -> float:
-        """Return the time in seconds until which no event outside a server affects it."""
+        """Return the time in seconds until which no event outside a server affects the server."""
 
 
 class KnownInAdvance:
     """Sends all requests to one server at the beginning, since all arrival times are known.
 
-    At the times `sample_s`, in seconds, the keys of its cached blocks are appended to `samples`.
+    At the times `sample_s`, in seconds, the keys of the server's cached blocks are appended to `samples`.
     """
 
     awaits_answers = False
@@ -91,12 +91,12 @@ class OneServersUsers:
         self._users = users
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:  # noqa: ARG002
-        """Send the first requests; the engine sends the others when these are answered."""
+        """Send the first request of each user; the engine sends the next one at each answer."""
         [server] = servers
         server.driver.send_first(self._users.number, self._users.think_s)
 
     def horizon_s(self) -> float:
-        """Return infinity, because no event outside the server affects it."""
+        """Return infinity, because no event outside the server affects the server."""
         return math.inf
 
 

@@ -1,10 +1,10 @@
-"""Loads from a prefix store and writes to it in the recordings of a fleet, and the check of loads against writes."""
+"""Transfers between servers and a prefix store in the recordings of a fleet: rows for them, and their check."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,6 +57,16 @@ def store_transfers(
     return Transfers(**{name: values.get(name, unknown).astype(each.dtype) for name, each in Transfers.columns()})
 
 
+class _Write(NamedTuple):
+    """A write of a prompt to the store."""
+
+    order: int
+    """Number among the writes of all servers, in the order in which they ended."""
+    end_s: float
+    keys: list[int]
+    """Keys of the prompt up to the last written block."""
+
+
 class _LoadedPrompt(NamedTuple):
     """A load of a server, and the span of time in which it was decided, in seconds."""
 
@@ -82,32 +92,32 @@ def check_loads(servers: Sequence[tuple[Path, Recording]]) -> int:
     stored = [(folder, each) for folder, each in servers if each.meta.engine.get("kv_connector") == STORE]
     if not stored:
         return 0
-    writes = sorted((write for _, recording in stored for write in _writes(recording)), key=itemgetter(0))
-    loads = sorted((load for folder, recording in stored for load in _loads(folder, recording)), key=itemgetter(0))
+    writes = sorted((write for _, each in stored for write in _writes(each)), key=attrgetter("order"))
+    loads = sorted((load for folder, each in stored for load in _loads(folder, each)), key=attrgetter("from_s"))
     content = StoredPrefixes(int(stored[0][1].meta.engine[CAPACITY]))
     begun, sought = iter(loads), list[_LoadedPrompt]()
     following = next(begun, None)
-    for _, end_s, keys in [*writes, (0, math.inf, [])]:
-        while following is not None and following.from_s < end_s:
+    for write in [*writes, _Write(len(writes), math.inf, [])]:
+        while following is not None and following.from_s < write.end_s:
             sought.append(following)
             following = next(begun, None)
         sought = [load for load in sought if content.num_leading(load.keys) < len(load.keys)]
         for load in sought:
-            if load.until_s < end_s:
+            if load.until_s < write.end_s:
                 raise RecordingError(
                     f"{load.file}, row {load.row}: {load.num_blocks:,} blocks are loaded, and the prefix store holds "
                     f"{content.num_leading(load.keys):,} of the {len(load.keys):,} that the prompt begins with."
                 )
-        content.put(keys)
+        content.put(write.keys)
     return sum(load.num_blocks for load in loads)
 
 
-def _writes(recording: Recording) -> Iterator[tuple[int, float, list[int]]]:
-    """Yield each write of a server: its number among those of all servers, its end in seconds, and the keys."""
+def _writes(recording: Recording) -> Iterator[_Write]:
+    """Yield each write of a server."""
     transfers = recording.transfers
     assert transfers is not None
     for row in np.flatnonzero(transfers.kind == TransferKind.WRITE).tolist():
-        yield int(transfers.begun_seq[row]), float(transfers.end_s[row]), _keys(recording, transfers, row)
+        yield _Write(int(transfers.begun_seq[row]), float(transfers.end_s[row]), _keys(recording, transfers, row))
 
 
 def _loads(folder: Path, recording: Recording) -> Iterator[_LoadedPrompt]:

@@ -50,17 +50,17 @@ _Entry: TypeAlias = "tuple[int, int, int]"
 _NOTHING = Held([], 0, 0, 0)
 
 
-def held(driver: Driver, node: int, group: int) -> Held:
+def held(driver: Driver, number: int, group: int) -> Held:
     """Return the table of a sequence that holds memory."""
-    engine, sequence = driver.engine, driver.sequence(node)
-    blocks = driver.table(node, group)
+    engine, sequence = driver.engine, driver.sequence(number)
+    blocks = driver.table(number, group)
     counted = int(engine.tables[int(sequence.place) * engine.settings.num_groups + group].num_held)
     there = len(blocks) - blocks.count(NULL_BLOCK)
     if sequence.status == RUNNING and counted != there:
-        raise IntegrityError(f"{there} blocks are in a table of request {node - 1}, and {counted} are counted.")
+        raise IntegrityError(f"{there} blocks are in a table of request {number - 1}, and {counted} are counted.")
     computed = int(sequence.computed + sequence.rejected)
     if engine.external and sequence.num_units == 0:  # it has ended, and its blocks are freed late
-        computed = int(engine.external.sequences[node].dead_tokens)
+        computed = int(engine.external.sequences[number].dead_tokens)
     skipped = int(num_unread_tokens(engine, group, sequence.computed))
     return Held(blocks, computed, skipped, int(sequence.full_tokens))
 
@@ -102,11 +102,11 @@ class TableMirror:
 
     def follow(self, driver: Driver) -> set[int]:
         """Update the mirror; return the blocks of the entries that have changed."""
-        nodes = driver.holders()
-        if len(set(nodes)) != len(nodes):
-            raise IntegrityError(f"{len(nodes)} sequences hold memory, and only {len(set(nodes))} of these differ.")
+        numbers = driver.holders()
+        if len(set(numbers)) != len(numbers):
+            raise IntegrityError(f"{len(numbers)} sequences hold memory, and only {len(set(numbers))} of these differ.")
         groups = range(driver.engine.settings.num_groups)
-        tables = {(node, group): held(driver, node, group) for node in nodes for group in groups}
+        tables = {(number, group): held(driver, number, group) for number in numbers for group in groups}
         removed: list[tuple[_Entry, int]] = []
         added: list[tuple[_Entry, int, Content]] = []
         for key in tables.keys() | self._tables.keys():
@@ -134,17 +134,20 @@ class TableMirror:
         return blocks
 
     def _count(self, block: int, sign: int) -> None:
-        """Add the content of a block, if it is held, or remove it."""
+        """Add the content of a held block to the slots by state if `sign` is 1; subtract it if `sign` is -1."""
         if contents := self._holders.get(block):
-            written, expired, left = of_liveliest(*contents.values())
+            written, expired, left = shared_content(*contents.values())
             self._slots[SlotState.TOKEN] += sign * (written - expired)
             self._slots[SlotState.EXPIRED] += sign * expired
             self._slots[SlotState.RESERVED] += sign * left
             self._slots[SlotState.INTERNAL] += sign * (self._unit_slots - written - left)
 
 
-def of_liveliest(*contents: Content) -> Content:
-    """Return the number of slots of a shared block in each state; a slot has the state of its most live holder."""
+def shared_content(*contents: Content) -> Content:
+    """Return the number of slots in each state of a block that several tables list, from its content in each table.
+
+    A slot is written if one table has written it, and expired if all tables have expired it.
+    """
     if len(contents) == 1:
         return contents[0]
     written, expired, left = zip(*contents, strict=True)

@@ -63,7 +63,7 @@ class WaitingRanks:
             yield from rank.await_request()
 
     def _wake_all(self) -> None:
-        """Let all ranks begin, no earlier than now."""
+        """Let all ranks begin their next step, no earlier than now."""
         self._awake, self._num_since_waking = True, 0
         for each in self.ranks:
             each.driver.skip_to(self._environment.now)

@@ -15,7 +15,7 @@ from kvsim.replay.unit_states import UnitStates
 
 
 class GrowingRuns:
-    """The growing runs of a recording, and the length of each as the pool shows it now."""
+    """Runs of units that grow in every step, and the length of each at the frame that is shown."""
 
     def __init__(self, tables: Holdings, frame_seq: npt.NDArray[np.int64]) -> None:
         """Find the growing runs in `tables`; `frame_seq` has the last sequence number that each frame shows."""
@@ -33,9 +33,9 @@ class GrowingRuns:
         return len(self._row)
 
     def show(self, states: UnitStates, frame: int, seq: int, *, afresh: bool) -> None:
-        """Extend the runs in `states`, which show all operations up to `seq`, to their length at `frame`.
+        """Lengthen or shorten the runs in `states`, which show all operations up to `seq`, to their length at `frame`.
 
-        New runs have the length of their first step. Others have their length at the last call, unless `states` were
+        In `states`, a run has the length of the last call, or that of its first step if it is new or if `states` were
         laid out `afresh`.
         """
         now = np.where(self._death_seq > seq, self._units_at(frame), 0)
@@ -59,12 +59,15 @@ class GrowingRuns:
         return addresses
 
     def held_at(self, frame: int, rows: IntArray, length: IntArray) -> IntArray:
-        """Return the length at `frame` of the runs in `rows` of the tables; `length` has their final lengths."""
+        """Return the length in units, at `frame`, of each run of `rows`, which are rows of the tables.
+
+        `length` has the final length of each run: the result for runs that do not grow.
+        """
         at = np.minimum(np.searchsorted(self._row, rows), len(self._row) - 1)
         return np.where(self._row[at] == rows, self._units_at(frame)[at], length)
 
     def _units_at(self, frame: int) -> npt.NDArray[np.int64]:
-        """Return the number of units of each run at `frame`: 0 before its allocation; releases are ignored."""
+        """Return the number of units of each run at `frame`, as if no run were ever freed: 0 before its allocation."""
         steps = np.clip(frame + 1 - self._birth_frame, 0, self._repeat)
         units: npt.NDArray[np.int64] = steps * self._step_units
         return units
