@@ -12,7 +12,7 @@ from kvsim.hardware.gpu import GPUS, Gpu, read_gpu
 _VENDORS = frozenset(("nvidia", "amd", "geforce", "tesla", "instinct", "gpu", "workstation", "edition"))
 _FORMS = frozenset(("sxm", "sxm2", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"))
 _REQUIRED = frozenset(("pcie", "pro", "nvl"))
-"""Words of listed GPUs that a name must also contain, such as "PCIe" in "H100 PCIe"; else it is another card."""
+"""Words that a name must contain if the listed GPU's name does, such as "PCIe": without it, "H100" is another card."""
 _SEVERAL = re.compile(r"(\d{1,4})\s*[x×*]\s*(\D.*)", re.IGNORECASE)
 
 

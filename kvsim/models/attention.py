@@ -72,8 +72,7 @@ def by_layer_types(config: Config) -> Caches:
     """List full and sliding layers by `layer_types`, if that list has both kinds.
 
     Otherwise all layers are alike: sliding if `sliding_window` is set and `use_sliding_window` is not false, else full.
-    A list with only one kind is ignored, as in vLLM: its `is_interleaved` is false for such a list, and then one
-    window, that of the model, applies to all layers.
+    vLLM ignores a list with only one kind (`is_interleaved` is false): the model's window then applies to all layers.
     """
     kinds = config.texts("layer_types", num_layers(config))
     if kinds is not None:

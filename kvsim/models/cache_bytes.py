@@ -57,7 +57,7 @@ def bytes_per_token(
 
 
 def element_bytes(dtype: str, kv_cache_dtype: str) -> int:
-    """Return the bytes of one cache element, where 4-bit types count as one byte: `_stored` halves their number."""
+    """Return the bytes of one cache element; 1 for 4-bit types, because `_stored` halves their number of elements."""
     if kv_cache_dtype == "auto":
         return DTYPE_BYTES[dtype]
     return 2 if kv_cache_dtype in ("bfloat16", "float16") else 1

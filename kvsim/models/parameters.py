@@ -67,7 +67,7 @@ class Parameters(NamedTuple):
 
 
 def mixture(config: Config) -> Mixture | None:
-    """Return the experts of the layers that have experts; None for a dense model."""
+    """Return the number and the widths of the experts of a layer with experts; None for a dense model."""
     names = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
     count = config.count(*names, default=0, least=int(config.architecture.startswith(_MIXTURES)))
     if not count:

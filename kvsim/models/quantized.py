@@ -200,8 +200,8 @@ def _cache(scheme: Config) -> str:
 def _kept(scheme: Config, weights: Quantization, *, num_layers: int, has_experts: bool) -> Quantization:
     """Return `weights` without quantization in the parts that the configuration excludes.
 
-    Only one exclusion of large parts is supported: a mixture of experts may leave out attention in all layers. Then
-    nothing that every token passes through is quantized.
+    Only one exclusion of large parts is supported: a mixture of experts may exclude attention in all layers. Then only
+    the routed experts are quantized.
     """
     names: list[str] = []
     for field in _LEFT_OUT:

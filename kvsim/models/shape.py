@@ -324,7 +324,7 @@ class Model:
 
     @property
     def expert_share_on_gpu(self) -> float:
-        """Share of the routed experts on the GPU with the most experts; if these divide evenly, on every GPU."""
+        """Share of the routed experts that a GPU holds; the largest share if the experts do not divide evenly."""
         if not self.enable_expert_parallel:
             return 1 / self.num_expert_gpus
         return math.ceil(self.num_experts / self.num_expert_gpus) / self.num_experts

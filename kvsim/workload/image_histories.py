@@ -33,10 +33,11 @@ def _before(images: Sequence[Image], end: int) -> list[Image]:
 
 
 def with_histories(new: Images, turns: Turns, whole: Int64Array) -> tuple[Images, Int64Array]:
-    """Return the images of all prompts, where each turn has the images of the turns before and its `new` ones.
+    """Return the images of all prompts: each turn has its `new` images, and those of the turns before.
 
-    Also return the tokens that the earlier images add to each prompt: int64[n]. `new` has the places in prompts without
-    images. `whole` has the tokens of the prompt and the answer of the turn before, without images.
+    Also return the tokens that the images of the turns before add to each prompt: int64[n]. The places of `new` are
+    those in prompts without images. `whole` is the number of tokens of the turn before, prompt and answer, without
+    images.
     """
     later = turns.after >= 0
     if (turns.history_tokens[later] != whole[later]).any() or (turns.after >= np.arange(len(turns))).any():

@@ -68,7 +68,7 @@ class Image(NamedTuple):
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class Images:
-    """Images of all prompts end to end: those of prompt `i` are `offsets[i]` to `offsets[i + 1]`, in order of place.
+    """Images of all prompts end to end; prompt `i` has the images [offsets[i], offsets[i + 1]), in order of place.
 
     Raises:
         WorkloadError: a number does not fit into its column.
@@ -146,7 +146,7 @@ class Images:
 
     @property
     def in_pixels(self) -> np.ndarray:
-        """True if each image has a size in pixels only, so that its tokens depend on the model: bool[num_images]."""
+        """True for images whose size is given in pixels, so that their tokens depend on the model: bool[num_images]."""
         return np.asarray(self.tokens == 0)
 
     def take(self, rows: Int64Array) -> Images:

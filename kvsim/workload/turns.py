@@ -49,11 +49,11 @@ class Turns:
     after: Int32Array
     """Row of the turn that each request waits for, -1 for a first turn: int32[n]."""
     pause_s: FloatArray
-    """Seconds between the end of that turn and the arrival of the request: float64[n]."""
+    """Seconds between the end of the turn in `after` and the arrival of the request: float64[n]."""
     history_tokens: Int32Array
     """Number of leading tokens of the prompt that repeat the turn in `after`, its prompt and then its answer: int32[n].
 
-    The constructor also takes -1, for as many of these tokens as fit into the prompt.
+    The constructor also takes -1: the whole turn in `after`, or as much of it as fits into the prompt.
     """
 
     also_after: Ragged[np.int64]
