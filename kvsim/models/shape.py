@@ -14,9 +14,9 @@ from kvsim.errors import RecordingError, UsageError
 from kvsim.models.cache_bytes import bytes_per_token, check_kv_cache_dtype, check_layer_takes
 from kvsim.models.dtypes import DTYPE_BYTES
 from kvsim.models.layers import Attention, ChunkedLocal, FullAttention, Indexer, Mla, SlidingWindow
+from kvsim.models.shape_fields import read_shape
 from kvsim.models.vision import VisionTower
 from kvsim.models.weights import Quantization, stored_bytes
-from kvsim.models.written import read_shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

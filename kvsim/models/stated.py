@@ -72,11 +72,15 @@ _STATED: dict[str, str] = {
     "SmolLM3ForCausalLM": _KV,
     "StableLmForCausalLM": _KV,
     "Starcoder2ForCausalLM": _KV,
-} | dict.fromkeys(
-    "ExaoneForCausalLM HunYuanDenseV1ForCausalLM InternLM2ForCausalLM InternLM3ForCausalLM KimiLinearForCausalLM "
-    "MiniCPMForCausalLM OrionForCausalLM SolarForCausalLM TeleChat3ForCausalLM".split(),
-    f"{_KV} tie_word_embeddings",
-)
+    **dict.fromkeys(
+        (
+            "ExaoneForCausalLM", "HunYuanDenseV1ForCausalLM", "InternLM2ForCausalLM", "InternLM3ForCausalLM",
+            "KimiLinearForCausalLM", "MiniCPMForCausalLM", "OrionForCausalLM", "SolarForCausalLM",
+            "TeleChat3ForCausalLM",
+        ),
+        f"{_KV} tie_word_embeddings",
+    ),
+}  # fmt: skip
 """Required fields by architecture; `a|b` means that one of these names must be stated."""
 _MAY_BE_NULL = ("sliding_window", "q_lora_rank", "n_routed_experts", "n_shared_experts", "per_layer_config")
 """Fields for which null counts as stated: the model does not have the feature."""
