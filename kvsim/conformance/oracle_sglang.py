@@ -29,9 +29,9 @@ from kvsim.engine.radix_records import (
     LEAF,
     NO_BATCH,
     NO_PRIORITY,
+    REPORTED,
     RETRACTED,
     SLOTS,
-    TOLD,
     WINDOWS,
 )
 from kvsim.engine.state import ABORTED, PREEMPTED, RUNNING, WAITING
@@ -140,7 +140,7 @@ class SGLangRun:
 
     def tell_copies(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Let copies between device and host end as these records say; otherwise each ends in the next pass."""
-        self._radix.settings.copies_end = TOLD
+        self._radix.settings.copies_end = REPORTED
         self._copies = {record["pass"]: record for record in records if isinstance(record["pass"], int)}
 
     def records(self) -> Iterator[dict[str, Any]]:

@@ -26,7 +26,7 @@ class Records(Protocol[Record_co]):
 
 
 class Numbers(Protocol):
-    """Whole numbers: a list where the engine is interpreted, an array where it is compiled."""
+    """Integers: in a list if the engine is interpreted, in an array if it is compiled."""
 
     def __getitem__(self, index: int, /) -> int: ...
     def __setitem__(self, index: int, value: int, /) -> None: ...

@@ -74,7 +74,7 @@ class Transfer:
     is_async: bool = False
     """Loads take place between steps."""
     num_unknown: Small = 0
-    """Number of the next lookups in the store that get no answer yet, so that the scheduler asks again."""
+    """Number of coming lookups that the store does not answer yet, so that the scheduler asks again."""
     first_bad: int = 0
     """Index in `ConnectorTables.bad_places` of the first block that fails to load."""
     num_bad: Small = 0
@@ -106,7 +106,7 @@ class Transfer:
     num_blocks: Small = 0
     """Number of blocks of the last transfer."""
     num_tokens: Small = 0
-    """Number of tokens that the last load brings, or of computed tokens in the kept blocks."""
+    """Number of tokens of the last load, or number of computed tokens in the kept blocks."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -116,12 +116,12 @@ class Report:
     sequence: Small = 0
     is_load: bool = False
     reported_in: int = 0
-    """Number of that step, counted from 1 over all calls of the scheduler."""
+    """Number of the reporting step, counted from 1 over all calls of the scheduler."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lane:
-    """One of the lanes, each with an equal share of the link."""
+    """One lane of the link: an equal share of its speed, over which one load at a time is transferred."""
 
     free_s: float = 0.0
     """Time in seconds at which all loads of the lane have ended."""

@@ -161,9 +161,11 @@ def propose(engine: Engine, launched: int) -> None:
 def _num_right(engine: Engine, sequence: Sequence, num_drafts: int) -> int:
     """Return how many of the next drafts are accepted by the request's list; `num_drafts` if it has no list."""
     given = engine.given_drafts[sequence.number]
-    if given.num_right == 0:
+    if given.num_accepted == 0:
         return num_drafts
-    return engine.draft_counts[given.first_right + (sequence.num_tokens - sequence.prompt_tokens) % given.num_right]
+    return engine.draft_counts[
+        given.first_accepted + (sequence.num_tokens - sequence.prompt_tokens) % given.num_accepted
+    ]
 
 
 @part

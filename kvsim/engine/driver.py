@@ -98,9 +98,7 @@ class Driver:
         return outcome
 
     def hit_tokens(self, number: int) -> int:
-        """Return the number of leading tokens of a request's prompt that the prefix cache holds now, without any
-        effect.
-        """
+        """Return the number of leading tokens of a request's prompt that the prefix cache holds now."""
         if not self.engine.settings.prefix_caching:
             return 0
         if self.engine.memory is custom_memory.CUSTOM:
@@ -250,8 +248,9 @@ class Driver:
         host_jobs.report(self.engine, job, call)
 
     def report_transfer(self, number: int, call: int, *, is_load: bool) -> None:
-        """Report, with the output of step `call`, that a sequence was loaded, or that another server has read its
-        blocks.
+        """Report the end of a transfer with the output of step `call`.
+
+        The sequence was loaded (`is_load`), or another server has read its blocks.
         """
         connected.report(self.engine, self.sequence(number), is_load, call)
 
@@ -278,9 +277,7 @@ class Driver:
         return float(clock.next_arrival_s(engine))
 
     def last_step(self) -> tuple[StepShape, float]:
-        """Return the shape of the step that was scheduled last, which may be empty, and the time at which it was
-        scheduled.
-        """
+        """Return the shape of the step that was scheduled last, which may be empty, and its start in seconds."""
         state = self.engine.state
         if state.num_in_batch == 0:
             return StepShape(0, 0, 0, 0, 0), float(state.host_s)
@@ -315,11 +312,11 @@ class Driver:
         state.host_s = max(float(state.host_s), at_s)
 
     def has_sent(self) -> bool:
-        """Tell whether a request was sent that has not arrived yet."""
+        """Tell whether some request that was sent has not arrived yet."""
         return bool(self.engine.state.num_arrived < self.engine.state.num_submitted)
 
     def has_requests(self) -> bool:
-        """Tell whether requests have arrived that have not ended."""
+        """Tell whether some request that has arrived has not ended yet."""
         return bool(self.engine.state.num_arrived > self.engine.state.num_ended)
 
     def tell_read(self, number: int, at_s: float) -> None:

@@ -81,7 +81,7 @@ class EncodedImage(Linked):
     """One image. Unused images are linked in the order in which they became unused."""
 
     num_tokens: Small = 0
-    """Number of encoder outputs."""
+    """Number of encoder outputs of the image."""
     is_cached: bool = False
     num_users: Small = 0
     """Number of sequences that use the image."""
@@ -125,8 +125,7 @@ def encoder_cache(
 ) -> EncoderCache:
     """Return an empty encoder cache, with a capacity of 0 if there are no images.
 
-    If it `records` events, a step may begin with up to `first_rows` events of the slice, and there is room for the
-    events of the step after them.
+    With `records`, there is room for recorded events: for `first_rows` of a slice, and for those of one more step.
     """
     rows = encoding.inputs if encoding is not None else ()
     flat = [each for row in rows for each in row]

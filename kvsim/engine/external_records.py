@@ -32,7 +32,7 @@ class ExternalState:
 
 @dataclass(slots=True, eq=False, repr=False)
 class ExternalSequence:
-    """State of one sequence."""
+    """State of one sequence beside its `Sequence` record."""
 
     prefilling_place: Small = 0
     """Index of the sequence in `ExternalKV.prefilling`, counted from 1; 0 if it is not there."""
@@ -50,9 +50,9 @@ class ExternalKV(NamedTuple):
     state: ExternalState
     sequences: Records[ExternalSequence]
     prefilling: Numbers
-    """Sequences with a part of their prompt, or under load, for whose rest the pool reserves blocks."""
+    """Sequences that are loading or inside their prompt; the pool reserves blocks for the rest of the prompt."""
     deferred: Numbers
-    """Sequences without tables whose blocks are not free yet, in order."""
+    """Sequences that have left their tables, and whose blocks are not free yet, in order of release."""
 
 
 def external_kv(size: int, *, compiled: bool) -> ExternalKV:

@@ -302,7 +302,7 @@ class EnginePlan:
         return settings
 
     def _optional_parts(self, settings: records.Settings, room: Room, *, compiled: bool) -> dict[str, Any]:
-        """Return the parts that most engines leave empty: the encoder cache, and what single kinds of memory need."""
+        """Return the parts that most engines leave empty: the encoder cache, and records of single kinds of memory."""
         policy, num_units = self.policy, self.num_units
         sizes = (num_units, len(self.demand.prompt), self.unit_bytes)
         has_external = self.connector is not None or host_initialization.has_offload(policy)
@@ -358,19 +358,19 @@ def memory_of(policy: Policy, connector: Connector | None = None) -> MemoryManag
 
 
 def _request_drafts(drafts: Drafts | None, size: int, *, compiled: bool) -> Records[records.RequestDrafts]:
-    """Return the records that locate the given drafts of each request in `Engine.draft_counts`."""
+    """Return, for each request, the positions of its numbers of drafts in `Engine.draft_counts`."""
     located = make(records.RequestDrafts, size + 1 if drafts else 0, compiled=compiled)
     if drafts is not None:
         accepted, proposed = drafts.accepted, drafts.proposed
         fill(
-            located, 1, first_right=accepted.first, num_right=accepted.lengths,
+            located, 1, first_accepted=accepted.first, num_accepted=accepted.lengths,
             first_proposed=proposed.first + len(accepted.values), num_proposed=proposed.lengths,
         )  # fmt: skip
     return located
 
 
 def _numbers_of_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
-    """Return the given numbers of right drafts of all requests, then those of proposed drafts."""
+    """Return the numbers of accepted drafts of all requests, then the numbers of proposed drafts."""
     parts = [np.zeros(0, np.int64)] if drafts is None else [drafts.accepted.values, drafts.proposed.values]
     return numbers(np.concatenate(parts), compiled=compiled)
 

@@ -1,7 +1,7 @@
 """Records of SGLang's radix cache: the tree, the slots, the rows of requests, and the state of the scheduler.
 
-An engine without it has an empty tuple instead, and its compiled code has nothing of these records. A page is a number
-of consecutive slots, one by default. Page 0 receives padding and is never allocated, so 0 means no page.
+An engine without a radix cache has an empty tuple instead, so that its compiled code is smaller. A page is a number of
+consecutive slots, one by default. Page 0 receives padding and is never allocated, so 0 means no page.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ NOT_CHUNKED = 0
 """No request is in the middle of its prompt."""
 NO_HOST, WRITE_THROUGH, WRITE_SELECTIVE, WRITE_BACK = range(4)
 """Write policies. A node of the tree is copied to the host never, at its first or second hit, or at its eviction."""
-IN_NEXT_PASS, BY_CLOCK, TOLD = range(3)
-"""Ways to find that copies between device and host have ended: all have in the next pass; the time that they take on
-the link has passed; or the caller reports it."""
+IN_NEXT_PASS, BY_CLOCK, REPORTED = range(3)
+"""Times at which the scheduler finds that a copy between device and host has ended: in the next pass, after the time
+that the copy takes on the link, or when the caller reports it.
+"""
 NO_SLOT = 0
 """No slot of host memory. Slots are numbered from 1, and their numbers in a recording from 0."""
 NO_PRIORITY = 1 << 40
@@ -65,7 +66,7 @@ class RadixArguments:
     prefill_decode_interval: int = 0
     """Number of passes after a prefill in which no other prefill is tried."""
     interval_min_seqs: int = 0
-    """Number of running requests below which this interval ends early."""
+    """Number of running requests below which `prefill_decode_interval` ends early."""
     by_priority: bool = False
     low_values_first: bool = False
     """The request with the smaller priority is the more important one."""
@@ -77,7 +78,7 @@ class RadixArguments:
     """Initial share of their remaining outputs that running requests are expected to need."""
     least_ratio: float = 0.0
     ratio_decay: float = 0.0
-    """Amount by which every decode step lowers this share."""
+    """Amount by which every decode step lowers the expected share, from `first_ratio` to `least_ratio`."""
     retract_steps: int = 0
     """Number of decode steps for which a retraction makes room, for each remaining request."""
     most_new_tokens: int = 0
@@ -85,7 +86,7 @@ class RadixArguments:
     window_tokens: int = 0
     """Number of tokens before a new token that layers with windows read; 0 if such layers have no pool."""
     window_pages: int = 0
-    """Number of pages in the pool of these layers."""
+    """Number of pages in the pool of layers with windows."""
     window_interval: int = 0
     """Number of computed tokens after which a decoding request frees window slots again."""
     host_pages: int = 0
@@ -93,7 +94,7 @@ class RadixArguments:
     write_policy: int = NO_HOST
     """The write policy of the host tier."""
     copies_end: int = IN_NEXT_PASS
-    """The way to find that a copy between device and host has ended: `IN_NEXT_PASS`, `BY_CLOCK` or `TOLD`."""
+    """Time at which the scheduler finds that a copy has ended: `IN_NEXT_PASS`, `BY_CLOCK` or `REPORTED`."""
     store_page_s: float = 0.0
     """Seconds that copying a page to the host takes."""
     load_page_s: float = 0.0
@@ -152,15 +153,15 @@ class RadixState:
     runs_last: bool = False
     """The running batch is the last prefill. When it decodes, SGLang counts the decode as this prefill."""
     last_puts_out: bool = False
-    """Some request of the last prefill may yield outputs after that of its prefill."""
+    """Some request of the last prefill may yield further outputs after the prefill's."""
     puts_out: bool = False
-    """Some running request may yield outputs after that of its prefill."""
+    """Some running request may yield further outputs after its prefill's."""
     chosen_mode: int = NO_BATCH
     """Kind of the chosen batch that waits for the output of the batch before; `NO_BATCH` for none."""
     is_full: bool = False
     """The running batch counts as full, so that no waiting request is tried until a request leaves."""
     ratio: float = 0.0
-    """The present value of the share that begins at `RadixArguments.first_ratio`."""
+    """Share of their remaining outputs that running requests are expected to need now."""
     is_rested: bool = True
     """The estimate of answers was reset after the last batch."""
     interval_left: int = 0
@@ -203,7 +204,7 @@ class RadixState:
     num_doubled: int = 0
     """Number of values of `Node.doubled` that were assigned so far."""
     num_copying: int = 0
-    """Number of pages on the device that copies lock, and no request."""
+    """Number of pages on the device that copies lock, but no request."""
     next_copy: int = 0
     """The number of the next copy."""
     first_free_slot: int = NO_SLOT
@@ -217,7 +218,7 @@ class RadixState:
     num_step_loads: int = 0
     """Number of pages that the step being scheduled loads."""
     awaited_s: float = 0.0
-    """Time at which the stores have ended that an eviction has to wait for, in seconds."""
+    """Time in seconds at which all copies to the host have ended that an eviction waits for."""
     num_idle_passes: int = 0
     """Number of consecutive passes, up to the last one, that launched no batch while nothing changed."""
     num_copy_rows: int = 0
@@ -255,7 +256,7 @@ class Node(Bucketed):
     num_children: Small = 0
     locks: Small = 0
     copy_locks: Small = 0
-    """Number of its locks that belong to copies under way; the others belong to requests."""
+    """Number of `locks` that belong to copies in progress; the others belong to requests."""
     hits: Small = 0
     place: Small = -1
     """Index in `RadixTables.leaves` of the node; -1 if it cannot be evicted."""
@@ -282,7 +283,7 @@ class Node(Bucketed):
     loaded_for: Small = ROOT
     """The last node of the load in progress that also loads this node; `ROOT` for none."""
     first_slot: Small = NO_SLOT
-    """The slot of host memory with its first page; the others are linked by `RadixTables.next_slot`."""
+    """The slot of host memory with the node's first page; `RadixTables.next_slot` links the other slots."""
     doubled: int = 0
     """Position in the order in which nodes became double (on device and host); 0 for a node that is not double."""
     has_window: bool = False
@@ -367,7 +368,7 @@ class Launch:
 
 @dataclass(slots=True, eq=False, repr=False)
 class NodeCopy:
-    """A copy between device and host that the scheduler has not found finished: pages at the end of a path."""
+    """A copy of the last pages of a path between device and host, until the scheduler finds that it has ended."""
 
     number: int = 0
     """Number of the copy, in the order in which copies begin."""
@@ -375,11 +376,11 @@ class NodeCopy:
     """The node at which the copied pages end."""
     num_pages: Small = 0
     request: Small = 0
-    """The request that is loaded, or whose tokens are stored."""
+    """The request that loads the pages, or whose tokens are stored."""
     begun_step: Small = 0
-    """The recorded step that the pass schedules in which it begins, or the next one."""
+    """The first recorded step that is scheduled in or after the pass in which the copy begins."""
     awaited_step: Small = -1
-    """The recorded step that had to wait for it, or -1."""
+    """The recorded step that had to wait for the copy; -1 for none."""
     done_s: float = 0.0
 
 
@@ -395,12 +396,12 @@ class CacheEvent:
     length: Small = 0
     """Number of pages, or of the request's outputs."""
     others: Small = 0
-    """Number of the other requests in the batch, which continue."""
+    """Number of requests in the batch that continue when one is retracted."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Need:
-    """Expected future of a request: `left` outputs, and `held` tokens whose slots become free at its end."""
+    """Expected future of a request: `left` further outputs, and `held` tokens, whose slots its end makes free."""
 
     left: float = 0.0
     held: int = 0

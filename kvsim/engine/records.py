@@ -51,7 +51,7 @@ class Settings:
     threshold_is_adaptive: bool = False
     """The threshold is at least the budget of the step divided by the number of running and waiting sequences."""
     prefill_interval: Feature = 1
-    """Smallest number of steps from one that computes prompts to the next."""
+    """Smallest distance in steps between two steps that compute prompts."""
     max_adapters: Feature = 0
     """Largest number of adapters in use at once; 0 if adapters are not limited."""
     running_keep_adapters: bool = False
@@ -63,7 +63,7 @@ class Settings:
     keeps_images_whole: FeatureFlag = False
     """A step computes all tokens of an image, or none."""
     aligns_before_images: FeatureFlag = False
-    """A chunk is cut to a boundary of recurrent states before its images are planned, not after that."""
+    """A chunk is cut to a boundary of recurrent states before its images are planned; if False, afterwards."""
     images_wait: FeatureFlag = False
     """An image is in use until the steps that compute its tokens are processed."""
     cuts_before_images: FeatureFlag = False
@@ -83,14 +83,14 @@ class Settings:
     decode_interval: int = 1
     """Smallest number of steps between two steps that decode one sequence."""
     feedback: int = 0
-    """Number of steps from the step whose outputs the first stage of a pipeline awaits to its step; 0 for no wait."""
+    """Number of steps back to the step whose outputs the first pipeline stage awaits; 0 if it awaits none."""
     by_priority: FeatureFlag = False
     chunked_prefill: bool = False
     reserve_full_prompt: bool = False
     fills_pipeline: bool = False
     """A step is scheduled ahead even after an empty step, and even if the oldest step in flight is already computed."""
     late_outputs_block: bool = False
-    """A preempted sequence awaits no output. It is admitted again only after its outputs in flight have come."""
+    """A preempted sequence is admitted again only after all its outputs in flight have come."""
     drops_late: FeatureFlag = False
     """Outputs in flight of a preempted sequence are discarded, so the sequence does not wait for them."""
     skipped_keep_places: bool = False
@@ -102,7 +102,7 @@ class Settings:
     lone_prompt_is_limited: bool = False
     """`long_prefill_token_threshold` also limits a sequence that is the only one."""
     answers_awaited: bool = False
-    """The model runner yields no output that the scheduler does not await."""
+    """The model runner yields only outputs that the scheduler awaits."""
     windows_wait: FeatureFlag = False
     """Blocks of windows, chunks and states are freed only when all steps in flight that read them are processed."""
     counts_flight: FeatureFlag = False
@@ -126,11 +126,11 @@ class Settings:
     cache_tokens: int = 0
     """Least common multiple of the groups' block sizes in tokens; lengths of hits are multiples of it."""
     commit_tokens: int = 0
-    """Number of tokens up to a multiple of which blocks are cached."""
+    """Blocks are cached up to a multiple of this number of tokens."""
     retention_tokens: int = 0
     """Tokens between the boundaries at which windows and states are kept for hits; `NEVER` for all boundaries."""
     expires_from: int = 0
-    """Smallest number of computed tokens of a sequence with which some tokens can have expired."""
+    """Number of computed tokens from which on a sequence can have expired tokens."""
     marks_prompt_end: FeatureFlag = False
     """A step that caches exactly a prompt counts as the step that wrote the last state of the prompt."""
     bounds_first_chunk: bool = False
@@ -150,33 +150,29 @@ class Settings:
     boundary_tokens: Feature = 0
     """Tokens between the boundaries at which chunks end because recurrent states are kept there; 0 for none."""
     first_leader: int = 0
-    """The first group of the kind that is looked up first."""
+    """The first group of the kind of layers whose hits are looked up first."""
     has_windows: FeatureFlag = False
-    """Some groups do not read every token."""
+    """Some groups of layers do not read every token: they have windows, chunks or states."""
     most_unsure: int = 0
     """Largest number of unsure tokens of a sequence (see `totals`): tokens that may turn out not to be computed."""
     lookahead_tokens: Feature = 0
     """Number of slots that every running sequence holds for drafts, after the slots of its tokens."""
     num_drafts: Feature = 0
-    """Number of tokens drafted for every sequence; 0 without."""
+    """Number of tokens drafted for every sequence; 0 without drafts."""
     draft_slots: Feature = 0
     """Number of tokens of a step's budget that drafting takes for each sequence."""
     ahead_tokens: Feature = 0
     """Number of tokens after a block that the key of the block also covers."""
     prompt_ahead_tokens: Feature = 0
-    """Number of prompt tokens that drafting reads after a chunk. At least that many follow each chunk, or none."""
+    """Number of prompt tokens that drafting reads after a chunk: a chunk that does not end the prompt leaves as many."""
     drops_last_hit: FeatureFlag = False
-    """The last block of a hit is recomputed in some groups (`Group.drops_hit`), because the drafter needs its hidden
-    states.
-    """
+    """The last block of a hit is recomputed in some groups (`Group.drops_hit`): drafting needs its hidden states."""
     drops_after_prompt: FeatureFlag = False
-    """The recomputed block may end with the last known token, which is never hit itself; used with several groups."""
+    """With several groups, the block of a hit that is recomputed may end with the last known token."""
     marks_tails: FeatureFlag = False
-    """A block of full attention in which the last hash of a prompt ends, and which is not full, is reused as late as
-    one with a prefix.
-    """
+    """A block of full attention that is not full, but has a prompt's last hash, is reused as late as one with a prefix."""
     keeps_below_drop: FeatureFlag = False
-    """Windows are kept for hits one boundary before the last of the prompt, where a hit ends without its last block."""
+    """Windows are kept for hits at the boundary before a prompt's last one: hits that drop a block end there."""
     pads_admission: FeatureFlag = False
     """A sequence that has one token to compute is admitted with padding drafts, which are always rejected."""
     pads_alone: FeatureFlag = False
@@ -190,7 +186,7 @@ class Settings:
     host_blocks: Feature = 0
     """Number of blocks of host memory that preempted sequences are swapped to; 0 for none."""
     host_block_s: float = 0.0
-    """Seconds that one block takes over the link."""
+    """Seconds to copy one block over the link."""
     fit: int = 0
     reserve: int = 0
     moves: bool = False
@@ -268,7 +264,7 @@ class State:
     """The first step of this slice of the run."""
     first_output: int = 0
     num_submitted: int = 0
-    """Number of requests that were sent so far, in the order of `Line.arrived`."""
+    """Number of requests that were sent so far; `Line.arrived` lists these requests."""
     num_arrived: int = 0
     num_ended: int = 0
     num_waiting: int = 0
@@ -284,7 +280,7 @@ class State:
     next_launched: int = 0
     """Index in the ring `Engine.launched` at which the next step is put."""
     awaiting: bool = False
-    """The engine call under way processes the output of the oldest step next."""
+    """The call of the engine in progress processes the output of the oldest step next."""
     unflushed: bool = False
     """A sequence has left since the last step was scheduled. The engine schedules once more to report this."""
     num_in_batch: int = 0
@@ -294,9 +290,9 @@ class State:
     num_quiet: int = 0
     """Number of quiet sequences (see `fast_forward`)."""
     quiet_tokens: int = 0
-    """Sum over the quiet sequences: computed tokens, minus the number of the step before the sequence became quiet.
+    """Sum, over the quiet sequences, of the computed tokens minus the number of the step before it became quiet.
 
-    Plus the number of the present step for each, it is the number of their context tokens.
+    If the number of the present step is added for each quiet sequence, the sum is the number of context tokens.
     """
     num_prefill_tokens: int = 0
     """Number of tokens of prompts in the step being scheduled."""
@@ -314,13 +310,13 @@ class State:
     num_drafts: int = 0
     """Number of tokens that are drafted for each sequence after the step scheduled last."""
     input_tokens: int = 0
-    """Number of tokens that the step being scheduled may still take, those that drafting takes included."""
+    """Number of tokens that the step being scheduled may still take, including tokens for drafting."""
     has_chunk: bool = False
     """The step being scheduled computes a running sequence whose last step ended inside its prompt."""
     most_prompt_tokens: int = 0
     """Largest number of tokens of one prompt in the step being scheduled; 0 if only the budget limits it."""
     holds_prefills: bool = False
-    """The step being scheduled computes no prompt."""
+    """The step being scheduled must not compute prompts."""
     has_prefill: bool = False
     """The step being scheduled admits a sequence with more than one token to compute."""
     leaves_waiting: bool = False
@@ -403,7 +399,7 @@ class Sequence(Bucketed):
     limit_tokens: Small = 0
     """Number of tokens of the prompt plus the largest allowed number of outputs."""
     full_tokens: Small = 0
-    """Largest number of computed tokens at the end of the request."""
+    """Largest possible number of computed tokens when the request ends."""
     num_unsure: Small = 0
     """Number of unsure tokens (see `totals`) among the `full_tokens`."""
     is_refused: bool = False
@@ -467,14 +463,14 @@ class Sequence(Bucketed):
 class RequestDrafts:
     """The lists of one request in `Engine.draft_counts`, read cyclically at the number of the request's outputs."""
 
-    first_right: int = 0
-    """Index of the list of accepted drafts per step."""
-    num_right: Small = 0
-    """Length of that list; 0 if all drafts are accepted."""
+    first_accepted: int = 0
+    """Index at which the list of accepted drafts per step begins."""
+    num_accepted: Small = 0
+    """Length of the list of accepted drafts; 0 if all drafts are accepted."""
     first_proposed: int = 0
-    """Index of the list of proposed drafts per step."""
+    """Index at which the list of proposed drafts per step begins."""
     num_proposed: Small = 0
-    """Length of that list; 0 if the largest number is always proposed."""
+    """Length of the list of proposed drafts; 0 if the largest number is always proposed."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -536,7 +532,7 @@ class Group:
     window: int = 0
     """Number of tokens of the window or of the chunk."""
     mode: int = 0
-    """The states that a recurrent group keeps: see `LIVE_STATE` and its neighbours in `state`."""
+    """The states that a recurrent group keeps: `LIVE_STATE`, `EVERY_STATE` or `ALIGNED`."""
     cap_blocks: int = 0
     """Largest number of blocks that one sequence ever holds; used for windows and chunks."""
     hashes_per_block: int = 0
@@ -559,7 +555,7 @@ class Group:
     keeps_all: bool = False
     """Every full block is put into the prefix cache."""
     drops_hit: bool = False
-    """The last block of a hit is recomputed, because layers of the group, or of one like it, draft."""
+    """The last block of a hit is recomputed, because draft layers are in this group, or in another of its kind."""
     is_dropped: bool = False
     """The lookup under way has left out the last block of the hit at its present length."""
     extra_tokens: int = 0
@@ -571,7 +567,7 @@ class Group:
     next_leader: int = 0
     """The first group of the kind that is looked up next; -1 for none."""
     num_shared: int = 0
-    """Number of table entries that list a block again that another entry lists."""
+    """Number of table entries whose block is in another table, too; for each such block, one entry is not counted."""
     num_hits: int = 0
     """Number of hit blocks of the sequence being admitted, null blocks included."""
 
@@ -624,15 +620,15 @@ class Stage:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Block(Bucketed):
-    """One block, in a record of 32 bytes: the records of a large pool fill most of a processor's cache.
+    """One block. Free blocks are linked in the order in which they will be allocated.
 
-    Free blocks are linked in the order in which they will be allocated.
+    The record has 32 bytes, because the records of a large pool must fit into a processor's cache.
     """
 
     refs: Small = 0
     """Number of tables that list the block."""
     cached_in: Small = 0
-    """Number of the step during whose scheduling it got its key, or `HAS_TAIL`."""
+    """Number of the step that was being scheduled when the block got its key, or `HAS_TAIL`."""
     key: int = 0
     """Key of the prefix that the block holds, or `NO_KEY`."""
 
@@ -651,9 +647,9 @@ class Readers:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Bucket:
-    """A list, in order of insertion, of records with one property; 0 for none.
+    """The first and the last record of a list in order of insertion; both are 0 for an empty list.
 
-    The records are blocks whose keys have equal hashes, or waiting sequences whose prompts have equal lengths.
+    The list has blocks whose keys have equal hashes, or waiting sequences whose prompts have equal lengths.
     """
 
     first: Small = 0

@@ -20,7 +20,7 @@ class Scheduler:
     """The functions of one scheduler."""
 
     name: str
-    """The server whose scheduler it is, in one word."""
+    """The name of the server, in one word."""
     has_work: Callable[[Engine], bool]
     """Tell whether another call of `schedule` is due."""
     add: Callable[[Engine, Sequence], None]

@@ -37,8 +37,9 @@ HAS_TAIL = -1
 
 
 class Rules(Protocol):
-    """Decisions of the scheduler that a custom policy can replace, and events that it is notified of; see
-    `custom_rules`.
+    """Decisions that a custom policy can make in place of the scheduler, and events that it observes.
+
+    See `custom_rules`.
     """
 
     def fill_step(self, engine: Engine, /) -> int:
@@ -48,7 +49,7 @@ class Rules(Protocol):
         """Return the index in `running` of the sequence to preempt so that the sequence `needs` gets memory."""
 
     def choose_next(self, engine: Engine, /) -> Sequence:
-        """Return the waiting sequence to admit next. Some sequence waits."""
+        """Return the waiting sequence to admit next; at least one waits."""
 
     def choose_evicted(self, engine: Engine, /) -> int:
         """Return the free block to allocate; called when the head of the free queue holds a prefix."""
@@ -70,7 +71,7 @@ class Engine(NamedTuple):
     """
 
     memory: MemoryManager
-    """The functions of the kind of memory."""
+    """The functions that allocate and free, for one kind of memory."""
     scheduler: Scheduler
     rules: Rules
     """The decisions of a step: vLLM's, or those of a custom policy (see `custom_rules`), which is never compiled."""
@@ -90,9 +91,9 @@ class Engine(NamedTuple):
     quiet_until: Numbers
     """The last step, counted from 1, in which each running sequence is quiet (see `fast_forward`); 0 for none."""
     skipped: Numbers
-    """The skipped sequences, in order. The second half of the list holds those that the present pass has skipped."""
+    """The skipped sequences, in order. The second half of the list has those that the pass in progress has skipped."""
     adapter_passes: Numbers
-    """The last pass over the queue in which each adapter was in use; empty if adapters are not limited."""
+    """For each adapter, the last pass over the queue in which it was in use; empty if adapters are not limited."""
     batch: Numbers
     """The sequences of the step being scheduled, in order of scheduling, without quiet ones."""
     batch_tokens: Numbers
@@ -102,11 +103,11 @@ class Engine(NamedTuple):
     emitting_drafts: Numbers
     """Number of drafts that the step verifies for each of `emitting`; negative for padding."""
     drafts_by_batch: Numbers
-    """Number of tokens drafted after a step, by its number of sequences; empty if it does not depend on that."""
+    """Number of tokens drafted after a step, by the number of sequences in the step; empty if it is always the same."""
     given_drafts: Records[records.RequestDrafts]
-    """The given drafts of each sequence; empty without drafts."""
+    """Positions in `draft_counts` of the numbers of drafts of each sequence; empty without drafts."""
     draft_counts: Numbers
-    """The lists of accepted, then of proposed numbers of drafts of all requests, end to end."""
+    """Numbers of accepted drafts of all requests, end to end, and then numbers of proposed drafts."""
     computing: Numbers
     """Sequences that a step computes, laid out like `emitting`; empty unless `Settings.counts_flight`."""
     computing_tokens: Numbers
@@ -140,9 +141,11 @@ class Engine(NamedTuple):
     """Free ranges of a contiguous memory, in order of address."""
     rectangle: records.Rectangle
     first_uses: Any
-    """Costs of new shapes in each step of a static batch: seconds to choose kernels, then kernels to build."""
+    """Costs of new shapes in a static batch: for each step the seconds to choose kernels, then for each step the number
+    of kernels to build.
+    """
     moments: Records[records.Moment]
-    """The next events to replay, if the caller orders the events; see `moments`."""
+    """The next events to replay, if the engine runs without a clock; see `moments`."""
     steps: Records[records.Step]
     """The steps of this slice of the run."""
     outputs: Records[records.Output]

@@ -2,8 +2,8 @@
 
 It differs from the radix cache alone in three ways:
 
-- A node that a copy reads or writes is locked, so the scheduler cannot evict it. No request holds its pages, and their
-  prefix can be hit: they count as cached.
+- A node that a copy reads or writes is locked, so the scheduler cannot evict it. Its pages still count as cached,
+  because no request holds them, and their prefix can be hit.
 - A step waits for the pages that it loads, layer by layer.
 - The scheduler goes on while copies are under way, also without requests.
 """
@@ -25,7 +25,7 @@ _SETTLED_PASSES = 2
 
 @part
 def free_or_copied_units(engine: Engine) -> int:
-    """Return the number of pages that no request holds: free ones, and those of the tree that at most a copy locks."""
+    """Return the number of pages that no request holds: free pages, and pages of the tree that no request locks."""
     return engine.state.num_free + tree_units(engine)
 
 
@@ -37,7 +37,7 @@ def tree_units(engine: Engine) -> int:
 
 @part
 def wait_for_copies(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if no pass has an effect before."""
+    """Advance the clock, at most to `until_s`, if no pass has an effect before the next arrival or end of a copy."""
     state, radix = engine.state, engine.radix.state
     is_settled = radix.num_idle_passes >= _SETTLED_PASSES and state.num_in_flight == 0
     if is_settled and tree_copies.are_awaited(engine) and engine.radix.settings.copies_end == BY_CLOCK:
@@ -48,7 +48,7 @@ def wait_for_copies(engine: Engine, until_s: float) -> None:
 
 @part
 def has_room_for_rows(engine: Engine) -> bool:
-    """Tell whether the rows of copies have room for those that the next pass finds finished."""
+    """Tell whether there is room to record the copies that the next pass finds finished."""
     return engine.radix.state.num_copy_rows <= engine.radix.settings.most_copy_rows
 
 

@@ -14,7 +14,7 @@ from kvsim.engine.state import Engine
 
 @part
 def alloc(engine: Engine, node: int) -> None:
-    """Allocate a slot for each page of a node; the free ones suffice."""
+    """Allocate a slot for each page of a node; enough slots must be free."""
     radix, record, following = engine.radix.state, engine.radix.nodes[node], engine.radix.next_slot
     assert record.num_pages <= radix.num_free_host
     radix.num_free_host -= record.num_pages
@@ -35,7 +35,7 @@ def free(engine: Engine, node: int) -> None:
 
 @part
 def split(engine: Engine, upper: int, lower: int) -> None:
-    """Give the first slots of node `lower` to node `upper`, which has taken over its first pages."""
+    """Move the first slots of node `lower` to node `upper`, which a split has given the first pages."""
     nodes, following = engine.radix.nodes, engine.radix.next_slot
     if nodes[lower].is_on_host:
         last = _later(engine, nodes[lower].first_slot, nodes[upper].num_pages - 1)

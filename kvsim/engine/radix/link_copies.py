@@ -28,7 +28,7 @@ _STORE, _LOAD = range(2)
 
 @part
 def begin_store(engine: Engine, node: int) -> None:
-    """Queue a copy of a node to the host (see `start_stores`), and lock its path until it is found finished."""
+    """Queue a copy of a node to the host (see `start_stores`), and lock its path until the copy is found finished."""
     radix = engine.radix.state
     tree_nodes.lock_for_copy(engine, node)
     _begin(engine, engine.radix.written[radix.num_written], node, engine.radix.nodes[node].num_pages)
@@ -53,7 +53,7 @@ def start_stores(engine: Engine) -> None:
 
 @part
 def store_now(engine: Engine, node: int) -> None:
-    """Copy a node, which is being evicted, to the host; the host waits for that before it launches the step."""
+    """Copy a node, which is being evicted, to the host; the step is launched after the end of the copy."""
     radix, state = engine.radix.state, engine.state
     copy = engine.radix.written[radix.num_written]
     _begin(engine, copy, node, engine.radix.nodes[node].num_pages)
@@ -67,9 +67,9 @@ def store_now(engine: Engine, node: int) -> None:
 
 @part
 def begin_load(engine: Engine, node: int, num_pages: int, request: int) -> None:
-    """Begin to load the last `num_pages` pages of the path to a node, and lock the path until that is found finished.
+    """Begin to load the last `num_pages` pages of the path to a node; lock the path until the load is found finished.
 
-    The load crosses the link with all others of the step that is being scheduled; see `start_loads`.
+    The load crosses the link together with all loads of the step that is being scheduled; see `start_loads`.
     """
     radix = engine.radix.state
     tree_nodes.lock_for_copy(engine, node)
@@ -82,7 +82,7 @@ def begin_load(engine: Engine, node: int, num_pages: int, request: int) -> None:
 
 @part
 def start_loads(engine: Engine) -> None:
-    """Put the loads of the step that was just scheduled on the link, after the stores that it has to wait for.
+    """Put the loads of the step that was just scheduled on the link, after the stores that the step waits for.
 
     Copies that begin later count for the next step.
     """
@@ -141,7 +141,7 @@ def finish(engine: Engine, num_written: int, num_loaded: int) -> None:
 
 @part
 def next_end_s(engine: Engine) -> float:
-    """Return the time at which the next copy under way ends, in seconds; there is one."""
+    """Return the time in seconds at which the next copy ends; at least one must be in progress."""
     radix = engine.radix.state
     if radix.num_written == 0:
         return engine.radix.loading[0].done_s
@@ -165,7 +165,7 @@ def _begin(engine: Engine, copy: NodeCopy, node: int, num_pages: int) -> None:
 
 @part
 def _after_kernels_s(engine: Engine, free_s: float) -> float:
-    """Return the time at which a copy begins that is handed over now, on a link that is free at `free_s`."""
+    """Return the time in seconds at which a copy begins on a link that is free at `free_s`, if it is submitted now."""
     return max(free_s, engine.state.host_s, engine.stages[0].free_s)
 
 
@@ -180,7 +180,7 @@ def _num_ended(engine: Engine, copies: Records[NodeCopy], size: int) -> int:
 
 @part
 def _finish_load(engine: Engine, anchor: int) -> None:
-    """Remove the lock of a load, whose nodes are then on the device and on the host."""
+    """Remove the locks of a load that ended at node `anchor`; its nodes are now on the device and on the host."""
     tree_nodes.unlock_after_copy(engine, anchor)
     engine.radix.nodes[anchor].host_locks -= 1
     node = anchor
@@ -204,9 +204,9 @@ def _drop_first(copies: Records[NodeCopy], size: int, num_dropped: int) -> int:
 
 @part
 def _record(engine: Engine, copy: NodeCopy, kind: int) -> None:
-    """Record a finished copy: one row for each of its pages, of the last node of its path first.
+    """Record a finished copy: one row for each page, beginning with the pages of the last node of the path.
 
-    The nodes may have been split since it began.
+    The nodes may have been split since the copy began.
     """
     if not engine.settings.records_memory:
         return

@@ -17,7 +17,7 @@ from kvsim.engine.state import RUNNING, Engine
 CONTINUE, NO_TOKEN, OTHER = range(3)
 """Verdicts: go on with the next candidate; stop because no memory is left; stop because another budget is used up."""
 _RESERVED = 1
-"""Slots reserved for each request without a prefix cache, if no request can stop early."""
+"""Slots reserved for each remaining request, in an engine without a prefix cache whose requests ignore stop tokens."""
 
 
 @part
@@ -79,7 +79,7 @@ def _rem_window_tokens(engine: Engine) -> int:
 def _window_tokens(engine: Engine, num_tokens: int, most_new: int, most_at_once: int) -> int:
     """Return the largest number of window slots that a request needs.
 
-    Its prompt has `num_tokens` to compute, at most `most_at_once` of these in one piece. Then come `most_new` outputs.
+    It computes `num_tokens` of its prompt, at most `most_at_once` in one piece, and then `most_new` outputs.
     """
     window = engine.radix.settings.window_tokens
     beyond = max(min(num_tokens, most_at_once) - window, 0)
@@ -108,7 +108,7 @@ def budget_state(engine: Engine) -> int:
 def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
     """Continue the chunked request by at most `most` tokens of its prompt; return whether it stays chunked.
 
-    With windows, it waits if memory is short.
+    With windows, the request computes nothing if memory is short.
     """
     radix, holding = engine.radix.state, engine.radix.holdings[sequence.number]
     holding.laid_out_tokens = sequence.num_tokens
@@ -129,7 +129,7 @@ def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
 
 @part
 def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
-    """Admit a waiting request if it fits; return whether the pass goes on, as a verdict."""
+    """Admit a waiting request if it fits; return the verdict on the rest of the pass."""
     settings, holding = engine.radix.settings, engine.radix.holdings[sequence.number]
     if 0 < settings.prefill_max_requests <= engine.state.num_listed:
         return OTHER
@@ -154,7 +154,7 @@ def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
 
 @part
 def _load_back(engine: Engine, sequence: Sequence) -> bool:
-    """Begin to load the part of a prefix that is only on the host, and count it as a hit; return False if it cannot."""
+    """Begin to load the part of a prefix that is only on the host, and count it as a hit; return False without room."""
     holding = engine.radix.holdings[sequence.number]
     top, node, num_tokens = holding.node, holding.host_node, holding.host_tokens
     holding.host_tokens = 0
@@ -173,7 +173,7 @@ def _load_back(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
-    """Return the number of tokens that a waiting request computes first; 0 without budget, -1 without memory."""
+    """Return the number of tokens that a waiting request computes first; 0 if a budget, -1 if memory is short."""
     settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
     holding = engine.radix.holdings[sequence.number]
     num_tokens = sequence.num_tokens - holding.prefix_tokens
@@ -196,9 +196,9 @@ def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: b
 
 @part
 def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
-    """Return the largest number of prompt tokens to compute at once so that their windows fit; 0 for none.
+    """Return the largest number of prompt tokens to compute at once so that the windows fit; 0 if none fit.
 
-    It is below the chunk size only for a request whose windows would not fit into the whole pool otherwise.
+    It is below the chunk size only for a request whose windows would otherwise not fit into the whole pool.
     """
     most, unit = _most_at_once(engine), engine.settings.unit_tokens
     needed = _window_tokens(engine, num_tokens, most_new, most)
@@ -275,9 +275,7 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _insert_needs(engine: Engine, sequence: Sequence) -> None:
-    """Insert the future needs of a candidate; the first call in a pass also inserts those of running and admitted
-    requests.
-    """
+    """Insert the future needs of a candidate. The first call in a pass inserts those of all other requests, too."""
     radix, state = engine.radix.state, engine.state
     if radix.num_needs >= 0:
         _insert_later_need(engine, sequence)
@@ -299,7 +297,7 @@ def _tokens_left(engine: Engine, sequence: Sequence) -> float:
 
 @part
 def _insert_in_order(engine: Engine, sequence: Sequence) -> None:
-    """Insert the future needs of a request, in ascending order, after equal ones."""
+    """Insert the future needs of a request in ascending order, after equal needs."""
     left, index = _tokens_left(engine, sequence), engine.radix.state.num_needs
     if left > 0:
         while index > 0 and engine.radix.needs[index - 1].left > left:
@@ -329,10 +327,10 @@ def _insert_at(engine: Engine, place: int, left: float, held: int) -> None:
 
 @part
 def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
-    """Choose the running requests to preempt for a candidate, the least important first; return their number.
+    """List the running requests to preempt for a candidate in `order`, the least important first; return their number.
 
-    They are listed in `order`. No request is chosen if the priority of the candidate is not higher by the threshold, or
-    if the requests would free too little.
+    A request can be chosen if the candidate's priority leads by more than the threshold. None is chosen if all such
+    requests together would free too little.
     """
     settings, num_victims = engine.radix.settings, 0
     holding = engine.radix.holdings[sequence.number]
@@ -352,7 +350,7 @@ def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _lead(engine: Engine, number: int, other: int) -> int:
-    """Return by how much request `number` is more important than request `other`."""
+    """Return the lead of request `number` over request `other` in priority; negative if it is less important."""
     lead = engine.radix.holdings[number].priority - engine.radix.holdings[other].priority
     return -lead if engine.radix.settings.low_values_first else lead
 

@@ -1,7 +1,4 @@
-"""Events of the radix cache, recorded so that they can be compared with those of SGLang.
-
-They are evictions, slots freed as duplicates, and retractions.
-"""
+"""Evictions, duplicates and retractions in the radix cache, recorded for a comparison with SGLang."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ def window(engine: Engine, node: Node) -> None:
 
 @part
 def duplicate_of_node(engine: Engine, node: Node) -> None:
-    """Record the pages that a node frees because it replaces them by pages of a request with windows."""
+    """Record that a node frees its pages because pages of a request, which have windows, replace them."""
     _write_node(engine, DUPLICATE, node)
 
 
@@ -55,7 +52,7 @@ def duplicate(engine: Engine, begin: int, end: int) -> None:
 
 @part
 def retracted(engine: Engine, sequence: Sequence, num_others: int) -> None:
-    """Record that a request is retracted while `num_others` others of its batch continue."""
+    """Record that a request is retracted, while `num_others` requests of its batch continue."""
     if engine.radix.settings.reports:
         outputs = sequence.num_tokens - sequence.prompt_tokens
         _write(engine, RETRACTED, True, sequence.number, outputs, num_others)

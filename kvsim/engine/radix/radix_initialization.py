@@ -1,4 +1,4 @@
-"""Building of the records of SGLang's cache and scheduler when a run begins."""
+"""Creation of the records of SGLang's cache and scheduler when a run begins."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _FIRST_COPY_ROWS = 1 << 14
 _MOST_ENTRIES = 1 << 28
 """Largest number of entries that all rows may have together."""
 _EVENTS_BESIDE_PAGES = 1 << 12
-"""Room for events of one step, besides those of each page."""
+"""Room for events of one step that are not about a page."""
 MOST_ROWS_OF_PAGE = 4
 """Largest number of rows that one page adds to a recording in one step.
 
 They are for its eviction, its release, its allocation and its replacement by a shared page.
 """
 ROWS_OF_HITS = 1 << 20
-"""Room for rows about the hits of one step: one for each run of pages in the prefixes of admitted requests."""
+"""Room for rows about hits in one step: one for each run of consecutive pages in the prefix of an admitted request."""
 
 
 def radix(
@@ -125,10 +125,10 @@ def _of_host_tier(cache: RadixSettings, num_host_pages: int, page_bytes: int, nu
 
 
 def _copies(num_pages: int, num_host_pages: int, *, compiled: bool) -> dict[str, Any]:
-    """Return the copies under way, none at first, the free slots of host memory in ascending order, and no copy rows.
+    """Return empty lists of copies and of their rows, and the free slots of host memory in ascending order.
 
-    A copy locks a page of the device at least. In one step, as many pages are stored as the host has at most, for each
-    eviction of a page from it, and the same pages may be stored for others again.
+    Each copy locks at least one page of the device, which bounds the number of copies in progress. The pages copied in
+    one step are bounded by three times the pages of the device.
     """
     following = np.arange(1, num_host_pages + 2, dtype=np.int64)
     following[-1] = records.NO_SLOT

@@ -1,7 +1,7 @@
 """Changes of ownership of SGLang's slots, written as rows of a recording during the run if it is recorded.
 
-A row describes consecutive pages. The pages of a request may all be apart, so a step may need more rows than there is
-room for. `is_crowded` is then True, and the run ends with an error.
+A row describes consecutive pages. Since no two pages of a request need be consecutive, a step may need more rows than
+there is room for. `is_crowded` is then True, and the run ends with an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def share(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
 
 @part
 def replace(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
-    """Record that a request frees the duplicates at [begin, end) of its row; `share` then records the new pages."""
+    """Record that a request frees its pages at [begin, end) of its row as duplicates; `share` records the new pages."""
     _write_row(engine, _RELEASE, sequence, begin, end)
 
 

@@ -36,7 +36,7 @@ _ROW_BITS = 32
 
 @part
 def key_of(engine: Engine, number: int, page: int) -> int:
-    """Return the key of a page of a request; a page after its known keys gets a key that no other request has."""
+    """Return the key of a page of a request; pages without a known key get one that no other request has."""
     sequence = engine.sequences[number]
     if page < sequence.num_keys:
         return engine.prompt_keys[sequence.first_key + page]
@@ -85,9 +85,9 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def _num_live_tokens(engine: Engine, node: int, num_before: int) -> int:
-    """Return the number of tokens before the end of a node that have window slots without a gap.
+    """Return the number of consecutive tokens, up to the end of a node, that have window slots.
 
-    `num_before` is that number for the beginning of the node.
+    `num_before` is their number up to the beginning of the node.
     """
     if engine.radix.settings.window_tokens == 0:
         return num_before
@@ -257,7 +257,7 @@ def _num_common_pages(engine: Engine, sequence: Sequence, node: int, most: int) 
 def _replace_duplicates(engine: Engine, sequence: Sequence, node: int, begin: int) -> None:
     """Replace the request's own pages by those of a node, from page `begin` of the path on.
 
-    If the node has lost its windows, it gets those of the request, as far back as the request still has them.
+    If the node has lost its windows, it gets the windows that the request still has.
     """
     record, gone = engine.radix.nodes[node], _num_gone_pages(engine, sequence)
     end, live = record.begin + record.num_pages, max(record.begin, gone)
@@ -278,7 +278,7 @@ def _num_gone_pages(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int, gone: int) -> None:
-    """Replace a request's pages by those of a node, from `begin` on; before page `gone` it has no windows to free."""
+    """Replace a request's pages by those of a node, from `begin` on; pages before `gone` have no windows to free."""
     record = engine.radix.nodes[node]
     end = record.begin + record.num_pages
     middle = min(max(gone, begin), end)
@@ -288,7 +288,7 @@ def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int
 
 @part
 def _replace_run(engine: Engine, sequence: Sequence, node: int, begin: int, end: int, has_windows: bool) -> None:
-    """Replace a request's pages in [begin, end) by those of a node; free its own, with their windows if it has any."""
+    """Replace a request's pages in [begin, end) by those of a node; free its own pages and, if any, their windows."""
     rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages
     if begin == end:
         return
@@ -303,10 +303,10 @@ def _replace_run(engine: Engine, sequence: Sequence, node: int, begin: int, end:
 
 @part
 def _restore_windows(engine: Engine, sequence: Sequence, node: int) -> None:
-    """Give the windows of a request to a node without windows that has the same tokens.
+    """Move the windows of a request to a node that has the same tokens, but no windows.
 
-    If no request locks the node, it takes the request's pages with their windows and frees its own. Otherwise it keeps
-    its pages, and the request's pages are freed.
+    If no request locks the node, the node takes the request's pages with their windows, and frees its own. Otherwise
+    the node keeps its pages, and the request's pages are freed.
     """
     record, windows, rows = engine.radix.nodes[node], engine.radix.windows, engine.radix.rows
     begin, first = sequence.place * engine.radix.settings.row_pages + record.begin, record.first_entry
@@ -327,7 +327,7 @@ def _restore_windows(engine: Engine, sequence: Sequence, node: int) -> None:
 
 @part
 def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, inserted: int, priority: int) -> int:
-    """Add a leaf below `parent` with the pages of a row after the path, up to page `num_pages`; return the last node.
+    """Add a leaf below `parent` with the pages of a request's row from there to `num_pages`; return the last node.
 
     With windows, the leaf may be split into up to three nodes: one without windows, one with windows, and a last node
     of one window.
@@ -357,7 +357,7 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
 
 @part
 def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
-    """Give a new leaf its windows from page `begin` of the path on, and split it where that is needed."""
+    """Give a new leaf its windows from page `begin` of the path on; split the leaf where windows begin or end."""
     if begin >= end:
         return
     if begin > engine.radix.nodes[node].begin:
@@ -378,7 +378,7 @@ def copy_to_row(engine: Engine, node: int, first: int, begin: int, num_pages: in
 
 @part
 def _copy_from_row(engine: Engine, sequence: Sequence, node: int) -> None:
-    """Copy a request's pages of the tokens of a node to the node's entries."""
+    """Write the pages in which a request has the tokens of a node to the entries of the node."""
     record, rows, pages = engine.radix.nodes[node], engine.radix.rows, engine.radix.node_pages
     begin, first = sequence.place * engine.radix.settings.row_pages + record.begin, record.first_entry
     for index in range(record.num_pages):

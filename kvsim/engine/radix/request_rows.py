@@ -15,7 +15,7 @@ from kvsim.engine.state import Engine
 
 NO_ROW = -1
 _EXTENDS_BEFORE_SLIDING = 2
-"""Earlier pieces of a prompt from which on window slots are freed, with overlap."""
+"""Number of computed pieces of a prompt from which on its window slots are freed, with overlapped scheduling."""
 
 
 @part
@@ -31,7 +31,7 @@ def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
 
 @part
 def match_kv_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Match the first `num_tokens` tokens of a waiting request with the tree, and record the hits."""
+    """Match the first `num_tokens` tokens of a waiting request with the tree, and note the hit in its `Holding`."""
     holding = engine.radix.holdings[sequence.number]
     holding.node = ROOT
     if engine.radix.settings.has_tree:
@@ -58,7 +58,7 @@ def init_next_round_input(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def alloc_req_slots(engine: Engine, num_seqs: int) -> None:
-    """Give a free row to each of the first `num_seqs` requests of the batch that has none."""
+    """Give a free row to each request without a row among the first `num_seqs` of the batch."""
     radix, needed = engine.radix, 0
     for index in range(num_seqs):
         needed += int(engine.sequences[engine.batch[index]].place == NO_ROW)
@@ -128,7 +128,7 @@ def make_room_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
 def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
     """Free the window slots that the first `num_seqs` requests of the batch no longer read, without a prefix cache.
 
-    With overlap, the piece before may not be computed yet, and it reads the window before itself.
+    With overlap, the previous piece of a prompt may not be computed yet, so the window before that piece is kept.
     """
     chunk_tokens = engine.radix.settings.chunk_tokens
     token_slots.begin_free_group(engine)
@@ -143,7 +143,7 @@ def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
 
 @part
 def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
-    """Free the slots outside the windows of `num_seqs` requests of the batch, from `first` on, every few tokens."""
+    """Free the slots outside the windows of `num_seqs` requests of the batch, from `first` on, at intervals."""
     settings = engine.radix.settings
     token_slots.begin_free_group(engine)
     for index in range(first, first + num_seqs):
@@ -229,7 +229,7 @@ def checkpoint(engine: Engine, sequence: Sequence, up_to: int, is_over: bool) ->
 
 @part
 def checkpoint_prefill(engine: Engine, sequence: Sequence) -> None:
-    """Insert the computed part of a prompt into the tree; the request's next prefill begins after it."""
+    """Insert the computed part of a prompt into the tree; the request's next prefill begins after this part."""
     holding = engine.radix.holdings[sequence.number]
     checkpoint(engine, sequence, holding.extend_end, False)
     holding.prefix_tokens = holding.extend_end
@@ -261,7 +261,7 @@ def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
 
 @part
 def _free_row(engine: Engine, begin: int, end: int, has_windows: bool) -> None:
-    """Free the pages in `rows[begin:end]`, with their windows if they have them."""
+    """Free the pages in `rows[begin:end]` and, with `has_windows`, their windows."""
     rows = engine.radix.rows
     if end > begin:
         if has_windows:

@@ -39,9 +39,9 @@ def calc_priority(engine: Engine) -> None:
 
 @part
 def _compute_prefix_matches(engine: Engine) -> None:
-    """Match all waiting requests; put a request back if one before it has the same begin, which the tree lacks.
+    """Match all waiting requests; put a request back if an earlier one has the same prefix, and the tree lacks it.
 
-    The request that is put back can then hit what the other request computes.
+    The request can then hit the prefix once the earlier one has computed it.
     """
     order, num_compared = engine.radix.order, 0
     number = engine.sequences[HEAD].next
@@ -105,7 +105,7 @@ def _goes_before(engine: Engine, number: int, other: int) -> bool:
 
 @part
 def _response_ratio(engine: Engine, number: int) -> float:
-    """Return the number of tokens prefilled since a request was queued, divided by its number of tokens to compute."""
+    """Return the tokens prefilled since a request was queued, divided by the tokens that the request has to compute."""
     holding = engine.radix.holdings[number]
     uncached = engine.sequences[number].prompt_tokens - holding.matched_tokens
     if holding.is_put_back:
@@ -167,7 +167,7 @@ def _weigh(engine: Engine, number: int) -> None:
 
 @part
 def _take_heaviest_child(engine: Engine, parent: int) -> int:
-    """Remove and return the heaviest child that the walk has not visited, the first attached of equals; else `ROOT`."""
+    """Remove and return the heaviest unvisited child, among equals the first attached; `ROOT` if all are visited."""
     nodes, found, before_found, before = engine.radix.nodes, ROOT, ROOT, ROOT
     child = nodes[parent].first_child
     while child != ROOT:
@@ -186,9 +186,7 @@ def _take_heaviest_child(engine: Engine, parent: int) -> int:
 
 @part
 def chunk_limit(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of tokens that the chunked request may compute, so that shorter waiting requests fit as
-    well.
-    """
+    """Return the largest number of tokens of the chunked request that lets shorter waiting requests fit, too."""
     unit, budget = engine.settings.unit_tokens, engine.radix.state.chunk_left
     if engine.radix.settings.order != SHORTEST_PREFILL_FIRST or budget < 2 * unit:
         return NEVER
@@ -206,7 +204,7 @@ def chunk_limit(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _touch_waiting_prefixes(engine: Engine) -> None:
-    """Match the waiting requests at intervals, the head last, so that their prefixes are evicted later."""
+    """Match the waiting requests in every 32nd pass, the head last, so that their prefixes are evicted later."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     if state.num_waiting == 0 or settings.eviction != LRU or not settings.has_tree:
         return
@@ -224,9 +222,7 @@ def _touch_waiting_prefixes(engine: Engine) -> None:
 
 @part
 def order_for_retraction(engine: Engine) -> None:
-    """Sort running requests so that the last one is retracted first: by descending outputs, then by ascending
-    prompts.
-    """
+    """Sort running requests by descending outputs, then by ascending prompts: the last one is retracted first."""
     running = engine.running
     for index in range(1, engine.state.num_running):
         number, place = running[index], index

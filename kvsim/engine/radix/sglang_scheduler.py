@@ -52,8 +52,8 @@ def add(engine: Engine, sequence: Sequence) -> None:
 def schedule(engine: Engine) -> None:
     """Run one pass: choose a batch, allocate its slots and put it in flight.
 
-    With `is_exclusive`, a prefill that follows another prefill is chosen now and launched in a later call, once the
-    output of the other is processed.
+    With `is_exclusive`, a prefill that follows another prefill is chosen now, and launched by a later call after the
+    output of the other prefill is processed.
     """
     state, radix = engine.state, engine.radix.state
     mode = radix.chosen_mode
@@ -105,7 +105,7 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 def num_running(engine: Engine) -> int:
     """Return the number of requests that have a row.
 
-    `State.num_running` does not count those in a prefill and those that a result in flight ends by length.
+    `State.num_running` does not count requests in a prefill, and requests that a result in flight ends by length.
     """
     return len(engine.radix.free_rows) - engine.radix.state.num_free_rows
 
@@ -138,10 +138,10 @@ def _rest(engine: Engine) -> None:
 
 @part
 def _run_batch(engine: Engine, mode: int) -> None:
-    """Launch the batch: its tokens count as computed from now on.
+    """Launch the batch, whose tokens count as computed from now on.
 
-    A simulation spends most of its time in this loop. So it also sums the figures of the batch, and allocates the slots
-    of a decode.
+    A simulation spends most of its time in this loop, which therefore also sums the figures of the batch and allocates
+    the slots of a decode.
     """
     state, radix = engine.state, engine.radix.state
     radix.num_launched += 1
@@ -212,7 +212,7 @@ def _process_pending_chunked_abort(engine: Engine) -> None:
 
 @part
 def _merge_last_batch(engine: Engine) -> None:
-    """Move requests of the last prefill whose prompt is computed to the end of the running batch."""
+    """Append the requests of the last prefill that have computed their prompts to the running batch."""
     state, radix = engine.state, engine.radix.state
     radix.runs_last = False
     if radix.last_mode not in (EXTEND, MIXED):
@@ -253,8 +253,8 @@ def _filter_running(engine: Engine) -> None:
 def _filter_finishing(engine: Engine) -> bool:
     """Remove from the running batch the requests that a result in flight ends by length; return whether there were any.
 
-    Each result brings a request at most one output. `most_results` is the number of results before any request can end,
-    so scans are skipped until then.
+    Each result has at most one output for a request. `most_results` is the number of results before any request can
+    end, so scans are skipped until then.
     """
     state, radix, kept = engine.state, engine.radix.state, 0
     if radix.most_results > 0:
@@ -275,7 +275,7 @@ def _filter_finishing(engine: Engine) -> bool:
 
 @part
 def _shrink_running(engine: Engine, num_running: int) -> bool:
-    """Keep the first `num_running` running requests; if any was removed, return True and try admission again."""
+    """Keep the first `num_running` running requests; return whether any was removed, which makes room for admission."""
     has_left = num_running < engine.state.num_running
     engine.state.num_running = num_running
     if has_left:
@@ -285,7 +285,7 @@ def _shrink_running(engine: Engine, num_running: int) -> bool:
 
 @part
 def _defers_prefill(engine: Engine) -> bool:
-    """Tell whether this pass tries no prefill, because it is within the interval of decodes after the last one."""
+    """Tell whether this pass tries no prefill, because it is in the interval of decodes after the last prefill."""
     radix = engine.radix.state
     if radix.interval_left == 0:
         return False
@@ -379,7 +379,7 @@ def _preempt_to_schedule(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _queue_preempted(engine: Engine, first: int) -> None:
-    """Append the requests preempted in this pass to the queue, from index `first` of these on."""
+    """Append the requests that this pass has preempted to the queue, except for the first `first` of them."""
     for index in range(first, engine.state.num_preempted):
         add(engine, engine.sequences[engine.lists[index].preempted])
 
@@ -399,7 +399,7 @@ def _leave_queue(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _prepare_for_extend(engine: Engine) -> int:
-    """Allocate rows and slots of the chosen prefill, add decodes if they are mixed in, and return the mode."""
+    """Allocate rows and slots for the chosen prefill, add decodes if they are mixed in, and return the mode."""
     state, radix = engine.state, engine.radix.state
     num_prefills = state.num_listed
     request_rows.alloc_req_slots(engine, num_prefills)
@@ -430,7 +430,7 @@ def _prepare_for_extend(engine: Engine) -> int:
 
 @part
 def update_running_batch(engine: Engine) -> int:
-    """Let running requests decode one token each, after retracting some if memory is short; return the mode."""
+    """Let running requests decode one token each; retract some first if memory is short. Return the mode."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     is_foreseen = _filter_finishing(engine)
     if state.num_running == 0:
@@ -477,7 +477,7 @@ def check_decode_mem(engine: Engine, num_running: int) -> bool:
 def _retract_decode(engine: Engine) -> None:
     """Retract running requests, those with the fewest outputs first, until the others can decode.
 
-    At least one is retracted if several run. The last one is never retracted; if it does not fit alone, it is aborted.
+    At least one request is retracted if several run. A single request is aborted if it does not fit alone.
     """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     schedule_policy.order_for_retraction(engine)
@@ -503,7 +503,7 @@ def _retract_decode(engine: Engine) -> None:
 
 @part
 def release_req(engine: Engine, sequence: Sequence, num_others: int) -> None:
-    """Preempt a running request: free its row without inserting it into the tree, and evict for the others.
+    """Preempt a running request: free its row without inserting it into the tree, and evict pages for other requests.
 
     The request keeps its outputs as tokens that are computed again.
     """

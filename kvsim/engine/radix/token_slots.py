@@ -1,8 +1,8 @@
 """The free list of SGLang's pool, which determines the page that is allocated next.
 
-Pages of one slot are allocated first in, first out. Larger pages are allocated last in, first out: a call that frees
-puts its pages at the front, in their order. While the output of a step is processed, freed pages are collected, and at
-the end they are freed in one call. The free pages of a pool are in a ring buffer, in order of allocation.
+Pages of one slot are allocated first in, first out. Larger pages are allocated last in, first out: freed pages are put
+at the front, in their order. While the output of a step is processed, freed pages are collected, and they are freed
+together at the end. The free pages of a pool are in a ring buffer, in order of allocation.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def end_free_group(engine: Engine) -> None:
 def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
     """Return the place in the ring at which to write `num_pages` freed pages: after its back, or before its head.
 
-    Collected pages are written after the back. The ring has room for twice all pages, so nothing is overwritten.
+    Collected pages are written after the back. The ring has room for twice the pages of the pool, so none is
+    overwritten.
     """
     free_list = engine.radix.free[pool]
     if engine.radix.state.is_collecting or engine.settings.unit_tokens == 1:

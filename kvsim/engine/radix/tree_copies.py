@@ -1,4 +1,4 @@
-"""SGLang's HiCache: copies of the radix tree's nodes in host memory, which a match also finds.
+"""SGLang's HiCache: copies of the radix tree's nodes in host memory, which can also be hit.
 
 A node is on the device, on the host, or on both (double). The write policy decides when a node is copied to the host:
 `write_through` at its first hit by an insert, `write_through_selective` at its second, and `write_back` when it is
@@ -34,13 +34,13 @@ def is_on(engine: Engine) -> bool:
 
 @part
 def are_awaited(engine: Engine) -> bool:
-    """Tell whether a copy is under way that the scheduler has not found finished."""
+    """Tell whether the scheduler has yet to find that some copy is finished."""
     return engine.radix.state.num_written + engine.radix.state.num_loading > 0
 
 
 @part
 def count_hit(engine: Engine, node: int) -> None:
-    """Count a hit of a node on the device; copy it, after its ancestors, if the write policy says so."""
+    """Count a hit of a node on the device; if the write policy requires it, copy the node after its ancestors."""
     record, policy = engine.radix.nodes[node], engine.radix.settings.write_policy
     if policy == WRITE_BACK:
         return
@@ -59,9 +59,7 @@ def count_hit(engine: Engine, node: int) -> None:
 
 @part
 def _copy(engine: Engine, node: int) -> bool:
-    """Allocate pages on the host for a node, if necessary by evicting others there; return False if there is no
-    room.
-    """
+    """Allocate host memory for a node, evicting other nodes from the host if necessary; return False without room."""
     record, radix = engine.radix.nodes[node], engine.radix.state
     missing = record.num_pages - radix.num_free_host
     if missing > 0 and _evict_host(engine, missing) < missing:
@@ -73,7 +71,7 @@ def _copy(engine: Engine, node: int) -> bool:
 
 @part
 def demote(engine: Engine, node: int) -> bool:
-    """Evict the device pages of a leaf with a copy on the host, which it may get now; return False if it has none."""
+    """Evict the device pages of a leaf that has a copy on the host, or gets one now; return False for other leaves."""
     record = engine.radix.nodes[node]
     if not record.is_on_host:
         if engine.radix.settings.write_policy != WRITE_BACK:
@@ -92,7 +90,7 @@ def demote(engine: Engine, node: int) -> bool:
 
 @part
 def _drop_below(engine: Engine, top: int) -> None:
-    """Remove all nodes below `top`, a leaf on the device. They are only on the host."""
+    """Remove all nodes below `top`, a leaf on the device; the removed nodes are only on the host."""
     while engine.radix.nodes[top].num_host_children > 0:
         for node in range(1, engine.radix.state.num_nodes + 1):
             record = engine.radix.nodes[node]
@@ -119,6 +117,7 @@ def _evict_host(engine: Engine, num_pages: int) -> int:
     """Free up to `num_pages` more pages on the host; return the number of pages freed.
 
     With `write_back`, copies of double nodes are freed first: those of inner nodes, then those of evictable leaves.
+    Last come nodes that are only on the host.
     """
     before = engine.radix.state.num_free_host
     if engine.radix.settings.write_policy == WRITE_BACK:
@@ -147,7 +146,7 @@ def _next_host_leaf(engine: Engine) -> int:
 
 @part
 def _reclaim_doubles(engine: Engine, enough: int, spares_leaves: bool) -> None:
-    """Free host copies of double nodes, in the order in which they became double, until `enough` pages are free."""
+    """Free host copies of double nodes, in the order in which nodes became double, until `enough` pages are free."""
     last = 0
     while engine.radix.state.num_free_host < enough:
         node = _next_double(engine, last)

@@ -1,4 +1,4 @@
-"""Changes to a node of SGLang's radix tree that keep its counts right: locks, pages on the device, removal."""
+"""Changes of nodes of SGLang's radix tree, with all counts that depend on them: locks, device pages, removal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def dec_lock_ref(engine: Engine, node: int, edge: int) -> None:
 
 @part
 def lock_for_copy(engine: Engine, node: int) -> None:
-    """Lock the path from a node to the root, all of it on the device, for a copy."""
+    """Lock the path from a node to the root, which is on the device, for a copy."""
     while node != ROOT:
         record = engine.radix.nodes[node]
         _add_lock(engine, node)
@@ -71,7 +71,7 @@ def unlock_after_copy(engine: Engine, node: int) -> None:
 
 @part
 def _add_lock(engine: Engine, node: int) -> None:
-    """Add a lock to one node; with its first, its pages on the device can no longer be evicted."""
+    """Add a lock to one node; after the first lock, its pages on the device cannot be evicted."""
     record = engine.radix.nodes[node]
     record.locks += 1
     if record.locks == 1 and record.is_on_device:
@@ -82,7 +82,7 @@ def _add_lock(engine: Engine, node: int) -> None:
 
 @part
 def _remove_lock(engine: Engine, node: int) -> None:
-    """Remove a lock from one node; without its last, its pages on the device can be evicted."""
+    """Remove a lock from one node; after the last lock, its pages on the device can be evicted."""
     record = engine.radix.nodes[node]
     assert record.locks > 0
     record.locks -= 1
@@ -106,7 +106,7 @@ def lose_device_pages(engine: Engine, node: int) -> None:
 
 @part
 def get_device_pages(engine: Engine, node: int) -> None:
-    """Record that a node which was only on the host has pages on the device; the caller writes them to its entries."""
+    """Record that a node that was only on the host gets pages on the device; the caller writes these to its entries."""
     record = engine.radix.nodes[node]
     record.first_entry = new_entries(engine, record.num_pages)
     record.is_on_device = True

@@ -21,7 +21,7 @@ def is_on(engine: Engine) -> bool:
 
 @part
 def give(engine: Engine, node: int) -> None:
-    """Record that a node has its windows, as the most recently used ones."""
+    """Record that a node has its windows; they count as the most recently used."""
     record = engine.radix.nodes[node]
     record.has_window = True
     if record.window_locks == 0:
@@ -31,7 +31,7 @@ def give(engine: Engine, node: int) -> None:
 
 @part
 def take(engine: Engine, node: int) -> None:
-    """Record that a node, whose windows no request locks, has lost them."""
+    """Record that a node has lost its windows, which no request locks."""
     record = engine.radix.nodes[node]
     assert record.has_window
     assert record.window_locks == 0
@@ -42,7 +42,7 @@ def take(engine: Engine, node: int) -> None:
 
 @part
 def share_with(engine: Engine, node: int, upper: int) -> None:
-    """Copy the windows and their locks from a node that is split to its `upper` part, which also becomes the edge."""
+    """Copy the windows of a node that is split, and their locks, to its `upper` part; an edge moves to this part."""
     old, new = engine.radix.nodes[node], engine.radix.nodes[upper]
     new.has_window, new.window_locks = old.has_window, old.window_locks
     new.edge, old.edge = old.edge, 0
@@ -66,7 +66,7 @@ def touch(engine: Engine, node: int) -> None:
 
 @part
 def lock(engine: Engine, node: int) -> int:
-    """Lock the last window of a path; return the edge by which it is unlocked."""
+    """Lock the windows that cover the last window of tokens of a path; return the edge to pass to `unlock`."""
     nodes, radix, covered, edge = engine.radix.nodes, engine.radix.state, 0, 0
     window = engine.radix.settings.window_tokens
     while node != ROOT and covered < window:
@@ -86,7 +86,7 @@ def lock(engine: Engine, node: int) -> int:
 
 @part
 def unlock(engine: Engine, node: int, edge: int) -> None:
-    """Remove a lock from the last window of a path, up to the node with `edge`."""
+    """Remove a lock from the windows of a path, from its end up to the node with `edge`; 0 for the whole path."""
     nodes, is_edge = engine.radix.nodes, engine.radix.settings.window_tokens == 0
     while node != ROOT and not is_edge:
         record = nodes[node]
