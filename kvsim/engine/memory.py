@@ -129,7 +129,7 @@ class MemoryManager:
     cached_windows: Callable[[Engine], int] = _none
     """Return the number of units of the window pool that only the radix tree holds."""
     unusable_units: Callable[[Engine, Sequence], int] = _none_of
-    """Return the number of free units if these suffice for the head of the queue but no contiguous range does; else 0."""
+    """Return the number of free units if they suffice for the head of the queue, but no single range does; else 0."""
     expired_slots: Callable[[Engine], int] = _none
     """Return the number of held slots whose tokens no later step reads."""
     shared_tokens: Callable[[Engine, int], int] = _none_of

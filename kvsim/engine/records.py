@@ -164,13 +164,13 @@ class Settings:
     ahead_tokens: Feature = 0
     """Number of tokens after a block that the key of the block also covers."""
     prompt_ahead_tokens: Feature = 0
-    """Number of prompt tokens that drafting reads after a chunk: a chunk that does not end the prompt leaves as many."""
+    """Number of prompt tokens that drafting reads after a chunk; a chunk before the end of a prompt leaves as many."""
     drops_last_hit: FeatureFlag = False
     """The last block of a hit is recomputed in some groups (`Group.drops_hit`): drafting needs its hidden states."""
     drops_after_prompt: FeatureFlag = False
     """With several groups, the block of a hit that is recomputed may end with the last known token."""
     marks_tails: FeatureFlag = False
-    """A block of full attention that is not full, but has a prompt's last hash, is reused as late as one with a prefix."""
+    """A partly filled block of full attention with the last hash of a prompt is reused as late as one with a prefix."""
     keeps_below_drop: FeatureFlag = False
     """Windows are kept for hits at the boundary before a prompt's last one: hits that drop a block end there."""
     pads_admission: FeatureFlag = False

@@ -198,11 +198,8 @@ class _CachedTimes(NamedTuple):
         cls, recording: Recording, tables: Holdings, stay: IntArray, group: int, turns: _ScheduleMoments
     ) -> _CachedTimes:
         """Collect the moments for the blocks of prompts: the step that fills a block, and its eviction."""
-        memory, hashes, size = (
-            recording.memory,
-            recording.requests.prompt_hashes,
-            recording.meta.pool.groups[group].block_size,
-        )
+        memory, hashes = recording.memory, recording.requests.prompt_hashes
+        size = recording.meta.pool.groups[group].block_size
         runs = np.flatnonzero((tables.group == group) & (memory.kind[tables.birth_row] == MemoryKind.APPEND))
         request = tables.request[runs]
         nth = (tables.position[runs].astype(np.int64) + 1) * (size // recording.meta.hash_block_size) - 1

@@ -222,9 +222,9 @@ def _tokens_for_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64], In
     request while one of its tokens is in flight. The resumed steps may then sample this token a second time. This gives
     the request one output without one more computed token:
 
-    - - They do if they reach that position before the first sample arrives.
-    - - They may or may not if the first sample arrives in between: this is the uncertain case.
-    - - They do not matter if the request ends before the second sample.
+    - They do if they reach that position before the first sample arrives.
+    - They may or may not if the first sample arrives in between: this is the uncertain case.
+    - They do not matter if the request ends before the second sample.
     """
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     tokens = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1

@@ -1,12 +1,12 @@
 """The memory manager of an engine with a KV connector: vLLM's paged pool with KV that comes from outside.
 
-The KV comes from a store, which has a number of tokens after the prefix hits, or from another server, which has
-computed the whole prompt.
+The KV comes from a store, which may have tokens after the prefix hits, or from another server, which has computed the
+whole prompt.
 
-- - An asynchronous load runs between steps. It allocates all its blocks at its begin, and its sequence is skipped until
+- An asynchronous load runs between steps. It allocates all its blocks at its begin, and its sequence is skipped until
   the end of the load is reported. Blocks for the rest of every unfinished prompt stay reserved.
-- - A sequence that has ended may keep its blocks until another server has read them.
-- - The clock of a link, an oracle or a recording decides when a transfer ends.
+- A sequence that has ended may keep its blocks until another server has read them.
+- The clock of a link, an oracle or a recording decides when a transfer ends.
 """
 
 from __future__ import annotations
@@ -95,23 +95,19 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether a running sequence may be preempted. Some releases spare a sequence whose blocks are not free at
-    once.
-    """
+    """Tell whether a running sequence may be preempted; in some releases only if its blocks become free at once."""
     return not engine.connector.settings.spares_busy or external_kv.frees_at_once(engine, sequence)
 
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether the end of a transfer is not reported yet, so that the engine must go on even with nothing to
-    compute.
-    """
+    """Tell whether the end of a transfer is not reported yet: the engine then goes on, even without a batch."""
     return engine.connector.state.num_held > 0 or engine.connector.state.num_loading > 0
 
 
 @part
 def after_schedule(engine: Engine) -> None:
-    """Record the last step of each sequence in the batch; end the reservations of prompts that the step completes."""
+    """Note the step in each sequence of the batch; end the reservations for prompts that the step completes."""
     state = engine.state
     external_kv.begin_step(engine, state.num_in_batch + state.num_preempted + engine.connector.state.num_loads > 0)
 
@@ -172,7 +168,7 @@ def report(engine: Engine, sequence: Sequence, is_load: bool, step: int) -> None
 
 @part
 def _num_external(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Return the number of tokens after the hits that can be loaded; `SKIP` while the store has not answered."""
+    """Return the number of tokens that can be loaded after the hits; `SKIP` while the store has not answered."""
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
     if connector.settings.is_store:
@@ -204,9 +200,9 @@ def _begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, external: i
 
 @part
 def _record_allocation(engine: Engine, sequence: Sequence, external: int) -> None:
-    """Record that a sequence has its blocks, and that `external` tokens in them come from outside.
+    """Record that a sequence has its blocks, and that `external` of their tokens come from outside.
 
-    The load fills the table from entry `loads_from` on. The blocks before it are in the prefix cache.
+    The load fills the table from entry `loads_from` on. The blocks before this entry are in the prefix cache.
     """
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
@@ -231,7 +227,7 @@ def _record_allocation(engine: Engine, sequence: Sequence, external: int) -> Non
 
 @part
 def _notify_unneeded(engine: Engine, sequence: Sequence) -> None:
-    """Tell the other server that this sequence fetches nothing from it, so it can free its blocks."""
+    """Tell the other server that this sequence fetches nothing, so that the other server can free the blocks."""
     connector = engine.connector
     connector.transfers[sequence.number].fetches = False
     connector.notices[connector.state.num_notices] = sequence.number
@@ -240,7 +236,7 @@ def _notify_unneeded(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _record_begin(engine: Engine, sequence: Sequence, first: int, num_tokens: int) -> None:
-    """Record the begin of a transfer of a table's entries from `first` on, which hold `num_tokens` tokens."""
+    """Record that a transfer of a table's entries from `first` on begins; they hold `num_tokens` tokens."""
     transfer = engine.connector.transfers[sequence.number]
     transfer.begun_seq, transfer.ended_seq = engine.state.seq, -1
     transfer.first_entry, transfer.num_tokens = first, num_tokens

@@ -1,4 +1,4 @@
-"""Building of the connector's settings and arrays when a run begins."""
+"""Creation of the connector's settings and arrays when a run begins."""
 
 from __future__ import annotations
 

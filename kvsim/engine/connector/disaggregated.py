@@ -1,6 +1,6 @@
 """The memory manager of a server in a fleet that computes prompts on some servers and decodes on others.
 
-It is the manager of `connected`, with transfers that take the time of a link. A server that only waits for other
+It differs from `connected` in two ways: transfers take the time of a link, and a server that only waits for other
 servers sleeps, instead of running empty steps.
 """
 

@@ -13,8 +13,8 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import LOADING, NO_KEY, Engine, table_of
 
 _GOOD, _BAD, _SEEN = range(3)
-"""Marks of blocks within an update. The first sequence that holds a bad block computes it again, and marks it as seen;
-the other holders need not compute it.
+"""Marks of blocks within an update. The first sequence that holds a bad block recomputes it, and marks it as seen, so
+that other holders need not recompute it.
 """
 
 
@@ -37,7 +37,7 @@ def report(engine: Engine, sequence: Sequence, first: int, step: int) -> None:
 
 @part
 def fall_back(engine: Engine, launched: int) -> None:
-    """Cut all sequences that hold blocks reported as bad by this update to the tokens before these blocks."""
+    """Cut each sequence that holds a block reported as bad by this update to the tokens before the block."""
     state, connector = engine.state, engine.connector
     if not _mark(engine):
         return
@@ -49,7 +49,7 @@ def fall_back(engine: Engine, launched: int) -> None:
                 connector.transfers[sequence.number].has_failed = True
             else:
                 _fail(engine, sequence)
-    _mark(engine)  # once more: running sequences also compute again the blocks that loading ones have marked as seen
+    _mark(engine)  # once more: running sequences also recompute the blocks that loading sequences have marked as seen
     for index in range(state.num_running):
         sequence = engine.sequences[engine.running[index]]
         computed = sequence.computed - in_flight.tokens_of(engine, launched, sequence)
@@ -92,8 +92,8 @@ def _unmark(engine: Engine) -> None:
 def _cut(engine: Engine, sequence: Sequence, computed: int, forgets: bool) -> bool:
     """Cut the `computed` tokens of a sequence to those before its first bad block; return whether it has marked blocks.
 
-    A block that is marked as seen cuts nothing, because another sequence computes it again. With `forgets`, the blocks
-    from the first bad block on are removed from the prefix cache.
+    A block that is marked as seen cuts nothing, because another sequence recomputes it. With `forgets`, the first bad
+    block and all blocks after it are removed from the prefix cache.
     """
     settings, marks = engine.settings, engine.connector.marks
     table = table_of(engine, sequence, 0)

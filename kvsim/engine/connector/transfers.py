@@ -62,10 +62,10 @@ def poll(engine: Engine) -> None:
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a transfer, if no step before it can have an effect.
+    """Advance the clock to the next arrival or end of a transfer, if steps have no effect until then.
 
-    If that time is not before `until_s`, the engine sleeps instead. A rank that takes part in the steps of others does
-    neither: these steps advance its clock.
+    If this time is not before `until_s`, the engine sleeps instead. A rank that takes part in the steps of other ranks
+    does nothing: these steps advance its clock.
     """
     state, connector = engine.state, engine.connector
     connector.state.is_asleep = False
@@ -83,9 +83,7 @@ def pass_time(engine: Engine, until_s: float) -> None:
 
 @part
 def is_asleep(engine: Engine) -> bool:
-    """Tell whether the engine does nothing before `ConnectorState.wake_s`, unless a request is sent or blocks are
-    read.
-    """
+    """Tell whether the engine sleeps until `ConnectorState.wake_s`, or until a request is sent or blocks are read."""
     return engine.connector.state.is_asleep
 
 

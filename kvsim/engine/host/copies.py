@@ -86,10 +86,9 @@ def poll(engine: Engine) -> None:
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if no step before it has an
-    effect.
+    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if steps have no effect until then.
 
-    The clock of a rank that takes part in the steps of others is advanced by these steps.
+    A rank that takes part in the steps of other ranks does nothing: these steps advance its clock.
     """
     state, host = engine.state, engine.host
     if engine.settings.lockstep or not external_kv.is_settled(engine):

@@ -1,4 +1,4 @@
-"""Building of the second tier in host memory when a run begins: its sizes, its settings and its arrays."""
+"""Creation of the second tier in host memory when a run begins: its sizes, its settings and its arrays."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def most_loading(policy: Paged, num_units: int, size: int) -> int:
 
 
 def num_places(policy: Paged, num_units: int, size: int) -> int:
-    """Return the largest number of tables at once, of running or loading requests and of victims with busy blocks."""
+    """Return the largest number of tables at once: of running, loading and preempted requests whose blocks are busy."""
     batch = min(policy.scheduler.max_num_seqs, size)
     if not policy.cache.kv_offloading_size:
         return batch

@@ -14,7 +14,7 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: int) -> int:
-    """Add a copy of a sequence's host blocks in [first, end), or of some of these blocks; return the copy's index."""
+    """Add a copy of host blocks [first, end) of a sequence, or of some of these blocks; return the copy's index."""
     host = engine.host
     state = host.state
     job = state.last_free_job
@@ -38,9 +38,7 @@ def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: in
 
 @part
 def report(engine: Engine, job: int, step: int) -> None:
-    """Schedule the report of a copy with the output of `step`; steps are counted like calls of the scheduler, from
-    1.
-    """
+    """Schedule the report of a copy with the output of `step`, the number of a call of the scheduler, from 1."""
     host = engine.host
     host.jobs[job].reported_in = step
     if host.state.first_reported == NO_JOB:

@@ -53,7 +53,7 @@ def use(engine: Engine, block: int) -> None:
 
 @part
 def hold(engine: Engine, block: int) -> None:
-    """Count one more load that reads a block, which is not evicted before the load ends."""
+    """Count a load that reads a block; the block is not evicted before the load ends."""
     tier = engine.host
     if tier.blocks[block].readers == 0:
         if tier.settings.adaptive:
@@ -109,7 +109,7 @@ def begin_sparing(engine: Engine) -> None:
 
 @part
 def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequent_spared: int) -> bool:
-    """Evict idle blocks that are not spared until `num_blocks` slots are free; evict none if that cannot be done.
+    """Evict idle blocks that are not spared until `num_blocks` slots are free; return False if there are too few.
 
     `num_recent_spared` and `num_frequent_spared` count the idle spared blocks in the recency and the frequency list.
     """
@@ -188,7 +188,7 @@ def _evict(engine: Engine, place: int) -> None:
 
 @part
 def _adapt(engine: Engine, place: int) -> None:
-    """Move the target of the recency list towards the list from which a requested ghost was evicted."""
+    """Change the target length of the recency list in favour of the list from which a requested ghost was evicted."""
     tier = engine.host
     state, recent, frequent = tier.state, tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
     if place == RECENT_GHOSTS:

@@ -22,7 +22,7 @@ from kvsim.engine.state import ABORTED, FINISHED, Engine, table_of
 
 @part
 def find(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Return the number of tokens after the GPU's hits to load for a waiting sequence; `SKIP` if it has to wait."""
+    """Return the number of tokens to load for a waiting sequence after the GPU's hits; `SKIP` if it has to wait."""
     host_sequence = engine.host.sequences[sequence.number]
     host_sequence.num_recorded = 0
     if host_sequence.num_jobs > 0:
@@ -73,7 +73,7 @@ def end_step(engine: Engine) -> None:
 
 @part
 def end_job(engine: Engine, job: int) -> None:
-    """End a reported copy: stored host blocks become readable, and loaded ones may be evicted again."""
+    """End a reported copy: stored host blocks become readable, and loaded host blocks may be evicted again."""
     host, record = engine.host, engine.host.jobs[job]
     if record.is_load:
         sequence = engine.sequences[record.sequence]
@@ -114,15 +114,15 @@ def _record_copies(engine: Engine, job: int, block: int, units: Numbers, begin: 
 
 @part
 def key_of(engine: Engine, sequence: Sequence, index: int) -> int:
-    """Return the key of full host block `index` of a sequence, which is the key of the last GPU block in it."""
+    """Return the key of full host block `index` of a sequence: the key of the last GPU block in the host block."""
     return prefix_hits.key_of(engine, sequence, 0, (index + 1) * engine.host.settings.blocks_per_slot - 1)
 
 
 @part
 def _num_tokens_to_load(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Return the number of tokens after the hits to load, up to the end of a host block.
+    """Return the number of tokens to load after the hits, up to the end of a host block.
 
-    Return `SKIP` while a store still writes one of the host blocks, or another load brings such a block to the GPU.
+    Return `SKIP` while a store still writes one of the host blocks, or another load still reads one.
     """
     slot_tokens = engine.host.settings.slot_tokens
     most = sequence.num_tokens // slot_tokens
@@ -143,7 +143,7 @@ def _num_tokens_to_load(engine: Engine, sequence: Sequence, hit_tokens: int) -> 
         return SKIP
     if end * slot_tokens - hit_tokens < slot_tokens:
         return 0
-    # With prefix caching, blocks that another request is loading can be hit once they are there: they are awaited.
+    # With prefix caching, blocks that another request is loading can be hit after the load, so the sequence waits.
     return SKIP if is_read and engine.settings.prefix_caching else end * slot_tokens - hit_tokens
 
 
@@ -156,7 +156,7 @@ def _touch(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _record_allocations(engine: Engine, sequence: Sequence) -> None:
-    """Record the blocks that this step allocated to a sequence; all blocks of its table if it was admitted."""
+    """Note the step in all blocks that it allocated to a sequence; in all blocks of a sequence that it admitted."""
     host_sequence, table = engine.host.sequences[sequence.number], table_of(engine, sequence, 0)
     for entry in range(table.begin + host_sequence.num_recorded, table.begin + table.num_blocks):
         engine.host.allocated_in[engine.entries[entry]] = engine.state.num_scheduled
@@ -185,9 +185,7 @@ def _must_wait_for(engine: Engine, job: int) -> bool:
 
 @part
 def _store(engine: Engine, sequence: Sequence) -> None:
-    """Store the blocks that the step fills and the host lacks. If the host has no room, try again after the next
-    step.
-    """
+    """Store the blocks that the step fills and the host lacks; if the host has no room, a later step tries again."""
     state, host = engine.state, engine.host
     host_sequence = host.sequences[sequence.number]
     num_tokens = min(sequence.computed, sequence.num_tokens)
@@ -213,9 +211,7 @@ def _store(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> int:
-    """Make room for the host blocks in [begin, end) that the host lacks; return their number, or -1 if there is no
-    room.
-    """
+    """Make room for those of host blocks [begin, end) that the host lacks; return their number, or -1 without room."""
     host, num_new, num_recent, num_frequent = engine.host, 0, 0, 0
     host_pool.begin_sparing(engine)
     for index in range(begin, end):

@@ -2,10 +2,10 @@
 
 It differs from the paged pool in three ways:
 
-- - A waiting sequence may load blocks from the host before it is admitted. Other sequences are admitted meanwhile.
-- - With asynchronous scheduling, blocks become free only when the outputs of all earlier steps are processed. So a
+- A waiting sequence may load blocks from the host before it is admitted. Other sequences are admitted meanwhile.
+- With asynchronous scheduling, blocks become free only when the outputs of all earlier steps are processed. So a
   preempted sequence frees no block for the step that preempts it.
-- - The end of a copy is reported with the output of a step. Its blocks stay in use until then.
+- The end of a copy is reported with the output of a step. Its blocks stay in use until then.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
     Return `SKIP` if the sequence has to wait for copies, and `STOP` if the pool lacks the blocks for a load.
     """
-    if sequence.num_units > 0:  # it was loaded
+    if sequence.num_units > 0:  # the sequence was loaded
         return sequence.computed
     hit_tokens = kv_cache.find_prefix(engine, sequence)
     load_tokens = offload.find(engine, sequence, hit_tokens)
@@ -61,15 +61,13 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether the end of a copy is not reported yet, so that the engine must go on even with nothing to
-    compute.
-    """
+    """Tell whether the end of a copy is not reported yet: the engine then goes on, even without a batch."""
     return engine.host.state.num_jobs > 0
 
 
 @part
 def after_schedule(engine: Engine) -> None:
-    """Store the blocks that the scheduled step fills; end the reservations of prompts that it completes."""
+    """Store the blocks that the scheduled step fills; end the reservations for prompts that the step completes."""
     state = engine.state
     external_kv.begin_step(engine, state.num_in_batch + state.num_preempted + state.num_swapped_in > 0)
     offload.end_step(engine)

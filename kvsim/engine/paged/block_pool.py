@@ -19,7 +19,7 @@ NULL_BLOCK = HEAD
 
 @part
 def allocate(engine: Engine) -> tuple[int, bool]:
-    """Allocate a free block; return it, and whether a cached prefix was evicted from it. Some block is free.
+    """Allocate a free block, of which there must be one; return it, and whether it held a cached prefix.
 
     It is the head of the free queue or, if the head holds a prefix, the block that the eviction rule chooses.
     """
@@ -48,7 +48,7 @@ def least_recently_freed(engine: Engine) -> int:
 
 @part
 def touch(engine: Engine, block: int) -> bool:
-    """Add a reference to a cached block, and take it out of the free queue; return whether a table held it before."""
+    """Add a reference to a cached block, which leaves the free queue; return whether another table holds the block."""
     state, is_shared = engine.state, engine.blocks[block].refs > 0
     if not is_shared:
         linked_list.remove(engine.blocks, block)
@@ -60,7 +60,7 @@ def touch(engine: Engine, block: int) -> bool:
 
 @part
 def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
-    """Remove a reference from the blocks in `entries[begin:end]`; return how many blocks other tables still hold.
+    """Remove a reference from each block in `entries[begin:end]`; return how many of these blocks other tables hold.
 
     Blocks without references return to the tail of the free queue, the last of a table first. With `reuses_first`,
     blocks without a prefix go to the head of the queue instead.

@@ -14,12 +14,12 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import LOADING, PREEMPTED, WAITING, Engine, table_of
 
 _SETTLED_CALLS = 2
-"""Consecutive calls of the scheduler without effect, after which only the end of a transfer changes anything."""
+"""Number of consecutive calls of the scheduler without effect after which only the end of a transfer has an effect."""
 
 
 @part
 def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, loaded: int) -> bool:
-    """Allocate blocks for a waiting sequence up to its first `loaded` tokens, and mark it as loading.
+    """Allocate blocks for the first `loaded` tokens of a waiting sequence, and mark the sequence as loading.
 
     Its first `hit_tokens` tokens are in the prefix cache. Return False, and change nothing, if the pool lacks the
     blocks or the recording has no room for their rows.
@@ -49,7 +49,7 @@ def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, loaded: int)
 
 @part
 def end_load(engine: Engine, sequence: Sequence) -> None:
-    """Put the blocks that a sequence has loaded into the prefix cache; leave its last token to be computed."""
+    """Put the blocks that a sequence has loaded into the prefix cache; its last token stays uncomputed in any case."""
     kv_cache.cache_blocks(engine, sequence, sequence.computed)
     if sequence.computed == sequence.num_tokens:
         sequence.computed -= 1
@@ -58,7 +58,7 @@ def end_load(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def wait_again(sequence: Sequence) -> None:
-    """Set the status of a sequence that no longer loads."""
+    """Set the status of a sequence whose load has ended to waiting or, if it was preempted before, to preempted."""
     sequence.status = PREEMPTED if sequence.preemptions > 0 else WAITING
 
 
@@ -78,7 +78,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def begin_step(engine: Engine, has_effect: bool) -> None:
-    """Record the last step of each sequence in the batch, and end the reservations of prompts that the step completes.
+    """Note the step in each sequence of the batch, and end the reservations for prompts that the step completes.
 
     `has_effect` is True if this call of the scheduler changed anything.
     """
@@ -169,7 +169,7 @@ def end_prefilling(engine: Engine, sequence: Sequence) -> None:
 def num_reserved(engine: Engine) -> int:
     """Return the number of blocks reserved for the rest of all unfinished prompts.
 
-    Some releases also reserve blocks for the drafts of these sequences, and of one more sequence.
+    Some releases also reserve blocks for the drafts of these sequences, and for those of one further sequence.
     """
     external, settings = engine.external, engine.settings
     draft_tokens, block_size = settings.reserved_draft_tokens, settings.unit_tokens

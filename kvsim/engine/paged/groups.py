@@ -1,5 +1,4 @@
-"""Rules of a KV-cache group that differ by kind of layers: the tokens that it reads, the blocks that it needs and
-frees.
+"""Rules of KV-cache groups that differ by kind of layers: the tokens read, the blocks needed and the blocks freed.
 
 The layers of a group share a block table. Full attention reads every token, a sliding window the last tokens, chunked
 attention the tokens since the begin of the chunk, and a recurrent layer one state. Table entries that are not read hold
@@ -20,7 +19,7 @@ NO_GROUP = -1
 
 @part
 def first_hit(engine: Engine, group: int) -> int:
-    """Return the index in `entries` at which the hit blocks of the waiting sequence begin, for a group."""
+    """Return the index in `entries` of the first hit block that a group has for the sequence being admitted."""
     return engine.settings.first_hit + engine.groups[group].first_entry
 
 
@@ -41,9 +40,7 @@ def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
 
 @part
 def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
-    """Count the leading tokens that the layers do not read, even if the group keeps these tokens like full
-    attention.
-    """
+    """Return the number of leading tokens that the layers do not read, even if the group keeps all tokens."""
     record = engine.groups[group]
     if record.kind == FULL and record.window > 0:
         return max(0, computed - record.window + 1)
@@ -52,7 +49,7 @@ def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
 
 @part
 def num_blocks_for(engine: Engine, group: int, num_tokens: int) -> int:
-    """Return the number of table entries for `num_tokens` tokens, but no more than the longest sequence has."""
+    """Return the number of table entries for `num_tokens` tokens, but at most for the longest sequence allowed."""
     return -(-min(num_tokens, engine.settings.max_model_len) // engine.groups[group].block_size)
 
 
@@ -81,8 +78,9 @@ def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tok
 
 @part
 def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> int:
-    """Return the number of free blocks that a running sequence needs for `num_tokens` tokens and drafts up to
-    `num_slots`.
+    """Return the number of free blocks that a running sequence needs to have `num_slots` slots.
+
+    The slots are for `num_tokens` tokens and for drafts; aligned recurrent groups need none for drafts.
     """
     num_blocks = table_of(engine, sequence, group).num_blocks
     if engine.groups[group].kind == MAMBA and engine.groups[group].mode == ALIGNED:
@@ -98,7 +96,7 @@ def is_written_this_step(engine: Engine, group: int) -> bool:
         return False
     block = engine.entries[first_hit(engine, group) + record.num_hits - 1]
     key = engine.blocks[block].key
-    while block != NULL_BLOCK:  # a block further on in the bucket may hold an equal state
+    while block != NULL_BLOCK:  # a later block in the bucket may hold an equal state
         if engine.blocks[block].key == key and engine.blocks[block].cached_in == engine.state.num_scheduled:
             return True
         block = engine.blocks[block].next_alike
@@ -175,7 +173,7 @@ def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int)
 
 @part
 def _blocks_before_hit(engine: Engine, group: int) -> int:
-    """Return the number of blocks of a window that a hit needs, with the last block if that is left out of the hit."""
+    """Return the number of blocks of a window that a hit needs, including a last block that drafting recomputes."""
     record = engine.groups[group]
     return -(-(record.window - 1) // record.block_size) + (1 if record.drops_hit else 0)
 
@@ -190,7 +188,7 @@ def _is_before_segment_end(engine: Engine, group: int, index: int, segment_token
 
 @part
 def _is_before_prompt_end(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
-    """Tell whether a hit of a repeated prompt, or one up to the junction, needs the block at `index` of a window."""
+    """Tell whether a hit of the whole prompt, or a hit up to the junction, needs the block at `index` of a window."""
     aligned, record = engine.settings.cache_tokens, engine.groups[group]
     repeated, longer = sequence.prompt_tokens - 1, sequence.prompt_tokens - 1
     if engine.settings.keeps_below_drop:
@@ -206,7 +204,7 @@ def _is_before_prompt_end(engine: Engine, sequence: Sequence, group: int, index:
 
 @part
 def _is_before(engine: Engine, group: int, index: int, num_tokens: int) -> bool:
-    """Tell whether a hit of about `num_tokens` tokens needs the block at `index` of a window."""
+    """Tell whether a hit of `num_tokens` tokens, rounded down to a boundary, needs the block at `index` of a window."""
     aligned, record = engine.settings.cache_tokens, engine.groups[group]
     end = num_tokens // aligned * aligned // record.block_size + (1 if record.drops_hit else 0)
     return end - _blocks_before_hit(engine, group) <= index < end
@@ -214,7 +212,7 @@ def _is_before(engine: Engine, group: int, index: int, num_tokens: int) -> bool:
 
 @part
 def expired_slots(engine: Engine) -> int:
-    """Count the slots of held blocks whose tokens are no longer read: those before a window or a chunk.
+    """Return the number of slots of held blocks whose tokens are no longer read: tokens before a window or a chunk.
 
     In a recurrent group, all states but the newest have expired. A token in a shared block has expired only when no
     sequence that holds the block reads it.
@@ -229,7 +227,7 @@ def expired_slots(engine: Engine) -> int:
     for index in range(state.num_running):
         sequence = engine.sequences[engine.running[index]]
         computed = sequence.computed
-        if engine.quiet_until[index] > 0:  # left alone: `computed` was not updated since
+        if engine.quiet_until[index] > 0:  # `computed` is not updated while the sequence is quiet
             computed += state.num_scheduled - sequence.quiet_since
         if computed < settings.expires_from:
             continue
@@ -274,7 +272,7 @@ def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: 
 
 @part
 def _expired_tokens(engine: Engine, sequence: Sequence, group: int, first_held: int, skipped: int) -> int:
-    """Count the tokens before `skipped`, from the block at `first_held` on, that no other sequence reads either."""
+    """Return the number of tokens before `skipped`, from entry `first_held` of a table on, that no sequence reads."""
     total, block_size, table = 0, engine.groups[group].block_size, table_of(engine, sequence, group)
     for index in range(first_held, min(-(-skipped // block_size), table.num_blocks)):
         total += _expired_of(engine, engine.entries[table.begin + index], min(block_size, skipped - index * block_size))
@@ -283,7 +281,7 @@ def _expired_tokens(engine: Engine, sequence: Sequence, group: int, first_held: 
 
 @part
 def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
-    """Count the states before the newest that no other sequence reads either."""
+    """Return the number of states in a table, before the newest, that no sequence reads."""
     table, total = table_of(engine, sequence, group), 0
     left, index = table.num_held - 1, table.num_blocks - 2
     while left > 0 and index >= 0:
@@ -317,7 +315,7 @@ def _expired_of(engine: Engine, block: int, amount: int) -> int:
 def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int, uncached: int) -> int:
     """Return `num_tokens`, shortened so that chunks end at block boundaries, where recurrent state is kept.
 
-    The chunk also ends after the `uncached` tokens that only some groups have in the cache.
+    A chunk also ends after `uncached` tokens, which some groups have in the cache, but not all.
     """
     if engine.settings.cuts_at_boundaries:
         return _tokens_to_boundary(engine, sequence, computed, num_tokens)
@@ -372,7 +370,7 @@ def _free_entries(engine: Engine, sequence: Sequence, group: int, begin: int, en
         if engine.entries[first + index] != NULL_BLOCK:
             num_freed += 1
             journal.release_block(engine, sequence, group, index, engine.entries[first + index])
-            # Should the sequence be preempted later, it looks this block up.
+            # If the sequence is preempted later, it looks this block up.
             prefix_cache.offer(engine, engine.entries[first + index])
     totals.drop_blocks(engine, sequence, group, num_freed)
     record.num_shared -= block_pool.free(engine, first + begin, first + end, reuses_first)

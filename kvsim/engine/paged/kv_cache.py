@@ -36,9 +36,9 @@ def num_admissible(engine: Engine) -> int:
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate blocks for `num_tokens` tokens after the `computed` ones that `find_prefix` has found.
+    """Allocate blocks for `num_tokens` tokens of a waiting sequence after the `computed` ones that `find_prefix` found.
 
-    Return False, and change nothing, where too few blocks are free.
+    Return False, and change nothing, if too few blocks are free.
     """
     settings, state = engine.settings, engine.state
     free, hit_tokens = num_admissible(engine), state.hit_tokens
@@ -67,13 +67,13 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def begin_tables(engine: Engine, sequence: Sequence, hit_tokens: int, num_tokens: int, num_slots: int) -> None:
-    """Give an admitted sequence a table in each group, with its hits and new blocks. Enough blocks are free."""
+    """Give an admitted sequence a table in each group, with its hits and new blocks; enough blocks must be free."""
     settings, state = engine.settings, engine.state
     assert state.num_free_places > 0
     state.num_free_places -= 1
     sequence.place = engine.lists[state.num_free_places].free_place
     sequence.num_units = 0
-    # All hits first: a free block that is a hit must leave the free queue before new blocks are taken from it.
+    # All hits first: a hit block that is free must leave the free queue before new blocks are taken from the queue.
     for group in range(settings.num_groups):
         attach_hits(engine, sequence, group, hit_tokens)
     for group in range(settings.num_groups):
@@ -141,9 +141,9 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def _mark_tail(engine: Engine, sequence: Sequence, group: int, end_tokens: int) -> None:
-    """Mark the block in which the last hash of a prompt ends, within the first `end_tokens` tokens, if it has no key.
+    """Mark the block in which the last hash of a prompt ends, if that is within `end_tokens` and the block has no key.
 
-    vLLM gives such a block the key of that hash, by which no lookup finds it.
+    vLLM gives such a block the key of the hash, by which no lookup finds the block.
     """
     record, table = engine.groups[group], table_of(engine, sequence, group)
     hash_tokens = record.block_size // record.hashes_per_block
@@ -159,9 +159,9 @@ def _mark_tail(engine: Engine, sequence: Sequence, group: int, end_tokens: int) 
 
 @part
 def _end_to_cache(engine: Engine, group: int, num_tokens: int) -> int:
-    """Return up to which token the blocks of a group may be cached once `num_tokens` tokens are known.
+    """Return the number of tokens whose blocks may be cached in a group, if `num_tokens` tokens are known.
 
-    In a group that leaves out the last block of a hit, a hit needs one block after the boundary at which it ends.
+    In a group that recomputes the last block of a hit, a hit needs one block after the boundary at which it ends.
     """
     settings, record, unit = engine.settings, engine.groups[group], engine.settings.commit_tokens
     end_tokens = num_tokens // unit * unit
@@ -181,7 +181,7 @@ def _next_to_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
     settings = engine.settings
     if settings.num_drafts == 0:
         return settings.commit_tokens * (num_tokens // settings.commit_tokens + 1)
-    if settings.marks_tails:  # the last hash of a prompt ends anywhere, and may be known late
+    if settings.marks_tails:  # the last hash of a prompt may end at any token
         return 0
     following = NEVER
     for group in range(settings.num_groups):
@@ -192,9 +192,9 @@ def _next_to_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def mark_prompt_end(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Mark the last recurrent state of a prompt as written in this step, if the cached tokens end with the prompt.
+    """Mark the last recurrent state of a prompt as written in this step, if `num_tokens` tokens end with the prompt.
 
-    Other sequences with that prompt are then admitted a step later, even if the state was written long ago.
+    Other sequences with the same prompt are then admitted one step later, even if the state was written long ago.
     """
     settings = engine.settings
     end_tokens = num_tokens // settings.commit_tokens * settings.commit_tokens
@@ -234,7 +234,7 @@ def shared_tokens(engine: Engine, context_tokens: int) -> int:
 
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all blocks of a sequence. With swapping, those of a preempted sequence may be copied to the host."""
+    """Free all blocks of a sequence. With swapping, the blocks of a preempted sequence may be copied to the host."""
     settings = engine.settings
     if sequence.num_units == 0:
         if settings.host_blocks > 0:
@@ -249,9 +249,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def free_tables(engine: Engine, sequence: Sequence) -> None:
-    """Free all tables of a sequence, the last block of each first, so that the end of a sequence is evicted before its
-    begin.
-    """
+    """Free all tables of a sequence, the last block of each first, because ends of sequences are evicted first."""
     settings, state = engine.settings, engine.state
     for group in range(settings.num_groups):
         table = table_of(engine, sequence, group)
@@ -267,7 +265,7 @@ def free_tables(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int) -> None:
-    """Begin a table with the hit blocks of the sequence, or null blocks where the group does not read them."""
+    """Begin a table with the hit blocks of the sequence; blocks that the group does not read are null."""
     record = engine.groups[group]
     table = table_of(engine, sequence, group)
     begin = table.begin
@@ -292,8 +290,7 @@ def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int)
 
 @part
 def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> None:
-    """Append free blocks to a table, for `num_tokens` tokens or, with drafts, `num_slots` slots. Enough blocks are
-    free.
+    """Append free blocks, of which there must be enough, to a table for `num_slots` slots: for tokens and for drafts.
 
     An aligned recurrent group gets at most one block, for its newest state; the entries before it are null.
     """
@@ -315,9 +312,7 @@ def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_
     if end <= before:
         return
     assert end - begin <= engine.state.num_free
-    evicted_from = (
-        first + end
-    )  # the beginning of the present run of entries whose blocks lost a prefix; the end if there is none
+    evicted_from = first + end  # first of the last consecutive entries whose blocks lost a prefix; the end for none
     for entry in range(first + begin, first + end):
         engine.entries[entry], is_evicted = block_pool.allocate(engine)
         if is_evicted:

@@ -17,7 +17,7 @@ from kvsim.engine.state import NO_KEY, Engine
 
 NO_BLOCK = HEAD
 _NOT_OFFERED = -1
-"""Value of `next_alike` of a block that has a key but is not in the table."""
+"""Value of `next_alike` of a block that has a key but is not in the hash table."""
 _SPREAD = -7046029254386353131
 """Multiplier of Fibonacci hashing: 2^64 divided by the golden ratio, as a signed odd number."""
 
@@ -33,7 +33,7 @@ def find(engine: Engine, key: int) -> int:
 
 @part
 def cache(engine: Engine, block: int, key: int) -> None:
-    """Assign `key` to `block`, which a table holds and which has no key; put it into the table if the key is shared."""
+    """Assign `key` to `block`, which a sequence holds; put it into the hash table if others may have the key."""
     assert engine.blocks[block].refs > 0
     assert engine.blocks[block].key == NO_KEY
     engine.blocks[block].key = key
@@ -52,7 +52,7 @@ def offer(engine: Engine, block: int) -> None:
 
 @part
 def evict(engine: Engine, block: int) -> None:
-    """Take `block` out of the prefix cache."""
+    """Remove `block` from the prefix cache."""
     if engine.blocks[block].next_alike != _NOT_OFFERED:
         bucket.remove(engine.blocks, engine.buckets[bucket_of(engine, engine.blocks[block].key)], block)
     engine.blocks[block].key = NO_KEY

@@ -14,7 +14,7 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import CHUNKED_LOCAL, FULL, SLIDING_WINDOW, Engine
 
 _ROW_BITS = 32
-"""Bits of the block's index in a key that no other sequence has; the sequence's row is above them."""
+"""Number of low bits with the index of the block, in a key that no other sequence has; the row is in higher bits."""
 
 
 @part
@@ -22,7 +22,8 @@ def find(engine: Engine, sequence: Sequence) -> int:
     """Return the number of leading tokens of a waiting sequence that the cache has in all groups; store their blocks.
 
     The last token is never a hit, since it has to be computed. Groups of one kind are looked up together, full
-    attention first. The hit of each kind limits the lookup of the next kind. Rounds are repeated until all kinds agree.
+    attention first. The hit of each kind limits the lookup of the next kind. The lookup is repeated until all kinds
+    agree.
     """
     settings, state = engine.settings, engine.state
     limit = sequence.num_tokens - 1
@@ -66,10 +67,10 @@ def find(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _find_kind(engine: Engine, sequence: Sequence, leader: int, current: int, limit: int) -> int:
-    """Store the hits of a kind within `current` tokens; return their number of entries.
+    """Store the hits of a kind of layers within `current` tokens; return the number of hit blocks.
 
-    If the last hit is computed again, one further block is looked up, within `limit` tokens, and then left out. This
-    happens once for each length of the common hit.
+    If drafting recomputes the last block of a hit, one further block is looked up, within `limit` tokens, and then left
+    out. This happens once for each length of the common hit.
     """
     record, settings = engine.groups[leader], engine.settings
     if not settings.drops_last_hit:
@@ -86,7 +87,7 @@ def _find_kind(engine: Engine, sequence: Sequence, leader: int, current: int, li
 
 @part
 def _forget_drops(engine: Engine) -> None:
-    """Let every kind of layers that drafts leave out the last block of its hit again."""
+    """Let the next lookup of every kind of layers leave out the last block of its hit again, if the kind does so."""
     if engine.settings.drops_last_hit:
         for group in range(engine.settings.num_groups):
             engine.groups[group].is_dropped = False
@@ -94,9 +95,7 @@ def _forget_drops(engine: Engine) -> None:
 
 @part
 def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
-    """Return the key of a full block of a sequence in a group. After the known prompt, the key is unique to the
-    sequence.
-    """
+    """Return the key of a full block of a sequence in a group; a block without a known key gets a key of its own."""
     number = (index + 1) * engine.groups[group].hashes_per_block - 1
     if number < sequence.num_keys:
         key = engine.prompt_keys[sequence.first_key + number]
@@ -107,7 +106,7 @@ def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
 
 @part
 def _find_alike(engine: Engine, sequence: Sequence, leader: int, limit: int, drops: bool) -> int:
-    """Store the hits within `limit` tokens of a group and the groups of its kind; return their number of entries.
+    """Store the hits of all groups of a kind within `limit` tokens; return the number of hit blocks in each group.
 
     With `drops`, the last block of the hit is left out.
     """
@@ -129,7 +128,7 @@ def _find_alike(engine: Engine, sequence: Sequence, leader: int, limit: int, dro
 
 @part
 def _cut(engine: Engine, leader: int, hit_tokens: int) -> None:
-    """Shorten the hits of a group and the groups of its kind to `hit_tokens`."""
+    """Shorten the hits of all groups of a kind to `hit_tokens`."""
     group = leader
     while group != NO_GROUP:
         engine.groups[group].num_hits = hit_tokens // engine.groups[group].block_size
@@ -138,7 +137,7 @@ def _cut(engine: Engine, leader: int, hit_tokens: int) -> None:
 
 @part
 def _find_full(engine: Engine, sequence: Sequence, leader: int, limit: int, drops: bool) -> int:
-    """Return the number of hits of full attention: the leading blocks up to the first that is missing."""
+    """Return the number of hits of full attention: all leading blocks before the first one that is not cached."""
     block_size, num_hits = engine.groups[leader].block_size, 0
     while num_hits < limit // block_size and _is_cached(engine, sequence, leader, num_hits):
         num_hits += 1
@@ -147,9 +146,9 @@ def _find_full(engine: Engine, sequence: Sequence, leader: int, limit: int, drop
 
 @part
 def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int, drops: bool) -> int:
-    """Return the number of hits of a window. They end with the last run of cached blocks that covers the window.
+    """Return the number of hits of a window, which end with the last consecutive cached blocks that cover the window.
 
-    If there are none, the hits are the cached blocks at the begin of the prompt.
+    If no cached blocks cover it, the hits are the leading blocks that are cached.
     """
     record = engine.groups[leader]
     needed, run, num_dropped = -(-(record.window - 1) // record.block_size), 0, 1 if drops else 0
@@ -171,7 +170,9 @@ def _find_window(engine: Engine, sequence: Sequence, leader: int, limit: int, dr
 
 @part
 def _find_chunk(engine: Engine, sequence: Sequence, leader: int, limit: int) -> int:
-    """Return the number of hits of chunked attention: blocks before the last token's chunk, and leading ones in it."""
+    """Return the number of hits of chunked attention: all blocks before the chunk of the last token, which need not be
+    cached, and the leading cached blocks of this chunk.
+    """
     record = engine.groups[leader]
     num_hits = limit // record.window * record.window // record.block_size
     _forget_before(engine, leader, num_hits)
@@ -202,7 +203,7 @@ def _aligned(engine: Engine, leader: int, num_blocks: int) -> int:
 
 @part
 def _is_cached(engine: Engine, sequence: Sequence, leader: int, index: int) -> bool:
-    """Tell whether all groups of a kind have a block cached; store the blocks among the hits."""
+    """Tell whether all groups of a kind have the block at `index` cached; store these blocks among the hits."""
     group = leader
     while group != NO_GROUP:
         block = prefix_cache.find(engine, key_of(engine, sequence, group, index))
@@ -215,7 +216,7 @@ def _is_cached(engine: Engine, sequence: Sequence, leader: int, index: int) -> b
 
 @part
 def _forget_before(engine: Engine, leader: int, end: int) -> None:
-    """Replace the hits before entry `end` by null blocks, which the group does not read."""
+    """Replace the hits before entry `end`, which the groups of this kind do not read, by null blocks."""
     group = leader
     while group != NO_GROUP:
         begin = first_hit(engine, group)

@@ -1,5 +1,4 @@
-"""Keys of prompt blocks for the prefix cache: two blocks have equal keys exactly if all tokens up to their ends are
-equal.
+"""Keys of prompt blocks for the prefix cache, which are equal exactly if all tokens up to the ends of blocks are equal.
 
 Only equality matters to a prefix cache, so a key is a small integer in place of vLLM's block hash. Keys follow from the
 workload's data about its prompts: token ids, chained hashes of a trace or an engine, images, or a named prefix that
@@ -78,7 +77,7 @@ def knows_prefixes(workload: Workload) -> bool:
 
 
 def prompt_keys(workload: Workload, block_size: int, ahead: int = 0) -> Ragged[np.int64]:
-    """Return the keys of the full blocks of every prompt, from the most detailed data that the workload has about it.
+    """Return the keys of the full blocks of every prompt, from the most detailed data about the prompt.
 
     The order of preference is token ids, hashes, images, named prefixes. A prompt without any of these has no keys.
     Keys are numbered in order of first appearance. A key also covers the `ahead` tokens after its block.
@@ -139,7 +138,7 @@ def with_answers(turns: Turns | None, prompts: Ragged[np.int64], block_size: int
 
 
 def _full_blocks(tokens: npt.NDArray[np.integer[Any]], block_size: int, ahead: int) -> Column:
-    """Return how many full blocks of `tokens` tokens are followed by at least `ahead` of these tokens."""
+    """Return the number of full blocks in `tokens` tokens that have at least `ahead` tokens after them."""
     return np.asarray(np.maximum(tokens - ahead, 0) // block_size)
 
 

@@ -178,10 +178,8 @@ def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 def extend(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     """Allocate pages for `num_tokens` more tokens of a request and append them to its row."""
     begin = token_slots.ceil_pages(engine, sequence.computed)
-    row, num_pages = (
-        sequence.place * engine.radix.settings.row_pages,
-        _num_new_pages(engine, sequence.computed, num_tokens),
-    )
+    row = sequence.place * engine.radix.settings.row_pages
+    num_pages = _num_new_pages(engine, sequence.computed, num_tokens)
     for index in range(begin, begin + num_pages):
         engine.radix.rows[row + index] = token_slots.alloc(engine)
     radix_journal.append(engine, sequence, begin, begin + num_pages)
