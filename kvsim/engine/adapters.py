@@ -1,7 +1,7 @@
-"""LoRA adapters: the server has a limited number of adapter slots. A sequence whose adapter has none is skipped.
+"""LoRA adapters: the server has a limited number of adapter slots. A sequence whose adapter gets none is skipped.
 
-Every pass over the queue counts the adapters in use again. Releases of vLLM differ in the running sequences that count:
-all, or only those in the step.
+Every pass over the queue counts the adapters in use again: in some releases of vLLM those of all running sequences, in
+others only those of the running sequences in the step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Buckets, for hash tables and indexes: each lists its records in order of insertion, linked by `next_alike`.
 
-The links are separate from those of `linked_list`, so a record can be in a bucket and in a list.
+The links are separate from those of `linked_list`, so a record can be in a bucket and in a list at once.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def is_prefill(sequence: Sequence, computed: int) -> bool:
 
 @part
 def end_pass(engine: Engine) -> None:
-    """Record whether any waiting sequence was never skipped; a step that computes no prompts records nothing."""
+    """Record whether any waiting sequence was never skipped, unless the step computes no prompts."""
     state = engine.state
     if not state.holds_prefills:
         state.leaves_waiting = state.num_waiting > state.num_passed_over

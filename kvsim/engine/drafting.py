@@ -60,14 +60,13 @@ def unsplit_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 
 @part
 def num_sure(engine: Engine, num_tokens: int) -> int:
-    """Return how many of the first `num_tokens` tokens no drafting module may compute again."""
+    """Return how many of the first `num_tokens` tokens are final: no drafting module computes them again."""
     return max(num_tokens - max(engine.settings.prompt_ahead_tokens - 1, 0), 0)
 
 
 @part
 def commit(engine: Engine, sequence: Sequence, is_new: bool) -> int:
-    """Return the number of drafts that the scheduled step verifies for a sequence, and count the outputs that it
-    awaits.
+    """Return how many drafts the scheduled step verifies for a sequence, and count the outputs that it will yield.
 
     The step computes all known tokens of the sequence. The result is negative if the sequence `is_new` in the step: its
     drafts are padding, which is always rejected. All padding counts, even if `long_prefill_token_threshold` left fewer
@@ -143,7 +142,7 @@ def num_wrong(engine: Engine, sequence: Sequence, index: int) -> int:
         return 0
     num_verified = engine.emitting_drafts[index]
     # A negative number is that of padding drafts, see `commit`: all are rejected.
-    accepted = min(num_verified, _num_right(engine, sequence, num_verified)) if num_verified > 0 else 0
+    accepted = min(num_verified, _num_accepted(engine, sequence, num_verified)) if num_verified > 0 else 0
     return abs(num_verified) - accepted
 
 
@@ -158,8 +157,8 @@ def propose(engine: Engine, launched: int) -> None:
 
 
 @part
-def _num_right(engine: Engine, sequence: Sequence, num_drafts: int) -> int:
-    """Return how many of the next drafts are accepted by the request's list; `num_drafts` if it has no list."""
+def _num_accepted(engine: Engine, sequence: Sequence, num_drafts: int) -> int:
+    """Return how many of the next drafts the request's list says are accepted; `num_drafts` if it has no list."""
     given = engine.given_drafts[sequence.number]
     if given.num_accepted == 0:
         return num_drafts

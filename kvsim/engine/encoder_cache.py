@@ -29,9 +29,8 @@ def _write(engine: Engine, kind: int, request: int, image: int) -> None:
         return
     row = engine.encoder.rows[engine.encoder.state.num_rows]
     engine.encoder.state.num_rows += 1
-    row.seq, row.step, row.kind, row.request, row.image = (
-        engine.state.seq, engine.state.num_steps, kind, request, image,
-    )  # fmt: skip
+    row.seq, row.step = engine.state.seq, engine.state.num_steps
+    row.kind, row.request, row.image = kind, request, image
 
 
 @part
@@ -45,8 +44,7 @@ def begin_step(engine: Engine) -> None:
 
 @part
 def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Choose the images to encode for a chunk of `num_tokens` tokens after the `computed` ones; return the chunk's
-    length.
+    """Plan the images to encode for a chunk of `num_tokens` after `computed` tokens; return the chunk's length.
 
     The chunk is cut before an image for which there is no room.
     """
@@ -82,7 +80,7 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
 
 @part
 def _is_there(engine: Engine, sequence: Sequence, index: int) -> bool:
-    """Tell whether the image of an input is planned or cached. If it is cached, the sequence begins to use it."""
+    """Tell whether the image of an input is planned or cached; a sequence begins to use a cached image."""
     image = engine.encoder.images[engine.encoder.inputs[index].content]
     if image.planned_in == engine.encoder.state.num_calls:
         if engine.settings.counts_repeated_images:

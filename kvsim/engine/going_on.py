@@ -29,15 +29,11 @@ def moved(source: Engine, target: Engine) -> Engine:
     target = with_room_for_schedule(target, num_rows)
     for name in Engine._fields:
         old, new = getattr(source, name), getattr(target, name)
-        if name in _NOT_COPIED_BY_NAME:
-            continue
-        if name == "schedule_rows":
-            _copy(old, new, num_rows)
-        else:
-            _copy(old, new, len(old) if isinstance(new, np.ndarray) else 1)
+        if name not in _NOT_COPIED_BY_NAME:
+            _copy(old, new, num_rows if name == "schedule_rows" else None)
     parts: Any = zip(_parts_of(source), _parts_of(target), strict=True)
     for old, new in parts:
-        _copy(old, new, len(old) if isinstance(new, np.ndarray) else 1)
+        _copy(old, new)
     return target
 
 
@@ -47,12 +43,13 @@ def _parts_of(engine: Engine) -> tuple[Any, ...]:
     return (*engine.external, *engine.host, *engine.connector, *engine.radix, *encoder)
 
 
-def _copy(old: Any, new: Any, end: int) -> None:
-    """Copy a record, or the first `end` records or numbers, of an interpreted engine into a compiled one."""
+def _copy(old: Any, new: Any, end: int | None = None) -> None:
+    """Copy a record, or the first `end` records or numbers (None for all), of an interpreted engine into a compiled."""
     if isinstance(new, np.void):
         for field in dtype_of(type(old)).names or ():
             new[field] = getattr(old, field)
         return
+    end = len(old) if end is None else end
     if new.dtype.names is None:
         new[:end] = old[:end]
         return

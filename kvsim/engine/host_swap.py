@@ -25,7 +25,7 @@ def send_out(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def bring_back(engine: Engine, sequence: Sequence, hit_tokens: int) -> None:
-    """Copy the host blocks of an admitted sequence beyond its hits to the GPU, and free them on the host."""
+    """Copy to the GPU what an admitted sequence has on the host after its hits, and free all its host blocks."""
     if sequence.parked_tokens > hit_tokens:
         num_hits = hit_tokens // engine.settings.unit_tokens
         engine.state.num_swapped_in += _num_blocks(engine, sequence.parked_tokens) - num_hits

@@ -1,6 +1,6 @@
 """The records of a second tier in host memory, as in vLLM 0.25.1's native offload; see `offload`.
 
-An engine without a second tier has an empty tuple in its place, so that its compiled code has no code for it.
+An engine without a second tier has an empty tuple instead of these records, and its compiled code leaves the tier out.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from kvsim.engine.arrays import Numbers, Records
 from kvsim.engine.records import Linked, Small
 
 RECENT, FREQUENT, RECENT_GHOSTS, FREQUENT_GHOSTS = range(4)
-"""Lists of host blocks, by the index of their sentinel record. With LRU only `RECENT` is used, and holds idle blocks.
-ARC uses all four, and they hold busy blocks too."""
+"""Lists of host blocks, by the index of their sentinel record.
+
+LRU uses only `RECENT`, for blocks that no copy reads or writes. ARC uses all four, for all blocks.
+"""
 NUM_LISTS = 4
 """Number of lists, whose records are before that of slot 0."""
 NO_HOST_BLOCK = 0
@@ -123,7 +125,7 @@ class Job(Linked):
     sequence: Small = 0
     is_load: bool = False
     begin: Small = 0
-    """The first host block of the sequence in the copy."""
+    """Index, in the sequence, of the first host block that is copied; the last one is before `end`."""
     end: Small = 0
     first_written: Small = 0
     """The first block that a store writes; the others are linked by `next_of_job`."""
@@ -138,7 +140,7 @@ class Job(Linked):
     awaited_in: int = 0
     """The last call of the scheduler whose step had to wait for the copy."""
     reported_in: int = 0
-    """The call of the scheduler with whose output the end of the copy is reported."""
+    """The call of the scheduler whose output also reports the end of the copy."""
     next_reported: Small = 0
     is_on_link: bool = False
     done_s: float = 0.0

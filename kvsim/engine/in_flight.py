@@ -1,7 +1,7 @@
 """The ring of steps in flight: scheduled steps whose outputs are not processed yet.
 
-A synchronous engine has one step in flight, an engine with asynchronous scheduling two, and a pipeline enough for all
-of its stages. The ring is `Engine.launched`; a place is an index in it.
+A synchronous engine has at most one step in flight, an engine with asynchronous scheduling two, and a pipeline enough
+for all of its stages. The ring is `Engine.launched`; a place is an index in it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvsim.engine.state import Engine
 
 @part
 def oldest(engine: Engine) -> int:
-    """Return the place of the oldest step in flight. Some step is in flight."""
+    """Return the place of the oldest step in flight; there must be one."""
     state = engine.state
     assert state.num_in_flight > 0
     place = state.next_launched - state.num_in_flight

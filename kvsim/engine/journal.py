@@ -16,7 +16,7 @@ _WHOLE_TABLE = -1
 
 @part
 def append_blocks(engine: Engine, sequence: Sequence, group: int, position: int, begin: int, end: int) -> None:
-    """Record that a sequence allocated the blocks in `entries[begin:end]`, at `position` of its table and after."""
+    """Record that a sequence allocated the blocks in `entries[begin:end]`, from `position` of its table on."""
     if engine.settings.records_memory:
         _blocks(engine, _APPEND, group, sequence.number - 1, position, begin, end)
 
@@ -51,7 +51,7 @@ def append_extent(
 def release(engine: Engine, sequence: Sequence, group: int, begin: int, end: int, num_cached: int) -> None:
     """Record that a sequence frees its table in `entries[begin:end]`, whose first `num_cached` blocks keep a prefix.
 
-    In a group that does not cache some blocks, each block has its own row, and then an empty table is released.
+    In a group that never caches some of its blocks, each block has its own row, before the row of an empty table.
     """
     if not engine.settings.records_memory:
         return
@@ -96,13 +96,8 @@ def scheduled(engine: Engine, sequence: Sequence, computed_before: int, tokens: 
     sequence.open_row = state.num_schedule_rows
     row = rows[state.num_schedule_rows]
     state.num_schedule_rows += 1
-    row.step, row.request, row.computed_before, row.tokens = (
-        state.num_steps,
-        sequence.number - 1,
-        computed_before,
-        tokens,
-    )
-    row.repeat, row.known = repeat, sequence.num_tokens
+    row.step, row.request, row.known = state.num_steps, sequence.number - 1, sequence.num_tokens
+    row.computed_before, row.tokens, row.repeat = computed_before, tokens, repeat
 
 
 @part

@@ -1,4 +1,4 @@
-"""The numbers of records that an engine needs: tables, holes, buckets, and rows of a recording."""
+"""How many records an engine needs: tables, holes, buckets, and rows of a recording."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_BUCKET_BITS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Numbers of records to allocate for an engine."""
+    """How many records of each kind are allocated for an engine."""
 
     batch: int
     """Largest number of sequences that run at once."""
@@ -46,7 +46,7 @@ class Room:
         cls, demand: Demand, policy: Policy, num_units: int, layout: KVCacheLayout, *, tokens_ahead: int,
         has_connector: bool,
     ) -> Room:  # fmt: skip
-        """Return the numbers of records for the requests of `demand`.
+        """Return how many records the requests of `demand` need.
 
         A sequence may have slots for `tokens_ahead` tokens after its last one.
         """

@@ -40,7 +40,7 @@ def push_preempted(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def peek(engine: Engine) -> Sequence:
-    """Return the head of the queue without removing it. The queue is not empty."""
+    """Return the head of the queue, which must not be empty, without removing it."""
     assert engine.state.num_queued > 0
     return engine.sequences[engine.lines[0].heap if engine.settings.by_priority else engine.sequences[HEAD].next]
 
@@ -78,7 +78,7 @@ def has_next(engine: Engine) -> bool:
 
 @part
 def next_in_pass(engine: Engine) -> Sequence:
-    """Return the sequence that the pass visits next, without removing it. `has_next` is true."""
+    """Return the sequence that the pass visits next, without removing it; `has_next` must be true."""
     state = engine.state
     if state.num_looked_at == state.num_skipped:
         return peek(engine)
@@ -222,7 +222,7 @@ def _unlink(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _sift_up(engine: Engine, number: int, index: int) -> None:
-    """Put a sequence into the free entry `index` of the heap, or above all parents that it precedes."""
+    """Put a sequence into the free entry `index` of the heap, after moving down each parent that it precedes."""
     heap = engine.lines
     while index > 0 and _goes_before(engine, number, heap[(index - 1) // 2].heap):
         heap[index].heap = heap[(index - 1) // 2].heap
@@ -232,7 +232,7 @@ def _sift_up(engine: Engine, number: int, index: int) -> None:
 
 @part
 def _sift_down(engine: Engine, number: int, index: int) -> int:
-    """Move the free entry `index` of the heap below all children that precede a sequence; return its index."""
+    """Move up each child that precedes a sequence into the free entry `index`; return the entry that is then free."""
     heap, size = engine.lines, engine.state.num_queued
     while 2 * index + 1 < size:
         child = 2 * index + 1

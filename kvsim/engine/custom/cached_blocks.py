@@ -27,8 +27,8 @@ class Cached:
     """A block of the prefix cache."""
 
     __slots__ = (
-        "_tree", "cached_s", "end_tokens", "key", "last_used_s", "num_hits", "parent_key", "place", "rank", "request",
-        "tokens", "unit",
+        "_tree", "cached_s", "end_tokens", "key", "last_used_s", "num_hits", "parent_key", "place", "rank", "ranking",
+        "request", "tokens", "unit",
     )  # fmt: skip
 
     def __init__(self, tree: CachedBlocks, unit: int, key: int, request: ServedRequest) -> None:
@@ -36,8 +36,10 @@ class Cached:
         self.parent_key = NO_KEY
         self.tokens = self.end_tokens = self.num_hits = 0
         self.cached_s = self.last_used_s = 0.0
-        self.rank: tuple[Any, int] | None = None
-        """Rank of the free block by the rule, and the number of the ranking."""
+        self.rank: Any = None
+        """Rank of the free block by the rule."""
+        self.ranking: int | None = None
+        """Number of the call of the rule that gave this rank; None while the block has no rank."""
         self.place = 0
         """Row of the free block in `FreeColumns`."""
 
@@ -66,8 +68,8 @@ class CachedBlocks:
         """Number of tokens in cached blocks that continue a cached prefix, by key; None until a rule asks."""
         self._rank = rank
         self._ranked: list[tuple[Any, int, Cached]] = []
-        """A heap of free blocks; those whose rank has changed since are out of date."""
-        self._numbers = count()
+        """A heap of free blocks: (rank, ranking, block). Entries whose ranking is not the block's are out of date."""
+        self._rankings = count()
         self._columns: FreeColumns | None = None
         """The free blocks as columns; None until a rule asks."""
 
@@ -78,7 +80,7 @@ class CachedBlocks:
         return self._columns
 
     def _take(self, unit: int) -> None:
-        """Remove a block from the free ones, if it is free."""
+        """Remove a block from the free blocks, if it is free."""
         cached = self.free_blocks.pop(unit, None)
         if cached is not None and self._columns is not None:
             self._columns.remove(cached)
@@ -106,11 +108,11 @@ class CachedBlocks:
         cached = self._by_unit[unit]
         cached.num_hits += 1
         cached.request = request
-        cached.rank = None
+        cached.ranking = None
         self._take(unit)
 
     def free(self, unit: int, now_s: float) -> None:
-        """Add block `unit`, which no table holds from `now_s` on, to the free ones; ignore it if it is not cached."""
+        """Add block `unit`, which no table holds from `now_s` on, to the free blocks, if it is cached."""
         if (cached := self._by_unit.get(unit)) is not None:
             self.free_blocks[unit] = cached
             cached.last_used_s = now_s
@@ -120,10 +122,10 @@ class CachedBlocks:
                 self._push(cached, self._rank(cached))
 
     def first_ranked(self) -> Cached:
-        """Return the free block that the rule ranks first; of equal ones, the one that was ranked first."""
+        """Return the free block with the smallest rank; among equal ranks, the block that was ranked first."""
         while self._ranked:
-            rank, number, cached = heappop(self._ranked)
-            if cached.rank == (rank, number):
+            _, ranking, cached = heappop(self._ranked)
+            if cached.ranking == ranking:
                 return cached
         raise AssertionError("no free block keeps a prefix")
 
@@ -131,7 +133,7 @@ class CachedBlocks:
         """Remove a block that is evicted."""
         cached = self._by_unit.pop(unit)
         self._take(unit)
-        cached.rank = None
+        cached.ranking = None
         alike = self._alike[cached.key]
         del alike[unit]
         if alike:
@@ -156,15 +158,13 @@ class CachedBlocks:
         return self._below.get(key, 0)
 
     def _count_below(self, key: int) -> int:
-        """Count the cached tokens below `key`: those of each prefix that is one block longer, and all tokens below
-        these.
-        """
+        """Return the number of cached tokens below `key`: of each prefix one block longer, and below that prefix."""
         assert self._below is not None
         longer = self._continued.get(key, ())
         return sum(next(iter(self._alike[each].values())).tokens + self._below[each] for each in longer)
 
     def _add_above(self, cached: Cached, tokens: int) -> None:
-        """Add `tokens` to every cached prefix that `cached` continues without a gap."""
+        """Add `tokens` to the count of every cached prefix that `cached` continues without a gap."""
         assert self._below is not None
         while cached.parent_key in self._alike:
             self._below[cached.parent_key] += tokens
@@ -180,7 +180,7 @@ class CachedBlocks:
         while evicted.parent_key in self._alike:
             has_changed = False
             for cached in self._alike[evicted.parent_key].values():
-                if cached.rank is not None and (rank := self._rank(cached)) != cached.rank[0]:
+                if cached.ranking is not None and (rank := self._rank(cached)) != cached.rank:
                     self._push(cached, rank)
                     has_changed = True
             if not has_changed:
@@ -188,20 +188,20 @@ class CachedBlocks:
             evicted = cached
 
     def _push(self, cached: Cached, rank: Any) -> None:
-        cached.rank = rank, next(self._numbers)
-        heappush(self._ranked, (*cached.rank, cached))
+        cached.rank, cached.ranking = rank, next(self._rankings)
+        heappush(self._ranked, (rank, cached.ranking, cached))
 
 
-_INTEGERS = ("unit", "key", "end_tokens", "num_hits", "tokens_below")
-_TIMES = ("cached_s", "last_used_s")
+_COLUMNS = ("unit", "key", "end_tokens", "num_hits", "tokens_below", "cached_s", "last_used_s")
+_ROW = np.dtype({"names": _COLUMNS, "formats": [np.int64] * 5 + [np.float64] * 2})
 _FEWEST_ROWS = 64
 
 
 class FreeColumns:
-    """The free blocks as columns of arrays, in the order in which they were freed.
+    """The free blocks as the rows of a table, in the order in which they were freed.
 
-    A removed block leaves an empty row. Empty rows are dropped only when the arrays are full, so that the mean cost of
-    a change does not grow with the pool.
+    A removed block leaves an empty row. Empty rows are dropped only when the table is full, so that the mean cost of a
+    change does not grow with the pool.
     """
 
     def __init__(self, blocks: Iterable[Cached]) -> None:
@@ -228,7 +228,7 @@ class FreeColumns:
     def add_below(self, cached: Cached, tokens: int) -> None:
         """Add `tokens` to the `tokens_below` of a block, if a rule has asked for that column and the block is free."""
         if self._counts_below and cached.place < len(self._blocks) and self._blocks[cached.place] is cached:
-            self._integers[_INTEGERS.index("tokens_below"), cached.place] += tokens
+            self._table["tokens_below"][cached.place] += tokens
 
     def rows(self) -> npt.NDArray[np.intp]:
         """Return the rows that are not empty."""
@@ -244,22 +244,17 @@ class FreeColumns:
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return one attribute of all blocks."""
-        if name in _TIMES:
-            times: npt.NDArray[Any] = self._times[_TIMES.index(name), self.rows()]
-            return times
-        if name not in _INTEGERS:
-            raise UsageError(f"candidates have no column {name!r}; there are {', '.join(_INTEGERS + _TIMES)}.")
+        if name not in _COLUMNS:
+            raise UsageError(f"candidates have no column {name!r}; there are {', '.join(_COLUMNS)}.")
         if name == "tokens_below" and not self._counts_below:
             self._counts_below = True
             for place in self.rows().tolist():
                 self._write(place, self._blocks[place])
-        found: npt.NDArray[Any] = self._integers[_INTEGERS.index(name), self.rows()]
-        return found
+        return self._table[name][self.rows()]
 
     def _rebuild(self, num_rows: int) -> None:
-        """Write all blocks to new arrays of `num_rows`."""
-        self._integers = np.zeros((len(_INTEGERS), num_rows), np.int64)
-        self._times = np.zeros((len(_TIMES), num_rows))
+        """Write all blocks to a new table of `num_rows`."""
+        self._table = np.zeros(num_rows, _ROW)
         self._is_there = np.zeros(num_rows, np.bool_)
         for place, cached in enumerate(self._blocks):
             self._write(place, cached)
@@ -269,8 +264,9 @@ class FreeColumns:
         assert cached is not None
         cached.place = place
         below = cached.tokens_below if self._counts_below else 0
-        self._integers[:, place] = cached.unit, cached.key, cached.end_tokens, cached.num_hits, below
-        self._times[:, place] = cached.cached_s, cached.last_used_s
+        self._table[place] = (
+            cached.unit, cached.key, cached.end_tokens, cached.num_hits, below, cached.cached_s, cached.last_used_s
+        )  # fmt: skip
         self._is_there[place] = True
 
 

@@ -194,14 +194,14 @@ def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) 
     totals.add_slots(engine, sequence, before * unit_tokens, (len(table) - before) * unit_tokens)
     sequence.num_units = len(table)
     sequence.room_tokens = len(table) * unit_tokens
-    behind = before + len(found)
-    for position, unit, length in _runs(table[behind:], behind):
+    first_new = before + len(found)
+    for position, unit, length in _runs(table[first_new:], first_new):
         journal.append_extent(engine, sequence, position, unit + 1, length, length, 1)
     return True
 
 
 def _hold_found(engine: Engine, sequence: Sequence, found: list[int]) -> None:
-    """Count units with a prefix, which begin a table, as held once more. Each was free or is in another table."""
+    """Count the units of a found prefix as held once more. Each was free or is in another table."""
     state, refs = engine.state, _rules(engine).units.refs
     for unit in found:
         if refs[unit] == 0:
@@ -245,9 +245,7 @@ def _runs(units: list[int], position: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _write_release(engine: Engine, sequence: Sequence, table: list[int], keeps: list[bool]) -> None:
-    """Record that a table is freed with its leading units cached up to the last kept one, then evict the units in
-    between.
-    """
+    """Record that a table is freed, cached up to its last kept unit, and that other units before that are evicted."""
     num_kept = len(table) - next((index for index, kept in enumerate(reversed(keeps)) if kept), len(table))
     _write(engine, MemoryKind.RELEASE, sequence.number - 1, 0, _WHOLE_TABLE - 1, len(table), num_kept)
     _write_evicted(engine, [unit for unit, kept in zip(table[:num_kept], keeps, strict=False) if not kept])

@@ -38,11 +38,8 @@ QUEUED = (WAITING, PREEMPTED)
 
 _MOST_EMPTY = 3
 """Largest number of consecutive empty steps, in which all running requests may await their last tokens."""
-
-
 _MOST_TIMES = 10
 """Largest number of times that all known tokens are computed without any new output token."""
-
 
 Answer = TypeVar("Answer")
 
@@ -96,13 +93,13 @@ class _Served:
 
 
 class CustomRules:
-    """The rules of a custom policy for one engine. The policy's hooks get it as the step."""
+    """The rules of a custom policy for one engine. The policy's hooks get this object as their `step`."""
 
     def __init__(self, policy: CustomPolicy, num_units: int, eviction: OptimalEviction | None = None) -> None:
         """Create the allocator of `policy`, if any, for `num_units` units; `eviction` replaces the policy's own."""
         self.policy = policy
         self.own_units = None if policy.allocator is None else self._create_units(num_units)
-        """The units of a custom allocator."""
+        """The units of the policy's allocator; None if it has none."""
         self._eviction = eviction
         self._ranks = ranks_blocks(policy)
         self._cached = (
@@ -121,9 +118,9 @@ class CustomRules:
         self._tokens_in_vain = self._most_in_vain = 0
         """Tokens computed since the last output token of any request, and the number at which to check next."""
         self._alone: int | None = None
-        """The number of the request that `compute` serves; None outside of it."""
+        """The number of the request that `compute` serves; None outside of `compute`."""
         self._next: Iterator[ServedRequest] | None = None
-        """The request that `admit` admits; None outside of it."""
+        """Yields the request that `admit` admits; None outside of `admit`."""
 
     def _create_units(self, num_units: int) -> CustomUnits:
         """Create the allocator of the policy."""
@@ -142,7 +139,7 @@ class CustomRules:
         return self.own_units
 
     def served(self, engine: Engine, sequence: Sequence) -> _Served:
-        """Return the object by which the policy sees a request, the same one for the whole run."""
+        """Return the policy's view of a request, the same object for the whole run."""
         number = sequence.number
         if number not in self._served:
             self._served[number] = _Served(engine, sequence)
@@ -246,7 +243,7 @@ class CustomRules:
             self._cached.hit(block, self.served(engine, sequence))
 
     def note_freed(self, engine: Engine, block: int) -> None:
-        """Tell the eviction rule that no table holds a block any more, which may be cached."""
+        """Tell the eviction rule that no table holds a block any more, cached or not."""
         if self._eviction is not None:
             self._eviction.note_freed(engine, block)
         if self._cached is not None:
@@ -366,7 +363,7 @@ class CustomRules:
         scheduler.preempt(self.engine, sequence)
 
     def _place(self, request: ServedRequest, role: str) -> int:
-        """Return the index of a request among the running ones."""
+        """Return the index of a request in the list of running requests."""
         engine, number = self.engine, self._sequence(request).number
         running = [engine.running[index] for index in range(engine.state.num_running)]
         if number not in running:

@@ -79,14 +79,14 @@ class OptimalEviction:
         """Ignore a hit, after which the block is in use and cannot be evicted."""
 
     def note_freed(self, engine: Engine, block: int) -> None:
-        """Add a block that no table holds any more to the free ones."""
+        """Add a block that no table holds any more to the free blocks."""
         if engine.blocks[block].key == NO_KEY:
             self._without_prefix.append(block)
         else:
             self._push(engine, block)
 
     def _forget(self, engine: Engine, block: int, key: int) -> None:
-        """Remove an evicted block; a last duplicate of its prefix gets a next use again."""
+        """Remove an evicted block. If a single duplicate of its prefix is left, that block has a next use again."""
         blocks = self._blocks_of[key]
         blocks.remove(block)
         if not blocks:

@@ -98,9 +98,7 @@ class PartLower(Lower):
     """numba's translation to LLVM code, without features that parts do not use."""
 
     def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
-        """Lower an operation with the signature that type inference found. numba's special case of constants is left
-        out.
-        """
+        """Lower an operation with the signature that type inference found, without numba's case for constants."""
         context, signature = self.context, self.fndesc.calltypes[expr]
         operands = [
             context.cast(self.builder, self.loadvar(each.name), self.typeof(each.name), kind)
@@ -131,7 +129,7 @@ class PartLowering(BaseNativeLowering):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class OfferToCallers(LoweringPass):
-    """Let other functions call the one that was translated."""
+    """Let other parts call the part that was translated."""
 
     _name = "offer_to_callers"
 
@@ -175,9 +173,7 @@ class OmitFeatures(FunctionPass):
         return True
 
     def _path_of(self, function: Any, value: Any) -> tuple[Any, ...]:
-        """Return the path that `value` reads, as (0, "settings", "x") for `settings.x` of argument 0; () if it reads
-        none.
-        """
+        """Return the path that `value` reads: (0, "settings", "x") for `settings.x` of argument 0; () for no path."""
         if isinstance(value, ir.Arg):
             return (value.index,)
         if not isinstance(value, ir.Expr) or value.op != "getattr":

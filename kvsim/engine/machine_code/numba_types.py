@@ -147,14 +147,14 @@ def _digest(text: str) -> str:
 
 
 class _RecordModel(models.PrimitiveModel):
-    """The address of a record."""
+    """Data model of a record: its address."""
 
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _POINTER)
 
 
 class _TableModel(models.PrimitiveModel):
-    """An address in the table of addresses."""
+    """Data model of an engine or of an array: where its addresses begin in the table of addresses."""
 
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _TABLE)
@@ -297,13 +297,13 @@ def _alias_metadata(builder: Any, field: str) -> Any:
 
 
 def _typed(context: Any, builder: Any, records: RecordsType, header: Any, index: Any) -> Any:
-    """Return the address of a number."""
+    """Return the address of number `index` of an array, as a pointer to the number's type."""
     place = _record(builder, records, header, index)
     return builder.bitcast(place, context.get_data_type(records.dtype).as_pointer())
 
 
 def _record(builder: Any, records: RecordsType, header: Any, index: Any) -> Any:
-    """Return the address of a record."""
+    """Return the address of record `index` of an array."""
     offset = builder.mul(index, ir.IntType(64)(records.size_bytes), flags=["nsw"])
     return builder.gep(_constant(builder, header), [offset], inbounds=True)
 

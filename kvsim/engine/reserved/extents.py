@@ -17,7 +17,7 @@ NO_HOLE = -1
 
 @part
 def rounded(engine: Engine, num_slots: int) -> int:
-    """Return the number of slots that are allocated for a request of `num_slots`. For buddies it is a power of two."""
+    """Return the number of slots allocated for a request of `num_slots`: as many, or for buddies a power of two."""
     if engine.settings.fit != BUDDY:
         return num_slots
     length = 1
@@ -91,7 +91,7 @@ def free(engine: Engine, address: int, length: int) -> None:
 
 @part
 def add_holes(engine: Engine, start: int, end: int) -> None:
-    """Add holes that fill [start, end), where no neighbour can be merged. Buddies need several, of powers of two."""
+    """Fill [start, end), which merges with no other hole, with one hole; for buddies, with one for each power of 2."""
     if engine.settings.fit != BUDDY:
         if start < end:
             _insert(engine, _first_from(engine, start), start, end - start)

@@ -36,7 +36,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Make room for `num_tokens` more tokens of a running sequence, by doubling its extent if it is full."""
+    """Double the extent of a running sequence if `num_tokens` more do not fit; return False if there is no hole."""
     settings, state = engine.settings, engine.state
     state.batch_is_open = False  # the batch has begun to decode: with request-level batching none may join
     needed = sequence.computed + num_tokens
@@ -77,7 +77,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def unusable_slots(engine: Engine, head: Sequence) -> int:
-    """Return the number of free slots if their sum suffices for `head`, but no hole does; otherwise 0."""
+    """Return the number of free slots if they suffice for `head` but no hole is long enough; otherwise 0."""
     wanted, num_free = reservation(engine, head), engine.state.num_free
     if num_free < wanted or extents.find_hole(engine, extents.rounded(engine, wanted)) != NO_HOLE:
         return 0
@@ -153,7 +153,7 @@ def _order_for_compaction(engine: Engine) -> None:
 
 @part
 def _move(engine: Engine) -> None:
-    """Move sequences to their new extents. All leave first, because a new extent may overlap the old one of another."""
+    """Move sequences to their new extents. All old extents are released first, because new ones may overlap them."""
     state = engine.state
     num_moving = 0
     for index in range(state.num_running):
@@ -170,7 +170,7 @@ def _move(engine: Engine) -> None:
 
 @part
 def _place(engine: Engine, sequence: Sequence, wanted: int) -> None:
-    """Allocate an extent of `wanted` slots for a sequence. There is a hole for it."""
+    """Allocate an extent of `wanted` slots, for which there is a hole, for a sequence."""
     length = extents.rounded(engine, wanted)
     address = extents.allocate(engine, extents.find_hole(engine, length), length)
     _settle(engine, sequence, address, length, wanted)
@@ -192,7 +192,7 @@ def _settle(engine: Engine, sequence: Sequence, address: int, length: int, reque
 
 @part
 def _vacate(engine: Engine, sequence: Sequence) -> None:
-    """Take the extent from a sequence, in the journal and the totals; its computed tokens stay counted."""
+    """Record in the journal and the totals that a sequence loses its extent; its computed tokens stay counted."""
     journal.release_extent(engine, sequence, sequence.num_units)
     totals.remove_slots(engine, sequence, sequence.requested)
     engine.state.rounding -= sequence.num_units - sequence.requested

@@ -218,9 +218,7 @@ def _count_slots(engine: Engine) -> None:
 
 @part
 def _write_down(engine: Engine) -> None:
-    """Record the slots and tokens of every row: the prompt in step 0, and in step 1 one token, repeated for later
-    steps.
-    """
+    """Record every row's slots and tokens: in step 0 those of the prompt, in step 1 one token for each later step."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     step, width, stride = batch.step, batch.prompt_width, width_at(engine, batch.num_steps - 1)
     repeat = 1 if step == 0 else batch.num_steps - 1
