@@ -6,6 +6,8 @@ few_units      the operations on a sample of units
 unit_states    the contents of every unit after any number of operations (keyframes, growth, by_unit)
 unit_slots     slots of units by state
 progress       computed tokens of each request
+resets         computed tokens of a request when it allocates memory
+waiting        requests that wait
 host_memory    the second tier, step by step
 rectangle      addresses for a recorded static batch, whose engine has none
 """

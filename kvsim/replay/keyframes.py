@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,10 @@ class Columns(NamedTuple):
     Empty if requests share no units.
     """
 
+    def all(self) -> tuple[npt.NDArray[Any], ...]:
+        """Return all columns, whose types differ."""
+        return tuple(self)
+
 
 class Keyframes:
     """Copies of the pool at regular intervals of operations.
@@ -56,7 +60,7 @@ class Keyframes:
         self.op: npt.NDArray[np.int64] = np.arange(count) * num_ops // count
         """Number of operations before each keyframe."""
         self._kept = tuple(np.empty((count, len(column)), column.dtype) for column in empty)
-        self._newest = Columns(*(column.copy() for column in empty))
+        self._newest = Columns._make(column.copy() for column in empty)
         self._scratch = np.empty(len(empty.owner), np.intp)
         self._num_built = 0
         self._building = Lock()
@@ -81,7 +85,7 @@ class Keyframes:
 
     def copy(self, nth: int, columns: Columns) -> int:
         """Copy a keyframe to `columns`, and return the number of operations before it."""
-        for column, kept in zip(columns, self._kept, strict=True):
+        for column, kept in zip(columns.all(), self._kept, strict=True):
             column[:] = kept[nth]
         return int(self.op[nth])
 
@@ -89,7 +93,7 @@ class Keyframes:
         nth = self._num_built
         begin, end = self.op[max(nth - 1, 0)], self.op[nth]
         apply_operations(self._ledger, int(begin), int(end), self._newest, self._first_unit, self._scratch)
-        for column, kept in zip(self._newest, self._kept, strict=True):
+        for column, kept in zip(self._newest.all(), self._kept, strict=True):
             kept[nth] = column
         self._num_built += 1  # last, because other threads read keyframes up to this number
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvsim.recording.model import Recording
 from kvsim.recording.order import stable_order
-from kvsim.recording.tables import IntArray, TransferKind, Transfers
+from kvsim.recording.tables import IntArray
 
 
 class Waits(NamedTuple):
@@ -165,20 +165,3 @@ class Progress:
         if row < self._first_row[request] or step - self._step[row] >= self._repeats[row]:
             return None
         return int(self._before[row] + self._tokens[row] * (step - self._step[row]))
-
-
-def loads_of(transfers: Transfers, unit_tokens: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return the changes of computed tokens by loads from other servers: request, `seq`, tokens before, loaded tokens.
-
-    Loaded tokens count as computed from the decision to load them. If a block does not arrive, a second change at the
-    report leaves only the tokens before this block.
-    """
-    loads = transfers.kind == TransferKind.LOAD
-    fails = loads & (transfers.failed >= 0)
-    first = np.append(transfers.position[loads], transfers.failed[fails]).astype(np.int64)
-    return (
-        np.append(transfers.request[loads], transfers.request[fails]).astype(np.int64),
-        np.append(transfers.begun_seq[loads], transfers.ended_seq[fails]),
-        first * unit_tokens,
-        np.append(transfers.tokens[loads], np.zeros_like(transfers.tokens[fails])).astype(np.int64),
-    )

@@ -18,14 +18,16 @@ from kvsim.errors import RecordingError
 from kvsim.memory.waste import NUM_STATES
 from kvsim.recording.model import Recording
 from kvsim.recording.order import units_of_runs
-from kvsim.recording.tables import CopyKind, FloatArray, IntArray, MemoryKind, RequestStatus
+from kvsim.recording.tables import FloatArray, IntArray
 from kvsim.replay.few_units import FewUnits
 from kvsim.replay.growing_runs import GrowingRuns
 from kvsim.replay.ledger import Ledger
-from kvsim.replay.progress import Progress, loads_of
+from kvsim.replay.progress import Progress
 from kvsim.replay.rectangle import with_addresses
+from kvsim.replay.resets import reset_at_allocations
 from kvsim.replay.unit_slots import Numbers, Seen, slots_of_groups, slots_of_units, table_groups
 from kvsim.replay.unit_states import SingleUnits, UnitStates
+from kvsim.replay.waiting import Waiting
 
 _POSITION_BITS = 40
 """Number of low bits in a run's key that hold its position; higher bits are the number of its table."""
@@ -65,10 +67,11 @@ class Replay:
         is_gap = steps.output_seq[:-1] < steps.schedule_seq[1:]
         self._has_gap = np.concatenate((is_gap, [False, False]))
         self._gap_seq = np.where(self._has_gap, np.append(steps.output_seq, 0), self.frame_seq)
-        self._reset_progress()
+        reset_at_allocations(self.progress, self.ledger, recording, self.frame_seq)
         self.pad = self._padding_per_request()
         self.full = self._full_per_request()
         self._index_tables()
+        self._waiting = Waiting(recording, self.ledger, self.progress)
 
         self._growth = GrowingRuns(self.ledger.tables, self.frame_seq)
         self.frame = 0
@@ -214,18 +217,7 @@ class Replay:
 
     def waiting_requests(self) -> Numbers:
         """Return the waiting requests at the current frame: preempted ones first, then in order of arrival."""
-        requests, seq = self.recording.requests, self.seq
-        # All requests before the window have left, and none after it has arrived.
-        begin, end = (np.searchsorted(edge, seq, "right") for edge in (self._all_gone_at, self._none_came_by))
-        window = slice(begin, max(begin, end))
-        # A request ends when its memory is freed for the last time or, if it never had any, when it is aborted.
-        waits = (requests.arrival_seq[window] <= seq) & (self._last_death[window] > seq)
-        waits &= ~(requests.finished_s[window] <= self.time_s)
-        rows = begin + np.flatnonzero(waits)
-        rows = rows[~np.isin(rows, self.live_requests())]
-        started = self._first_birth[rows] <= seq
-        waiting: Numbers = rows[np.lexsort((requests.arrival_seq[rows], ~started))].astype(np.int64)
-        return waiting
+        return self._waiting.at(self.seq, self.time_s, self.live_requests())
 
     def block_table(self, request: int, group: int | None = None) -> tuple[IntArray, IntArray]:
         """Return positions and addresses of the units that `request` holds, in one KV-cache group or in all."""
@@ -369,44 +361,6 @@ class Replay:
         key: Numbers = tables.table.astype(np.int64) << _POSITION_BITS | tables.position
         return key
 
-    def _reset_progress(self) -> None:
-        """Reset the computed tokens of each request when it allocates memory, to the tokens of its prefix hit.
-
-        An extent that moves is freed and allocated at one moment, and keeps its computed tokens. Blocks from the host
-        or another server count as computed from the decision to load them.
-        """
-        held, memory = self.ledger.tables.residencies, self.recording.memory
-        moves = (held.request[1:] == held.request[:-1]) & (held.birth_seq[1:] == held.death_seq[:-1])
-        first = ~np.append(np.zeros(min(len(held.request), 1), np.bool_), moves)
-        requests, birth_seq = held.request[first].astype(np.int64), held.birth_seq[first].astype(np.int64)
-        shared = memory.kind == MemoryKind.SHARE
-        num_seqs = int(self.frame_seq[-1]) + 1
-        shared_key = memory.request[shared].astype(np.int64) * num_seqs + memory.seq[shared]
-        order = np.argsort(shared_key, kind="stable")
-        hits = np.append(0, np.cumsum(memory.length[shared][order].astype(np.int64))) * self.unit_tokens
-        key = requests * num_seqs + birth_seq
-        begin, end = (np.searchsorted(shared_key[order], key, side) for side in ("left", "right"))
-        frames, hit_tokens = np.searchsorted(self.frame_seq, birth_seq), hits[end] - hits[begin]
-        if (copies := self.recording.copies) is not None:
-            loads = copies.kind == CopyKind.LOAD
-            loaded_key = np.sort(copies.request[loads].astype(np.int64) * self.num_frames + copies.begun_step[loads])
-            frame_key = requests * self.num_frames + frames
-            begin, end = (np.searchsorted(loaded_key, frame_key, side) for side in ("left", "right"))
-            hit_tokens += (end - begin) * self.unit_tokens
-        if (transfers := self.recording.transfers) is not None and len(key):
-            loading, begun_seq, before, loaded = loads_of(transfers, self.unit_tokens)
-            load_key = loading * num_seqs + begun_seq
-            order = np.argsort(key)
-            birth = order[np.minimum(np.searchsorted(key[order], load_key), len(key) - 1)]
-            is_birth = key[birth] == load_key  # other loads go on behind blocks that the request has
-            others = ~np.isin(key, load_key)
-            computed = np.where(is_birth, hit_tokens[birth], before) + loaded
-            np.maximum.at(self.progress.final, loading, computed)  # a request may end while it loads
-            requests = np.append(requests[others], loading)
-            frames = np.append(frames[others], np.searchsorted(self.frame_seq, begun_seq))
-            hit_tokens = np.append(hit_tokens[others], computed)
-        self.progress.reset(requests, frames, hit_tokens)
-
     def _padding_per_request(self) -> Numbers:
         """Return the number of padding slots before each request's tokens; only static batches have padding."""
         if self.recording.meta.policy_name != "static":
@@ -432,24 +386,6 @@ class Replay:
         self._table_of = np.full((len(held.request), len(self.groups)), -1, np.int64)
         residency = np.searchsorted(held.first_run, tables.first_of_table, side="right") - 1
         self._table_of[residency, tables.at(tables.first_of_table).group] = np.arange(len(residency))
-        never = np.iinfo(np.int64).max
-        self._first_birth = np.full(len(requests), never, np.int64)
-        np.minimum.at(self._first_birth, held.request, held.birth_seq)
-        self._first_birth[self.progress.initial > 0] = -1
-        # A request that never held memory waits at the end, unless it was refused.
-        self._last_death = np.full(len(requests), never, np.int64)
-        self._last_death[held.request] = -1
-        np.maximum.at(self._last_death, held.request, held.death_seq)
-        self._last_death[requests.status == RequestStatus.REFUSED] = -1
-        # A preempted request may end while it waits, with the output of a step that was in flight.
-        steps = self.recording.steps
-        queued = np.flatnonzero((requests.preemptions > 0) & np.isin(self._last_death, steps.schedule_seq))
-        output = np.minimum(np.searchsorted(steps.end_s, requests.finished_s[queued]), len(steps) - 1)
-        self._last_death[queued] = np.maximum(self._last_death[queued], steps.output_seq[output])
-        # A request that is preempted when the recording ends still waits.
-        self._last_death[requests.status == RequestStatus.UNFINISHED] = never
-        self._all_gone_at = np.maximum.accumulate(self._last_death)
-        self._none_came_by = np.minimum.accumulate(requests.arrival_seq[::-1])[::-1]
         last = tables.at(np.append(tables.first_of_table[1:], len(tables.birth_row))[: len(residency)] - 1)
         self._requested = np.zeros(len(requests), np.int64)
         np.maximum.at(self._requested, last.request, last.position + last.requested)

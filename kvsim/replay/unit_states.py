@@ -115,7 +115,7 @@ class SingleUnits(UnitStates):
         part = self._ledger.part(begin, end)
         gone = part.change < 0
         if self._ledger.is_shared:
-            columns = Columns(*(np.empty_like(column) for column in self._columns))
+            columns = Columns._make(np.empty_like(column) for column in self._columns)
             since = self._keyframes.copy(self._keyframes.before(begin), columns)
             apply_operations(self._ledger, since, begin, columns, self._first_unit, self._scratch)
             holders = np.concatenate((np.zeros(self._first_unit, np.int32), columns.refs))

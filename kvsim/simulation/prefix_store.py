@@ -169,9 +169,7 @@ class SharedStore:
         return StoreTotals(num_loaded, content.num_written, content.num_evicted, content.most, content.capacity)
 
     def horizon_s(self) -> float:
-        """Return the present time. Servers run one step at a time, because a step may hit what another server has
-        stored.
-        """
+        """Return the present time. Servers run one step at a time, because a step may hit what another has stored."""
         return float(self._environment.now)
 
     def add(self, server: ServerProcess, number: int) -> None:

@@ -1,0 +1,97 @@
+"""Computed tokens of a request when it allocates memory: those of its prefix hit and of the blocks that it then loads.
+
+The schedule of a recording has no row for a request that loads blocks before it computes anything.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kvsim.recording.model import Recording
+from kvsim.recording.tables import Copies, CopyKind, IntArray, Memory, MemoryKind, TransferKind, Transfers
+from kvsim.replay.ledger import Ledger
+from kvsim.replay.progress import Progress
+from kvsim.replay.unit_slots import Numbers
+
+
+class _Loads(NamedTuple):
+    """Changes of computed tokens by loads from other servers."""
+
+    request: Numbers
+    seq: Numbers
+    tokens_before: Numbers
+    """Tokens that the request had before the loaded ones."""
+    loaded_tokens: Numbers
+
+
+def reset_at_allocations(progress: Progress, ledger: Ledger, recording: Recording, frame_seq: IntArray) -> None:
+    """Reset the computed tokens of each request in `progress` at the frame in which it allocates memory.
+
+    Blocks from the host or another server count as computed from the decision to load them.
+    """
+    unit_tokens, num_seqs = recording.meta.pool.unit_tokens, int(frame_seq[-1]) + 1
+    requests, seqs = _allocations(ledger)
+    key, frames = requests * num_seqs + seqs, np.searchsorted(frame_seq, seqs)
+    tokens = _hit_units(recording.memory, key, num_seqs) * unit_tokens
+    if recording.copies is not None:
+        tokens += _units_from_host(recording.copies, requests, frames, len(frame_seq)) * unit_tokens
+    if recording.transfers is not None and len(key):
+        loads = _loads_of(recording.transfers, unit_tokens)
+        load_key = loads.request * num_seqs + loads.seq
+        order = np.argsort(key)
+        allocation = order[np.minimum(np.searchsorted(key[order], load_key), len(key) - 1)]
+        is_allocation = key[allocation] == load_key  # other loads follow blocks that the request has
+        loaded = np.where(is_allocation, tokens[allocation], loads.tokens_before) + loads.loaded_tokens
+        np.maximum.at(progress.final, loads.request, loaded)  # a request may end while it loads
+        others = ~np.isin(key, load_key)
+        requests = np.append(requests[others], loads.request)
+        frames = np.append(frames[others], np.searchsorted(frame_seq, loads.seq))
+        tokens = np.append(tokens[others], loaded)
+    progress.reset(requests, frames, tokens)
+
+
+def _allocations(ledger: Ledger) -> tuple[Numbers, Numbers]:
+    """Return the request and the sequence number of each allocation by a request that held no memory.
+
+    An extent that moves is freed and allocated at one moment, and keeps its computed tokens: no allocation.
+    """
+    held = ledger.tables.residencies
+    moves = (held.request[1:] == held.request[:-1]) & (held.birth_seq[1:] == held.death_seq[:-1])
+    first = ~np.append(np.zeros(min(len(held.request), 1), np.bool_), moves)
+    return held.request[first].astype(np.int64), held.birth_seq[first].astype(np.int64)
+
+
+def _hit_units(memory: Memory, key: Numbers, num_seqs: int) -> Numbers:
+    """Return how many units are shared at each `key`, a request times `num_seqs` plus a sequence number."""
+    shared = memory.kind == MemoryKind.SHARE
+    shared_key = memory.request[shared].astype(np.int64) * num_seqs + memory.seq[shared]
+    order = np.argsort(shared_key, kind="stable")
+    units = np.append(0, np.cumsum(memory.length[shared][order].astype(np.int64)))
+    begin, end = (np.searchsorted(shared_key[order], key, side) for side in ("left", "right"))
+    return np.asarray(units[end] - units[begin])
+
+
+def _units_from_host(copies: Copies, requests: Numbers, frames: IntArray, num_frames: int) -> Numbers:
+    """Return how many units from the host each of `requests` begins to load at its entry in `frames`."""
+    loads = copies.kind == CopyKind.LOAD
+    loaded_key = np.sort(copies.request[loads].astype(np.int64) * num_frames + copies.begun_step[loads])
+    begin, end = (np.searchsorted(loaded_key, requests * num_frames + frames, side) for side in ("left", "right"))
+    return np.asarray(end - begin)
+
+
+def _loads_of(transfers: Transfers, unit_tokens: int) -> _Loads:
+    """Return the loads from other servers, in effect from the decision to load.
+
+    If a block does not arrive, a second change at the report leaves only the tokens before this block.
+    """
+    loads = transfers.kind == TransferKind.LOAD
+    fails = loads & (transfers.failed >= 0)
+    first_unit = np.append(transfers.position[loads], transfers.failed[fails]).astype(np.int64)
+    return _Loads(
+        request=np.append(transfers.request[loads], transfers.request[fails]).astype(np.int64),
+        seq=np.append(transfers.begun_seq[loads], transfers.ended_seq[fails]),
+        tokens_before=first_unit * unit_tokens,
+        loaded_tokens=np.append(transfers.tokens[loads], np.zeros_like(transfers.tokens[fails])).astype(np.int64),
+    )

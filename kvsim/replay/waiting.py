@@ -1,0 +1,65 @@
+"""The requests that wait at any moment of a recording: they have arrived, hold no memory and have not ended."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvsim.recording.model import Recording
+from kvsim.recording.tables import IntArray, RequestStatus
+from kvsim.replay.ledger import Ledger
+from kvsim.replay.progress import Progress
+from kvsim.replay.unit_slots import Numbers
+
+_NEVER = np.iinfo(np.int64).max
+
+
+class Waiting:
+    """Looks up waiting requests, in a time that does not depend on the length of the recording."""
+
+    def __init__(self, recording: Recording, ledger: Ledger, progress: Progress) -> None:
+        self._requests, held = recording.requests, ledger.tables.residencies
+        self._first_birth = np.full(len(recording.requests), _NEVER, np.int64)
+        """Sequence number at which each request first held memory."""
+        np.minimum.at(self._first_birth, held.request, held.birth_seq)
+        self._first_birth[progress.initial > 0] = -1
+        self._gone_at = self._ends(recording, ledger)
+        """Sequence number from which on each request never waits again."""
+        self._all_gone_at = np.maximum.accumulate(self._gone_at)
+        self._none_came_by = np.minimum.accumulate(self._requests.arrival_seq[::-1])[::-1]
+
+    @staticmethod
+    def _ends(recording: Recording, ledger: Ledger) -> Numbers:
+        """Return the sequence number from which on each request never waits again.
+
+        A request ends when its memory is freed for the last time or, if it never had any, when it is aborted.
+        """
+        requests, steps, held = recording.requests, recording.steps, ledger.tables.residencies
+        # A request that never held memory waits at the end, unless it was refused.
+        gone_at = np.full(len(requests), _NEVER, np.int64)
+        gone_at[held.request] = -1
+        np.maximum.at(gone_at, held.request, held.death_seq)
+        gone_at[requests.status == RequestStatus.REFUSED] = -1
+        # A preempted request may end while it waits, with the output of a step that was in flight.
+        queued = np.flatnonzero((requests.preemptions > 0) & np.isin(gone_at, steps.schedule_seq))
+        output = np.minimum(np.searchsorted(steps.end_s, requests.finished_s[queued]), len(steps) - 1)
+        gone_at[queued] = np.maximum(gone_at[queued], steps.output_seq[output])
+        # A request that is preempted when the recording ends still waits.
+        gone_at[requests.status == RequestStatus.UNFINISHED] = _NEVER
+        return gone_at
+
+    def at(self, seq: int, time_s: float, live: IntArray) -> Numbers:
+        """Return the waiting requests after `seq`, at `time_s`: preempted ones first, then in order of arrival.
+
+        `live` are the requests that hold memory then.
+        """
+        requests = self._requests
+        # All requests before the window have left, and none after it has arrived.
+        begin, end = (np.searchsorted(edge, seq, "right") for edge in (self._all_gone_at, self._none_came_by))
+        window = slice(begin, max(begin, end))
+        waits = (requests.arrival_seq[window] <= seq) & (self._gone_at[window] > seq)
+        waits &= ~(requests.finished_s[window] <= time_s)
+        rows = begin + np.flatnonzero(waits)
+        rows = rows[~np.isin(rows, live)]
+        started = self._first_birth[rows] <= seq
+        waiting: Numbers = rows[np.lexsort((requests.arrival_seq[rows], ~started))].astype(np.int64)
+        return waiting
