@@ -22,7 +22,7 @@ from kvsim.metrics import Summary
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.simulation import Machine, measure
-from kvsim.simulation.front_end import behind, http
+from kvsim.simulation.front_end import http, with_delays
 from kvsim.workload import Workload
 
 BLOCK = 16
@@ -59,7 +59,7 @@ def http_stages(folder: Path, profile: str | None) -> Iterator[Run]:
             machine = kvsim.machine("H100 SXM", model, tensor_parallel_size=size, max_num_seqs=128,
                                     max_num_batched_tokens=2048, gpu_memory_utilization=0.9)  # fmt: skip
             found = _predict(machine, profile, _stage(row), max_num_seqs=128, max_model_len=4096)
-            server, _ = behind(http(), [found[0]], float(row["prompt_tokens_mean"]))
+            server, _ = with_delays(http(), [found[0]], float(row["prompt_tokens_mean"]))
             measured = tuple(float(row[key]) for key in ("e2e_mean_s", "tpot_mean_s", "ttft_mean_s", "ttft_p50_s"))
             yield Run(f"{row['experiment']} {row['rate_per_s']}/s", found[1], measured, _figures(server[0]))  # type: ignore[arg-type]
 

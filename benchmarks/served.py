@@ -35,7 +35,7 @@ from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.recording import Recording, read
 from kvsim.simulation import Machine, measure
-from kvsim.simulation.front_end import behind, http
+from kvsim.simulation.front_end import http, with_delays
 from kvsim.steptime.card import Card, load_card
 from kvsim.workload import LogNormal, Poisson, Workload, generate
 
@@ -113,7 +113,7 @@ def predict(
     told = {}
     for name, workload in loads.items():
         inside = measure(workload, Paged(scheduler=ContinuousSettings(**ENGINE)), machine).summary
-        [seen], _ = behind(http(card), [inside], float(workload.prompt_tokens.mean()))
+        [seen], _ = with_delays(http(card), [inside], float(workload.prompt_tokens.mean()))
         told[name] = {
             "engine_ttft_ms": round(1e3 * inside.ttft_s.mean, 3),
             "ttft_ms": round(1e3 * seen.ttft_s.mean, 3),

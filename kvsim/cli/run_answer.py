@@ -9,7 +9,7 @@ from kvsim.cli.fleet_answer import print_fleet
 from kvsim.cli.show import print_json, progress
 from kvsim.cli.summary_lines import print_summaries, summary_document
 from kvsim.experiments.bands import band_of, is_worth_a_band
-from kvsim.simulation.front_end import behind, http
+from kvsim.simulation.front_end import http, with_delays
 
 if TYPE_CHECKING:
     from kvsim.experiments.bands import Band
@@ -41,7 +41,7 @@ class RunAnswer:
 
     def add_front_end(self, card: Card | None, workload: Workload) -> None:
         """Add the delay of an HTTP front end to the times that clients see."""
-        self._summaries, note = behind(http(card), self._summaries, float(workload.prompt_tokens.mean()))
+        self._summaries, note = with_delays(http(card), self._summaries, float(workload.prompt_tokens.mean()))
         self.notes.append(note)
 
     def show(self, requests: str, *, show_all: bool, as_json: bool) -> None:

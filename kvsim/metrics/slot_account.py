@@ -232,17 +232,18 @@ class _FrameSlots:
     @classmethod
     def of(cls, replay: Replay) -> _FrameSlots:
         """Add up the slots of all runs, in parts because a long recording has tens of millions of runs."""
-        total = np.zeros((len(fields(cls)), replay.num_frames), np.int64)
+        total = {field.name: np.zeros(replay.num_frames, np.int64) for field in fields(cls)}
         first = replay.ledger.tables.together()
         end = np.append(first[1:], len(replay.ledger.tables.birth_row))
         for begin in range(0, len(first), _RUNS_AT_ONCE):
             some = slice(begin, begin + _RUNS_AT_ONCE)
-            total += cls._of_groups(replay, first[some], end[some])
-        return cls(**dict(zip((field.name for field in fields(cls)), total, strict=True)))
+            for name, slots in cls._of_groups(replay, first[some], end[some]).items():
+                total[name] += slots
+        return cls(**total)
 
     @staticmethod
-    def _of_groups(replay: Replay, first: IntArray, end: IntArray) -> npt.NDArray[np.int64]:
-        """Return the slots of groups of runs, as an array with a row for each field of this class.
+    def _of_groups(replay: Replay, first: IntArray, end: IntArray) -> dict[str, npt.NDArray[np.int64]]:
+        """Return the slots of groups of runs, by the name of a field of this class.
 
         The runs [first, end) of a group belong to one table, and were allocated and released together.
         """
@@ -278,12 +279,12 @@ class _FrameSlots:
                 replay.num_frames, born[growing], step_slots, amount[growing]
             )
 
-        return np.stack((
-            sum_over_frames(length),
-            sum_over_frames(length - (high - low)),
-            sum_over_frames(np.minimum(high, full) - np.minimum(low, full)),
-            sum_over_frames(np.minimum(high, pad) - np.minimum(low, pad)),
-        ))  # fmt: skip
+        return {
+            "lengths": sum_over_frames(length),
+            "rounding": sum_over_frames(length - (high - low)),
+            "within_full": sum_over_frames(np.minimum(high, full) - np.minimum(low, full)),
+            "within_pad": sum_over_frames(np.minimum(high, pad) - np.minimum(low, pad)),
+        }
 
 
 def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -29,7 +29,7 @@ _LIVES = 4.0
 _MANY_LIVES = 40.0
 """Time, in mean run times, from which a drift is not a warm-up: near its limit, the load of a server fluctuates."""
 _LIVES_IN_A_LOOP = 2.0
-"""Minimum time, in mean run times, for a closed loop, where only the ages of requests must mix."""
+"""Minimum time, in mean run times, for a closed loop: it has a constant number of requests, whose ages must mix."""
 _ALIKE = 0.1
 """Maximum relative difference between the means of two quarters."""
 _CONSTANT = 0.02

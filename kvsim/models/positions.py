@@ -24,7 +24,7 @@ _PLAIN = ("default", "mrope", "proportional")
 _LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 """Kinds of layers that may have separate scalings."""
 _FACTORS = ("factor", "attn_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "alpha")
-"""Numbers in a scaling."""
+"""Keys of a scaling whose values are numbers."""
 
 
 def longest_sequence(text: Config, given: int | None = None) -> int:

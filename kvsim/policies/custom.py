@@ -111,9 +111,7 @@ class CachedBlock(Protocol):
 
     @property
     def tokens_below(self) -> int:
-        """Number of tokens in cached blocks that continue the prefix of this block. No request can hit them
-        without it.
-        """
+        """Number of tokens in cached blocks that continue this block's prefix: no request hits them without it."""
 
 
 class Candidates(Sequence[CachedBlock]):

@@ -76,7 +76,7 @@ class Pipeline:
         return -(-self.most_in_flight(async_scheduling=True) // interval) - 1
 
     def feedback(self, *, async_scheduling: bool) -> int:
-        """Return how many steps earlier the step was scheduled whose tokens a step awaits; 0 if it awaits none."""
+        """Return `n` if every step awaits the tokens of the `n`-th step before it; 0 if no step awaits tokens."""
         if self.pipeline_parallel_size == 1 or not async_scheduling:
             return 0
         return self.decode_interval(async_scheduling=True)

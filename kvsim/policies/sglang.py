@@ -242,7 +242,7 @@ class Radix:
         return pool_limit.clip(max=model_limit).clip(min=0)
 
     def most_prompt_tokens(self, num_slots: int) -> int:
-        """Return the number of tokens from which on a prompt is refused."""
+        """Return the smallest number of tokens with which a prompt is refused."""
         return self.longest_tokens(num_slots) - _KEPT_FOR_ANSWER
 
 

@@ -237,7 +237,7 @@ def _simulate(setup: Setup, servers: Servers) -> tuple[list[Recording], Fleet]:
 
 
 def _serve(setup: Setup, servers: Servers, spread: Spread, builders: Sequence[RecordingBuilder] = ()) -> Fleet:
-    """Run the servers to the end, recorded to `builders` if there are any."""
+    """Run the servers to the end; record each with its builder in `builders`, unless that is empty."""
     if isinstance(servers, Disaggregation):
         return _finish_prefill_decode(PrefillDecodeRun(setup, servers, builders))
     dispatcher = Dispatcher.of(setup, servers.router(release_of(setup.base)), servers.route_lag_s)

@@ -23,9 +23,9 @@ from kvsim.metrics import Distribution, Summary
 from kvsim.steptime.card import Card
 
 _REQUEST_LAUNCHES = 850
-"""Host time from a request's arrival until the engine has it, apart from its tokens, in launches of one kernel."""
+"""Host time to hand a request to the engine, without the time for its tokens, in launches of one kernel."""
 _PROMPT_TOKEN_LAUNCHES = 0.65
-"""Host time that each token of the prompt adds before the engine has the request, in launches of one kernel."""
+"""Host time that each token of the prompt adds to this, in launches of one kernel."""
 _ANSWER_LAUNCHES = 260
 """Host time from the engine's first token until the client has it, in launches of one kernel."""
 _TOKEN_LAUNCHES = 12
@@ -72,7 +72,7 @@ def http(card: Card | None = None) -> FrontEnd:
     )
 
 
-def behind(front_end: FrontEnd, summaries: Sequence[Summary], prompt_tokens: float) -> tuple[list[Summary], str]:
+def with_delays(front_end: FrontEnd, summaries: Sequence[Summary], prompt_tokens: float) -> tuple[list[Summary], str]:
     """Return `summaries` of engines with the delays of their front ends, and a line of text about the delays.
 
     `prompt_tokens` is the mean number of tokens of a prompt. If a front end cannot send all output tokens, the

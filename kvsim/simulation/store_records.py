@@ -137,7 +137,7 @@ def _loads(folder: Path, recording: Recording) -> Iterator[_LoadedPrompt]:
 
 
 def _keys(recording: Recording, transfers: Transfers, row: int) -> list[int]:
-    """Return the keys of a prompt's blocks up to the last one that is transferred: the last hash of each block."""
+    """Return the keys of a prompt's blocks, up to the last transferred block. A key is the last hash in a block."""
     per_block = recording.meta.pool.unit_tokens // recording.meta.hash_block_size
     hashes = recording.requests.prompt_hashes[transfers.request[row]]
     end = int(transfers.position[row] + transfers.blocks[row])
