@@ -96,7 +96,7 @@ def next_arrival_s(engine: Engine) -> float:
 
 @part
 def ask_again(engine: Engine, num_users: int) -> None:
-    """Send the next requests of the workload for `num_users` users who have their answers, after their think time."""
+    """Send the next requests of the workload after a think time, one for each of `num_users` answered users."""
     state = engine.state
     for _ in range(min(num_users, len(engine.lines) - state.num_submitted)):
         engine.times[engine.lines[state.num_submitted].arrived].arrival_s = state.host_s + engine.settings.think_s
@@ -294,12 +294,9 @@ def write_step(engine: Engine, shape: StepShape, padding: int) -> None:
     state = engine.state
     step = engine.steps[state.num_steps - state.first_step]
     step.seq, step.start_s = state.seq, state.host_s
-    step.num_scheduled, step.num_tokens, step.prefill_tokens = (
-        shape.num_seqs,
-        shape.num_tokens,
-        shape.num_prefill_tokens,
-    )
-    step.context_tokens, step.attention_pairs = shape.context_tokens, shape.attention_pairs
+    step.num_scheduled, step.num_tokens = shape.num_seqs, shape.num_tokens
+    step.prefill_tokens, step.context_tokens = shape.num_prefill_tokens, shape.context_tokens
+    step.attention_pairs = shape.attention_pairs
     step.new_shape, step.new_kernels = shape.new_shape, shape.new_kernels
     step.shared_tokens, step.num_new_seqs = shape.shared_tokens, shape.num_new_seqs
     step.preempted = state.num_preempted

@@ -44,7 +44,7 @@ def begin_step(engine: Engine) -> None:
 
 @part
 def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Plan the images to encode for a chunk of `num_tokens` after `computed` tokens; return the chunk's length.
+    """Choose the images to encode for a chunk of `num_tokens` after `computed` tokens; return the chunk's length.
 
     The chunk is cut before an image for which there is no room.
     """

@@ -37,9 +37,9 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
 def _begin(engine: Engine, index: int) -> bool:
     """Make the sequence at `index` of `running` quiet if it only decodes; return whether it does."""
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
-    computed, under_way = sequence.computed, 1 if settings.ahead else 0
-    is_decode = computed >= sequence.prompt_tokens and sequence.num_tokens + under_way - computed == 1
-    if not is_decode or sequence.placeholders != under_way:
+    computed, num_awaited = sequence.computed, 1 if settings.ahead else 0
+    is_decode = computed >= sequence.prompt_tokens and sequence.num_tokens + num_awaited - computed == 1
+    if not is_decode or sequence.placeholders != num_awaited:
         return False
     num_steps = min(sequence.room_tokens, sequence.cache_at - 1, sequence.end_tokens - 2) - computed
     if num_steps <= 0 or (settings.records_schedule and not journal.goes_on(engine, sequence, computed, 1)):

@@ -155,7 +155,7 @@ class EnginePlan:
         return engine
 
     def _check(self, layout: KVCacheLayout) -> None:
-        """Refuse settings that kvsim does not simulate together, or for a model with these groups."""
+        """Refuse settings that kvsim does not simulate together, or not with these KV-cache groups."""
         policy, is_custom = self.policy, self.rules is not None
         combinations.check_pipeline(policy, self.pipeline, is_custom=is_custom)
         combinations.check_drafts(policy, self.drafts, is_custom=is_custom)

@@ -434,9 +434,9 @@ class RadixTables(NamedTuple):
     order: Numbers
     """Requests while they are sorted."""
     written: Records[NodeCopy]
-    """Copies to the host under way, in order."""
+    """Copies to the host in progress, in order."""
     loading: Records[NodeCopy]
-    """Loads from the host under way, in order."""
+    """Loads from the host in progress, in order."""
     next_slot: Numbers
     """The slot of host memory after each slot, in the list of a node's pages or in that of the free slots."""
     copy_rows: Records[CopyRow]

@@ -168,7 +168,7 @@ class Settings:
     drops_last_hit: FeatureFlag = False
     """The last block of a hit is recomputed in some groups (`Group.drops_hit`): drafting needs its hidden states."""
     drops_after_prompt: FeatureFlag = False
-    """With several groups, the block of a hit that is recomputed may end with the last known token."""
+    """The hit block that drafting recomputes may end with the last known token; only with several groups."""
     marks_tails: FeatureFlag = False
     """A partly filled block of full attention with the last hash of a prompt is reused as late as one with a prefix."""
     keeps_below_drop: FeatureFlag = False
@@ -272,9 +272,9 @@ class State:
     num_queued: int = 0
     num_skipped: int = 0
     num_looked_at: int = 0
-    """Number of skipped sequences that the pass under way has visited; see `waiting_queue`."""
+    """Number of skipped sequences that the current pass has visited; see `waiting_queue`."""
     num_skipped_again: int = 0
-    """Number of sequences that the pass under way has skipped."""
+    """Number of sequences that the current pass has skipped."""
     num_running: int = 0
     num_in_flight: int = 0
     next_launched: int = 0
@@ -501,9 +501,9 @@ class Line:
     """Item i of three independent lists: `engine.lines[i]`. Each list has room for every request."""
 
     arrived: int = 0
-    """The i-th request in the order of sending."""
+    """Number of the i-th request in the order of sending."""
     ended: int = 0
-    """The i-th sequence that ended."""
+    """Number of the sequence that ended as the i-th."""
     heap: int = 0
     """Item i of the queue as a heap by priority. In order of arrival the queue is a linked list instead."""
 
@@ -557,7 +557,7 @@ class Group:
     drops_hit: bool = False
     """The last block of a hit is recomputed, because draft layers are in this group, or in another of its kind."""
     is_dropped: bool = False
-    """The lookup under way has left out the last block of the hit at its present length."""
+    """The current lookup has left out the last block of the hit at its present length."""
     extra_tokens: int = 0
     """Number of tokens before the window that are kept, because several drafting modules may compute them again."""
     first_entry: int = 0

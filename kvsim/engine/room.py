@@ -1,4 +1,4 @@
-"""How many records an engine needs: tables, holes, buckets, and rows of a recording."""
+"""Numbers of records that an engine needs: tables, holes, buckets, and rows of a recording."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_BUCKET_BITS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """How many records of each kind are allocated for an engine."""
+    """Number of records of each kind to allocate for an engine."""
 
     batch: int
     """Largest number of sequences that run at once."""

@@ -462,7 +462,7 @@ def describe(engine: Engine) -> None:
     for index in range(state.num_listed):
         sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]
         context_tokens += sequence.computed + tokens
-        # Several tokens behind the prompt are recomputed after a preemption, unless they are drafts to verify.
+        # Several tokens after the prompt are recomputed after a preemption, unless they are drafts to verify.
         is_again = tokens > 1 and (engine.settings.num_drafts == 0 or sequence.computed < sequence.num_tokens - 1)
         if is_again or sequence.computed < sequence.prompt_tokens:
             num_prefill_tokens += tokens

@@ -93,7 +93,7 @@ class Engine(NamedTuple):
     skipped: Numbers
     """The skipped sequences, in order. The second half of the list has those that the pass in progress has skipped."""
     adapter_passes: Numbers
-    """For each adapter, the last pass over the queue in which it was in use; empty if adapters are not limited."""
+    """Last pass over the queue in which each adapter was in use; empty if adapters are not limited."""
     batch: Numbers
     """The sequences of the step being scheduled, in order of scheduling, without quiet ones."""
     batch_tokens: Numbers

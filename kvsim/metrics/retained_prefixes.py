@@ -188,9 +188,9 @@ class _CachedTimes(NamedTuple):
     keys: IntArray
     """Keys of the prefixes, ascending. The number of a prefix is its index here."""
     cached: npt.NDArray[np.int64]
-    """For each entry of a prefix into the cache: its number times `span`, plus the moment; ascending."""
+    """Entries of prefixes into the cache, ascending: the number of the prefix times `span`, plus the moment."""
     evicted: npt.NDArray[np.int64]
-    """For each eviction of a prefix: its number times `span`, plus the moment; ascending."""
+    """Evictions of prefixes, ascending: the number of the prefix times `span`, plus the moment."""
     span: int
 
     @classmethod

@@ -65,7 +65,7 @@ class UnitStates(ABC):
         """Build now what `go_to` would build later. Thread-safe."""
 
     def hold(self, address: int, length: int, request: int, position: int) -> None:
-        """Let `request` hold a run of `length` units, the first of them at `position` in its table."""
+        """Let `request` hold a run of `length` units, which begins at `position` of its table."""
         units = slice(address - self._first_unit, address - self._first_unit + length)
         self.owner[units], self.refs[units], self.cached[units] = request, 1, False
         self.position[units] = np.arange(position, position + length)

@@ -5,7 +5,7 @@ It differs from the radix cache alone in three ways:
 - A node that a copy reads or writes is locked, so the scheduler cannot evict it. Its pages still count as cached,
   because no request holds them, and their prefix can be hit.
 - A step waits for the pages that it loads, layer by layer.
-- The scheduler goes on while copies are under way, also without requests.
+- The scheduler goes on while copies are in progress, also without requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies of nodes between device and host that are under way: when each begins and ends, and which pages it moves.
+"""Copies in progress of nodes between device and host: when each begins and ends, and which pages it moves.
 
 Copies in one direction cross the link one after the other, each with the bytes of its pages at the speed of the link;
 copies in the other direction, and kernels, run at the same time.
@@ -127,7 +127,7 @@ def finish_ended(engine: Engine) -> None:
 
 @part
 def finish(engine: Engine, num_written: int, num_loaded: int) -> None:
-    """Finish the oldest `num_written` copies to the host and `num_loaded` loads under way, and unlock their paths."""
+    """Finish the oldest `num_written` copies to the host and the oldest `num_loaded` loads, and unlock their paths."""
     radix = engine.radix.state
     for index in range(num_written):
         _record(engine, engine.radix.written[index], _STORE)

@@ -379,7 +379,7 @@ def _preempt_to_schedule(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _queue_preempted(engine: Engine, first: int) -> None:
-    """Append the requests that this pass has preempted to the queue, except for the first `first` of them."""
+    """Append the requests that this pass has preempted to the queue, from index `first` of `Lists.preempted` on."""
     for index in range(first, engine.state.num_preempted):
         add(engine, engine.sequences[engine.lists[index].preempted])
 

@@ -122,7 +122,7 @@ def get_device_pages(engine: Engine, node: int) -> None:
 
 @part
 def update_double(engine: Engine, node: int) -> None:
-    """Update whether a node is double: on the device and on the host, without a load under way."""
+    """Update whether a node is double: on the device and on the host, without a load in progress."""
     record = engine.radix.nodes[node]
     if not (record.is_on_device and record.is_on_host and record.loaded_for == ROOT):
         record.doubled = 0
