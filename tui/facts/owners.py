@@ -118,8 +118,7 @@ def _owner_group(session: Session, tables: dict[int, Units]) -> OwnerGroup:
 def owners_line(session: Session, found: Sequence[OwnerGroup], width: int, dot: str) -> str:
     """Describe the held memory in one line: requests, the largest one, the units saved by sharing, the free share.
 
-    The texts are shortened if the line exceeds `width`, and then some are left out: first what is said elsewhere on the
-    screen, the saved units if there are some, or else the free share.
+    If the line exceeds `width`, texts are shortened or left out.
     """
     unit, owners = session.unit_name, _owners(found)
     shared, saved = _shared_and_saved(found)

@@ -36,7 +36,7 @@ _NAME, _TOKENS = 11, 7
 """Widths of the columns for the name of a request and for its tokens."""
 _LEAST_BAR, _GAP = 10, 2
 """Smallest width of a bar, and width of the gap between two columns of strips."""
-_MOST_MEMBERS = (1 << 30, 16, 8, 4, 2)
+_MOST_MEMBERS = (1 << 30, 16, 12, 8, 6, 5, 4, 3, 2)
 """Limits on the number of requests of a group that have their own strips. They are tried in order until all fits."""
 
 

@@ -346,7 +346,8 @@ class FleetClock(Scrubber):
         if not self.axis_width or self.size.height < 2:
             return []
         style = TextualStyle.from_rich_style(self.get_component_rich_style("timeline--bar"))
-        return [(self.symbols.up[-1], style, f"= {self._queue(self.axis_width, self.size.height - 1)[1]:,} waiting")]
+        most = self._queue(self.axis_width, self.size.height - 1)[1]
+        return [("#" if self.symbols.ascii else "■", style, f"full bar: {most:,} waiting")]
 
     def place(self) -> str:
         """Return an empty text, because the servers share no step number."""

@@ -90,6 +90,13 @@ class Scrubber(Widget):
         if title != self._title:
             self.border_title = self._title = title
 
+    def notify_style_update(self) -> None:
+        """Redraw the title in the colours of the current theme."""
+        super().notify_style_update()
+        if self.is_mounted:
+            self._title = Content("")
+            self.show_transport()
+
     @property
     def pace(self) -> str:
         """Speed of the playback in words."""

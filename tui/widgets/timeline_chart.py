@@ -112,20 +112,19 @@ class TimelineChart(Scrubber):
     def marks(self) -> list[tuple[str, TextualStyle, str]]:
         """Return the entries of the title: the memory of the followed request, notable events, and scales of charts."""
         session, symbols = self._session, self.symbols
-        shown = self._marked_events()
+        shown, square = self._marked_events(), "#" if symbols.ascii else "■"
         found = []
         if session.followed is not None:
             found.append((symbols.held, "held", f"{session.request_name(session.followed)} holds memory"))
         kinds = sorted(set(shown.kind.tolist()))
         if kinds:
             words = ", ".join(WORDS[EventKind(kind)] for kind in kinds) if len(kinds) <= _MOST_KINDS else "events"
-            if self._has_squares:
-                found.append(("#" if symbols.ascii else "■", "tick", words))
-            else:
-                found.append((symbols.up[-1], "tick", f"= {self._full_mark:,} {words}"))
+            # Squares mark events; where they are many, bars count them.
+            most = "" if self._has_squares else f"= {self._full_mark:,} "
+            found.append((square, "tick", f"{most}{words}"))
         scales = [f"{values.max():,} {name}" for name, values in self._scales() if len(values)]
         if scales:
-            found.append((symbols.up[-1], "bar", f"full bar: {', '.join(scales)}"))
+            found.append((square, "bar", f"full bar: {', '.join(scales)}"))
         return [(glyph, TextualStyle.from_rich_style(self._rich(name)), words) for glyph, name, words in found]
 
     def _scales(self) -> list[tuple[str, npt.NDArray[Any]]]:
