@@ -37,6 +37,7 @@ from kvsim.steptime import (
     reduce_stages,
 )
 from kvsim.steptime.card import Card, load_card
+from kvsim.steptime.overheads import MAX_CAPTURED_TOKENS
 
 _SERVED = ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size", "kv_cache_dtype")
 """Engine settings that describe how a model is served."""
@@ -155,8 +156,10 @@ def step_times(
 def in_batches_of(max_num_seqs: int, times: Roofline) -> Roofline:
     """Return `times` for a vLLM with `max_num_seqs`: it captures graphs of steps with up to twice as many tokens.
 
-    Larger steps are launched kernel by kernel.
+    Larger steps are launched kernel by kernel. Models for which vLLM raises the largest captured step keep theirs.
     """
+    if times.max_captured_tokens > MAX_CAPTURED_TOKENS:
+        return times
     return replace(times, max_captured_tokens=min(times.max_captured_tokens, 2 * max_num_seqs))
 
 

@@ -45,8 +45,10 @@ SAMPLER_BYTES = 4
 OLDER_SAMPLER_BYTES = 3 * SAMPLER_BYTES
 """Bytes per logit of the older model runner, which also samples: probabilities, and noise."""
 
-_CAPTURED_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
-"""Numbers of tokens for which vLLM captures graphs by default, if they are at most twice the sequences of a step."""
+_CAPTURED_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16))
+_MOST_CAPTURED, _MOST_CAPTURED_OF_GPT_OSS = 512, 1024
+"""Numbers of tokens for which vLLM captures graphs. They are at most 512, and at most twice the sequences of a step; of
+gpt-oss, at most 1,024."""
 
 _MIXTURES_ON_THE_NEWER = ("DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM")
 """Architectures with experts on vLLM 0.25.1's newer model runner. Models without experts use it, except hybrids."""
@@ -99,7 +101,9 @@ def captured_graphs(model: Model, num_layers: int, num_seqs: int) -> Estimate:
     The graphs are of `num_layers` layers, in steps of up to `num_seqs` sequences.
     """
     if model.num_experts > 0 and on_older_runner(model):
-        num_sizes = sum(size <= 2 * num_seqs for size in _CAPTURED_SIZES)
+        is_gpt_oss = model.architecture == "GptOssForCausalLM"
+        most = _MOST_CAPTURED_OF_GPT_OSS if is_gpt_oss else min(2 * num_seqs, _MOST_CAPTURED)
+        num_sizes = sum(size <= most for size in _CAPTURED_SIZES)
         of_layer = RANK_GRAPH_LAYER_BYTES if model.has_shared_experts else EXPERT_GRAPH_LAYER_BYTES
         size = num_sizes * (EXPERT_GRAPH_BYTES + num_layers * of_layer)
         return size, f"{num_sizes} sizes, set aside by the older model runner, which serves most mixtures"

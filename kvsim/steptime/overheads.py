@@ -20,6 +20,8 @@ SEQUENCE_LAYER_S = 0.3e-6
 
 MAX_CAPTURED_TOKENS = 512
 """Largest step that vLLM captures as a graph by default."""
+GPT_OSS_CAPTURED_TOKENS = 1024
+"""The same for gpt-oss, whose configuration in vLLM raises it, whatever the largest batch is."""
 REQUEST_S = 0.1e-3
 """Host time to receive one request: check it, hash its blocks, queue it."""
 REQUEST_TOKEN_S = 0.14e-6

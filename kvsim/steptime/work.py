@@ -111,6 +111,8 @@ class Work:
     """True if worker processes launch the kernels, as on several GPUs."""
     divides_experts: bool
     """True if several GPUs divide the experts of a layer."""
+    has_mxfp4_experts: bool
+    """True if the weights of experts are in mxfp4."""
     vision: VisionTower | None
     """Layers that compute images; None if there are none, or if another stage of a pipeline has them."""
     tensor_parallel_size: int
@@ -171,6 +173,7 @@ def work_of(model: Model) -> Work:
         num_reduces=2 * model.num_layers if size > 1 else 0,
         has_workers=model.num_gpus > 1,
         divides_experts=model.num_experts > 0 and model.num_expert_gpus > 1,
+        has_mxfp4_experts=quantization is not None and quantization.method == "mxfp4",
         vision=model.vision,
         tensor_parallel_size=size,
     )

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.hardware import find_gpu
-from kvsim.machines import card_of
+from kvsim.machines import card_of, in_batches_of
 from kvsim.models import find_model, find_quantization
 from kvsim.steptime import Roofline, StepShape, reduce
 from kvsim.steptime.reduction import (
     DIVIDED_EXPERT_LAUNCHES,
     EAGER_LAUNCHES,
     FP8_QUERY_S,
+    MXFP4_EXPERT_LAUNCHES,
     WOKEN,
     never_asleep,
     on_machine,
@@ -205,6 +206,16 @@ def test_experts_that_gpus_divide_take_longer_to_launch_kernel_by_kernel() -> No
     assert two.piecewise_floor_s == pytest.approx(
         one.piecewise_launch_s * LINKED.launch_s / CARD.launch_s + two.worker_step_s
     )
+
+
+def test_gpt_oss_has_graphs_of_1024_tokens_whatever_its_batches_are() -> None:
+    """Larger steps take the host longer than those of other experts, which are launched without Python's kernels."""
+    gpt_oss, other = find_model("gpt-oss-20b"), find_model("Qwen3-30B-A3B")
+    for max_num_seqs in (16, 256, 1024):
+        limited = (in_batches_of(max_num_seqs, reduce(CARD, each)) for each in (gpt_oss, other))
+        assert [times.max_captured_tokens for times in limited] == [1024, min(2 * max_num_seqs, 512)]
+    of_layer = [never_asleep(CARD, each).eager_launch_s / each.num_layers / CARD.launch_s for each in (gpt_oss, other)]
+    assert of_layer[0] - of_layer[1] == pytest.approx(MXFP4_EXPERT_LAUNCHES - EAGER_LAUNCHES["experts"])
 
 
 def host_share(times: Roofline, awake: Roofline) -> float:
