@@ -95,6 +95,8 @@ class Work:
     state_bytes: float
     """Bytes of recurrent state that a step reads and writes per sequence."""
     num_recurrent_layers: float
+    num_delta_nets: float
+    """Number of recurrent layers that have a gated delta net."""
     element_bytes: float
     """Bytes that norms, rotations and activations read and write per token, in all layers."""
     num_small_kernels: float
@@ -164,6 +166,7 @@ def work_of(model: Model) -> Work:
         readings=_readings(model),
         state_bytes=model.state_bytes_per_sequence,
         num_recurrent_layers=recurrent_layers,
+        num_delta_nets=sum(isinstance(layer, GatedDeltaNet) for layer in model.recurrent_layers),
         element_bytes=_ACTIVATION_BYTES * elements,
         num_small_kernels=small_kernels,
         num_kernels_of_attention_layer=6 + _SMALL_KERNELS + more,
@@ -225,6 +228,7 @@ def on_stage(work: Work, share: float, *, is_first: bool, is_last: bool) -> Work
         readings=tuple(replace(reading, num_layers=share * reading.num_layers) for reading in work.readings),
         state_bytes=share * work.state_bytes,
         num_recurrent_layers=share * work.num_recurrent_layers,
+        num_delta_nets=share * work.num_delta_nets,
         element_bytes=share * work.element_bytes,
         num_small_kernels=share * work.num_small_kernels,
         num_latent_layers=share * work.num_latent_layers,

@@ -47,6 +47,18 @@ def prefill(tokens: int) -> StepShape:
     return StepShape(1, tokens, tokens, tokens, tokens * (tokens + 1) // 2)
 
 
+def test_a_gated_delta_net_takes_its_own_launches_and_the_states_of_mamba_2_theirs() -> None:
+    qwen, mamba = find_model("Qwen3-Next-80B-A3B"), find_model("granite-4.0-h-micro")
+    layers = len(qwen.recurrent_layers)
+    others = len(qwen.attention_layers) * EAGER_LAUNCHES["attention"] + qwen.num_layers * EAGER_LAUNCHES["experts"]
+    times = never_asleep(CARD, qwen)
+    launches = layers * EAGER_LAUNCHES["delta net"] + others
+    assert times.eager_launch_s == pytest.approx(launches * CARD.launch_s)
+    of_mamba = len(mamba.recurrent_layers) * EAGER_LAUNCHES["recurrent"]
+    of_mamba += len(mamba.attention_layers) * EAGER_LAUNCHES["attention"]
+    assert never_asleep(CARD, mamba).eager_launch_s == pytest.approx(of_mamba * CARD.launch_s)
+
+
 def test_the_work_of_a_llama_is_its_four_matrices() -> None:
     work = work_of(LLAMA)
     assert dict(work.products) == {
