@@ -45,6 +45,13 @@ def stairs(
     axes.autoscale_view()
 
 
+def from_zero(axes: Axes) -> None:
+    """Let the y axis begin at 0 and end above all lines, with plain numbers."""
+    top = max((float(np.nanmax(np.asarray(line.get_ydata()), initial=0.0)) for line in axes.get_lines()), default=0.0)
+    axes.set_ylim(0, 1.1 * top or 1.0)
+    axes.yaxis.set_major_formatter("{x:,.6g}")
+
+
 def log_axis(axes: Axes, which: Literal["x", "y"], *, max_ticks: int = 9) -> None:
     """Make an axis logarithmic, with at least two ticks and plain numbers: 0.01, 1 and 100."""
     axis: Axis = axes.xaxis if which == "x" else axes.yaxis

@@ -16,6 +16,7 @@ from kvsim.errors import UsageError
 from kvsim.files.arrow_table import read_table
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import summarize
+from kvsim.plots.axes import from_zero
 from kvsim.plots.style import LINES, MUTED, STATE_COLORS, Picture, Purpose, Size, style
 from kvsim.plots.words import ByteUnit, is_bound, memory, policy_label, source_line
 
@@ -118,7 +119,7 @@ def throughput_block_size(*runs: Recording | RunPoint, purpose: Purpose = "web",
         above.set_ylabel("tokens per second")
         below.set(ylabel="% of the pool", xlabel="block size (tokens)")
         for axes in (above, below):
-            _from_zero(axes)
+            from_zero(axes)
         sizes = sorted({point.unit_tokens for point in points})
         below.set_xscale("log", base=2)
         below.set_xticks(sizes, [f"{tokens:,}" for tokens in sizes])
@@ -168,7 +169,7 @@ def _against_capacity(
         axes = picture.subplots()
         _draw(axes, points, "kv_bytes", field, scale=unit.num_bytes)
         axes.set(xlabel=f"KV pool ({unit.name})", ylabel=label, xlim=(0, None))
-        _from_zero(axes)
+        from_zero(axes)
         _finish(picture, axes, points, title)
     return picture
 
@@ -216,12 +217,6 @@ def _best_size(points: Sequence[RunPoint]) -> str:
         return f"The block size hardly matters: about {np.mean(speeds):,.0f} output tokens per second with any"
     sizes = f"{min(alike)} to {max(alike)}" if max(alike) > min(alike) else f"{alike[0]}"
     return f"Blocks of {sizes} tokens give the most output: {max(speeds):,.0f} tokens per second"
-
-
-def _from_zero(axes: Axes) -> None:
-    top = max((float(np.nanmax(np.asarray(line.get_ydata()), initial=0.0)) for line in axes.get_lines()), default=0.0)
-    axes.set_ylim(0, 1.1 * top or 1.0)
-    axes.yaxis.set_major_formatter("{x:,.6g}")
 
 
 def _sentences(points: Sequence[RunPoint], say: Any) -> str:

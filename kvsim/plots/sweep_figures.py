@@ -9,6 +9,7 @@ import numpy as np
 
 from kvsim.errors import UsageError
 from kvsim.experiments import sweeps
+from kvsim.plots.axes import from_zero
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def draw_sweep(
             y = [float(np.mean(runs[value])) for value in x]
             places = x if all(isinstance(value, int | float) for value in x) else [str(value) for value in x]
             axis.plot(places, y, **line, marker="o", label=", ".join(map(_words, line_names, values)))
-        axis.set(xlabel=x_name.replace("_", " "), ylabel="output tokens per second", ylim=(0, None))
-        axis.yaxis.set_major_formatter("{x:,.6g}")
+        axis.set(xlabel=x_name.replace("_", " "), ylabel="output tokens per second")
+        from_zero(axis)
         best = max(rows, key=lambda row: row["output_tokens_per_s"])
         at = ", ".join(_words(name, best[name]) for name in shown)
         picture.headline(
@@ -85,8 +86,8 @@ def draw_host_memory(table: str | os.PathLike[str], *, purpose: Purpose = "web",
         axes = picture.subplots(len(_HOST_PANELS), 1, sharex=True)
         for axis, (column, label), line in zip(axes, _HOST_PANELS, LINES, strict=False):
             axis.plot(range(len(rows)), [row[column] for row in rows], **line, marker="o")
-            axis.set(ylabel=label, ylim=(0, None))
-            axis.yaxis.set_major_formatter("{x:,.6g}")
+            axis.set_ylabel(label)
+            from_zero(axis)
         axes[-1].set(xlabel="host memory, GiB")
         axes[-1].set_xticks(range(len(rows)), [f"{size:g}" for size in sizes])
         first, best = rows[0], min(rows, key=lambda row: float(row["ttft_s.mean"]))

@@ -102,6 +102,8 @@ def test_the_figure_shows_hits_times_and_preemptions_by_size(tmp_path: Path) -> 
     table = tmp_path / "sweep.parquet"
     sweeps._write({"a": row(64.0, 20.0, 1.0, 7), "b": row(0.0, 5.0, 4.0, 3)}, table)
     picture = draw_host_memory(table)
+    for axes in picture.axes:
+        assert axes.get_ylim() == pytest.approx((0, 1.1 * max(axes.get_lines()[0].get_ydata()) or 1.0))
     drawn = [np.asarray(axes.lines[0].get_ydata()).tolist() for axes in picture.axes]
     assert drawn == [[5.0, 20.0], [4.0, 1.0], [3, 7]]
     assert [label.get_text() for label in picture.axes[-1].get_xticklabels()] == ["0", "64"]
