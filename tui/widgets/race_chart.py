@@ -81,7 +81,8 @@ class Race(Scrubber):
     @property
     def pace(self) -> str:
         """Speed of the playback in words; rows of a training batch are filled without a clock."""
-        return super().pace if self._comparison.lanes[0].session.rows is None else f"{self.player.speed:g} sequences a second"
+        is_timed = self._comparison.lanes[0].session.rows is None
+        return super().pace if is_timed else f"{self.player.speed:g} sequences a second"
 
     def place(self) -> str:
         """Return an empty text, because the runs share no step number."""
