@@ -45,7 +45,8 @@ _WORTH_PROCESSES = 50_000
     type=click.Choice(["none", "http"]),
     default="none",
     show_default=True,
-    help="http: TTFT and end to end as a client of vLLM's server sees them, with what its front end adds.",
+    help="http: TTFT and end to end as a client of vLLM's server sees them, with what its front end adds. A recording "
+    "is without.",
 )
 @click.option("--no-band", is_flag=True, help="Do not repeat a run with preemptions to see how far its figures move.")
 @flag(

@@ -27,6 +27,8 @@ class RunAnswer:
         self._runs, self._summaries = fleet.servers, fleet.summaries()
         self._fleet = fleet if shows_fleet else None
         self._band: Band | None = None
+        self._front_end_s: list[float] = []
+        """Seconds that the front end of each server adds to TTFT and end to end; empty without front ends."""
         self.notes: list[str] = []
         """Sentences below the figures."""
 
@@ -41,7 +43,8 @@ class RunAnswer:
 
     def add_front_end(self, card: Card | None, workload: Workload) -> None:
         """Add the delay of an HTTP front end to the times that clients see."""
-        self._summaries, note = with_delays(http(card), self._summaries, float(workload.prompt_tokens.mean()))
+        mean_prompt = float(workload.prompt_tokens.mean())
+        self._summaries, self._front_end_s, note = with_delays(http(card), self._summaries, mean_prompt)
         self.notes.append(note)
 
     def show(self, requests: str, *, show_all: bool, as_json: bool) -> None:
@@ -59,6 +62,8 @@ class RunAnswer:
 
     def _document(self) -> dict[str, object]:
         servers = [summary_document(run, summary) for run, summary in zip(self._runs, self._summaries, strict=True)]
+        for server, front_end_s in zip(servers, self._front_end_s, strict=False):
+            server["front_end_s"] = front_end_s
         if self._fleet is not None:
             return {"fleet": self._fleet.totals(self._summaries).as_dict(), "servers": servers}
         return servers[0] | ({"band": self._band.as_dict()} if self._band else {})

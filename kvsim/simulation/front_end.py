@@ -72,24 +72,29 @@ def http(card: Card | None = None) -> FrontEnd:
     )
 
 
-def with_delays(front_end: FrontEnd, summaries: Sequence[Summary], prompt_tokens: float) -> tuple[list[Summary], str]:
-    """Return `summaries` of engines with the delays of their front ends, and a line of text about the delays.
+def with_delays(
+    front_end: FrontEnd, summaries: Sequence[Summary], prompt_tokens: float
+) -> tuple[list[Summary], list[float], str]:
+    """Return `summaries` of engines with the delays of their front ends, these in seconds, and a line of text about
+    them.
 
     `prompt_tokens` is the mean number of tokens of a prompt. If a front end cannot send all output tokens, the
-    summaries are returned without delays.
+    summaries are returned with delays of 0.
     """
     delays_s = [front_end.delay_s(prompt_tokens, summary.output_tokens_per_s) for summary in summaries]
     if not all(map(isfinite, delays_s)):
-        return list(summaries), (
+        note = (
             f"front end: left out, because one process sends at most {front_end.most_tokens_per_s:,.0f} tokens/s here, "
             "and the engine makes more (--api-server-count starts several)"
         )
+        return list(summaries), [0.0] * len(summaries), note
     delayed = [
         replace(summary, ttft_s=_later(summary.ttft_s, delay_s), e2e_s=_later(summary.e2e_s, delay_s))
         for summary, delay_s in zip(summaries, delays_s, strict=True)
     ]
     added = f"{1e3 * max(delays_s):.1f} ms a request"
-    return delayed, f"front end: HTTP, {added} in TTFT and end to end (the band is without)"
+    without = "the band, and what a recording says, are without"
+    return delayed, delays_s, f"front end: HTTP, {added} in TTFT and end to end ({without})"
 
 
 def _later(times: Distribution, delay_s: float) -> Distribution:

@@ -29,6 +29,8 @@ def test_a_front_end_delays_every_request_and_changes_nothing_in_the_engine() ->
     for name in ("ttft_s", "e2e_s"):
         for statistic, value in engine[name].items():
             assert client[name][statistic] == pytest.approx(value + delay_s)
+    assert client["front_end_s"] == pytest.approx(delay_s)
+    assert "front_end_s" not in engine
     assert client["tpot_s"] == engine["tpot_s"]
     assert client["duration_s"] == engine["duration_s"]
 
