@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.show import echo, number, print_table, quantiles, seconds, size
 from kvsim.cli.turn_tables import print_turns
-from kvsim.machines import class_in, plain_words, untimed_in
+from kvsim.machines import IMAGES_BY_CONSTANTS, class_in, plain_words, untimed_in
 from kvsim.machines.known_errors import error_words
 from kvsim.metrics.run_verdict import verdict_of, wasted_percent
 from kvsim.metrics.steady import steady_part
@@ -141,9 +141,16 @@ def times_rows(label: Any) -> list[Row]:
         ("times", plain_words(text)),
         ("class", "" if kind is None else kind.setting),
         ("error", "not known of such times" if kind is None else error_words(kind).removeprefix("error ")),
+        ("encoder", "timed by constants that were read off one H100" if _times_images(text) else ""),
         ("not in the times", untimed_in(text)),
     ]
     return [row for row in rows if row[1]]
+
+
+def _times_images(label: str) -> bool:
+    """Tell whether times with this label include the encoder for images of the requests."""
+    kind = class_in(label)
+    return kind is not None and "images" in kind.engine and IMAGES_BY_CONSTANTS in label
 
 
 def pool_words(meta: Meta) -> str:

@@ -17,6 +17,7 @@ from kvsim.machines.choice import (
 )
 from kvsim.machines.hosts import host_link, middle_host
 from kvsim.machines.known_errors import (
+    IMAGES_BY_CONSTANTS,
     Basis,
     class_in,
     class_of,
@@ -28,6 +29,7 @@ from kvsim.machines.known_errors import (
 )
 
 __all__ = [
+    "IMAGES_BY_CONSTANTS",
     "KERNELS",
     "Basis",
     "card_named",

@@ -33,6 +33,8 @@ FEWEST = 3
 """Smallest number of recordings of a class for which a prediction gets an interval."""
 _NAMES = {"throughput": "throughput", "tpot": "TPOT", "e2e": "end to end", "ttft": "TTFT"}
 _UNTIMED = "not in these times: "
+IMAGES_BY_CONSTANTS = "images by constants read off one H100"
+"""Clause of the label of times that include an image encoder."""
 BETTER_BY_TABLES = "kvsim[kernels] would add measured kernels"
 """Advice in a label where kernel tables would be taken if they were installed."""
 _ENGINES = {"vllm": "vLLM", "hf-dynamic": "generate()", "hf-static": "generate() with a static cache"}
@@ -258,7 +260,7 @@ def with_error(
 ) -> str:
     """Add to `label` the parts missing in its times, the class of its predictions, and their error; see `untimed`."""
     missing = ", ".join(untimed(model, times_sparse=times_sparse, times_delta_nets=times_delta_nets))
-    images = "images by constants read off one H100" if model.vision is not None else ""
+    images = IMAGES_BY_CONSTANTS if model.vision is not None else ""
     clauses = (label, images, f"{_UNTIMED}{missing}" if missing else "", kind.words, error_words(kind))
     return "; ".join(filter(None, clauses))
 

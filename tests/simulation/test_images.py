@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kvsim
+from kvsim.cli.answer import times_rows
 from kvsim.errors import KvsimError, RecordingError, StalledError, UsageError
 from kvsim.hardware import find_gpu
 from kvsim.importers import workload_of
@@ -96,6 +98,23 @@ def test_a_step_takes_longer_if_its_encoder_computes_images_and_not_if_they_are_
         recording = simulate(both, policy, machine, engine=engine)
         first_s = recording.requests.first_token_s - recording.requests.first_scheduled_s
         assert first_s[0] > first_s[1] + times.encoder_step_s
+
+
+def test_answers_say_where_the_times_of_the_encoder_are_from_or_that_they_are_missing() -> None:
+    def rows(model_name: str, requests: Workload) -> dict[str, str]:
+        machine = kvsim.machine("H100", model_name, num_blocks=20_000)
+        label = simulate(requests, paged(), machine).meta.engine["step_time"]
+        return dict(times_rows(label))
+
+    image = workload([Image(1, 0, ImageSize(tokens=256))], text=400)
+    text = Workload(arrival_s=np.zeros(1), prompt_tokens=[100], output_tokens=[8])
+    known = rows("Qwen/Qwen2.5-VL-7B-Instruct", image)
+    assert known["encoder"] == "timed by constants that were read off one H100"
+    assert "not in the times" not in known
+    assert "encoder" not in rows("Qwen/Qwen2.5-VL-7B-Instruct", text)
+    unknown = rows("google/gemma-3-4b-it", image)
+    assert "encoder" not in unknown
+    assert "the encoder" in unknown["not in the times"]
 
 
 def test_equal_images_are_computed_once_and_their_blocks_are_shared_where_all_before_them_is_equal() -> None:
