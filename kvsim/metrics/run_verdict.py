@@ -32,7 +32,7 @@ class Limit(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
-    """Judgement of a run."""
+    """Verdict on a run: whether it went well, and the limit that kept it from doing so."""
 
     is_good: bool
     """True if all requests were served, no token was computed twice, and no limit made requests wait."""
@@ -47,7 +47,7 @@ class RunVerdict:
 
 
 def verdict_of(summary: Summary) -> RunVerdict:
-    """Evaluate one run."""
+    """Return the verdict on the run with these figures."""
     limit = limit_of(summary)
     num_lost = summary.num_refused + summary.num_aborted + summary.num_unfinished
     return RunVerdict(

@@ -91,7 +91,7 @@ class GapFigures:
         return self.some(slice(*np.searchsorted(self.before, (begin, end)).tolist()))
 
     def some(self, chosen: slice | npt.NDArray[np.bool_]) -> GapFigures:
-        """Return the `chosen` gaps."""
+        """Return the gaps that `chosen` selects."""
         return GapFigures(**{name: getattr(self, name)[..., chosen] for name in self.__dataclass_fields__})
 
 

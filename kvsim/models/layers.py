@@ -101,7 +101,7 @@ class Mamba1:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors of one sequence."""
+        """Return the tensors that each GPU holds for one sequence."""
         del num_speculative_tokens  # vLLM has no speculative decoding with these layers
         inner = self.inner_size // tensor_parallel_size
         return (
@@ -126,7 +126,7 @@ class Mamba2:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors of one sequence. If the GPUs cannot divide the groups, each GPU has one group."""
+        """Return the tensors that each GPU holds for one sequence; with its own group if the groups cannot be divided."""
         groups = self.num_groups if self.num_groups % tensor_parallel_size == 0 else tensor_parallel_size
         channels = (self.inner_size + 2 * groups * self.state_size) // tensor_parallel_size
         return (
@@ -150,7 +150,7 @@ class GatedDeltaNet:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors of one sequence."""
+        """Return the tensors that each GPU holds for one sequence."""
         channels = 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
         heads = self.num_value_heads // tensor_parallel_size
         return (
@@ -171,7 +171,7 @@ class KimiDelta:
     dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors of one sequence."""
+        """Return the tensors that each GPU holds for one sequence."""
         del num_speculative_tokens  # vLLM has no speculative decoding with these layers
         heads = self.num_heads // tensor_parallel_size
         return (
@@ -191,7 +191,7 @@ class ShortConv:
     dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors of one sequence."""
+        """Return the tensors that each GPU holds for one sequence."""
         del num_speculative_tokens  # vLLM has no speculative decoding with these layers
         return (StateTensor((self.conv_kernel - 1, self.inner_size // tensor_parallel_size), self.dtype),)
 

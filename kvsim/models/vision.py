@@ -56,7 +56,7 @@ def vision_tower(config: Config) -> VisionTower | None:
 
 
 def tower_width(tower: Config) -> int:
-    """Return the hidden size of a tower, which Qwen2-VL states as `embed_dim`; its `hidden_size` is another."""
+    """Return the hidden size of a tower, which Qwen2-VL states as `embed_dim`: its `hidden_size` is that of outputs."""
     return tower.count("embed_dim" if tower.states("embed_dim") else "hidden_size", default=0, least=0)
 
 

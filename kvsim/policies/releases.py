@@ -313,7 +313,6 @@ class Change:
     """A change of one or several rules or defaults in a release."""
 
     since: str
-    """The release."""
     says: str
     """The new rule, in a sentence."""
     values: dict[str, Any]

@@ -20,7 +20,6 @@ class Waits(NamedTuple):
 
     request: npt.NDArray[np.int64]
     step: npt.NDArray[np.int64]
-    """Step of the allocation."""
     hit_tokens: npt.NDArray[np.int64]
     """Tokens that count as computed from this step on."""
 

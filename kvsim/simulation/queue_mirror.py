@@ -30,7 +30,7 @@ class QueueMirror:
         self._next, self._previous = [HEAD] * num_blocks, [HEAD] * num_blocks
         self._is_free, self._is_keyed = [False] * num_blocks, [False] * num_blocks
         self.num_free = 0
-        """Blocks in the queue."""
+        """Number of blocks in the queue."""
         self.num_cached = 0
         """Free blocks that hold a prefix."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Arrivals(Protocol):
-    """An arrival process."""
+    """An arrival process, from which the arrival times of generated requests are drawn."""
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
         """Draw the arrival times of `n` requests (at least 1) in seconds, in ascending order from 0: float64[n]."""
