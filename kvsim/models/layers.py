@@ -126,7 +126,7 @@ class Mamba2:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors that each GPU holds for one sequence; with its own group if the groups cannot be divided."""
+        """Return the tensors that each GPU holds for one sequence; one group per GPU if groups cannot be divided."""
         groups = self.num_groups if self.num_groups % tensor_parallel_size == 0 else tensor_parallel_size
         channels = (self.inner_size + 2 * groups * self.state_size) // tensor_parallel_size
         return (
