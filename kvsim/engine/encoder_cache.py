@@ -219,7 +219,7 @@ def release(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _is_in_use(engine: Engine, index: int) -> bool:
-    """Tell whether the image of an input is used, for this input or, in releases that do not distinguish, for any."""
+    """Tell whether a sequence uses the image of an input: for this input, or with `any_place_frees` for any input."""
     place = engine.encoder.inputs[index]
     return place.is_held or (engine.settings.any_place_frees and engine.encoder.inputs[place.first_alike].is_user)
 

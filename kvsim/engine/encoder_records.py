@@ -36,9 +36,9 @@ class EncoderState:
     step_images: int = 0
     """Number of images that the step being scheduled computes."""
     step_tokens: int = 0
-    """Number of their encoder outputs."""
+    """Number of encoder outputs that the step being scheduled computes."""
     step_pairs: int = 0
-    """Sum of the squares of their numbers of outputs."""
+    """Sum, over the images that the step being scheduled computes, of the squared number of encoder outputs."""
     num_encoded: int = 0
     """Number of images computed so far."""
     encoded_tokens: int = 0

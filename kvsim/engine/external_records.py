@@ -1,6 +1,6 @@
 """The records of an engine that also gets KV from host memory, a store, or another server.
 
-An engine without them has an empty tuple instead, so that its compiled code has no code for them.
+An engine without such KV has an empty tuple instead of these records, and its compiled code leaves them out.
 """
 
 from __future__ import annotations

@@ -78,7 +78,6 @@ class HostState:
     num_jobs: int = 0
     """Number of copies that have begun and are not reported."""
     next_job: int = 0
-    """The number of the next copy."""
     num_job_records: int = 0
     last_free_job: int = 0
     first_reported: int = 0

@@ -105,7 +105,6 @@ class EnginePlan:
     window_tokens: int = 0
     """Length of the attention window in tokens, where SGLang has a separate pool for windows; 0 for none."""
     num_window_units: int = 0
-    """Number of units in the window pool."""
     num_moments: int = 1
     """Largest number of events that one call of `Driver.play` replays."""
     drafts: Drafts | None = None

@@ -56,7 +56,7 @@ class Demand:
         )
 
     def known_begins(self, unit_tokens: int) -> Column:
-        """Return `begins`; without them, the keys of as many whole pages of `unit_tokens` tokens, of one at least.
+        """Return `begins`; if None, the keys of the whole pages of `unit_tokens` in that range, or of the first page.
 
         An unknown begin has a key that no other request has.
         """

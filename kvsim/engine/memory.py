@@ -96,7 +96,6 @@ class MemoryManager:
     """The functions of one kind of memory."""
 
     name: str
-    """The name of the kind, in one word."""
 
     # Called by a scheduler.
     take_over: Callable[[Engine, Sequence], bool] = _is_ready

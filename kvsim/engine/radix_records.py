@@ -90,7 +90,6 @@ class RadixArguments:
     window_interval: int = 0
     """Number of computed tokens after which a decoding request frees window slots again."""
     host_pages: int = 0
-    """Number of pages of the host tier."""
     write_policy: int = NO_HOST
     """The write policy of the host tier."""
     copies_end: int = IN_NEXT_PASS
@@ -206,7 +205,6 @@ class RadixState:
     num_copying: int = 0
     """Number of pages on the device that copies lock, but no request."""
     next_copy: int = 0
-    """The number of the next copy."""
     first_free_slot: int = NO_SLOT
     """The first free slot of host memory; the others are linked by `RadixTables.next_slot`."""
     store_free_s: float = 0.0

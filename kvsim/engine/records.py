@@ -69,11 +69,11 @@ class Settings:
     cuts_before_images: FeatureFlag = False
     """A chunk ends right before an image that has no room in the encoder cache, even if drafting would read further."""
     keeps_cached_whole: FeatureFlag = False
-    """If images are kept whole, this also applies to images in the cache."""
+    """Chunks do not cut images that are in the cache either, if images are kept whole."""
     keeps_repeated_images: FeatureFlag = False
     """An image that occurs several times in a prompt is in use until its last occurrence is computed."""
     counts_repeated_images: FeatureFlag = False
-    """This includes occurrences in the chunk that encodes the image."""
+    """An image that occurs twice in the chunk that encodes it is also in use until its last occurrence is computed."""
     any_place_frees: FeatureFlag = False
     """An image is freed while any of its occurrences in the prompt is computed, even if a later one uses it again."""
     ahead: bool = False
@@ -338,7 +338,7 @@ class State:
     num_adapter_failures: int = 0
     """Number of steps with more adapters than slots. In vLLM, each raises an AssertionError."""
     num_padding_drafts: int = 0
-    """Number of padding drafts of the waiting sequence that is considered."""
+    """Number of padding drafts of the waiting sequence that may be admitted next."""
     num_counts: int = 0
     """Number of times that expired tokens were counted; identifies a count in `Readers.seen_in`."""
     hit_tokens: int = 0

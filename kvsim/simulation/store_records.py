@@ -21,8 +21,18 @@ CAPACITY = "prefix_store_blocks"
 """Name of the store's size in the `engine` of a recording's `meta.json`, in blocks."""
 
 
-_COLUMNS = ("kind", "request", "begun_seq", "ended_seq", "begin_s", "end_s", "position", "blocks", "tokens")
-"""Columns of `Transfers` that loads and writes have; the others are -1."""
+class _Row(NamedTuple):
+    """The columns of `Transfers` that loads and writes have; the others are -1."""
+
+    kind: TransferKind
+    request: int
+    begun_seq: int
+    ended_seq: int
+    begin_s: float
+    end_s: float
+    position: int
+    blocks: int
+    tokens: int
 
 
 def store_transfers(
@@ -38,21 +48,23 @@ def store_transfers(
     """
     place = {row + 1: request for request, row in enumerate(rows.tolist())}
     found = [
-        (
-            TransferKind.LOAD, place[load.number], load.begun_seq, load.ended_seq, load.begin_s,
-            load.end_s if load.ended_seq >= 0 else math.nan, load.first_block, load.num_blocks, load.num_tokens,
+        _Row(
+            kind=TransferKind.LOAD, request=place[load.number], begun_seq=load.begun_seq, ended_seq=load.ended_seq,
+            begin_s=load.begin_s, end_s=load.end_s if load.ended_seq >= 0 else math.nan, position=load.first_block,
+            blocks=load.num_blocks, tokens=load.num_tokens,
         )
         for load in loads
     ]  # fmt: skip
     found += [
-        (
-            TransferKind.WRITE, place[number], order, -1, write.computed_s,
-            write.stored_s, write.first_block, write.num_blocks, write.num_blocks * unit_tokens,
+        _Row(
+            kind=TransferKind.WRITE, request=place[number], begun_seq=order, ended_seq=-1, begin_s=write.computed_s,
+            end_s=write.stored_s, position=write.first_block, blocks=write.num_blocks,
+            tokens=write.num_blocks * unit_tokens,
         )
         for order, (number, write) in enumerate(writes.items())
         if number in place
     ]  # fmt: skip
-    values = dict(zip(_COLUMNS, np.array(found, np.float64).reshape(-1, len(_COLUMNS)).T, strict=True))
+    values = dict(zip(_Row._fields, np.array(found, np.float64).reshape(-1, len(_Row._fields)).T, strict=True))
     unknown = np.full(len(found), -1.0)
     return Transfers(**{name: values.get(name, unknown).astype(each.dtype) for name, each in Transfers.columns()})
 

@@ -175,7 +175,7 @@ class CachedBlocks:
             cached = next(iter(above.values()))
 
     def _rank_again(self, evicted: Cached) -> None:
-        """Rank the free ancestors of an evicted block again, from its parent upwards, until a rank does not change."""
+        """Rank the free ancestors of an evicted block again, from its parent upwards, until no rank changes."""
         assert self._rank is not None
         while evicted.parent_key in self._alike:
             has_changed = False

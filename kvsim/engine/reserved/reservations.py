@@ -36,7 +36,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Make room for `num_tokens` more of a running sequence, in an extent twice as long; return False without one."""
+    """Make room for `num_tokens` more tokens, by doubling an extent that is full; return False if no hole is left."""
     settings, state = engine.settings, engine.state
     state.batch_is_open = False  # the batch has begun to decode: with request-level batching none may join
     needed = sequence.computed + num_tokens
