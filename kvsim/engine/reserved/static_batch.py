@@ -167,7 +167,7 @@ def _take_step(engine: Engine) -> None:
     shape = StepShape(
         rows, tokens, tokens if step == 0 else 0, rows * (width + step),
         rows * width * (width + 1) // 2 if step == 0 else 0,
-        engine.first_uses[step], engine.first_uses[batch.num_steps + step], 0, 0,
+        engine.first_uses[step], engine.first_uses[batch.num_steps + step], 0, 0, 0, 0, 0,
     )  # fmt: skip
     _count_slots(engine)
     padding = batch.num_live * width - batch.live_prompt_tokens + (rows - batch.num_live) * (width + step)
