@@ -30,7 +30,7 @@ def drafts_of(recording: Recording, scheduler: ContinuousSettings) -> Drafts | N
     outputs = _inferred_outputs(recording) if schedule.outputs is None else schedule.outputs
     proposed = schedule.proposed if schedule.proposed is not None else np.empty(0, np.int32)
     accepted, proposals = _by_outputs(recording, outputs, proposed)
-    return Drafts.of(
+    drafts = Drafts.of(
         replace(config, num_modules=int(meta.engine.get("num_draft_modules", 1))),
         scheduler.vllm,
         caches_prefixes=meta.prefix_caching,
@@ -38,6 +38,18 @@ def drafts_of(recording: Recording, scheduler: ContinuousSettings) -> Drafts | N
         accepted=accepted,
         proposed=proposals,
     )
+    if drafts.ahead_tokens > meta.hash_ahead_tokens and _shares_hashes(recording):
+        raise RecordingError(
+            f"recording {recording.name!r} has hashes of whole blocks, and with these drafts a block is found only if "
+            "the token after it is equal, too; so hits of shared prompts cannot be compared."
+        )
+    return drafts
+
+
+def _shares_hashes(recording: Recording) -> bool:
+    """Tell whether any two prompts begin with equal blocks."""
+    hashes = recording.requests.prompt_hashes.values
+    return len(np.unique(hashes)) < len(hashes)
 
 
 def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> tuple[DraftCounts, DraftCounts]:
@@ -75,6 +87,7 @@ def _inferred_outputs(recording: Recording) -> IntArray:
     request, known = schedule.request[rows], schedule.known[rows].astype(np.int64)
     step = schedule.step[rows]
     yields = schedule.computed_before[rows] + schedule.tokens[rows] >= known
+    yields &= ~(steps.end_s[step] > requests.finished_s[request])  # outputs after the request's end are discarded
     span = int(steps.output_seq.max(initial=0)) + 1
     key = request.astype(np.int64) * span
     # Gap of each output, named by the row after it; the gap after a request's last row by the next request's first row.

@@ -27,7 +27,7 @@ from kvsim.policies import Contiguous, Paged
 from kvsim.policies.settings import ContinuousSettings, Order, PagedSettings
 from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus, find, read
 from kvsim.simulation import simulate
-from kvsim.workload import Fixed, LogNormal, Poisson, Ragged, generate
+from kvsim.workload import Fixed, LogNormal, Poisson, Ragged, Workload, generate
 
 from .modes import in_every_way
 from .recorder import Watch
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvsim.simulation import Machine
-    from kvsim.workload import Workload
 
 GOLDEN = Path(__file__).with_name("golden")
 WATCHED = sorted(file for file in GOLDEN.glob("*.json") if file.stem != "047")
@@ -477,3 +476,41 @@ def test_what_is_only_modelled_is_not_compared(pressure: Recording) -> None:
     recording = replace(pressure, meta=replace(pressure.meta, policy={**pressure.meta.policy, "swap_gib": 1.0}))
     with pytest.raises(RecordingError, match="swapping, which kvsim models"):
         verify_recording(recording)
+
+
+def _drafted(machine: Machine, method: str, prefix_tokens: int, **settings: Any) -> Recording:
+    """A simulated recording with drafts, whose prompts share `prefix_tokens`."""
+    size = 8
+    workload = Workload(
+        arrival_s=np.arange(size) / 50,
+        prompt_tokens=np.full(size, 50),
+        output_tokens=np.arange(size) + 9,
+        max_tokens=np.full(size, 40),
+        prefix_group=np.full(size, 0 if prefix_tokens else -1),
+        prefix_tokens=np.full(size, prefix_tokens),
+        prefix_names=["a"],
+    )
+    config = {"method": method, "model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 3}
+    scheduler = ContinuousSettings(max_num_seqs=4, max_model_len=128, speculative_config=config, **settings)
+    return simulate(workload, Paged(scheduler=scheduler), machine)
+
+
+@pytest.mark.parametrize("method", ["eagle", "draft_model", "ngram_gpu"])
+def test_a_simulation_with_drafts_scheduled_ahead_is_compared(
+    method: str, make_machine: Callable[[int], Machine]
+) -> None:
+    """A request stops while its next step is in flight, whose output is discarded."""
+    recording = _drafted(make_machine(2_000), method, 0, acceptance=0.0)
+    assert recording.schedule.outputs is None
+    verdict = verify_recording(recording)
+    assert verdict.equal, verdict
+    assert verdict.num_steps == len(recording.steps)
+
+
+def test_hashes_that_do_not_cover_what_keys_cover_are_not_compared(make_machine: Callable[[int], Machine]) -> None:
+    """From vLLM 0.33 on, a block of a prompt is found only if the token after it is equal, too."""
+    machine = make_machine(2_000)
+    with pytest.raises(RecordingError, match="hashes of whole blocks"):
+        verify_recording(_drafted(machine, "eagle", 32, async_scheduling=False))
+    assert verify_recording(_drafted(machine, "eagle", 32, async_scheduling=False, vllm="0.25.1")).equal
+    assert verify_recording(_drafted(machine, "ngram_gpu", 32, async_scheduling=False)).equal
