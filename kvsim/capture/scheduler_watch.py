@@ -121,7 +121,6 @@ class SchedulerRecorder:
         self._all_rows: dict[str, int] = {}
         """Rows of all requests. Copies of requests that have ended may be reported later."""
         self._adapters: dict[str, int] = {}
-        """Numbers of adapters, by name."""
         self._num_rows = 0
         self._num_steps = 0
         self._steps_in_flight: dict[int, int] = {}

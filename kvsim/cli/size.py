@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from kvsim.sizing.budget import Budget
 
 
+_OF_MODEL = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
+    "decode_context_parallel_size", "kv_cache_dtype", "kv_bytes_per_token",
+)  # fmt: skip
+"""Attributes of the model that the JSON output states."""
 _OF_HICACHE = ("enable_hierarchical_cache", "hicache_ratio", "hicache_size")
 """Settings that decide the size of SGLang's host memory."""
 _OF_VLLM = ("image", "image_tokens", "enable_sleep_mode")
@@ -340,13 +345,7 @@ def _document(
         "gpu": budget.gpu.name,
         "model": budget.model.name,
         "policy": policy,
-        "tensor_parallel_size": budget.model.tensor_parallel_size,
-        "pipeline_parallel_size": budget.model.pipeline_parallel_size,
-        "data_parallel_size": budget.model.data_parallel_size,
-        "enable_expert_parallel": budget.model.enable_expert_parallel,
-        "decode_context_parallel_size": budget.model.decode_context_parallel_size,
-        "kv_cache_dtype": budget.model.kv_cache_dtype,
-        "kv_bytes_per_token": budget.model.kv_bytes_per_token,
+        **{name: getattr(budget.model, name) for name in _OF_MODEL},
         "bytes_per_block": budget.bytes_per_block,
         "kv_bytes": budget.kv_bytes,
         "num_blocks": budget.num_blocks,

@@ -47,7 +47,6 @@ _NEARER = 0.95
 _SOONER = 0.8
 """Largest ratio of the new mean end-to-end time to the old one with which a change counts as faster."""
 _SHOWN = 6
-"""Number of changes shown."""
 _WORTH_COMPILING = 2_000_000
 """Output tokens over all points from which compiling pays: half a minute of interpreted simulation."""
 

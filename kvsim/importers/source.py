@@ -195,7 +195,6 @@ class CsvBlock(NamedTuple):
     path: Path
     columns: tuple[str, ...]
     fields: list[list[str]]
-    """The fields of each row."""
     lines: list[int]
     """Line in which each row ends."""
 

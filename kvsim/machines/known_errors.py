@@ -111,7 +111,6 @@ class KnownError:
     """Errors of the predictions of one class, in percent."""
 
     recordings: tuple[str, ...]
-    """Names of the recordings."""
     on: tuple[str, ...]
     """GPUs of the recordings, all with the same chip."""
     median: Mapping[str, float]

@@ -46,7 +46,6 @@ class _BatchRows(NamedTuple):
     """Scheduled requests with their batches. Requests that start in the same step form a batch."""
 
     rows: IntArray
-    """Rows of the requests."""
     number: IntArray
     """Number of the batch of each request."""
     width: IntArray

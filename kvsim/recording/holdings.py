@@ -21,7 +21,6 @@ class Residencies:
 
     request: IntArray
     first_run: IntArray
-    """First run of each residency."""
     birth_row: IntArray
     birth_seq: IntArray
     death_seq: IntArray
@@ -248,7 +247,6 @@ class _ReleaseRows:
 
     releases: npt.NDArray[np.int32]
     request: IntArray
-    """Request of each release."""
     begin: npt.NDArray[np.int64]
     """Index of the first extending row that the release frees; it frees the rows [begin, end)."""
     end: npt.NDArray[np.int64]

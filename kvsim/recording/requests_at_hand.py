@@ -18,7 +18,6 @@ from kvsim.workload import Ragged
 
 _FOLDER = Path(__file__).parent / "at_hand"
 _DIGEST = "requests.parquet"
-"""Key of the digest."""
 
 
 def file_of(name: str) -> Path:

@@ -69,7 +69,6 @@ class AttentionKind:
     window: int
     """Window in tokens; 0 if all tokens are read."""
     is_latent: bool
-    """True for latent attention."""
     is_sparse: bool
     """True if an indexer picks the tokens to read."""
 

@@ -22,6 +22,8 @@ OLDER = ("0.20.2", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.0", "
 """Releases before the newest, each with rules of its own."""
 RECORDED = ("vllm-h200-llama-3-8b-sharegpt-pressure", "vllm-h100-llama-3-8b-prefixes", "vllm-h200-granite-350m-gsm8k")
 """Requests that stop before their limits, and with prompts that share prefixes."""
+DRAWN = ("--prompt-tokens", "--speculative-config")
+"""The flags for which something is drawn at random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ def drawn_settings(seed: int, folder: Path) -> list[str]:
         arguments += _contiguous(draw) + _scheduling(draw, longest) + _machine(draw, draw.one_of(*DENSE), longest)
     else:
         arguments += _paged(draw, longest)
+    if not any(flag in arguments for flag in DRAWN):
+        arguments = _without("--seed", arguments)  # which is refused where it has no effect
     return [*arguments, "--refuse-misfits", *draw.some(0.08, "--check")]
 
 
