@@ -434,8 +434,8 @@ def _run(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
         state.num_admitted += 1
     state.num_new_seqs += 1
     sequence.status = RUNNING
-    sequence.computed = computed
     sequence.drafts = state.num_padding_drafts
+    sequence.computed = computed
     sequence.handed_tokens = sequence.num_tokens
     if engine.settings.answers_awaited:
         sequence.handed_tokens = NEVER  # no output comes that is not awaited; see `_commit`
