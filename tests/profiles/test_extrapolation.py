@@ -34,8 +34,8 @@ def test_the_largest_step_counts_field_by_field() -> None:
     watched = WatchedProfile(PROFILE)
     assert watched.step_time(StepShape(8, 8, 0, 800, 0)) == PROFILE.step_time(StepShape(8, 8, 0, 800, 0))
     assert watched.beyond() == []
-    many_at_once: Any = (MOST_SEQUENCES + 1, MOST_SEQUENCES + 1, 0, np.array([900, 901]), 0, 0, 0, 0, 0)
-    watched.step_time(StepShape._make(many_at_once))
+    contexts: Any = np.array([900, 901])
+    watched.step_time(StepShape(MOST_SEQUENCES + 1, MOST_SEQUENCES + 1, 0, contexts, 0))
     watched.saw(StepShape(1, 1, 0, 10**9, 0))
     assert [words.split(" up to ")[0] for words in watched.beyond()] == ["num_seqs", "context_tokens"]
     assert f"up to {MOST_SEQUENCES + 1:,}" in watched.beyond()[0]
