@@ -491,7 +491,7 @@ class Unsure:
     slots: int = 0
     """Number of slots that the sequence holds for the token."""
     since_s: float = 0.0
-    """Sum over these slots of the times at which they were allocated, in seconds."""
+    """Sum, over the `slots`, of the times at which they were allocated, in seconds."""
     slot_s: float = 0.0
     """Slot-seconds for which the slots were held for nothing so far; minus infinity if the token was computed."""
 

@@ -110,7 +110,7 @@ class _ReleasedBlocks(NamedTuple):
     ) -> None:  # fmt: skip
         """Check that prefix hits and full blocks that are `kept` stay cached, and no other blocks.
 
-        `least` and `most` are bounds on the number of cached tokens, which decides what blocks are full.
+        `least` and `most` are bounds on the number of cached tokens, on which it depends which blocks are full.
         """
         assert recording.memory.cached is not None
         aligned, size = recording.meta.pool.unit_tokens, group.block_size

@@ -245,7 +245,7 @@ class Pair:
         return ended_s
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Ignore a request: the pair itself has sent it."""
+        """Ignore a request, which `send` has passed to the server."""
 
     def tell(self, server: ServerProcess) -> None:
         """Let prefill servers free the blocks that a decode server has read or does not need.

@@ -40,7 +40,7 @@ class _TokenColumns(Protocol):
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class Turns:
-    """The turns that each request waits for, its pause, and the number of tokens that its prompt repeats.
+    """The turn that each request waits for, the pause after it, and the number of tokens that the prompt repeats.
 
     Raises:
         UsageError: a column has the wrong shape or type.
