@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
 from kvsim.conformance.verdict import Verdict, difference
 from kvsim.errors import WorkloadError
-from kvsim.policies.data_parallel import RankBalancer
+from kvsim.policies.data_parallel import RankBalancer, RankLoad
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -51,7 +51,7 @@ def _choices(document: Mapping[str, Any], where: str, release: str) -> Iterator[
     for number, event in enumerate(document["events"]):
         if "add" in event:
             ranks[event["add"]] = rank = balancer.choose(event.get("rank"))
-            counts = [list(each[:width]) for each in balancer.counts]
+            counts = [list(astuple(each)[:width]) for each in balancer.loads]
             yield {
                 "add": event["add"], "rank": rank, "counts": counts, "start": balancer.start,
                 "inflight": list(balancer.in_flight),
@@ -60,6 +60,6 @@ def _choices(document: Mapping[str, Any], where: str, release: str) -> Iterator[
             if (done := ranks.pop(event["done"], None)) is not None:
                 balancer.answered(done)
         elif "stats" in event:
-            balancer.counts = [[*each[:width], 0.0][:3] for each in event["stats"]]
+            balancer.loads = [RankLoad(*each[:width]) for each in event["stats"]]
         else:
             raise WorkloadError(f"{where}, event {number}: an event is one of add, done and stats.")

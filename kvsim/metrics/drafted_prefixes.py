@@ -28,7 +28,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class CachedTokens(NamedTuple):
-    """Number of tokens of requests at releases of their units."""
+    """Number of cached tokens of requests when they release units."""
 
     least: Tokens
     """Smallest possible number of cached tokens."""

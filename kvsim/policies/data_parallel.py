@@ -28,15 +28,21 @@ def steps_between_syncs(release: str) -> int:
     return 16 if rules_of(release).balances_own else 32
 
 
+@dataclass(slots=True)
+class RankLoad:
+    """Load of a rank in the coordinator's last report, plus the requests that the front end has sent since."""
+
+    num_waiting: float = 0
+    num_running: float = 0
+    usage: float = 0.0
+    """Share of the pool that requests hold, 0 to 1."""
+
+
 @dataclass(slots=True, kw_only=True)
 class RankBalancer:
     """The state of one front end: the load of each rank as it knows it, and the rank that it compares first."""
 
-    counts: list[list[float]]
-    """Waiting requests, running requests, and usage of the pool of each rank.
-
-    The numbers are those of the coordinator's last report, plus the requests that this front end has sent since.
-    """
+    loads: list[RankLoad]
     num_clients: int = 1
     """Number of front ends that send to the same ranks."""
     start: int = 0
@@ -50,7 +56,7 @@ class RankBalancer:
     def of(cls, release: str, num_ranks: int, *, num_clients: int = 1, client: int = 0) -> Self:
         """Return front end number `client` of `num_clients`, before the first report of `num_ranks` ranks."""
         return cls(
-            counts=[[0, 0, 0.0] for _ in range(num_ranks)],
+            loads=[RankLoad() for _ in range(num_ranks)],
             num_clients=num_clients,
             start=num_ranks * client // num_clients,
             counts_own=rules_of(release).balances_own,
@@ -60,9 +66,9 @@ class RankBalancer:
     def choose(self, rank: int | None = None) -> int:
         """Return the rank of the next request (`rank` if it is given), and count the request there."""
         if rank is None:
-            size = len(self.counts)
+            size = len(self.loads)
             rank = min(((self.start + offset) % size for offset in range(size)), key=self._score)
-            self.counts[rank][0] += self.num_clients
+            self.loads[rank].num_waiting += self.num_clients
             self.start = (self.start + 1) % size
         if self.counts_own:
             self.in_flight[rank] += 1
@@ -75,8 +81,9 @@ class RankBalancer:
 
     def _score(self, rank: int) -> float:
         """Return the score of a rank; the rank with the lowest score is chosen."""
-        waiting, running, usage = self.counts[rank]
+        load = self.loads[rank]
+        waiting, running = load.num_waiting, load.num_running
         if not self.counts_own:
             return _WAITING_WEIGHT * waiting + running
-        pressure = _PRESSURE_WEIGHT * max(0.0, usage - _FREE_USAGE) if waiting else 0.0
+        pressure = _PRESSURE_WEIGHT * max(0.0, load.usage - _FREE_USAGE) if waiting else 0.0
         return max(self.num_clients * self.in_flight[rank], waiting + running) + waiting * pressure

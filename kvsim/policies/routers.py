@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, get_args
 
 from kvsim.errors import UnknownNameError, UsageError
-from kvsim.policies.data_parallel import COUNTS_EVERY_S, RankBalancer
+from kvsim.policies.data_parallel import COUNTS_EVERY_S, RankBalancer, RankLoad
 from kvsim.policies.releases import NEWEST
 
 RouteName: TypeAlias = Literal[
@@ -200,7 +200,7 @@ class DataParallel:
             self._balancer = RankBalancer.of(self._release, len(servers))
         if request.arrival_s - self._reported_s >= COUNTS_EVERY_S:
             self._reported_s = request.arrival_s
-            self._balancer.counts = [[each.num_waiting, each.num_running, each.kv_usage] for each in servers]
+            self._balancer.loads = [RankLoad(each.num_waiting, each.num_running, each.kv_usage) for each in servers]
         self._balancer.in_flight = [server.num_requests for server in servers]
         return self._balancer.choose()
 

@@ -25,7 +25,7 @@ from kvsim.steptime.card import Card
 _REQUEST_LAUNCHES = 850
 """Host time to hand a request to the engine, without the time for its tokens, in launches of one kernel."""
 _PROMPT_TOKEN_LAUNCHES = 0.65
-"""Host time that each token of the prompt adds to this, in launches of one kernel."""
+"""Host time that each token of the prompt adds to `_REQUEST_LAUNCHES`, in launches of one kernel."""
 _ANSWER_LAUNCHES = 260
 """Host time from the engine's first token until the client has it, in launches of one kernel."""
 _TOKEN_LAUNCHES = 12
