@@ -65,11 +65,6 @@ def duration(time_s: float) -> str:
     return milliseconds(time_s) if not time_s >= 1 else seconds(time_s, time_s / 100)
 
 
-def gigabytes(num_bytes: float) -> str:
-    """Return a number of bytes in MB or GB (powers of ten), with three digits."""
-    return _three_digits(num_bytes / 1e9, "GB") if num_bytes >= 1e9 else _three_digits(num_bytes / 1e6, "MB")
-
-
 def _three_digits(value: float, unit: str) -> str:
     return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
 
