@@ -116,7 +116,7 @@ def apply_operations(
         last = (newest[units] == nth).nonzero()[0]
         unit, is_held = units[last], refs[units[last]] > 0
         owner[unit], position[unit], cached[unit] = part.owner[last], part.position[last], False
-        if part.group is not None:
+        if part.group is not None and len(group):
             group[unit] = part.group[last]
         is_release = part.change[last] < 0
         freed = (is_release & ~is_held).nonzero()[0]
@@ -132,5 +132,5 @@ def apply_operations(
                 # As long as a unit is held, the request that will free it last is one of its holders: show it as owner.
                 heirs = ledger.at((freed_last[left] % _OPS).astype(np.int32))
                 owner[left], position[left] = heirs.owner, heirs.position
-                if heirs.group is not None:
+                if heirs.group is not None and len(group):
                     group[left] = heirs.group
