@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 NUM_CHANGES: Final = 24
 """Number of changes of the server that are simulated: fewer than `kvsim diagnose` tries, because the user waits."""
 _COLUMNS: Final = ("", "tokens/s", "TTFT p99", "TPOT p99", "preempted/min")
+_ENOUGH: Final = "Enough: hardly any request is preempted, and hardly any waits."
 _TERMS: Final = (
     "TTFT: time to the first token; TPOT: time per further token; p99: 99 of 100 requests take less. "
     "Simulations replay the same requests; kvsim diagnose says how sure they are."
@@ -52,7 +53,7 @@ class RemediesScreen(Page):
             return Group(verdict, "", "No change that was tried would help.", "", found.cause)
         command = Text.assemble(("Command of the first: ", "bold"), found.remedies[0].change.server.flags())
         # The cause comes last, because a low screen shows the first lines alone.
-        return Group(verdict, "", self._table(), "", command, "", found.cause, "", _TERMS)
+        return Group(verdict, "", self._table(), _ENOUGH, command, "", found.cause, "", _TERMS)
 
     def _table(self) -> Table:
         """Return the measured figures, if the run is a real one, and the simulated ones with and without remedies."""

@@ -124,12 +124,9 @@ def owners_line(session: Session, found: Sequence[OwnerGroup], width: int, dot: 
     shared, saved = _shared_and_saved(found)
     held = shared + sum(owner.num_units - owner.num_shared for owner in owners)
     free, cached = (int(session.breakdown[state]) for state in (SlotState.FREE, SlotState.CACHED))
-    largest = max(owners, key=lambda owner: owner.num_tokens, default=None)
-    most = "" if largest is None else f"most {session.request_name(largest.request)}: {largest.num_tokens:,} tokens"
-    if largest is not None and largest.num_shared:
-        most += f" + {largest.num_shared * session.replay.unit_tokens:,} shared"
-    requests, or_cached = plural(len(owners), "request"), " or cached" * session.recording.meta.prefix_caching
-    begin, free_words = f"{requests} hold {plural(held, unit)}", f"{percent(free, session.capacity)} free"
+    most = _most_words(session, owners)
+    requests, or_cached = _requests_hold(owners), " or cached" * session.recording.meta.prefix_caching
+    begin, free_words = f"{requests} {plural(held, unit)}", f"{percent(free, session.capacity)} free"
     long = (
         begin,
         most,
@@ -146,22 +143,39 @@ def scatter_lines(session: Session, found: Sequence[OwnerGroup], width: int, dot
 
     The last of two lines is about sharing alone; it is there only if requests share units.
     """
-    owners, unit_tokens = _owners(found), session.replay.unit_tokens
+    owners = _owners(found)
     shared, saved = _shared_and_saved(found)
-    largest = max(((owner.num_tokens + owner.num_shared * unit_tokens, owner) for owner in owners),
-                  key=lambda each: each[0], default=None)  # fmt: skip
-    most = "" if largest is None else f"most {session.request_name(largest[1].request)}: {largest[0]:,} tokens"
+    most = _most_words(session, owners)
     requests, pieces = plural(len(owners), "request"), plural(_num_pieces(session.replay.owner), "piece")
     units = plural(shared + sum(owner.num_units - owner.num_shared for owner in owners), session.unit_name)
     groups = f"{plural(len([group for group in found if group.num_shared]), 'group')} share" if shared else ""
     sharing = groups or "nothing shared"
-    texts = ((f"{requests} hold {units} in {pieces}", most, sharing), (f"{requests} in {pieces}", most, sharing),
-             (f"{requests}, {pieces}", most), (f"{requests}, {pieces}",))  # fmt: skip
+    in_short = most.replace(" tokens", "")
+    texts = (
+        (f"{_requests_hold(owners)} {units} in {pieces}", most, sharing),
+        (f"{requests} in {pieces}", most, sharing),
+        (f"{requests} in {pieces}", in_short, sharing),
+        (f"{requests}, {pieces}", in_short),
+        (f"{requests}, {pieces}",),
+    )
     lines = [_first_that_fits(texts, width, dot)]
     if shared and num_lines > 1:
         saves = f", which saves {plural(saved, session.unit_name)}"
         lines.append(_first_that_fits(((_group_words(found) + saves,), (_group_words(found),), (groups,)), width, dot))
     return lines
+
+
+def _requests_hold(owners: Sequence[Owner]) -> str:
+    return f"{plural(len(owners), 'request')} hold{'s' * (len(owners) == 1)}"
+
+
+def _most_words(session: Session, owners: Sequence[Owner]) -> str:
+    """Describe the request with the most tokens of its own; empty without requests."""
+    largest = max(owners, key=lambda owner: owner.num_tokens, default=None)
+    if largest is None:
+        return ""
+    words = f"most {session.request_name(largest.request)}: {largest.num_tokens:,} tokens"
+    return words + f" + {largest.num_shared * session.replay.unit_tokens:,} shared" * (largest.num_shared > 0)
 
 
 def _owners(found: Sequence[OwnerGroup]) -> list[Owner]:

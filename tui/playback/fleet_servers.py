@@ -200,6 +200,12 @@ class FleetServers:
         )
 
     @cached_property
+    def most_waiting(self) -> int:
+        """Largest number of requests that wait on all servers together, at many equally spaced times; at least 1."""
+        times_s = np.linspace(self.player.begin_s, self.player.duration_s, 10 * _SAMPLES + 1)
+        return max(int(self.waiting_at(times_s).max()), 1)
+
+    @cached_property
     def _busiest_s(self) -> float:
         """Time at which most requests wait; if hardly any request ever waits, the time when the pools are fullest."""
         times_s = np.linspace(self.player.begin_s, self.player.duration_s, _SAMPLES + 1)

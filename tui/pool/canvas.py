@@ -106,6 +106,16 @@ class Canvas:
         """Highlight the changed units in `lights`, and end older highlights."""
         self._repaint(self._paints.light_up(lights))
 
+    @property
+    def has_lights(self) -> bool:
+        """True if a changed unit is highlighted."""
+        return self._paints.has_lights
+
+    @property
+    def counts_holders(self) -> bool:
+        """True if shared units have the number of their holders."""
+        return self.tiling.detail is Detail.FILL and not self.tiling.gap
+
     def _repaint(self, units: IndexArray) -> None:
         if self._cells is not None and len(units):
             self._cells.update(units, self._mixed_paints)

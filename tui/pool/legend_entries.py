@@ -29,7 +29,10 @@ _MOST_OWNERS: Final = 8
 LegendEntry: TypeAlias = tuple[tuple[int, ...], str]
 """The paints of an entry of the legend, and their meaning."""
 
-_TINTED: Final[LegendEntry] = (tuple(range(TINT, TINT + TINTS)), "tokens: a tint per request, held until it ends")
+_TINTED: Final[LegendEntry] = (
+    tuple(range(TINT, TINT + TINTS)),
+    "tokens, until the request ends; new tint: new request",
+)
 """Entry of tokens whose owners are told apart by tints."""
 
 
@@ -43,6 +46,7 @@ def legend_entries(
     lit: str | None = None,
     bars: bool = False,
     shows: Callable[[int], bool] | None = None,
+    counts_holders: bool = False,
 ) -> list[list[Segment]]:
     """Return the legend of the colours that the pools of `sessions` show now.
 
@@ -55,15 +59,19 @@ def legend_entries(
         lit: id of the request that alone is in colour.
         bars: True if bars of states are beside the pools; tokens then get an entry, even if `by` does not colour them.
         shows: tells whether the paint of a state is in the picture; None if each that occurs is.
+        counts_holders: True if shared units have the number of their holders.
     """
     entries = [entry for entry in legend(by, sessions, lit) if _occurs(entry[0], sessions, lit, shows)]
+    if counts_holders:
+        entries = [(paints, text.replace("shared,", "shared (digit: holders, + from 10),", 1))
+                   if paints == (SHARED,) else (paints, text) for paints, text in entries]  # fmt: skip
     tokens = (int(SlotState.TOKEN),)
     if shows is not None and not shows(TINT):
         entries = [(tokens, "tokens, of any request") if entry == _TINTED else entry for entry in entries]
     if bars and all(paints != tokens for paints, _ in entries) and _occurs(tokens, sessions):
         entries.append((tokens, "tokens, in bars"))
     if _length(entries) > room:
-        entries = [(paints, text.removesuffix(", held until it ends")) for paints, text in entries]
+        entries = [(paints, text.replace(", until the request ends; new", "; new")) for paints, text in entries]
     if _length(entries) > room:
         entries = [(paints[:1], text.removesuffix(", in bars")) for paints, text in entries]
     if _length(entries) > room:

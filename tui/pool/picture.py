@@ -129,6 +129,11 @@ class Paints:
             self._paint(touched)
         return touched
 
+    @property
+    def has_lights(self) -> bool:
+        """True if a changed unit is highlighted."""
+        return len(self._lit_units) > 0
+
     def _paint(self, units: IndexArray) -> None:
         states, replay = self._states, self._replay
         dominant, rest, fill = states.dominant[units], states.rest[units], states.fill[units]

@@ -109,7 +109,14 @@ class BelowPool(Widget):
             strips = self.screen.query_one(OwnerStrips)
             return label, owner_entries(self._session, self._symbols, style, strips.shows, strips.scale)
         entries = legend_entries(
-            pool.color_by, [self._session], self._symbols, style, room, lit=pool.lit_name, shows=pool.shows
+            pool.color_by,
+            [self._session],
+            self._symbols,
+            style,
+            room,
+            lit=pool.lit_name,
+            shows=pool.shows,
+            counts_holders=pool.counts_holders,
         )
         return label, entries
 

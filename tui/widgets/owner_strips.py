@@ -195,8 +195,8 @@ class OwnerStrips(Panel):
     def _states(self, slots: Slots, cells: int) -> Iterator[Segment]:
         """Yield the `cells` characters of a bar of slots by state; each character shows one state."""
         first, second, shares = stacked(slots[None, list(STACK)], cells)
-        # A state after the tokens needs three eighths of a character to be visible.
-        layers = np.where(shares[0] > EIGHTHS - 3, first[0], second[0]).tolist()
+        # A character shows the state that has most of it, so that a bar claims no slots that are not there.
+        layers = np.where(shares[0] >= EIGHTHS // 2, first[0], second[0]).tolist()
         self._drawn |= {int(STACK[layer]) for layer in layers}
         if not self.symbols.right:
             yield from stack_cells(((layer, layer, EIGHTHS) for layer in layers), "", self.symbols)

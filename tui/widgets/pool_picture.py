@@ -119,14 +119,19 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         request = self._canvas.lit_request
         return None if request is None else str(self._replay.recording.requests.id[request])
 
+    @property
+    def counts_holders(self) -> bool:
+        """True if shared units have the number of their holders."""
+        return self._canvas.counts_holders
+
     def shows(self, paint: int) -> bool:
         """Tell whether `paint`, one of those of a state, is in the picture now."""
         return not self._zoom.ready or self._canvas.shows(paint)
 
     @property
     def lights_changes(self) -> bool:
-        """True if the picture is shown and highlights changes."""
-        return self.display and self._flash_s > 0
+        """True if the picture is shown and has a highlighted change now."""
+        return self.display and self._canvas.has_lights
 
     @property
     def tiling(self) -> Tiling:
@@ -242,7 +247,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         if self._zoom.ready:
             meaning = self.color_by.value
             if meaning is ColorBy.OWNER.value and self.lit_name is None and not tells_owners(self._replay.recording):
-                meaning = ColorBy.STATE.value + ", tint: request" * self._canvas.has_tints
+                meaning = ColorBy.STATE.value + "; new tint: new request" * self._canvas.has_tints
             self.border_title = self._zoom.title(self._replay.unit_tokens, meaning, self._symbols, self.size.width - 2)
 
     @property

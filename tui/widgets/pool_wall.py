@@ -386,6 +386,6 @@ class FleetClock(Scrubber):
             waiting = np.maximum.reduce(
                 [self._fleet.waiting_at(edges_s[:-1] + shift * np.diff(edges_s)) for shift in (0, 0.5)]
             )
-            most = max(int(waiting.max()), 1)
+            most = self._fleet.most_waiting
             self._drawn = (width, height, columns(waiting, most, height), most)
         return self._drawn[2:]
