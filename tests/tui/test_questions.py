@@ -48,7 +48,7 @@ PRESSURE = (
     Question("How much do the others hold?", "", r"64 more +11,144", (SMALL,)),
     Question("What does one cell stand for?", "v", r"1 cell = (1 block|2 blocks)"),
     Question("What does the colour mean?", "", r"colour: state"),
-    Question("And which colour is what?", "", r"tokens.*new tint: new request.*reserved"),
+    Question("And which colour is what?", "", r"tokens.*new tint: (new request|another).*reserved"),
     Question("How full is the pool?", "", r"held +100\.0%"),
     Question("Where is the memory?", "", r"tokens +97\.9% written and needed"),
     Question("How many run?", "", r"running +81"),

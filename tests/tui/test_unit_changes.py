@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -187,7 +186,7 @@ async def test_the_axis_of_time_says_what_its_marks_mean(
         def title() -> str:
             return next(line for line in screen_text(app).splitlines() if "paused" in line)
 
-        assert re.search(r"■ \d+ preempted", title())
+        assert "■ preempted" in title()
         await pilot.press("n")
         await pilot.pause()
         if size[0] > 80:  # where there is room for both, and for those that wait

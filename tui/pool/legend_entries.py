@@ -31,9 +31,10 @@ LegendEntry: TypeAlias = tuple[tuple[int, ...], str]
 
 _TINTED: Final[LegendEntry] = (
     tuple(range(TINT, TINT + TINTS)),
-    "tokens, until the request ends; new tint: new request",
+    "tokens till the request ends; new tint: another",
 )
 """Entry of tokens whose owners are told apart by tints."""
+_TINTED_IN_SHORT: Final = "tokens; new tint: new request"
 
 
 def legend_entries(
@@ -71,7 +72,7 @@ def legend_entries(
     if bars and all(paints != tokens for paints, _ in entries) and _occurs(tokens, sessions):
         entries.append((tokens, "tokens, in bars"))
     if _length(entries) > room:
-        entries = [(paints, text.replace(", until the request ends; new", "; new")) for paints, text in entries]
+        entries = [(paints, _TINTED_IN_SHORT if text == _TINTED[1] else text) for paints, text in entries]
     if _length(entries) > room:
         entries = [(paints[:1], text.removesuffix(", in bars")) for paints, text in entries]
     if _length(entries) > room:

@@ -247,7 +247,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         if self._zoom.ready:
             meaning = self.color_by.value
             if meaning is ColorBy.OWNER.value and self.lit_name is None and not tells_owners(self._replay.recording):
-                meaning = ColorBy.STATE.value + "; new tint: new request" * self._canvas.has_tints
+                meaning = ColorBy.STATE.value
             self.border_title = self._zoom.title(self._replay.unit_tokens, meaning, self._symbols, self.size.width - 2)
 
     @property

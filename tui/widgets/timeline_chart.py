@@ -119,9 +119,7 @@ class TimelineChart(Scrubber):
         kinds = sorted(set(shown.kind.tolist()))
         if kinds:
             words = ", ".join(WORDS[EventKind(kind)] for kind in kinds) if len(kinds) <= _MOST_KINDS else "events"
-            # Squares mark events. Where these are many, bars compare the columns, and the number is that of the run.
-            number = "" if self._has_squares else f"{len(shown.kind):,} "
-            found.append((square, "tick", f"{number}{words}"))
+            found.append((square, "tick", words))
         scales = [f"{values.max():,} {name}" for name, values in self._scales() if len(values)]
         if scales:
             found.append((square, "bar", f"full bar: {', '.join(scales)}"))
