@@ -15,7 +15,7 @@ from kvsim.machines import host_link, served_model
 from kvsim.models import Model
 from kvsim.policies.settings import PagedSettings
 from kvsim.recording import Recording
-from kvsim.recording.order import units_of_runs
+from kvsim.recording.order import expanded
 from kvsim.recording.tables import CopyKind, FloatArray, ImageEventKind, IntArray, Steps
 from kvsim.steptime import TYPICAL, Pace, StepShape
 from kvsim.steptime.card import Card
@@ -84,7 +84,7 @@ def observe(recording: Recording) -> Observed:
             "recordings of engines with one stage."
         )
     schedule, steps = recording.schedule, recording.steps
-    index, nth = units_of_runs(schedule.repeats)
+    index, nth = expanded(schedule.repeats)
     step = schedule.step[index] + nth
     tokens = schedule.tokens[index].astype(np.float64)
     before = schedule.computed_before[index] + tokens * nth

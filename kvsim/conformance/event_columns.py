@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine.ownership import MemoryKind
-from kvsim.recording.order import units_of_runs
+from kvsim.recording.order import expanded
 from kvsim.recording.tables import ImageEventKind
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def block_by_block(
     `with_lengths`, it has the number of blocks in place of the block.
     """
     released = (kind == MemoryKind.RELEASE) & (address == WHOLE_TABLE)
-    row, offset = units_of_runs(np.where(released, 1, length))
+    row, offset = expanded(np.where(released, 1, length))
     block = np.where(released, length if with_lengths else UNKNOWN_LENGTH, address)[row] + offset
     position = np.where(released, WHOLE_TABLE, position)[row] + offset
     return stacked(moment[row], kind[row], request[row], position, block, group[row])

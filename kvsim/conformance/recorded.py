@@ -32,7 +32,7 @@ from kvsim.conformance.timeline import timeline_of
 from kvsim.engine.moments import SCHEDULE
 from kvsim.policies import ContinuousSettings, Paged, PagedSettings, Pipeline
 from kvsim.recording import MemoryKind, Recording, RequestStatus
-from kvsim.recording.order import units_of_runs
+from kvsim.recording.order import expanded
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -179,7 +179,7 @@ class _ScheduleRows:
         self._open = rows[self._end[rows] > last + 1]
         begin = np.maximum(self._step[rows], first)
         repeats = np.minimum(self._end[rows], last + 1) - begin
-        run, offset = units_of_runs(repeats)
+        run, offset = expanded(repeats)
         row, step = rows[run], begin[run] + offset
         order = np.lexsort((self._rank[row], step))
         row, step = row[order], step[order]

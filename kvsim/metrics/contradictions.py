@@ -18,7 +18,7 @@ from kvsim.metrics.kept_prefixes import check_kept_prefixes
 from kvsim.metrics.slot_account import GapSlots, Waste, waste
 from kvsim.recording import Recording
 from kvsim.recording.check import check_events
-from kvsim.recording.order import units_of_runs
+from kvsim.recording.order import expanded
 from kvsim.recording.rules import agree, require
 from kvsim.recording.tables import IntArray, MemoryKind
 from kvsim.replay import Replay
@@ -149,9 +149,9 @@ def _check_evictions(recording: Recording, file: Path) -> None:
 
     def moments(rows: IntArray) -> tuple[IntArray, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return, for each unit of some `rows`, its row, its address, and a number for the address and the `seq`."""
-        run, offset = units_of_runs(memory.length[rows])
-        unit = memory.address[rows][run].astype(np.int64) + offset
-        return rows[run], unit, unit * (int(memory.seq[-1]) + 1) + memory.seq[rows][run]
+        extent, offset = expanded(memory.length[rows])
+        unit = memory.address[rows][extent].astype(np.int64) + offset
+        return rows[extent], unit, unit * (int(memory.seq[-1]) + 1) + memory.seq[rows][extent]
 
     (rows, _, evicted), (given_in, unit, given) = map(
         moments, (evicts, np.flatnonzero(memory.kind == MemoryKind.APPEND))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvsim.kv_groups import CacheKind
 from kvsim.memory.waste import SlotTotals
 from kvsim.metrics.ramps import Ramps, frames_of, running_sum
-from kvsim.recording.order import is_new, stable_order, units_of_runs
+from kvsim.recording.order import expanded, is_new, stable_order
 from kvsim.replay import Replay
 from kvsim.replay.by_unit import running_refs
 from kvsim.replay.unit_slots import TableGroup
@@ -41,24 +41,24 @@ def group_totals(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbe
     written = token_slots * progress.total_between(zero, np.full_like(zero, _NO_LIMIT))
     useful, expired = np.zeros_like(written), np.zeros_like(written)
 
-    def sum_of_held(amount: Numbers, runs: Numbers) -> Numbers:
-        """Return, at every frame, the sum of `amount` over the `runs` that are held."""
-        return running_sum(replay.num_frames, (born[runs], amount), (dead[runs], -amount))
+    def sum_of_held(amount: Numbers, extents: Numbers) -> Numbers:
+        """Return, at every frame, the sum of `amount` over the `extents` that are held."""
+        return running_sum(replay.num_frames, (born[extents], amount), (dead[extents], -amount))
 
     for number, group in enumerate(replay.groups):
-        runs = np.flatnonzero(tables.group == number)
+        extents = np.flatnonzero(tables.group == number)
         if group.state_slots:
-            states = sum_of_held(np.full(len(runs), group.state_slots), runs)
+            states = sum_of_held(np.full(len(extents), group.state_slots), extents)
             written += states
             useful += states
         else:
-            begin = tables.position[runs].astype(np.int64) * group.block_size
-            full = replay.full[tables.request[runs]]
+            begin = tables.position[extents].astype(np.int64) * group.block_size
+            full = replay.full[tables.request[extents]]
             within = np.minimum(begin + group.block_size, full) - np.minimum(begin, full)
-            useful += sum_of_held(within * group.token_slots, runs)
-            written -= _null_slots(replay, group, runs, born, dead, end)
+            useful += sum_of_held(within * group.token_slots, extents)
+            written -= _null_slots(replay, group, extents, born, dead, end)
         if group.leaves_tokens:
-            expired += _expired(replay, group, runs, born, dead, holders)
+            expired += _expired(replay, group, extents, born, dead, holders)
     return SlotTotals(
         free=free, cached=cached, unusable=unusable, rounding=0, written=written, useful=useful, padding=0,
         shared=_shared(replay, holders), expired=expired,
@@ -66,25 +66,25 @@ def group_totals(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbe
 
 
 def _end_of_tables(replay: Replay) -> Numbers:
-    """Return, for each run, the frame at which its request releases all memory."""
+    """Return, for each extent, the frame at which its request releases all memory."""
     held = replay.ledger.tables.residencies
-    length = np.diff(held.first_run, append=len(replay.ledger.tables.birth_row))
+    length = np.diff(held.first_extent, append=len(replay.ledger.tables.birth_row))
     return np.repeat(frames_of(replay, held.death_seq), length)
 
 
 def _null_slots(
-    replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers, end: Numbers
+    replay: Replay, group: TableGroup, extents: Numbers, born: Numbers, dead: Numbers, end: Numbers
 ) -> Numbers:
     """Return, at every frame, the number of slots that computed tokens lack, because their table entries are null.
 
     An entry is null if the table skipped it at its start, or if its block was released while the table goes on.
-    `runs` are the runs of `group`. `born`, `dead` and `end` have, for every run of the recording, the frames at which
-    it is allocated, at which it is freed, and at which its request releases all memory.
+    `extents` are those of `group`. `born`, `dead` and `end` have, for every extent of the recording, the frames at
+    which it is allocated, at which it is freed, and at which its request releases all memory.
     """
     tables, size = replay.ledger.tables, group.block_size * group.token_slots
-    first = runs[is_new(tables.table[runs])]
+    first = extents[is_new(tables.table[extents])]
     skipped = tables.position[first].astype(np.int64) * size
-    early = runs[dead[runs] < end[runs]]
+    early = extents[dead[extents] < end[extents]]
     lost = np.full(len(early), size)
     return running_sum(
         replay.num_frames, (born[first], skipped), (end[first], -skipped), (dead[early], lost), (end[early], -lost)
@@ -127,54 +127,56 @@ def _shared(replay: Replay, holders: _Holders) -> Numbers:
 
 
 def _expired(
-    replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers, holders: _Holders
+    replay: Replay, group: TableGroup, extents: Numbers, born: Numbers, dead: Numbers, holders: _Holders
 ) -> Numbers:
     """Return, at every frame, the number of slots in held blocks of a group that no holder needs any more."""
     tables = replay.ledger.tables
-    runs = runs[np.argsort(tables.address[runs], kind="stable")]
-    begin = _first_expired(replay, group, runs, born, dead)
-    count = np.maximum(dead[runs] - begin, 0)
+    extents = extents[np.argsort(tables.address[extents], kind="stable")]
+    begin = _first_expired(replay, group, extents, born, dead)
+    count = np.maximum(dead[extents] - begin, 0)
     slots, total = group.state_slots or group.token_slots, np.zeros(replay.num_frames, np.int64)
-    # Process some runs at a time, but all runs at one address together, because they may share a block.
-    ends = np.append(np.flatnonzero(is_new(tables.address[runs]))[1:], len(runs))
-    pairs = np.cumsum(count)[ends - 1] if len(runs) else ends
+    # Process some extents at a time, but all extents at one address together, because they may share a block.
+    ends = np.append(np.flatnonzero(is_new(tables.address[extents]))[1:], len(extents))
+    pairs = np.cumsum(count)[ends - 1] if len(extents) else ends
     cuts = np.unique(np.searchsorted(pairs, np.arange(_PAIRS_AT_ONCE, int(pairs[-1]), _PAIRS_AT_ONCE)) + 1)
     last = 0
-    for cut in (*ends[np.minimum(cuts, len(ends)) - 1].tolist(), len(runs)):
+    for cut in (*ends[np.minimum(cuts, len(ends)) - 1].tolist(), len(extents)):
         some = slice(last, cut)
         last = cut
-        of, nth = units_of_runs(count[some])
-        run, frame = runs[some][of], begin[some][of] + nth
-        amount = _expired_in_table(replay, group, run, frame)
-        np.add.at(total, *_expired_in_block(replay, holders, tables.address[run].astype(np.int64), frame, amount))
+        of, nth = expanded(count[some])
+        extent, frame = extents[some][of], begin[some][of] + nth
+        amount = _expired_in_table(replay, group, extent, frame)
+        np.add.at(total, *_expired_in_block(replay, holders, tables.address[extent].astype(np.int64), frame, amount))
     return total * slots
 
 
-def _first_expired(replay: Replay, group: TableGroup, runs: Numbers, born: Numbers, dead: Numbers) -> Numbers:
+def _first_expired(replay: Replay, group: TableGroup, extents: Numbers, born: Numbers, dead: Numbers) -> Numbers:
     """Return the first frame in which some tokens of each block have expired."""
     tables = replay.ledger.tables
     if group.kind is CacheKind.MAMBA:
-        following = np.minimum(runs + 1, len(born) - 1)
-        is_older = (runs + 1 < len(born)) & (tables.table[following] == tables.table[runs])
-        return np.where(is_older, np.minimum(born[following], dead[runs]), dead[runs])
-    position = tables.position[runs].astype(np.int64) * group.block_size
-    low, high = born[runs].copy(), np.minimum(dead[runs], replay.num_frames)
+        following = np.minimum(extents + 1, len(born) - 1)
+        is_older = (extents + 1 < len(born)) & (tables.table[following] == tables.table[extents])
+        return np.where(is_older, np.minimum(born[following], dead[extents]), dead[extents])
+    position = tables.position[extents].astype(np.int64) * group.block_size
+    low, high = born[extents].copy(), np.minimum(dead[extents], replay.num_frames)
     while (low < high).any():  # a binary search: computed tokens never fall while a table is held
         middle = (low + high) // 2
-        has = group.unread(replay.computed_at(tables.request[runs], middle)) > position
+        has = group.unread(replay.computed_at(tables.request[extents], middle)) > position
         is_open = low < high
         high = np.where(is_open & has, middle, high)
         low = np.where(is_open & ~has, middle + 1, low)
     return low
 
 
-def _expired_in_table(replay: Replay, group: TableGroup, run: Numbers, frame: Numbers) -> Numbers:
-    """Return the number of tokens or states of each run that its table does not need any more at its frame."""
+def _expired_in_table(replay: Replay, group: TableGroup, extent: Numbers, frame: Numbers) -> Numbers:
+    """Return the number of tokens or states of each extent that its table does not need any more at its frame."""
     if group.kind is CacheKind.MAMBA:
-        return np.ones(len(run), np.int64)
+        return np.ones(len(extent), np.int64)
     tables = replay.ledger.tables
-    unread = group.unread(replay.computed_at(tables.request[run], frame))
-    return np.asarray(np.clip(unread - tables.position[run].astype(np.int64) * group.block_size, 0, group.block_size))
+    unread = group.unread(replay.computed_at(tables.request[extent], frame))
+    return np.asarray(
+        np.clip(unread - tables.position[extent].astype(np.int64) * group.block_size, 0, group.block_size)
+    )
 
 
 def _expired_in_block(

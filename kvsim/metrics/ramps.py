@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.order import units_of_runs
+from kvsim.recording.order import expanded
 
 if TYPE_CHECKING:
     from kvsim.recording.tables import IntArray
@@ -55,7 +55,7 @@ class Ramps:
         # Split rows that compute more than one token per step into one row per step: only a slope of one reaches every
         # limit exactly at a frame. Few rows repeat a larger chunk.
         copies = np.where(schedule.tokens > 1, repeats, 1)
-        index, nth = units_of_runs(copies)
+        index, nth = expanded(copies)
         request, tokens = schedule.request[index].astype(np.int64), schedule.tokens[index].astype(np.int64)
         begin = schedule.step[index] + nth
         first = schedule.computed_before[index] + tokens * (nth + 1)

@@ -19,7 +19,7 @@ from kvsim.kv_groups.group import CacheKind, KVCacheGroup
 from kvsim.recording import Recording
 from kvsim.recording.by_request import RowsByRequest, computed_after
 from kvsim.recording.holdings import Holdings
-from kvsim.recording.order import is_new, units_of_runs
+from kvsim.recording.order import expanded, is_new
 from kvsim.recording.rules import require
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 from kvsim.replay import Replay
@@ -48,14 +48,14 @@ def check_retained(replay: Replay, least: IntArray, most: IntArray, dropping: Se
     """
     recording, tables = replay.recording, replay.ledger.tables
     stays = tables.residencies
-    stay = np.repeat(np.arange(len(stays.request)), np.diff(stays.first_run, append=len(tables.request)))
+    stay = np.repeat(np.arange(len(stays.request)), np.diff(stays.first_extent, append=len(tables.request)))
     junctions = _junctions(recording, tables, stay)
     for number, group in enumerate(recording.meta.pool.groups):
         if group.kind not in SPARSE:
             continue
-        runs = np.flatnonzero((tables.group == number) & (tables.death_row < len(recording.memory)))
-        runs = runs[recording.memory.address[tables.death_row[runs]] != WHOLE_TABLE]
-        released = _ReleasedBlocks.of(recording, tables, runs, junctions[stay[runs]])
+        extents = np.flatnonzero((tables.group == number) & (tables.death_row < len(recording.memory)))
+        extents = extents[recording.memory.address[tables.death_row[extents]] != WHOLE_TABLE]
+        released = _ReleasedBlocks.of(recording, tables, extents, junctions[stay[extents]])
         kept = released.kept(recording, group, drops=number in dropping, ends_below=bool(dropping))
         released.check(recording, group, kept, least, most, file)
 
@@ -72,10 +72,10 @@ class _ReleasedBlocks(NamedTuple):
     """True if the request got the block as a prefix hit."""
 
     @classmethod
-    def of(cls, recording: Recording, tables: Holdings, runs: IntArray, junction: IntArray) -> _ReleasedBlocks:
-        prompts = recording.requests.prompt_tokens[tables.request[runs]].astype(np.int64)
-        is_hit = recording.memory.kind[tables.birth_row[runs]] == MemoryKind.SHARE
-        return cls(tables.death_row[runs], tables.position[runs], prompts, junction, is_hit)
+    def of(cls, recording: Recording, tables: Holdings, extents: IntArray, junction: IntArray) -> _ReleasedBlocks:
+        prompts = recording.requests.prompt_tokens[tables.request[extents]].astype(np.int64)
+        is_hit = recording.memory.kind[tables.birth_row[extents]] == MemoryKind.SHARE
+        return cls(tables.death_row[extents], tables.position[extents], prompts, junction, is_hit)
 
     def kept(
         self, recording: Recording, group: KVCacheGroup, *, drops: bool, ends_below: bool
@@ -89,11 +89,11 @@ class _ReleasedBlocks(NamedTuple):
             ends_below: some group does so; then hits of the prompt end one boundary earlier.
         """
         aligned, size = recording.meta.pool.unit_tokens, group.block_size
-        run = 1 if group.kind is CacheKind.MAMBA else -(-((group.window or 1) - 1) // size) + drops
+        extent = 1 if group.kind is CacheKind.MAMBA else -(-((group.window or 1) - 1) // size) + drops
 
         def is_before(tokens: IntArray) -> npt.NDArray[np.bool_]:
             end = tokens // aligned * aligned // size + drops
-            return np.asarray((end - run <= self.position) & (self.position < end))
+            return np.asarray((end - extent <= self.position) & (self.position < end))
 
         before_junction = is_before(self.junction)
         if drops:
@@ -200,16 +200,18 @@ class _CachedTimes(NamedTuple):
         """Collect the moments for the blocks of prompts: the step that fills a block, and its eviction."""
         memory, hashes = recording.memory, recording.requests.prompt_hashes
         size = recording.meta.pool.groups[group].block_size
-        runs = np.flatnonzero((tables.group == group) & (memory.kind[tables.birth_row] == MemoryKind.APPEND))
-        request = tables.request[runs]
-        nth = (tables.position[runs].astype(np.int64) + 1) * (size // recording.meta.hash_block_size) - 1
-        filled = np.where(nth < hashes.lengths[request], _filled(recording, tables, stay, runs, size, turns), _UNKNOWN)
+        extents = np.flatnonzero((tables.group == group) & (memory.kind[tables.birth_row] == MemoryKind.APPEND))
+        request = tables.request[extents]
+        nth = (tables.position[extents].astype(np.int64) + 1) * (size // recording.meta.hash_block_size) - 1
+        filled = np.where(
+            nth < hashes.lengths[request], _filled(recording, tables, stay, extents, size, turns), _UNKNOWN
+        )
         is_kept = filled >= 0
-        runs, nth, request, filled = runs[is_kept], nth[is_kept], request[is_kept], filled[is_kept]
+        extents, nth, request, filled = extents[is_kept], nth[is_kept], request[is_kept], filled[is_kept]
         values = hashes.values[np.append(0, np.cumsum(hashes.lengths))[request] + nth]
         keys, number = np.unique(values, return_inverse=True)
         of_run = np.full(len(tables.request), _UNKNOWN)
-        of_run[runs] = number
+        of_run[extents] = number
         owner, lost = _evictions(recording, tables, turns)
         in_group = of_run[owner] >= 0
         evicted = np.sort(of_run[owner[in_group]] * turns.span + lost[in_group])
@@ -228,11 +230,11 @@ class _CachedTimes(NamedTuple):
 
 
 def _filled(
-    recording: Recording, tables: Holdings, stay: IntArray, runs: IntArray, size: int, turns: _ScheduleMoments
+    recording: Recording, tables: Holdings, stay: IntArray, extents: IntArray, size: int, turns: _ScheduleMoments
 ) -> npt.NDArray[np.int64]:
-    """Return the moment at which each of `runs` enters the cache; `_UNKNOWN` if it never does.
+    """Return the moment at which each of `extents` enters the cache; `_UNKNOWN` if it never does.
 
-    A run enters the cache in the first step of its stay that computes tokens up to the next common boundary of all
+    An extent enters the cache in the first step of its stay that computes tokens up to the next common boundary of all
     groups.
     """
     schedule, stays, aligned = recording.schedule, tables.residencies, recording.meta.pool.unit_tokens
@@ -242,26 +244,26 @@ def _filled(
         schedule.request[row].astype(np.int64) * _MOST + recording.steps.schedule_seq[schedule.step[row]], side="right",
     ) - 1  # fmt: skip
     upto = of_stay * _MOST + computed_after(schedule)[row]
-    tokens = -(-(tables.position[runs].astype(np.int64) + 1) * size // aligned) * aligned
-    at = np.minimum(np.searchsorted(upto, stay[runs] * _MOST + tokens), len(upto) - 1)
+    tokens = -(-(tables.position[extents].astype(np.int64) + 1) * size // aligned) * aligned
+    at = np.minimum(np.searchsorted(upto, stay[extents] * _MOST + tokens), len(upto) - 1)
     by = row[at]
     num_steps = -(-(tokens - schedule.computed_before[by]) // schedule.tokens[by])
     moment = turns.moment(schedule.step[by] + np.maximum(num_steps - 1, 0), by)
-    return np.where((of_stay[at] == stay[runs]) & (upto[at] >= stay[runs] * _MOST + tokens), moment, _UNKNOWN)
+    return np.where((of_stay[at] == stay[extents]) & (upto[at] >= stay[extents] * _MOST + tokens), moment, _UNKNOWN)
 
 
 def _evictions(
     recording: Recording, tables: Holdings, turns: _ScheduleMoments
 ) -> tuple[IntArray, npt.NDArray[np.int64]]:
-    """Return, for each eviction, the run whose prefix is evicted, and the moment at which a request takes the unit."""
+    """Return, for each eviction, the extent whose prefix is evicted, and the moment when a request takes the unit."""
     memory, span = recording.memory, len(recording.memory) + 1
-    runs = np.flatnonzero(memory.kind[tables.birth_row] == MemoryKind.APPEND)
-    place = tables.address[runs].astype(np.int64) * span + tables.birth_row[runs]
+    extents = np.flatnonzero(memory.kind[tables.birth_row] == MemoryKind.APPEND)
+    place = tables.address[extents].astype(np.int64) * span + tables.birth_row[extents]
     order = np.argsort(place)
-    runs, place = runs[order], place[order]
+    extents, place = extents[order], place[order]
     rows = np.flatnonzero(memory.kind == MemoryKind.EVICT)
-    run, offset = units_of_runs(memory.length[rows])
-    rows, unit = rows[run], memory.address[rows][run].astype(np.int64) + offset
+    extent, offset = expanded(memory.length[rows])
+    rows, unit = rows[extent], memory.address[rows][extent].astype(np.int64) + offset
     at = np.searchsorted(place, unit * span + rows)
-    owner, taken_by = runs[np.maximum(at - 1, 0)], runs[np.minimum(at, len(runs) - 1)]
+    owner, taken_by = extents[np.maximum(at - 1, 0)], extents[np.minimum(at, len(extents) - 1)]
     return owner, turns.moment(memory.step[rows], turns.row_in(tables.request[taken_by], memory.step[rows]))

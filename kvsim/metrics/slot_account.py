@@ -2,7 +2,7 @@
 
 Summaries, plots of occupancy and `refuse_contradictions` use it. `Replay.slots` does the same for one frame, unit by
 unit. This module does it for all frames at once, by running sums, in time proportional to the rows of the recording:
-each run of units adds its slots at its allocation and removes them at its release, and each row of the schedule adds
+each extent of units adds its slots at its allocation and removes them at its release, and each row of the schedule adds
 its computed tokens. A row that decodes for many steps is a ramp, stored as a change of slope.
 """
 
@@ -32,8 +32,8 @@ Numbers = npt.NDArray[np.int64]
 
 _NO_LIMIT = np.iinfo(np.int64).max // 2
 """Larger than any number of slots, and small enough that adding to it cannot overflow."""
-_RUNS_AT_ONCE = 1 << 20
-"""Number of runs that are processed together; their data takes about 100 MB."""
+_EXTENTS_AT_ONCE = 1 << 20
+"""Number of extents that are processed together; their data takes about 100 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -231,47 +231,47 @@ class _FrameSlots:
 
     @classmethod
     def of(cls, replay: Replay) -> _FrameSlots:
-        """Add up the slots of all runs, in parts because a long recording has tens of millions of runs."""
+        """Add up the slots of all extents, in parts because a long recording has tens of millions of extents."""
         total = {field.name: np.zeros(replay.num_frames, np.int64) for field in fields(cls)}
         first = replay.ledger.tables.together()
         end = np.append(first[1:], len(replay.ledger.tables.birth_row))
-        for begin in range(0, len(first), _RUNS_AT_ONCE):
-            some = slice(begin, begin + _RUNS_AT_ONCE)
+        for begin in range(0, len(first), _EXTENTS_AT_ONCE):
+            some = slice(begin, begin + _EXTENTS_AT_ONCE)
             for name, slots in cls._of_groups(replay, first[some], end[some]).items():
                 total[name] += slots
         return cls(**total)
 
     @staticmethod
     def _of_groups(replay: Replay, first: IntArray, end: IntArray) -> dict[str, npt.NDArray[np.int64]]:
-        """Return the slots of groups of runs, by the name of a field of this class.
+        """Return the slots of groups of extents, by the name of a field of this class.
 
-        The runs [first, end) of a group belong to one table, and were allocated and released together.
+        The extents [first, end) of a group belong to one table, and were allocated and released together.
         """
         tables, unit_tokens = replay.ledger.tables, replay.unit_tokens
-        runs = tables.at(first)
-        request, repeat = runs.request, runs.repeat
+        extents = tables.at(first)
+        request, repeat = extents.request, extents.repeat
         units = np.add.reduceat(tables.at(slice(first[0], end[-1])).length, first - first[0], dtype=np.int64)
         length = units * unit_tokens
 
         def requested_end(rows: IntArray) -> npt.NDArray[np.int64]:
-            """Return the offset in its table at which the requested slots of each run end."""
+            """Return the offset in its table at which the requested slots of each extent end."""
             runs_at = tables.at(rows)
             return (runs_at.position.astype(np.int64) + runs_at.requested) * unit_tokens
 
-        # A group of runs holds the requested slots [low, high) of its table. An extent may be longer than requested;
+        # A group of extents holds the requested slots [low, high) of its table. An extent may be longer than requested;
         # the requested slots of the next extent then begin where those of the extent before end. Single units are
         # never rounded up, and their positions are exact even if they replace other units.
         high = requested_end(end - 1)
-        low = runs.position.astype(np.int64) * unit_tokens
+        low = extents.position.astype(np.int64) * unit_tokens
         if not replay.ledger.unit_by_unit:
             low = np.where(low == 0, 0, requested_end(np.maximum(first - 1, 0)))
         full, pad = replay.full[request], replay.pad[request]
-        born, dead = frames_of(replay, runs.birth_seq), frames_of(replay, runs.death_seq)
+        born, dead = frames_of(replay, extents.birth_seq), frames_of(replay, extents.death_seq)
         growing = np.flatnonzero(repeat > 1)
         step_slots = length[growing] // repeat[growing]
 
         def sum_over_frames(amount: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-            """Add up the `amount` of each group of runs at the frames from its allocation to its release."""
+            """Add up the `amount` of each group of extents at the frames from its allocation to its release."""
             if not len(growing):
                 return running_sum(replay.num_frames, (born, amount), (dead, -amount))
             at_once = np.where(repeat > 1, 0, amount)
@@ -310,10 +310,10 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
             held += running_sum(num_frames, (frames_of(replay, memory.seq[operations.row]), units))
     held, cached = held * unit_slots, cached * unit_slots
     growing = np.flatnonzero(tables.repeat > 1)
-    if len(growing):  # the sums above include only the units of a growing run's first step
-        runs = tables.at(growing)
-        repeat, born = runs.repeat, frames_of(replay, runs.birth_seq)
-        step_slots = runs.length.astype(np.int64) // repeat * unit_slots
+    if len(growing):  # the sums above include only the units of a growing extent's first step
+        extents = tables.at(growing)
+        repeat, born = extents.repeat, frames_of(replay, extents.birth_seq)
+        step_slots = extents.length.astype(np.int64) // repeat * unit_slots
         held += ramp(replay.num_frames, born + 1, step_slots, step_slots * (repeat - 1))
     return held, cached
 

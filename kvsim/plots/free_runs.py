@@ -11,7 +11,7 @@ from kvsim.plots.axes import stairs
 from kvsim.plots.sampling import replay_of
 from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, style
 from kvsim.plots.words import names_for, source_line
-from kvsim.replay.free_memory import free_run_lengths_at
+from kvsim.replay.free_memory import free_extent_lengths_at
 
 if TYPE_CHECKING:
     from kvsim.recording import Recording
@@ -47,8 +47,8 @@ class FreeMemory:
         frames = np.array([replay.frame_at(time_s) for time_s in moments_s])
         in_gap = replay.in_gap(frames, np.array(moments_s))
         for found in (
-            *free_run_lengths_at(replay, frames[~in_gap].tolist()),
-            *free_run_lengths_at(replay.after_outputs(), frames[in_gap].tolist()),
+            *free_extent_lengths_at(replay, frames[~in_gap].tolist()),
+            *free_extent_lengths_at(replay.after_outputs(), frames[in_gap].tolist()),
         ):
             lengths = found * replay.unit_tokens
             num_runs += len(lengths)

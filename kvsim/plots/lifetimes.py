@@ -13,7 +13,7 @@ from kvsim.plots.sampling import replay_of
 from kvsim.plots.style import LINES, Picture, Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, seconds, source_line
 from kvsim.recording import MemoryKind
-from kvsim.recording.order import is_new, units_of_runs
+from kvsim.recording.order import expanded, is_new
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _QUANTILES = np.linspace(0, 1, 501)
 _MAX_PIECES = 32
-"""Maximum number of pieces that a growing run is divided into; more would not change a curve visibly."""
+"""Maximum number of pieces that a growing extent is divided into; more would not change a curve visibly."""
 _MAX_USES = 32
 """Largest number of uses that is counted separately; more uses count as this number."""
 _MOST_ROWS = np.int64(1 << 32)
@@ -40,9 +40,9 @@ class Lifetimes:
     """Hold times and uses of all memory units that a run allocated."""
 
     held_s: FloatArray
-    """Seconds for which a request held each run of units; runs that were never freed are left out."""
+    """Seconds for which a request held each extent of units; extents that were never freed are left out."""
     num_units: IntArray
-    """Number of units in each run of units that `held_s` has."""
+    """Number of units in each extent of units that `held_s` has."""
     units_by_uses: npt.NDArray[np.int64]
     """Number of units whose content was used by 0, 1, 2, ..., and by 32 or more requests: int64[33]."""
 
@@ -78,19 +78,19 @@ def lifetimes_of(replay: Replay) -> Lifetimes:
     def when(of: IntArray) -> FloatArray:
         return time_s[np.clip(np.searchsorted(seq, of, side="right") - 1, 0, len(seq) - 1)].astype(np.float64)
 
-    runs = tables.at(rows)
-    begin_s, grown = when(runs.birth_seq), np.flatnonzero(steps_later)
-    born = np.searchsorted(replay.frame_seq, runs.birth_seq[grown]) + steps_later[grown]
+    extents = tables.at(rows)
+    begin_s, grown = when(extents.birth_seq), np.flatnonzero(steps_later)
+    born = np.searchsorted(replay.frame_seq, extents.birth_seq[grown]) + steps_later[grown]
     begin_s[grown] = steps.start_s[np.minimum(born, len(steps) - 1)]
-    held_s = when(runs.death_seq) - begin_s
+    held_s = when(extents.death_seq) - begin_s
     return Lifetimes(held_s=np.maximum(held_s, 0.0), num_units=num_units, units_by_uses=_units_by_uses(replay))
 
 
 def _pieces(tables: Holdings, end_seq: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Divide the runs that were freed until `end_seq` into pieces whose units were held for about the same time.
+    """Divide the extents that were freed until `end_seq` into pieces whose units were held for about the same time.
 
-    A run that was allocated step by step has several pieces. Return the run of each piece, the number of steps after
-    the first in which the piece was allocated, and its units.
+    An extent that was allocated step by step has several pieces. Return the extent of each piece, the number of steps
+    after the first in which the piece was allocated, and its units.
     """
     if not (tables.repeat > 1).any():
         rows = tables.together()
@@ -100,9 +100,9 @@ def _pieces(tables: Holdings, end_seq: int) -> tuple[IntArray, IntArray, IntArra
     rows = np.flatnonzero(tables.death_seq <= end_seq)
     repeat, length = tables.repeat[rows], tables.length[rows]
     count = np.minimum(repeat, _MAX_PIECES)
-    run, nth = units_of_runs(count)
-    begin, end = nth * repeat[run] // count[run], (nth + 1) * repeat[run] // count[run]
-    return rows[run], (begin + end - 1) // 2, (length // repeat)[run] * (end - begin)
+    extent, nth = expanded(count)
+    begin, end = nth * repeat[extent] // count[extent], (nth + 1) * repeat[extent] // count[extent]
+    return rows[extent], (begin + end - 1) // 2, (length // repeat)[extent] * (end - begin)
 
 
 def _units_by_uses(replay: Replay) -> npt.NDArray[np.int64]:

@@ -12,7 +12,7 @@ from kvsim.hardware import find_gpu
 from kvsim.plots.axes import log_axis
 from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, style
 from kvsim.plots.words import source_line
-from kvsim.recording.order import ROWS_AT_ONCE, units_of_runs
+from kvsim.recording.order import ROWS_AT_ONCE, expanded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ class StepWork:
         # All terms are whole numbers, so that sums are exact in any order.
         num_tokens, num_seqs, pairs, read_tokens = np.zeros((4, len(steps)))
         for rows in _in_parts(schedule.repeats):
-            row, nth = units_of_runs(schedule.repeats[rows].astype(np.int64))
+            row, nth = expanded(schedule.repeats[rows].astype(np.int64))
             step, tokens = schedule.step[rows][row] + nth, schedule.tokens[rows][row].astype(np.float64)
             before = schedule.computed_before[rows][row] + tokens * nth
             np.add.at(num_tokens, step, tokens)

@@ -17,7 +17,7 @@ from kvsim.recording.by_request import first_rows_since
 from kvsim.recording.check_queue import Stays
 from kvsim.recording.check_swaps import Admissions, check_swaps
 from kvsim.recording.model import Recording
-from kvsim.recording.order import is_new, units_of_runs
+from kvsim.recording.order import expanded, is_new
 from kvsim.recording.rules import agree, require
 from kvsim.recording.tables import Copies, CopyKind, IntArray, MemoryKind
 
@@ -110,9 +110,11 @@ def _check_copies(recording: Recording, copies: Copies, folder: Path) -> None:
     steps, file = recording.steps, folder / "copies.parquet"
     memory = recording.memory
     rows = np.flatnonzero(memory.kind == MemoryKind.APPEND)
-    run, offset = units_of_runs(memory.length[rows])
+    extent, offset = expanded(memory.length[rows])
     # Number the triples (request, address, seq), so that those of allocations and of copies can be compared.
-    allocated = np.stack((memory.request[rows][run], memory.address[rows][run] + offset, memory.seq[rows][run]))
+    allocated = np.stack(
+        (memory.request[rows][extent], memory.address[rows][extent] + offset, memory.seq[rows][extent])
+    )
     copied = np.stack((copies.request, copies.address, steps.schedule_seq[copies.begun_step]))
     number = np.unique(np.concatenate((allocated, copied), axis=1), axis=1, return_inverse=True)[1].reshape(-1)
     is_allocated = np.isin(number[allocated.shape[1] :], number[: allocated.shape[1]])

@@ -79,7 +79,7 @@ def _check_growth(recording: Recording, file: Path) -> None:
 def _check_ends(tables: Holdings, file: Path) -> None:
     """Check that a request that frees its tables frees every table."""
     held = tables.residencies
-    end = np.repeat(held.death_seq, np.diff(held.first_run, append=len(tables.request)))
+    end = np.repeat(held.death_seq, np.diff(held.first_extent, append=len(tables.request)))
     is_left = tables.death_seq > end
     if is_left.any():
         row = int(tables.birth_row[int(np.argmax(is_left))])
@@ -94,26 +94,26 @@ def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
     last_position = np.append(tables.position, -1).astype(np.int64)
     for number, group in enumerate(pool.groups):
         if group.kind is not CacheKind.MAMBA:
-            run = _newest_runs(tables, number, schedule.request, seq)
+            extent = _newest_runs(tables, number, schedule.request, seq)
             rule = f"more is computed than the request holds memory for in group {number}"
-            require((last_position[run] + 1) * group.block_size >= computed, file, rule)
+            require((last_position[extent] + 1) * group.block_size >= computed, file, rule)
 
 
 def _newest_runs(tables: Holdings, group: int, request: IntArray, seq: IntArray) -> IntArray:
-    """Return the newest run that each request holds in its table of `group` at `seq`; -1 if it holds none.
+    """Return the newest extent that each request holds in its table of `group` at `seq`; -1 if it holds none.
 
-    Runs are sorted by request and then by time. A key of both lets one search find the run of every request.
+    Extents are sorted by request and then by time. A key of both lets one search find the extent of every request.
     """
-    runs = np.flatnonzero(tables.group == group)
-    if not len(runs):
+    extents = np.flatnonzero(tables.group == group)
+    if not len(extents):
         return np.full(len(request), -1)
     span = int(max(tables.birth_seq.max(), seq.max(initial=0))) + 1
-    key = tables.request[runs].astype(np.int64) * span + tables.birth_seq[runs]
+    key = tables.request[extents].astype(np.int64) * span + tables.birth_seq[extents]
     index = np.searchsorted(key, request.astype(np.int64) * span + seq, side="right") - 1
-    run = np.append(runs, -1)[index]
-    residency = np.searchsorted(tables.residencies.first_run, run, side="right") - 1
-    is_held = (run >= 0) & (tables.request[run] == request) & (tables.residencies.death_seq[residency] > seq)
-    return np.where(is_held, run, -1)
+    extent = np.append(extents, -1)[index]
+    residency = np.searchsorted(tables.residencies.first_extent, extent, side="right") - 1
+    is_held = (extent >= 0) & (tables.request[extent] == request) & (tables.residencies.death_seq[residency] > seq)
+    return np.where(is_held, extent, -1)
 
 
 def _check_free_units(recording: Recording, tables: Holdings, file: Path) -> None:

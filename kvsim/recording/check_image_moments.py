@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from kvsim.recording.model import Recording
-from kvsim.recording.order import units_of_runs
+from kvsim.recording.order import expanded
 from kvsim.recording.rules import require
 from kvsim.recording.tables import EncoderEvents, ImageEventKind, IntArray, MemoryKind, PromptImages
 
@@ -74,7 +74,7 @@ class _RequestSteps:
     def __init__(self, recording: Recording, request: int) -> None:
         schedule, steps = recording.schedule, recording.steps
         rows = np.flatnonzero(schedule.request == request)
-        run, offset = units_of_runs(schedule.repeats[rows])
+        run, offset = expanded(schedule.repeats[rows])
         step = schedule.step[rows][run] + offset
         tokens = schedule.tokens[rows].astype(np.int64)[run]
         self._after: IntArray = schedule.computed_before[rows][run] + tokens * (offset + 1)

@@ -15,7 +15,7 @@ from kvsim.recording.by_request import RowsByRequest, last_steps
 from kvsim.recording.check_queue import Stays, so_far
 from kvsim.recording.check_times import Ends
 from kvsim.recording.model import Recording
-from kvsim.recording.order import is_new, units_of_runs
+from kvsim.recording.order import expanded, is_new
 from kvsim.recording.rules import agree, require
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
@@ -159,7 +159,7 @@ def _check_shortage(recording: Recording, file: Path) -> None:
     ends = ends[np.append(is_new(memory.seq[ends])[1:], True)[: len(ends)]]  # the last victim of each step
     # All memory rows of the scheduling of these steps, in order; `step_of` is the index in `ends` of the step of each.
     begin, end = (np.searchsorted(memory.seq, memory.seq[ends], side) for side in ("left", "right"))
-    step_of, offset = units_of_runs(end - begin)
+    step_of, offset = expanded(end - begin)
     rows, length = begin[step_of] + offset, memory.length[begin[step_of] + offset].astype(np.int64)
     takes, is_later = memory.kind[rows] == MemoryKind.APPEND, rows > ends[step_of]
     # The first request that grows after the last victim is the one for which that victim was preempted.
@@ -195,7 +195,7 @@ def check_retractions(recording: Recording, file: Path) -> None:
     rows = np.flatnonzero((steps.preempted > 0) & (steps.free_units >= 0) & ~_during_copies(recording))
     begin, end = (np.searchsorted(memory.seq, steps.schedule_seq[rows], side) for side in ("left", "right"))
     # All memory rows of the scheduling of these steps; `step_of` is the index in `rows` of the step of each.
-    step_of, offset = units_of_runs(end - begin)
+    step_of, offset = expanded(end - begin)
     of_step, length = begin[step_of] + offset, memory.length[begin[step_of] + offset].astype(np.int64)
     kind = memory.kind[of_step]
     change = length * (kind == MemoryKind.APPEND) - length * (kind == MemoryKind.RELEASE)

@@ -15,7 +15,7 @@ from kvsim.policies import Radix
 from kvsim.recording.grouped import Operations, tables_of_groups
 from kvsim.recording.holdings import Holdings
 from kvsim.recording.model import Recording
-from kvsim.recording.order import units_of_runs
+from kvsim.recording.order import expanded
 from kvsim.recording.rules import require, require_inside
 from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
@@ -48,12 +48,12 @@ def check_replaced_units(recording: Recording, file: Path) -> None:
     replaces = replacing_rows(memory)
     freed, shared = (_places(memory, np.flatnonzero(replaces & chosen)) for chosen in (parts, ~parts))
     rows = np.flatnonzero(parts)
-    run, _ = units_of_runs(memory.length[rows])
+    extent, _ = expanded(memory.length[rows])
     rule = "a unit that is released alone should be replaced at its position by a shared one"
-    require(np.isin(freed, shared), file, rule, rows[run])
+    require(np.isin(freed, shared), file, rule, rows[extent])
     rows = np.flatnonzero(replaces & ~parts)
-    run, _ = units_of_runs(memory.length[rows])
-    require(np.isin(shared, freed), file, "position should be where the request's table ends", rows[run])
+    extent, _ = expanded(memory.length[rows])
+    require(np.isin(shared, freed), file, "position should be where the request's table ends", rows[extent])
     _check_held(recording, parts, file)
 
 
@@ -69,16 +69,18 @@ def _check_held(recording: Recording, parts: npt.NDArray[np.bool_], file: Path) 
 def require_positions(memory: Memory, tables: Holdings, operations: Operations, file: Path) -> None:
     """Check that each release of a part of a table states the positions at which the request held these units."""
     of_part = memory.parts[operations.row]
-    row, run = operations.row[of_part], operations.run[of_part]
+    row, extent = operations.row[of_part], operations.extent[of_part]
     holds = np.ones(len(memory), np.bool_)
-    holds[row[tables.position[run] != memory.position[row] + operations.address[of_part] - memory.address[row]]] = False
+    holds[row[tables.position[extent] != memory.position[row] + operations.address[of_part] - memory.address[row]]] = (
+        False
+    )
     require(holds, file, "position should be that of the freed unit")
 
 
 def _places(memory: Memory, rows: IntArray) -> npt.NDArray[np.int64]:
     """Return a number for each unit of `rows` that is the same for equal requests, moments and positions."""
-    run, offset = units_of_runs(memory.length[rows])
+    extent, offset = expanded(memory.length[rows])
     span, width = int(memory.seq[-1]) + 1, int((memory.position + memory.length).max()) + 1
-    of = rows[run]
+    of = rows[extent]
     place: npt.NDArray[np.int64] = (memory.request[of].astype(np.int64) * span + memory.seq[of]) * width
     return place + memory.position[of] + offset

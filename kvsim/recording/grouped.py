@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.recording.holdings import Deaths, Holdings, Residencies, seq_of
-from kvsim.recording.order import is_new, units_of_runs
+from kvsim.recording.order import expanded, is_new
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, Memory, MemoryKind
 
 NO_RUN = -1
@@ -26,13 +26,13 @@ class Operations:
 
     row: IntArray
     """Row of `memory.parquet`."""
-    run: IntArray
+    extent: IntArray
     """Run of `Holdings` that is allocated or released; `NO_RUN` for an eviction."""
     address: IntArray
 
 
 def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Operations]:
-    """Return the runs of all tables, each of one unit, and all operations on them."""
+    """Return the extents of all tables, each of one unit, and all operations on them."""
     ends = _TableReleases.of(memory)
     placed = (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE)
     run_row, offset = _units(memory, placed)
@@ -48,10 +48,10 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
     death_row = np.minimum(ends.rows(request, residency, group, len(memory)), released_early)
     never = seq_of(memory, np.array([len(memory)]))
     begins = is_new(request) | is_new(residency)
-    first_run = np.flatnonzero(begins)
+    first_extent = np.flatnonzero(begins)
     end_seq = np.append(ends.seq, never)
-    is_ended = ends.is_of(request[first_run], residency[first_run])
-    first_birth = np.minimum.reduceat(run_row, first_run) if len(first_run) else run_row
+    is_ended = ends.is_of(request[first_extent], residency[first_extent])
+    first_birth = np.minimum.reduceat(run_row, first_extent) if len(first_extent) else run_row
     tables = Holdings(
         memory,
         birth_row=run_row.astype(np.int32),
@@ -60,11 +60,11 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
         first_row=np.searchsorted(request, np.arange(num_requests + 1)),
         first_of_table=np.flatnonzero(begins | is_new(group)),
         residencies=Residencies(
-            request=request[first_run].astype(np.int32),
-            first_run=first_run,
+            request=request[first_extent].astype(np.int32),
+            first_extent=first_extent,
             birth_row=first_birth,
             birth_seq=seq_of(memory, first_birth),
-            death_seq=np.where(is_ended, end_seq[np.minimum(residency[first_run], len(ends.seq))], never),
+            death_seq=np.where(is_ended, end_seq[np.minimum(residency[first_extent], len(ends.seq))], never),
         ),
     )
     return tables, _operations(memory, tables, death_row)
@@ -121,16 +121,16 @@ class _TableReleases:
 def _units(memory: Memory, chosen: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int64], IntArray]:
     """Return the row of every unit of the chosen rows, and its offset in the row."""
     rows = np.flatnonzero(chosen)
-    run, offset = units_of_runs(memory.length[rows])
-    return rows[run], offset
+    extent, offset = expanded(memory.length[rows])
+    return rows[extent], offset
 
 
 def _released_early(
     memory: Memory, request: IntArray, group: IntArray, address: IntArray, birth_row: IntArray
 ) -> npt.NDArray[np.int64]:
-    """Return, for each run, the row that released it before its table's end; the number of rows if none did.
+    """Return, for each extent, the row that released it before its table's end; the number of rows if none did.
 
-    A release names units, not runs: it is of the run that allocated the unit last before.
+    A release names units, not extents: it is of the extent that allocated the unit last before.
     """
     death_row = np.full(len(request), len(memory), np.int64)
     rows, offset = _units(memory, (memory.kind == MemoryKind.RELEASE) & (memory.address != WHOLE_TABLE))
@@ -144,9 +144,9 @@ def _released_early(
     key = held * span + birth_row
     order = np.argsort(key)
     newest = np.searchsorted(key[order], left * span + rows) - 1
-    run = order[np.maximum(newest, 0)]
-    matches = (newest >= 0) & (held[run] == left)
-    death_row[run[matches]] = rows[matches]
+    extent = order[np.maximum(newest, 0)]
+    matches = (newest >= 0) & (held[extent] == left)
+    death_row[extent[matches]] = rows[matches]
     return death_row
 
 
@@ -160,12 +160,12 @@ def _operations(memory: Memory, tables: Holdings, death_row: npt.NDArray[np.int6
     """Return all operations in order; the units of one release in descending order of position."""
     evicted, offset = _units(memory, memory.kind == MemoryKind.EVICT)
     dead = np.flatnonzero(death_row < len(memory))
-    runs = np.arange(len(tables.request))
+    extents = np.arange(len(tables.request))
     row = np.concatenate((tables.birth_row, death_row[dead], evicted))
-    run = np.concatenate((runs, dead, np.full(len(evicted), NO_RUN)))
+    extent = np.concatenate((extents, dead, np.full(len(evicted), NO_RUN)))
     address = np.concatenate((tables.address, tables.address[dead], memory.address[evicted] + offset))
     rank = np.concatenate((tables.position, -tables.position[dead], offset))
     order = np.lexsort((rank, row))
     return Operations(
-        row=row[order].astype(np.int64), run=run[order].astype(np.int32), address=address[order].astype(np.int32)
+        row=row[order].astype(np.int64), extent=extent[order].astype(np.int32), address=address[order].astype(np.int32)
     )

@@ -1,6 +1,6 @@
 """Compute which request holds each unit at each time, from the rows that allocate and release units.
 
-Checks, replays and figures read these runs: contiguous ranges of units that one row gave to a request.
+Checks, replays and figures read these extents: contiguous ranges of units that one row gave to a request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Residencies:
     """Periods in which requests hold memory, from admission until release."""
 
     request: IntArray
-    first_run: IntArray
+    first_extent: IntArray
     birth_row: IntArray
     birth_seq: IntArray
     death_seq: IntArray
@@ -28,67 +28,67 @@ class Residencies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deaths:
-    """Rows in which runs are released, stored in one of two ways."""
+    """Rows in which extents are released, stored in one of two ways."""
 
     by_birth_row: IntArray | None
-    """Releasing row for each row that allocates runs, if all runs of a row are released together."""
-    by_run: IntArray | None = None
-    """Releasing row for each run."""
+    """Releasing row for each row that allocates extents, if all extents of a row are released together."""
+    by_extent: IntArray | None = None
+    """Releasing row for each extent."""
 
-    def at(self, runs: IntArray | slice) -> Deaths:
-        """Return the deaths of some runs."""
-        return self if self.by_run is None else Deaths(None, self.by_run[runs])
+    def at(self, extents: IntArray | slice) -> Deaths:
+        """Return the deaths of some extents."""
+        return self if self.by_extent is None else Deaths(None, self.by_extent[extents])
 
     def rows_of(self, birth_row: IntArray) -> IntArray:
-        """Return the row that releases each run; `birth_row` is the row that allocated it."""
-        if self.by_run is not None:
-            return self.by_run
+        """Return the row that releases each extent; `birth_row` is the row that allocated it."""
+        if self.by_extent is not None:
+            return self.by_extent
         assert self.by_birth_row is not None
         return self.by_birth_row.take(birth_row)
 
 
-class Runs:
-    """Runs of units held by requests: request, place and time. A run is a contiguous range of units that one row
+class Extents:
+    """Extents of units held by requests: request, place and time. An extent is a contiguous range of units that one row
     allocates.
 
     A long recording has tens of millions, so each column is gathered on first use, in the narrowest type possible.
     """
 
     def __init__(self, memory: Memory, birth_row: IntArray, offset: IntArray | None, death: Deaths) -> None:
-        """Store the runs that `birth_row` allocated: whole rows, or the unit at `offset` of each."""
+        """Store the extents that `birth_row` allocated: whole rows, or the unit at `offset` of each."""
         self._memory, self._offset, self._death = memory, offset, death
         self.birth_row = birth_row
-        """Row of `memory.parquet` that allocated the run; rows of one step keep their order."""
+        """Row of `memory.parquet` that allocated the extent; rows of one step keep their order."""
 
-    def at(self, runs: IntArray | slice) -> Runs:
-        """Return some of these runs."""
-        offset = None if self._offset is None else self._offset[runs]
-        return Runs(self._memory, self.birth_row[runs], offset, self._death.at(runs))
+    def at(self, extents: IntArray | slice) -> Extents:
+        """Return some of these extents."""
+        offset = None if self._offset is None else self._offset[extents]
+        return Extents(self._memory, self.birth_row[extents], offset, self._death.at(extents))
 
     @cached_property
     def death_row(self) -> IntArray:
-        """Row that released the run; the number of rows if it was never released."""
+        """Row that released the extent; the number of rows if it was never released."""
         return self._death.rows_of(self.birth_row)
 
     @cached_property
     def request(self) -> IntArray:
-        """Request that held the run."""
+        """Request that held the extent."""
         return self._memory.request.take(self.birth_row)
 
     @cached_property
     def group(self) -> IntArray:
-        """KV-cache group of the run's table."""
+        """KV-cache group of the extent's table."""
         group = self._memory.group
         return np.broadcast_to(np.int32(0), len(self.birth_row)) if group is None else group.take(self.birth_row)
 
     @cached_property
     def position(self) -> IntArray:
-        """Position of the run in its table, in units."""
+        """Position of the extent in its table, in units."""
         return self._from_offset(self._memory.position)
 
     @cached_property
     def address(self) -> IntArray:
-        """Address of the first unit of the run."""
+        """Address of the first unit of the extent."""
         return self._from_offset(self._memory.address)
 
     @cached_property
@@ -98,12 +98,12 @@ class Runs:
 
     @cached_property
     def requested(self) -> IntArray:
-        """Units of the run that were requested."""
+        """Units of the extent that were requested."""
         return self._of_rows(self._memory.length if self._memory.requested is None else self._memory.requested)
 
     @cached_property
     def repeat(self) -> IntArray:
-        """Steps over which the run grows by equal numbers of units; 1 if it does not grow."""
+        """Steps over which the extent grows by equal numbers of units; 1 if it does not grow."""
         repeat = self._memory.repeat
         if repeat is None or self._offset is not None:
             return np.broadcast_to(np.int32(1), len(self.birth_row))
@@ -116,7 +116,7 @@ class Runs:
 
     @cached_property
     def death_seq(self) -> IntArray:
-        """Sequence number of the release; greater than all others if the run was never released."""
+        """Sequence number of the release; greater than all others if the extent was never released."""
         return seq_of(self._memory, self.death_row)
 
     def _from_offset(self, column: IntArray) -> IntArray:
@@ -126,14 +126,14 @@ class Runs:
         return values
 
     def _of_rows(self, column: IntArray) -> IntArray:
-        """Return the length of each run, from a column with the length in one step; 1 for single units."""
+        """Return the length of each extent, from a column with the length in one step; 1 for single units."""
         if self._offset is not None:
             return np.broadcast_to(np.int32(1), len(self.birth_row))
         return column.take(self.birth_row) * self.repeat
 
 
-class Holdings(Runs):
-    """Runs of units that requests held, sorted by request, then by time."""
+class Holdings(Extents):
+    """Extents of units that requests held, sorted by request, then by time."""
 
     def __init__(
         self, memory: Memory, *, birth_row: IntArray, offset: IntArray | None, death: Deaths,
@@ -141,38 +141,40 @@ class Holdings(Runs):
     ) -> None:  # fmt: skip
         super().__init__(memory, birth_row, offset, death)
         self.first_row = first_row
-        """First run of each request, and the total number of runs."""
+        """First extent of each request, and the total number of extents."""
         self.first_of_table = first_of_table
-        """First run of each table, one per residency and group, in order."""
+        """First extent of each table, one per residency and group, in order."""
         self.residencies = residencies
 
     @cached_property
     def table(self) -> IntArray:
-        """Number of the table of each run."""
+        """Number of the table of each extent."""
         lengths = np.diff(self.first_of_table, append=len(self.birth_row))
         return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
 
     def held(self, request: int, seq: int) -> IntArray:
-        """Return the runs that `request` holds after all events up to `seq`."""
+        """Return the extents that `request` holds after all events up to `seq`."""
         first, end = self.first_row[request : request + 2].tolist()
-        runs: IntArray = first + np.flatnonzero((self.birth_seq[first:end] <= seq) & (self.death_seq[first:end] > seq))
-        return runs
+        extents: IntArray = first + np.flatnonzero(
+            (self.birth_seq[first:end] <= seq) & (self.death_seq[first:end] > seq)
+        )
+        return extents
 
     def together(self) -> IntArray:
-        """Return the first of every group of adjacent runs that were allocated together and released together.
+        """Return the first of every group of adjacent extents that were allocated together and released together.
 
-        A growing run is a group of its own.
+        A growing extent is a group of its own.
         """
         parts = list[IntArray]()
         for part in in_parts(len(self.birth_row)):
             before = max(part.start - 1, 0)
-            runs = self.at(slice(before, part.stop))
-            begins = is_new(runs.request) | (runs.position == 0)
-            begins |= is_new(runs.birth_seq)
-            begins |= is_new(runs.death_seq)
-            position = runs.position
-            begins[1:] |= position[1:] != position[:-1] + runs.length[:-1]
-            grows = runs.repeat > 1
+            extents = self.at(slice(before, part.stop))
+            begins = is_new(extents.request) | (extents.position == 0)
+            begins |= is_new(extents.birth_seq)
+            begins |= is_new(extents.death_seq)
+            position = extents.position
+            begins[1:] |= position[1:] != position[:-1] + extents.length[:-1]
+            grows = extents.repeat > 1
             begins |= grows
             begins[1:] |= grows[:-1]
             parts.append(part.start + np.flatnonzero(begins[part.start - before :]))
@@ -181,18 +183,18 @@ class Holdings(Runs):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Releases:
-    """Rows of `memory.parquet` that release tables, in order, and the runs of each."""
+    """Rows of `memory.parquet` that release tables, in order, and the extents of each."""
 
     row: IntArray
-    last_run: IntArray
-    """Last run of the table, which is released first."""
-    num_runs: IntArray
+    last_extent: IntArray
+    """Last extent of the table, which is released first."""
+    num_extents: IntArray
 
 
 def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple[Holdings, Releases, IntArray]:
-    """Return the runs of every table, the rows that release them, and the releasing row of each row of `memory`.
+    """Return the extents of every table, the rows that release them, and the releasing row of each row of `memory`.
 
-    The releasing row is the number of rows if the run is never released, and 0 for rows without an allocation.
+    The releasing row is the number of rows if the extent is never released, and 0 for rows without an allocation.
     """
     birth_row, turns = _turns(memory, num_requests)
     until = np.zeros(len(memory), np.int32)
@@ -218,19 +220,19 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
         first_of_table=first_of_table,
         residencies=Residencies(
             request=memory.request[first],
-            first_run=first_of_table,
+            first_extent=first_of_table,
             birth_row=first,
             birth_seq=seq_of(memory, first),
             death_seq=seq_of(memory, until[first]),
         ),
     )
     in_order = np.argsort(turns.releases)
-    back = Releases(row=turns.releases[in_order], last_run=end[in_order] - 1, num_runs=(end - begin)[in_order])
+    back = Releases(row=turns.releases[in_order], last_extent=end[in_order] - 1, num_extents=(end - begin)[in_order])
     return tables, back, until
 
 
 def _offsets_in_runs(length: IntArray, end: IntArray) -> IntArray:
-    """Return the offset of each unit in its run. Runs of `length` units lie end to end; `end` has their ends."""
+    """Return the offset of each unit in its extent. Extents of `length` units lie end to end; `end` has their ends."""
     narrow = np.int16 if length.max(initial=0) <= np.iinfo(np.int16).max else np.int32
     offset: IntArray = np.ones(int(end[-1]) if len(end) else 0, narrow)
     offset[:1] = 0

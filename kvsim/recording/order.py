@@ -1,4 +1,4 @@
-"""Helpers for columns of tens of millions of rows: process them in parts, sort them fast, and expand runs of units."""
+"""Helpers for columns of tens of millions of rows: process them in parts, sort them fast, expand extents of units."""
 
 from __future__ import annotations
 
@@ -37,10 +37,8 @@ def is_new(values: IntArray) -> npt.NDArray[np.bool_]:
     return new
 
 
-def units_of_runs(length: IntArray) -> tuple[IntArray, IntArray]:
-    """Expand runs (contiguous ranges) of these lengths; return the index of each unit's run, and its offset in the
-    run.
-    """
-    run = np.repeat(np.arange(len(length), dtype=np.int32), length)
+def expanded(length: IntArray) -> tuple[IntArray, IntArray]:
+    """Expand extents (contiguous ranges) of these lengths: return the extent of each unit, and its offset in it."""
+    extent = np.repeat(np.arange(len(length), dtype=np.int32), length)
     begins = np.cumsum(length) - length
-    return run, np.arange(len(run), dtype=np.int32) - begins.astype(np.int32)[run]
+    return extent, np.arange(len(extent), dtype=np.int32) - begins.astype(np.int32)[extent]

@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
 
-def free_run_lengths(replay: Replay) -> IntArray:
+def free_extent_lengths(replay: Replay) -> IntArray:
     """Return the length in units of each contiguous range of free or cached units now, in address order."""
-    return _run_lengths(replay.refs == 0)
+    return _extent_lengths(replay.refs == 0)
 
 
-def free_run_lengths_at(replay: Replay, frames: Sequence[int]) -> Iterator[IntArray]:
-    """Yield `free_run_lengths` at each of `frames`, which must ascend; the current frame may change."""
+def free_extent_lengths_at(replay: Replay, frames: Sequence[int]) -> Iterator[IntArray]:
+    """Yield `free_extent_lengths` at each of `frames`, which must ascend; the current frame may change."""
     if replay.ledger.unit_by_unit and not replay.ledger.lists_operations:
         for holders in _holders_at(replay, frames):
-            yield _run_lengths(holders == 0)
+            yield _extent_lengths(holders == 0)
         return
     for frame in frames:
         replay.seek(frame)
-        yield free_run_lengths(replay)
+        yield free_extent_lengths(replay)
 
 
 def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[np.int32]]:
@@ -60,7 +60,7 @@ def _stays(replay: Replay, rows_upto: IntArray) -> tuple[IntArray, IntArray, Int
     return unit, begin, end
 
 
-def _run_lengths(is_free: npt.NDArray[np.bool_]) -> IntArray:
+def _extent_lengths(is_free: npt.NDArray[np.bool_]) -> IntArray:
     free = np.concatenate(([False], is_free, [False]))
     edges = np.flatnonzero(np.diff(free.astype(np.int8)))
     return edges[1::2] - edges[::2]

@@ -40,7 +40,7 @@ class Ledger:
         """Index the memory events of `recording`."""
         self._recording, self._memory = recording, recording.memory
         self.unit_by_unit = _has_single_units(recording)
-        """True if every run has one unit."""
+        """True if every extent has one unit."""
         self.tables: Holdings
         self._unfolded: Unfolded
         num_requests = len(recording.requests)
@@ -174,7 +174,7 @@ class Ledger:
 
 
 def _has_single_units(recording: Recording) -> bool:
-    """Tell whether each unit is shared and cached on its own, so that runs of several units must be split."""
+    """Tell whether each unit is shared and cached on its own, so that extents of several units must be split."""
     meta, kind, repeat = recording.meta, recording.memory.kind, recording.memory.repeat
     if repeat is not None and (repeat > 1).any():
         return False
@@ -184,7 +184,7 @@ def _has_single_units(recording: Recording) -> bool:
 
 
 def _check_apart(recording: Recording) -> None:
-    """Raise an error if a run is allocated while a request holds some of its units."""
+    """Raise an error if an extent is allocated while a request holds some of its units."""
     memory = recording.memory
     repeat = np.ones(len(memory), np.int64) if memory.repeat is None else memory.repeat.astype(np.int64)
     ends = (memory.address + memory.length * repeat).tolist()
@@ -203,7 +203,7 @@ def _check_apart(recording: Recording) -> None:
                 f"memory.parquet of {recording.name}, row {row}: units from {begin} to {end - 1} should be free."
             )
         held_here = held_by.setdefault(request, [])
-        if held_here and ends_of[held_here[-1]] == begin:  # growth in place extends the run
+        if held_here and ends_of[held_here[-1]] == begin:  # growth in place extends the extent
             ends_of[held_here[-1]] = end
             continue
         begins.insert(place, begin)

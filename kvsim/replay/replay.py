@@ -17,10 +17,10 @@ import numpy.typing as npt
 from kvsim.errors import RecordingError
 from kvsim.memory.waste import NUM_STATES
 from kvsim.recording.model import Recording
-from kvsim.recording.order import units_of_runs
+from kvsim.recording.order import expanded
 from kvsim.recording.tables import FloatArray, IntArray
 from kvsim.replay.few_units import FewUnits
-from kvsim.replay.growing_runs import GrowingRuns
+from kvsim.replay.growing_extents import GrowingExtents
 from kvsim.replay.ledger import Ledger
 from kvsim.replay.progress import Progress
 from kvsim.replay.rectangle import with_addresses
@@ -30,7 +30,7 @@ from kvsim.replay.unit_states import SingleUnits, UnitStates
 from kvsim.replay.waiting import Waiting
 
 _POSITION_BITS = 40
-"""Number of low bits in a run's key that hold its position; higher bits are the number of its table."""
+"""Number of low bits in an extent's key that hold its position; higher bits are the number of its table."""
 _UNITS_AT_ONCE = 1 << 16
 """Units that are split into states together; their data fits into the CPU cache."""
 
@@ -73,7 +73,7 @@ class Replay:
         self._index_tables()
         self._waiting = Waiting(recording, self.ledger, self.progress)
 
-        self._growth = GrowingRuns(self.ledger.tables, self.frame_seq)
+        self._growth = GrowingExtents(self.ledger.tables, self.frame_seq)
         self.frame = 0
         self.after_output = False
         """True if the current state is the one after the output of the frame's step."""
@@ -225,12 +225,12 @@ class Replay:
         rows = tables.held(request, self.seq)
         if group is not None:
             rows = rows[tables.at(rows).group == group]
-        runs = tables.at(rows)
-        lengths = runs.length
+        extents = tables.at(rows)
+        lengths = extents.length
         if len(self._growth):
             lengths = self._growth.held_at(self.frame, rows, lengths)
-        run, offset = units_of_runs(lengths)
-        return runs.position[run] + offset, runs.address[run] + offset
+        extent, offset = expanded(lengths)
+        return extents.position[extent] + offset, extents.address[extent] + offset
 
     def computed_at(self, requests: IntArray, frames: IntArray | int) -> Numbers:
         """Return how many tokens each of `requests`, which must hold memory, has computed at its entry in `frames`."""
@@ -312,10 +312,10 @@ class Replay:
         )
 
     def alive(self) -> IntArray:
-        """Return the runs of `ledger.tables` that are held at the current frame."""
+        """Return the extents of `ledger.tables` that are held at the current frame."""
         tables, seq = self.ledger.tables, self.seq
-        runs: IntArray = np.flatnonzero((tables.birth_seq <= seq) & (tables.death_seq > seq))
-        return runs
+        extents: IntArray = np.flatnonzero((tables.birth_seq <= seq) & (tables.death_seq > seq))
+        return extents
 
     def _live_residencies(self, seq: int) -> Numbers:
         """Return the residencies of the requests that hold memory after `seq`, in order of admission."""
@@ -337,26 +337,26 @@ class Replay:
         table = self._table_of[residencies, group]
         has = (table >= 0) & (high > low)
         table_key, low, high = table[has] << _POSITION_BITS, low[has], high[has]
-        # Several runs may have had one position, one after the other: start at the first of these.
+        # Several extents may have had one position, one after the other: start at the first of these.
         first = np.searchsorted(self._run_key, table_key + low)
         first = np.minimum(first, np.searchsorted(self._run_key, table_key + low, side="right") - 1)
         # A table may begin after positions that were never held.
         first = np.maximum(first, np.searchsorted(self._run_key, table_key, side="left"))
         last = np.maximum(np.searchsorted(self._run_key, table_key + high, side="left"), first)
-        span, nth = units_of_runs(last - first)
+        span, nth = expanded(last - first)
         rows = first[span] + nth
         # After a step backward, the table may be shorter.
         held = (tables.birth_seq[rows] <= seq) & (tables.death_seq[rows] > seq)
         span, rows = span[held], rows[held]
         begin = np.maximum(tables.position[rows], low[span])
         end = np.minimum(tables.position[rows] + tables.length[rows], high[span])
-        run, offset = units_of_runs(np.maximum(end - begin, 0))
+        extent, offset = expanded(np.maximum(end - begin, 0))
         address: Numbers = tables.address[rows] + begin - tables.position[rows]
-        return address[run] + offset - self.first_unit
+        return address[extent] + offset - self.first_unit
 
     @cached_property
     def _run_key(self) -> Numbers:
-        """Sort key of each run, ascending by table and position, to look up positions in tables."""
+        """Sort key of each extent, ascending by table and position, to look up positions in tables."""
         tables = self.ledger.tables
         key: Numbers = tables.table.astype(np.int64) << _POSITION_BITS | tables.position
         return key
@@ -384,7 +384,7 @@ class Replay:
         self._residency_birth = held.birth_seq[self._residencies]
         self._all_dead_at = np.maximum.accumulate(held.death_seq[self._residencies])
         self._table_of = np.full((len(held.request), len(self.groups)), -1, np.int64)
-        residency = np.searchsorted(held.first_run, tables.first_of_table, side="right") - 1
+        residency = np.searchsorted(held.first_extent, tables.first_of_table, side="right") - 1
         self._table_of[residency, tables.at(tables.first_of_table).group] = np.arange(len(residency))
         last = tables.at(np.append(tables.first_of_table[1:], len(tables.birth_row))[: len(residency)] - 1)
         self._requested = np.zeros(len(requests), np.int64)

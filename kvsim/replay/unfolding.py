@@ -1,4 +1,4 @@
-"""Conversion of the rows of `memory.parquet` to operations on runs of units, for the ledger.
+"""Conversion of the rows of `memory.parquet` to operations on extents of units, for the ledger.
 
 A row such as "request 7 frees its table" becomes operations on the units of that table, in order.
 """
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 NO_OWNER = -1
 """Owner of a free unit."""
 CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Change in the number of holders of a run, by kind of operation."""
+"""Change in the number of holders of an extent, by kind of operation."""
 CHANGE[[MemoryKind.APPEND, MemoryKind.SHARE]] = 1
 CHANGE[MemoryKind.RELEASE] = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Part:
-    """Operations on runs (contiguous ranges of units), in order.
+    """Operations on extents (contiguous ranges of units), in order.
 
-    A growing run is allocated with the units of its first step, and freed with all units.
+    A growing extent is allocated with the units of its first step, and freed with all units.
     """
 
     row: IntArray
@@ -38,15 +38,15 @@ class Part:
     address: IntArray
     length: IntArray
     change: npt.NDArray[np.int8]
-    """1 if a request allocates the run, -1 if a request frees the run, 0 if the units lose a cached prefix."""
+    """1 if a request allocates the extent, -1 if a request frees the extent, 0 if the units lose a cached prefix."""
     owner: IntArray
-    """Request that allocates or frees the run; `NO_OWNER` for evictions."""
+    """Request that allocates or frees the extent; `NO_OWNER` for evictions."""
     position: IntArray
-    """Position of the run in the owner's table, in units."""
+    """Position of the extent in the owner's table, in units."""
     group: IntArray | None
     """KV-cache group of the table; None if the model has one group."""
     until: IntArray
-    """Row in which an allocated run is freed; the number of rows if it never is."""
+    """Row in which an allocated extent is freed; the number of rows if it never is."""
 
 
 class Takes(NamedTuple):
@@ -77,7 +77,7 @@ class Unfolded(Protocol):
 class UnitRowReader:
     """Conversion of rows that each name a contiguous range of units.
 
-    A release becomes one operation for each run of the table, the last run first. Every other row becomes one
+    A release becomes one operation for each extent of the table, the last extent first. Every other row becomes one
     operation, or one for each unit if `unit_by_unit` is True.
     """
 
@@ -92,7 +92,7 @@ class UnitRowReader:
     def num_ops(self) -> IntArray:
         """Return the number of operations of each row."""
         num_ops = self._memory.length.copy() if self._unit_by_unit else np.ones(len(self._memory), np.int32)
-        num_ops[self._releases.row] = self._releases.num_runs
+        num_ops[self._releases.row] = self._releases.num_extents
         return num_ops
 
     def takes(self, begin: int, end: int) -> Takes:
@@ -122,10 +122,10 @@ class UnitRowReader:
             length = memory.length.take(row)
         if len(back):
             release = releases.row.searchsorted(row[back].astype(releases.row.dtype))
-            runs = tables.at(releases.last_run.take(release) - nth[back])
-            address[back], position[back] = runs.address, runs.position
+            extents = tables.at(releases.last_extent.take(release) - nth[back])
+            address[back], position[back] = extents.address, extents.position
             if not self._unit_by_unit:
-                length[back] = runs.length
+                length[back] = extents.length
         return Part(
             row=row,
             address=address,
@@ -159,11 +159,11 @@ class Listed:
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
         """Return the operations `ops`, each the `nth` of its `row`."""
         del nth  # operations are listed in order
-        tables, is_of_table = self._tables, self._operations.run[ops] != NO_RUN
-        run = np.where(is_of_table, self._operations.run[ops], 0)
+        tables, is_of_table = self._tables, self._operations.extent[ops] != NO_RUN
+        extent = np.where(is_of_table, self._operations.extent[ops], 0)
 
         def of_run(column: IntArray, nothing: int) -> IntArray:
-            return np.where(is_of_table, column[run], nothing) if len(column) else np.full(len(run), nothing)
+            return np.where(is_of_table, column[extent], nothing) if len(column) else np.full(len(extent), nothing)
 
         return Part(
             row=row,

@@ -136,23 +136,23 @@ class _ReplayedState(Protocol):
 
 def slots_of_groups(pool: _ReplayedState, units: IntArray | slice) -> Numbers:
     """Split each unit into slots by state. A slot of a shared unit is live if one of its holders still reads it."""
-    tables, runs = pool.ledger.tables, pool.alive()
-    unit = tables.address[runs] - pool.first_unit
+    tables, extents = pool.ledger.tables, pool.alive()
+    unit = tables.address[extents] - pool.first_unit
     end = int(unit.max(initial=-1)) + 1
     held = np.zeros((end + 1, 3), np.int64)  # the last row is for all units from `end` on
     written, expired, left = held.T
     expired[:] = left[:] = pool.unit_slots
-    newest = np.append(is_new(tables.table[runs])[1:], True)
-    computed = pool.computed(tables.request[runs])
+    newest = np.append(is_new(tables.table[extents])[1:], True)
+    computed = pool.computed(tables.request[extents])
     for number, group in enumerate(pool.groups):
-        in_group = np.flatnonzero(tables.group[runs] == number)
+        in_group = np.flatnonzero(tables.group[extents] == number)
         if group.state_slots:
             np.maximum.at(written, unit[in_group], group.state_slots)
             np.minimum.at(expired, unit[in_group], np.where(newest[in_group], 0, group.state_slots))
             left[unit[in_group]] = 0
             continue
-        begin = tables.position[runs[in_group]].astype(np.int64) * group.block_size
-        full, reached = pool.full[tables.request[runs[in_group]]], computed[in_group]
+        begin = tables.position[extents[in_group]].astype(np.int64) * group.block_size
+        full, reached = pool.full[tables.request[extents[in_group]]], computed[in_group]
         unread = np.minimum(group.unread(reached), reached)
         size, slots = group.block_size, group.token_slots
         np.maximum.at(written, unit[in_group], np.clip(reached - begin, 0, size) * slots)

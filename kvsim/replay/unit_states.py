@@ -1,7 +1,7 @@
 """Contents of every unit of the pool after any number of operations.
 
-Pools of single units use keyframes and the operations since. Pools of long runs, such as reservations or rows of a
-batch, have few runs at a time, which are laid out afresh.
+Pools of single units use keyframes and the operations since. Pools of long extents, such as reservations or rows of a
+batch, have few extents at a time, which are laid out afresh.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.order import units_of_runs
+from kvsim.recording.order import expanded
 from kvsim.recording.tables import IntArray
 from kvsim.replay.by_unit import running_refs
 from kvsim.replay.few_units import FewUnits
@@ -20,7 +20,7 @@ from kvsim.replay.ledger import Ledger
 from kvsim.replay.unfolding import NO_OWNER, Part
 
 _MOST_RUNS = 64
-"""Maximum number of operations on long runs that are applied one by one; for more, laying out afresh is faster."""
+"""Maximum number of operations on long extents that are applied one by one; for more, laying out afresh is faster."""
 
 
 class UnitStates(ABC):
@@ -61,17 +61,17 @@ class UnitStates(ABC):
     def freed(self, begin: int, end: int) -> IntArray:
         """Return the units, counted from 0, that the operations [begin, end) free; a unit freed twice is repeated."""
 
-    def warm_up(self) -> None:  # noqa: B027  long runs need nothing
+    def warm_up(self) -> None:  # noqa: B027  long extents need nothing
         """Build now what `go_to` would build later. Thread-safe."""
 
     def hold(self, address: int, length: int, request: int, position: int) -> None:
-        """Let `request` hold a run of `length` units, which begins at `position` of its table."""
+        """Let `request` hold an extent of `length` units, which begins at `position` of its table."""
         units = slice(address - self._first_unit, address - self._first_unit + length)
         self.owner[units], self.refs[units], self.cached[units] = request, 1, False
         self.position[units] = np.arange(position, position + length)
 
     def release(self, address: int, length: int) -> None:
-        """Free a run."""
+        """Free an extent."""
         units = slice(address - self._first_unit, address - self._first_unit + length)
         self.owner[units], self.refs[units], self.cached[units] = NO_OWNER, 0, False
 
@@ -129,7 +129,7 @@ class SingleUnits(UnitStates):
 
 
 class LongRuns(UnitStates):
-    """Pool of long runs, each held by one request: a run is a slice, not thousands of indices."""
+    """Pool of long extents, each held by one request: an extent is a slice, not thousands of indices."""
 
     def __init__(self, ledger: Ledger, num_units: int, first_unit: int) -> None:
         super().__init__(ledger, num_units, first_unit)
@@ -141,9 +141,11 @@ class LongRuns(UnitStates):
         if begins_afresh:
             self.owner[:], self.refs[:] = NO_OWNER, 0
             tables = self._ledger.tables
-            for run in np.flatnonzero((tables.birth_seq <= seq) & (tables.death_seq > seq)).tolist():
-                length = int(tables.length[run]) // int(tables.repeat[run])
-                self.hold(int(tables.address[run]), length, int(tables.request[run]), int(tables.position[run]))
+            for extent in np.flatnonzero((tables.birth_seq <= seq) & (tables.death_seq > seq)).tolist():
+                length = int(tables.length[extent]) // int(tables.repeat[extent])
+                self.hold(
+                    int(tables.address[extent]), length, int(tables.request[extent]), int(tables.position[extent])
+                )
         elif op > self._op:
             part = self._ledger.part(self._op, op)
             for nth in range(op - self._op):
@@ -165,6 +167,6 @@ class LongRuns(UnitStates):
         return self._units(part, part.change < 0)
 
     def _units(self, part: Part, chosen: slice | npt.NDArray[np.bool_]) -> IntArray:
-        run, offset = units_of_runs(part.length[chosen].astype(np.int64))
-        units: IntArray = part.address[chosen][run].astype(np.int64) + offset - self._first_unit
+        extent, offset = expanded(part.length[chosen].astype(np.int64))
+        units: IntArray = part.address[chosen][extent].astype(np.int64) + offset - self._first_unit
         return units

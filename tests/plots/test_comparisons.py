@@ -27,7 +27,7 @@ from kvsim.policies import Contiguous, Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import Meta, Pool, RecordingBuilder, RequestStatus, find, read
 from kvsim.replay import Replay
-from kvsim.replay.free_memory import free_run_lengths
+from kvsim.replay.free_memory import free_extent_lengths
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Ragged, Workload
 
@@ -213,7 +213,7 @@ def test_memory_that_grows_by_the_step_is_held_from_the_step_on_in_which_it_came
 def test_free_runs_are_measured_between_those_that_are_held(by_hand: Recording) -> None:
     replay = Replay(by_hand)
     replay.seek(0)
-    assert free_run_lengths(replay).tolist() == [8], "two extents of 16 in a pool of 40"
+    assert free_extent_lengths(replay).tolist() == [8], "two extents of 16 in a pool of 40"
     free = FreeMemory.of(replay)
     assert free.percent_by_length[3] == pytest.approx(100)
     assert (free.num_runs, free.asked_slots, free.too_short_percent) == (1, 12, 100)

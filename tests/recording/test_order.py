@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.recording.order import is_new, stable_order, units_of_runs
+from kvsim.recording.order import expanded, is_new, stable_order
 
 
 @given(st.sampled_from([1, 2, 100, 1 << 16, (1 << 16) + 1, 1 << 20, (1 << 31) - 1]), st.data())
@@ -17,10 +17,10 @@ def test_a_stable_order_is_that_of_argsort(bound: int, data: st.DataObject) -> N
 
 
 @given(st.lists(st.integers(0, 3), max_size=20))
-def test_new_values_and_units_of_runs(values: list[int]) -> None:
+def test_new_values_and_units_of_extents(values: list[int]) -> None:
     array = np.array(values, np.int32)
     assert is_new(array).tolist() == [index == 0 or value != values[index - 1] for index, value in enumerate(values)]
-    run, offset = units_of_runs(array)
+    run, offset = expanded(array)
     assert list(zip(run.tolist(), offset.tolist(), strict=True)) == [
         (index, nth) for index, length in enumerate(values) for nth in range(length)
     ]

@@ -30,7 +30,7 @@ from kvsim.recording import (
     write,
 )
 from kvsim.replay import Replay, keyframes, ledger, unit_states
-from kvsim.replay.free_memory import free_run_lengths, free_run_lengths_at
+from kvsim.replay.free_memory import free_extent_lengths, free_extent_lengths_at
 from kvsim.simulation import simulate
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
@@ -187,9 +187,9 @@ def assert_equal_at_every_frame(recording: Recording, *, order: list[int] | None
     np.testing.assert_array_equal(states, [slots.argmax(axis=1) for _, _, _, slots, _ in seen])
     np.testing.assert_array_equal(owners, [owner for owner, *_ in seen])
     frames = sorted((0, 0, *range(0, player.num_frames, 3), player.num_frames - 1))
-    for frame, lengths in zip(frames, free_run_lengths_at(Replay(recording), frames), strict=True):
+    for frame, lengths in zip(frames, free_extent_lengths_at(Replay(recording), frames), strict=True):
         player.seek(frame)
-        np.testing.assert_array_equal(lengths, free_run_lengths(player))
+        np.testing.assert_array_equal(lengths, free_extent_lengths(player))
     for few in (np.arange(0, player.num_units, 9), np.array([player.num_units - 1])):
         states, owners = player.states_at(range(len(seen)), few)
         np.testing.assert_array_equal(states, [slots[few].argmax(axis=1) for _, _, _, slots, _ in seen])
@@ -462,7 +462,7 @@ def close(builder: RecordingBuilder, num_units: int) -> None:
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(recording=growing_batches(), data=st.data())
 @pytest.mark.usefixtures("keyframe_spacing")
-def test_growing_runs_equal_the_naive_interpreter(recording: Recording, data: st.DataObject) -> None:
+def test_growing_extents_equal_the_naive_interpreter(recording: Recording, data: st.DataObject) -> None:
     assert recording.memory.repeat is not None
     last = len(recording.steps)
     assert_equal_at_every_frame(recording, order=data.draw(st.lists(st.integers(0, last), min_size=1, max_size=20)))
@@ -470,7 +470,7 @@ def test_growing_runs_equal_the_naive_interpreter(recording: Recording, data: st
 
 @settings(max_examples=60, deadline=None)
 @given(recording=growing_batches(), data=st.data())
-def test_touched_covers_every_change_of_growing_runs(recording: Recording, data: st.DataObject) -> None:
+def test_touched_covers_every_change_of_growing_extents(recording: Recording, data: st.DataObject) -> None:
     last = len(recording.steps)
     frames = st.tuples(st.integers(0, last), st.integers(0, last))
     assert_touched_covers_every_change(Replay(recording), data.draw(st.lists(frames, min_size=1, max_size=10)))
@@ -508,7 +508,7 @@ def simulated(request: pytest.FixtureRequest, make_machine: Callable[[int], Any]
     return simulate(workload, SIMULATED[request.param], make_machine(160), check=True)
 
 
-def test_growing_runs_are_read_back(simulated: Recording, tmp_path: Path) -> None:
+def test_growing_extents_are_read_back(simulated: Recording, tmp_path: Path) -> None:
     again = read(write(simulated, tmp_path / "rec"))
     for read_back, written in (
         (again.memory.repeat, simulated.memory.repeat),

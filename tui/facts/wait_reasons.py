@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.metrics.waiting import Limits
-from kvsim.replay.free_memory import free_run_lengths
+from kvsim.replay.free_memory import free_extent_lengths
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.wording import plural
@@ -68,7 +68,7 @@ def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str,
             return (f"{name} needs {plural(need, unit)}, {free:,} {which}", f"needs {need:,} {unit}s, {free:,} {which}")
         # A step that preempts admits no request, although blocks are free.
         return ("a step that preempts admits none",) if beside_preemption else unknown
-    longest = int(free_run_lengths(session.replay).max(initial=0))
+    longest = int(free_extent_lengths(session.replay).max(initial=0))
     if need <= longest:
         return unknown
     return (f"{name} needs {need:,} {unit}s in a row, {longest:,} free", f"needs {need:,} in a row, {longest:,} free")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from kvsim.recording.order import units_of_runs
+from kvsim.recording.order import expanded
 from kvsim.recording.tables import MemoryKind
 
 from .array_types import IndexArray, PaintArray
@@ -62,7 +62,7 @@ def changes_between(replay: Replay, before: int, after: int) -> Changes:
 
     def units(which: MemoryKind) -> IndexArray:
         runs = kind == which
-        run, offset = units_of_runs(length[runs].astype(np.int64))
+        run, offset = expanded(length[runs].astype(np.int64))
         return _inside(address[runs][run] + offset, replay)
 
     freed = replay.freed_between(before, after).astype(np.int64)

@@ -1,0 +1,73 @@
+"""Replay extents that grow in every step, as in static batches with a dynamic cache.
+
+A recording has a single memory row for each such extent, so its length at a frame must be computed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.recording.holdings import Holdings
+from kvsim.recording.order import expanded
+from kvsim.recording.tables import IntArray
+from kvsim.replay.unit_states import UnitStates
+
+
+class GrowingExtents:
+    """Extents of units that grow in every step, and the length of each at the frame that is shown."""
+
+    def __init__(self, tables: Holdings, frame_seq: npt.NDArray[np.int64]) -> None:
+        """Find the growing extents in `tables`; `frame_seq` has the last sequence number that each frame shows."""
+        self._frame_seq = frame_seq
+        self._row = np.flatnonzero(tables.repeat > 1)
+        extents = tables.at(self._row)
+        self._request, self._position = extents.request, extents.position
+        self._address, self._repeat = extents.address, extents.repeat
+        self._step_units = extents.length // extents.repeat
+        self._birth_frame = np.searchsorted(frame_seq, extents.birth_seq)
+        self._birth_seq, self._death_seq = extents.birth_seq, extents.death_seq
+        self._shown = np.zeros(len(self._row), np.int64)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def show(self, states: UnitStates, frame: int, seq: int, *, afresh: bool) -> None:
+        """Give the extents in `states`, which show all operations up to `seq`, the length that they have at `frame`.
+
+        In `states`, an extent has the length of the last call, or that of its first step if it is new or if `states`
+        were laid out `afresh`.
+        """
+        now = np.where(self._death_seq > seq, self._units_at(frame), 0)
+        for extent in np.flatnonzero(now).tolist():
+            before = 0 if afresh else self._shown[extent]
+            begin, end = int(before or self._step_units[extent]), int(now[extent])
+            address, position = int(self._address[extent]), int(self._position[extent])
+            if begin < end:
+                states.hold(address + begin, end - begin, int(self._request[extent]), position + begin)
+            elif begin > end:
+                states.release(address + end, begin - end)
+        self._shown = now
+
+    def units_between(self, low: int, high: int) -> IntArray:
+        """Return the addresses of the units by which extents grow after frame `low` up to `high`."""
+        seq = self._frame_seq
+        alive = np.flatnonzero((self._birth_seq <= seq[high]) & (self._death_seq > seq[low]))
+        begin, end = self._units_at(low)[alive], self._units_at(high)[alive]
+        extent, offset = expanded(end - begin)
+        addresses: IntArray = (self._address[alive] + begin)[extent] + offset
+        return addresses
+
+    def held_at(self, frame: int, rows: IntArray, length: IntArray) -> IntArray:
+        """Return the length in units, at `frame`, of each extent of `rows`, which are rows of the tables.
+
+        `length` has the final length of each extent: the result for extents that do not grow.
+        """
+        at = np.minimum(np.searchsorted(self._row, rows), len(self._row) - 1)
+        return np.where(self._row[at] == rows, self._units_at(frame)[at], length)
+
+    def _units_at(self, frame: int) -> npt.NDArray[np.int64]:
+        """Return the number of units of each extent at `frame`, as if none were ever freed: 0 before its allocation."""
+        steps = np.clip(frame + 1 - self._birth_frame, 0, self._repeat)
+        units: npt.NDArray[np.int64] = steps * self._step_units
+        return units
