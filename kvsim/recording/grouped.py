@@ -17,7 +17,7 @@ from kvsim.recording.holdings import Deaths, Holdings, Residencies, seq_of
 from kvsim.recording.order import expanded, is_new
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, Memory, MemoryKind
 
-NO_RUN = -1
+NO_EXTENT = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,7 +27,7 @@ class Operations:
     row: IntArray
     """Row of `memory.parquet`."""
     extent: IntArray
-    """Run of `Holdings` that is allocated or released; `NO_RUN` for an eviction."""
+    """Extent of `Holdings` that is allocated or released; `NO_EXTENT` for an eviction."""
     address: IntArray
 
 
@@ -162,7 +162,7 @@ def _operations(memory: Memory, tables: Holdings, death_row: npt.NDArray[np.int6
     dead = np.flatnonzero(death_row < len(memory))
     extents = np.arange(len(tables.request))
     row = np.concatenate((tables.birth_row, death_row[dead], evicted))
-    extent = np.concatenate((extents, dead, np.full(len(evicted), NO_RUN)))
+    extent = np.concatenate((extents, dead, np.full(len(evicted), NO_EXTENT)))
     address = np.concatenate((tables.address, tables.address[dead], memory.address[evicted] + offset))
     rank = np.concatenate((tables.position, -tables.position[dead], offset))
     order = np.lexsort((rank, row))

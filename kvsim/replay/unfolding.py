@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.grouped import NO_RUN
+from kvsim.recording.grouped import NO_EXTENT
 from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Listed:
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
         """Return the operations `ops`, each the `nth` of its `row`."""
         del nth  # operations are listed in order
-        tables, is_of_table = self._tables, self._operations.extent[ops] != NO_RUN
+        tables, is_of_table = self._tables, self._operations.extent[ops] != NO_EXTENT
         extent = np.where(is_of_table, self._operations.extent[ops], 0)
 
         def of_run(column: IntArray, nothing: int) -> IntArray:
