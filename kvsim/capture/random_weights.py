@@ -1,7 +1,7 @@
-"""Models and prompts of given shapes with random weights and token ids.
+"""Configurations of models of given shapes, prompts of random token ids, and adapters with random weights.
 
-Memory and speed depend on shapes, not on the values of weights. Grouped-query models are built as Llamas of the same
-shape.
+Memory and speed depend on shapes, not on the values of weights. Dense models with grouped-query attention are
+configured as Llamas of the same shape; an engine then draws their weights.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kvsim.errors import UsageError
 from kvsim.models import Model, find_model
+from kvsim.models.layers import FullAttention
 from kvsim.workload import Workload
 
 _SPECIAL_TOKENS = 10
@@ -40,15 +41,28 @@ def model_folder(model: str, scratch: Path) -> Path:
 
 
 def write_config(model: Model, folder: Path) -> Path:
-    """Write a `config.json` of the shape of `model` into `folder` and return the folder."""
-    if model.kv_lora_rank is not None or model.state_bytes_per_sequence or model.num_kv_layers != model.num_layers:
+    """Write a `config.json` of the shape of `model` into `folder` and return the folder.
+
+    Raises:
+        UsageError: `model` has experts, or a layer other than full attention with `num_kv_heads` and `head_dim`.
+    """
+    full = FullAttention(num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, value_head_dim=model.head_dim)
+    if model.num_experts or any(caches != (full,) for caches in model.layers):
         raise UsageError(
-            f"{model.name} is not a plain grouped-query decoder, so random weights cannot replace its own; "
-            "give a folder."
+            f"{model.name} is not a plain grouped-query decoder: it has {_other_than_llama(model)}, so random weights "
+            "cannot replace its own; give a folder."
         )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_llama_config(model), indent=1) + "\n", encoding="utf-8")
     return folder
+
+
+def _other_than_llama(model: Model) -> str:
+    """Name what `model` has and a Llama of its shape would lack."""
+    if model.num_experts:
+        return f"{model.num_experts:,} experts"
+    kinds = sorted({layer.kind for caches in model.layers for layer in caches} - {"full"})
+    return f"layers of the kind {' and '.join(kinds)}" if kinds else "layers with heads of several sizes"
 
 
 def shape_of(config: Any) -> dict[str, Any]:
@@ -95,7 +109,8 @@ def _llama_config(model: Model) -> dict[str, Any]:
 def token_ids(workload: Workload, vocab_size: int, seed: int = 0) -> list[list[int]]:
     """Return the token ids of each request.
 
-    Requests of a prefix group begin with the same tokens, as many as `workload.prefix_tokens` states.
+    Those that `workload.prompt_token_ids` gives are returned unchanged. The others are drawn; requests of a prefix
+    group begin with the same tokens, as many as `workload.prefix_tokens` states.
     """
     rng = np.random.default_rng(seed)
     prefixes: dict[int, npt.NDArray[np.int64]] = {}
@@ -116,10 +131,11 @@ def token_ids(workload: Workload, vocab_size: int, seed: int = 0) -> list[list[i
 
 
 _TARGETS = ("q_proj", "v_proj")
+"""Projections of each layer that an adapter changes."""
 
 
 class RandomAdapters:
-    """Writes an adapter when a request names it first."""
+    """Writes an adapter when a request first names it."""
 
     def __init__(self, model_folder: Path, scratch: Path, rank: int) -> None:
         self._model_folder, self._scratch, self._rank = model_folder, scratch, rank
@@ -137,7 +153,7 @@ class RandomAdapters:
 
 def write_adapter(model_folder: Path, folder: Path, rank: int, *, seed: int) -> Path:
     """Write an adapter of a model's shape into `folder`, in the format of PEFT, and return the folder."""
-    import torch  # noqa: PLC0415  as vLLM
+    import torch  # noqa: PLC0415  only where vLLM is
     from safetensors.torch import save_file  # noqa: PLC0415
 
     config = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))

@@ -23,7 +23,7 @@ _ANSWER_S = 10.0
 
 @contextmanager
 def ray_workers(scheduler: str, num_jobs: int) -> Iterator[RayWorkers]:
-    """Yield the cluster at `scheduler`, or one on this machine with a core per job."""
+    """Yield the cluster at `scheduler`, or one on this machine: with a core per job, or all cores if `num_jobs` < 1."""
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if scheduler:
         _knock(scheduler)

@@ -36,10 +36,8 @@ from kvsim.workload import Workload
 
 _TIMELINE_POINTS = 2000
 """Number of moments at which occupancy is compared."""
-
-
 _SHOWN = ("throughput", "TTFT, mean", "TPOT, mean", "end to end, mean", "preemptions")
-"""Figures that are listed first."""
+"""Figures in the text of a `Validation`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TOML_BYTES = 1 << 20
 """Maximum bytes of a profile, card, lesson or GPU: many times those that come with kvsim, and read within seconds."""
 TEXT_BYTES = 1 << 26
-"""Maximum bytes of a list of shapes, or of an oracle's workload."""
+"""Maximum bytes of a model's `config.json`, or of an oracle's workload."""
 META_BYTES = 1 << 28
 """Maximum bytes of `meta.json`: enough to list every unit of the largest pool."""
 TABLE_BYTES = 1 << 31

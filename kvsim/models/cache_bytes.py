@@ -1,7 +1,7 @@
 """Compute the bytes per token in the cache of one layer on one GPU, for every value of `--kv-cache-dtype`.
 
 The sizes are those that vLLM 0.25.1 allocates, which is more than needed in one case: with `int4_per_token_head`, it
-packs two elements into a byte in full layers only.
+packs two elements into a byte, but not in layers with a sliding window.
 """
 
 from __future__ import annotations
@@ -44,7 +44,14 @@ def check_layer_takes(layer: Attention, kv_cache_dtype: str) -> None:
 def bytes_per_token(
     layer: Attention | Indexer, *, dtype: str, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1
 ) -> int:
-    """Return the bytes per token in `layer` on each GPU; a `kv_cache_dtype` of `auto` means the model's `dtype`."""
+    """Return the bytes per token in `layer` on each GPU; a `kv_cache_dtype` of `auto` means the model's `dtype`.
+
+    The keys of an indexer have a type of their own. Neither they nor latents are divided among the GPUs. The size is
+    that of vLLM's layout, which is defined for more types than the backends support: see `check_layer_takes`.
+
+    Raises:
+        UsageError: the cache type is unknown, or is nvfp4 for a latent.
+    """
     check_kv_cache_dtype(kv_cache_dtype)
     if isinstance(layer, Indexer):
         return layer.bytes_per_token
@@ -78,10 +85,10 @@ def _stored(layer: FullAttention, head_dim: int, kv_cache_dtype: str) -> int:
     return head_dim
 
 
-def _mla_bytes(layer: Mla, element_bytes: int, kv_cache_dtype: str) -> int:
+def _mla_bytes(layer: Mla, latent_element_bytes: int, kv_cache_dtype: str) -> int:
     if kv_cache_dtype == "nvfp4":
-        raise UsageError("--kv-cache-dtype nvfp4 is not for multi-head latent attention; auto and fp8 are.")
+        check_layer_takes(layer, kv_cache_dtype)
     if kv_cache_dtype == "fp8_ds_mla" or (layer.sparse and kv_cache_dtype.startswith("fp8")):
         # fp8 latent with a float32 scale for every 128 elements, and a 16-bit rotary key.
         return layer.kv_lora_rank + layer.kv_lora_rank // 128 * 4 + 2 * layer.rope_dim
-    return (layer.kv_lora_rank + layer.rope_dim) * element_bytes
+    return (layer.kv_lora_rank + layer.rope_dim) * latent_element_bytes

@@ -38,6 +38,9 @@ _MAY_BE_ZERO = (
     "num_expert_parameters",
     "num_encoder_parameters",
 )
+"""Fields that may be 0; all fields that no tuple above names are whole numbers of at least 1."""
+_LAYER_FIELDS_MAY_BE_ZERO = ("rope_dim",)
+"""Fields of a layer that may be 0; its other numbers are at least 1."""
 
 
 def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
@@ -95,22 +98,27 @@ def _layer(shape: Mapping[str, Any], entry: Any) -> Layer:
     values = {}
     for item in fields(layer_class):
         if item.init and item.name in entry:
-            value = entry[item.name]
-            numeric = item.type in ("int", int)
-            if numeric:
-                is_valid = is_integer(value, 0)
-            else:
-                is_valid = isinstance(value, bool) or (isinstance(value, str) and value in DTYPE_BYTES)
-            if not is_valid:
-                raise RecordingError(
-                    _wrong(shape, "layer_kinds", f"right in {item.name} of {entry['kind']}, not {value!r}")
-                )
-            values[item.name] = value
+            values[item.name] = value = entry[item.name]
+            if expected := _layer_field_expected(item.name, str(item.type), value):
+                what = f"says {item.name} = {value!r} in layer_kinds, kind {entry['kind']}"
+                raise RecordingError(_message(shape, what, expected))
     try:
         return layer_class(**values)
     except TypeError:
         needed = ", ".join(item.name for item in fields(layer_class) if item.init)
         raise RecordingError(_wrong(shape, "layer_kinds", f"complete: {entry['kind']} needs {needed}")) from None
+
+
+def _layer_field_expected(name: str, type_name: str, value: object) -> str:
+    """Describe the values that a field of a layer may have; return an empty string if `value` is valid."""
+    if type_name == "int":
+        least = 0 if name in _LAYER_FIELDS_MAY_BE_ZERO else 1
+        expected, is_valid = f"a whole number of at least {least}", is_integer(value, least)
+    elif type_name == "bool":
+        expected, is_valid = "true or false", isinstance(value, bool)
+    else:
+        expected, is_valid = f"one of {', '.join(DTYPE_BYTES)}", isinstance(value, str) and value in DTYPE_BYTES
+    return "" if is_valid else expected
 
 
 def _layer_caches(shape: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
@@ -169,4 +177,8 @@ def _expected_unless_valid(key: str, value: object) -> str:
 def _wrong(shape: Mapping[str, Any], key: str, right: str) -> str:
     """Return the message for field `key`, which must be `right`."""
     what = f"says {key} = {shape[key]!r}" if key in shape else f"does not say {key}"
+    return _message(shape, what, right)
+
+
+def _message(shape: Mapping[str, Any], what: str, right: str) -> str:
     return f"the shape of the model {shape.get('name', 'without a name')!r} {what}; it must be {right}."

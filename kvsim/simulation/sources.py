@@ -26,7 +26,7 @@ class Source(Protocol):
 
     @property
     def awaits_answers(self) -> bool:
-        """True if requests are sent in reaction to answers."""
+        """True if the source itself waits for answers before it sends; an engine may send to itself without it."""
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
         """Begin to send to `servers`."""
@@ -75,7 +75,7 @@ class Users:
     think_s: float = 0.0
     """Seconds between an answer and the next request."""
     per_s: float = math.inf
-    """Users that begin per second."""
+    """Number of users that begin per second; infinity if all begin at once."""
 
     def begin_s(self, user: int) -> float:
         """Return the time in seconds at which a user, counted from 0, sends the first request."""
@@ -132,7 +132,10 @@ class OpenLoop:
         self._next_s = math.inf
 
     def _moments(self) -> Iterator[tuple[int, float, bool]]:
-        """Yield (row, time, is_look_up) in order of time: look-ups, which exist only with a lag, and arrivals."""
+        """Yield (row, time, is_look_up) in order of time: look-ups, which exist only with a lag, and arrivals.
+
+        A router looks at the caches of the servers when it looks a request up, `lag_s` seconds before it sends it.
+        """
         lag_s, num_looked = self._dispatcher.lag_s, 0
         for row, arrival_s in enumerate(self._arrival_s):
             while lag_s and num_looked < len(self._arrival_s) and self._arrival_s[num_looked] - lag_s <= arrival_s:
@@ -188,9 +191,9 @@ class ClosedLoop:
 
 
 class Conversations:
-    """Sessions of turns; a turn is sent when the turns that it waits for have ended and its pause is over.
+    """Sessions of turns; a turn is sent when the turns that it waits for have ended, but not before its pause is over.
 
-    First turns are sent when they arrive. With `users`, each user instead has one session after the other, regardless
+    No turn is sent before it arrives. With `users`, each user instead has one session after the other, regardless
     of arrival times, and thinks between sessions.
     """
 

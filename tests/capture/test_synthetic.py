@@ -38,7 +38,14 @@ def test_a_listed_model_becomes_a_configuration(tmp_path: Path) -> None:
 
 
 def test_what_random_weights_cannot_stand_in_for(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not a plain grouped-query decoder"):
-        model_folder("DeepSeek-V3", tmp_path)
+    for name, other in (
+        ("DeepSeek-V3", "256 experts"),
+        ("Qwen3-30B-A3B", "128 experts"),
+        ("gemma-3-1b-it", "layers of the kind sliding_window"),
+        ("granite-4.0-h-1b", "layers of the kind mamba2"),
+    ):
+        with pytest.raises(UsageError, match=f"is not a plain grouped-query decoder: it has {other}, so"):
+            model_folder(name, tmp_path)
+    assert not list(tmp_path.iterdir())
     with pytest.raises(UnknownNameError, match="there is no model"):
         model_folder("no-such-model", tmp_path)

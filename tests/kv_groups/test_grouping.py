@@ -14,6 +14,8 @@ from kvsim.kv_groups import CacheKind, CacheSettings, cache_layout, pipeline_sta
 from kvsim.kv_groups.grouping import group_layers
 from kvsim.kv_groups.specs import LayerSpec, layer_specs
 from kvsim.models import Model, all_models, find_model
+from kvsim.models.cache_bytes import bytes_per_token
+from kvsim.models.layers import Mla
 
 KIB = 1024
 
@@ -207,3 +209,10 @@ def test_latents_in_fp8() -> None:
     assert cache_layout(dense, CacheSettings(max_model_len=8192)).groups[0].block_size == 64, "FlashMLA's block"
     with pytest.raises(UsageError, match="nvfp4 is not for multi-head latent attention"):
         _ = find_model("deepseek-v3").served(kv_cache_dtype="nvfp4").kv_bytes_per_token
+
+
+def test_a_latent_has_no_size_in_nvfp4_and_serving_refuses_what_no_backend_takes() -> None:
+    with pytest.raises(UsageError, match="nvfp4 is not for sparse latent attention"):
+        bytes_per_token(Mla(kv_lora_rank=512, rope_dim=64, sparse=True), dtype="bfloat16", kv_cache_dtype="nvfp4")
+    with pytest.raises(UsageError, match="int4_per_token_head is not for multi-head latent attention"):
+        find_model("deepseek-v3").served(kv_cache_dtype="int4_per_token_head")

@@ -328,6 +328,34 @@ def test_a_count_that_is_no_positive_integer_is_refused_by_name(key: str, value:
         Model.from_shape(LLAMA | {key: value})
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "right"),
+    [
+        ("num_kv_heads", 0, "a whole number of at least 1"), ("head_dim", 0, "a whole number of at least 1"),
+        ("head_dim", -1, "a whole number of at least 1"), ("window", True, "a whole number of at least 1"),
+    ],
+)  # fmt: skip
+def test_a_layer_without_heads_or_elements_is_refused_by_name(field: str, value: object, right: str) -> None:
+    window = {"kind": "sliding_window", "num_kv_heads": 8, "head_dim": 128, "value_head_dim": 128, "window": 512}
+    shape = LLAMA | {"layer_kinds": [window | {field: value}], "layer_caches": [[0]] * 32}
+    with pytest.raises(
+        RecordingError, match=f"says {field} = {value} in layer_kinds, kind sliding_window; it must be {right}"
+    ):
+        Model.from_shape(shape)
+
+
+def test_fields_of_a_layer_that_are_no_numbers_have_their_own_types() -> None:
+    latent = {"kind": "mla", "kv_lora_rank": 512, "rope_dim": 0, "sparse": False}
+    shape = {key: value for key, value in LLAMA.items() if key != "kv_bytes_per_token"}
+    shape |= {"layer_kinds": [latent], "layer_caches": [[0]] * 32}
+    assert Model.from_shape(shape).kv_lora_rank == 512
+    with pytest.raises(RecordingError, match="says sparse = 'bfloat16' in layer_kinds, kind mla; it must be true or"):
+        Model.from_shape(shape | {"layer_kinds": [latent | {"sparse": "bfloat16"}]})
+    convolution = {"kind": "short_conv", "inner_size": 64, "conv_kernel": 3, "dtype": True}
+    with pytest.raises(RecordingError, match="says dtype = True in layer_kinds, kind short_conv; it must be one of"):
+        Model.from_shape(shape | {"layer_kinds": [convolution]})
+
+
 def test_what_is_missing_or_contradictory_is_named() -> None:
     with pytest.raises(
         RecordingError, match=r"'llama-3-8b' does not say head_dim; it must be a whole number of at least 1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsim.metrics import summarize
@@ -43,6 +44,16 @@ def test_a_full_batch_wants_a_larger_one(make_machine: Callable[[int], Machine])
     assert limit_of(summarize(recording)) is Limit.BATCH
     found = judgement_of(Session(recording))
     assert found.long.endswith("wait for a place in the batch: a larger max_num_seqs (press d)")
+
+
+def test_short_slots_of_adapters_want_more_of_them(make_machine: Callable[[int], Machine]) -> None:
+    work = replace(generate(40, prompt=60, output=20, seed=1), adapter=[1 + row % 8 for row in range(40)])
+    policy = Paged(scheduler=ContinuousSettings(enable_lora=True, max_loras=1, max_model_len=256))
+    recording = simulate(work, policy, make_machine(20_000))
+    assert limit_of(summarize(recording)) is Limit.ADAPTERS
+    found = judgement_of(Session(recording))
+    assert found.long.endswith(" wait for the slot of an adapter: a larger max_loras (press d)")
+    assert found.short.endswith(" wait for an adapter: a larger max_loras (d)")
 
 
 def test_padding_wants_another_policy(shipped: Callable[[str], Recording]) -> None:

@@ -44,26 +44,42 @@ def judgement_of(session: Session) -> Judgement:
 
 
 def _facts(session: Session, summary: Summary, limit: Limit | None) -> tuple[str, str]:
-    """Return the reason why requests waited, or the waste if none did: a short text and a long one."""
-    wasted = wasted_percent(summary)
-    if limit is Limit.MEMORY:
-        facts = [_full_words(session)]
-        vain = 100 * summary.vain_tokens / max(summary.computed_tokens, 1)
-        if vain >= 1:
-            facts.append(f"{vain:.0f}% computed in vain")
-        elif summary.num_preemptions:
-            facts.append(plural(summary.num_preemptions, "preemption"))
-        elif wasted >= _MUCH:
-            facts.append(f"{wasted:.0f}% of it never used")
-        elif summary.num_aborted:
-            facts.append(f"{plural(summary.num_aborted, 'request')} failed")
-        long = ", ".join(facts)
-        return long.replace(" computed", ""), long
+    """Return what held requests back, as a short text and a long one.
+
+    If nothing did, return the refused requests; without these, the waste, or that nothing waits.
+    """
     waits = summary.waiting_for
+    if limit is Limit.MEMORY:
+        long = _memory_facts(session, summary)
+        return long.replace(" computed", ""), long
     if limit is Limit.BATCH:
         return f"{waits.batch:,.0f} wait for a place", f"{waits.batch:,.0f} wait for a place in the batch"
     if limit is Limit.TOKENS:
         return f"{waits.tokens:,.0f} wait for tokens", f"{waits.tokens:,.0f} wait for a step with tokens to spare"
+    if limit is Limit.ADAPTERS:
+        return f"{waits.adapters:,.0f} wait for an adapter", f"{waits.adapters:,.0f} wait for the slot of an adapter"
+    return _unlimited_facts(summary)
+
+
+def _memory_facts(session: Session, summary: Summary) -> str:
+    """Return how long memory was short, and the worst effect."""
+    wasted = wasted_percent(summary)
+    facts = [_full_words(session)]
+    vain = 100 * summary.vain_tokens / max(summary.computed_tokens, 1)
+    if vain >= 1:
+        facts.append(f"{vain:.0f}% computed in vain")
+    elif summary.num_preemptions:
+        facts.append(plural(summary.num_preemptions, "preemption"))
+    elif wasted >= _MUCH:
+        facts.append(f"{wasted:.0f}% of it never used")
+    elif summary.num_aborted:
+        facts.append(f"{plural(summary.num_aborted, 'request')} failed")
+    return ", ".join(facts)
+
+
+def _unlimited_facts(summary: Summary) -> tuple[str, str]:
+    """Return the facts about a run that no limit held back: a short text and a long one."""
+    wasted = wasted_percent(summary)
     if summary.num_refused:
         refused = f"{plural(summary.num_refused, 'request')} refused"
         return refused, f"{refused}: they do not fit into the pool"

@@ -14,7 +14,8 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import CHUNKED_LOCAL, FULL, SLIDING_WINDOW, Engine
 
 _ROW_BITS = 32
-"""Number of low bits with the index of the block, in a key that no other sequence has; the row is in higher bits."""
+"""Number of low bits with the index of the hash, in the key of a block without a known hash. Higher bits have the row.
+"""
 
 
 @part
