@@ -18,6 +18,7 @@ from kvsim_tui.app import KvsimApp
 from kvsim_tui.dialogs.lesson_list import LessonsScreen
 from kvsim_tui.facts.group_tables import table_rows
 from kvsim_tui.facts.headlines import selection
+from kvsim_tui.facts.owners import holdings, scatter_lines
 from kvsim_tui.facts.preemption import preemption_at
 from kvsim_tui.facts.requests import request_facts
 from kvsim_tui.facts.schedule import Doing, schedule
@@ -27,7 +28,7 @@ from kvsim_tui.lessons.beside_figures import with_drafts
 from kvsim_tui.lessons.caption_figures import Figures
 from kvsim_tui.lessons.drawings import Drawing
 from kvsim_tui.lessons.reading import as_markdown, as_text
-from kvsim_tui.look.states import ASCII, GLYPHS
+from kvsim_tui.look.states import ASCII, COLOR, GLYPHS
 from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.colors import next_color
 from kvsim_tui.pool.host_blocks import legend_now
@@ -978,7 +979,7 @@ def test_lesson_13_says_which_server_has_which_request(guided: Callable[[str], G
     assert {name[0] for name in names["by prefix 0"]} == {"P", "R"}
     assert {name[0] for name in names["by prefix 1"]} == {"Q", "S"}
     assert {name[0] for label in ("in turn 0", "in turn 1") for name in names[label]} == set("PQRS")
-    burst = {f"P{number}" for number in (5, 6, 7, 8, 9, 0)}
+    burst = {f"P{letter}" for letter in "abcdef"}
     assert burst <= names["by prefix 0"]
     assert burst & names["in turn 0"]
     assert burst & names["in turn 1"]
@@ -1079,6 +1080,57 @@ def test_lesson_10_says_which_blocks_have_expired(guided: Callable[[str], Guided
     assert f"let go of {len(whole)} blocks, {named}" in second.text
 
 
+async def test_a_small_screen_divides_blocks_that_have_expired_in_part(guided: Callable[[str], Guided]) -> None:
+    """Such a block has no name, which would hide the division."""
+    lesson = guided("10")
+    app = KvsimApp(lesson, clock=lambda: 0.0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        lesson.show(lesson.captions[0].frame)
+        app.playback.show_frame(everything=True)
+        await pilot.pause()
+        line = app.playback.query(PoolView).first().render_line(0).text
+        assert line.split()[:11] == ["1", *"AAAAAAAAAA"]
+        assert line.split()[11] in COLOR.right[1:-1]
+
+
+async def test_memory_of_others_has_an_entry_in_the_legend_of_states(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("13")
+    app = KvsimApp(lesson, clock=lambda: 0.0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        for place, is_grey in ((1, True), (2, True), (3, False)):  # the fourth caption follows nobody
+            app.playback.follow_name(lesson.captions[place].follow)
+            lesson.show(lesson.captions[place].frame)
+            app.playback.show_frame(everything=True)
+            await pilot.pause()
+            assert ("held by others" in screen_text(app)) is is_grey
+
+
+async def test_a_title_explains_the_marks_that_are_there(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("2")
+    app = KvsimApp(lesson, clock=lambda: 0.0)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        text = screen_text(app)
+        assert "finished, is padding now" in text
+        assert "full bar" not in text  # no line shows the running requests
+
+
+def test_an_image_and_its_caches_have_one_scale() -> None:
+    blocks, _, cache, _ = drawings.image(391, 16_384, 16, 80, GLYPHS)
+    (_, in_blocks, _), (_, in_cache, free) = blocks, cache
+    assert in_blocks.text == in_cache.text
+    assert len(in_cache.text + free.text) == 80 - len(cache[0].text)
+
+
+def test_one_request_holds_and_several_hold(guided: Callable[[str], Guided]) -> None:
+    lesson = guided("7")
+    for place, words in ((0, "1 request holds 4 blocks in"), (3, r"\d+ requests hold [\d,]+ blocks in")):
+        lesson.show(lesson.captions[place].frame)
+        session = lesson.sessions[0]
+        (line,) = scatter_lines(session, holdings(session), 120, "-", num_lines=1)
+        assert re.match(words, line)
+
+
 def test_lesson_11_says_whose_copies_are_on_their_way(guided: Callable[[str], Guided]) -> None:
     lesson = guided("11")
     hosted, caption = lesson.sessions[0], lesson.captions[1]
@@ -1088,9 +1140,10 @@ def test_lesson_11_says_whose_copies_are_on_their_way(guided: Callable[[str], Gu
     going = {hosted.request_name(int(row)) for row in slots.owner[slots.is_going]}
     kept = {hosted.request_name(int(row)) for row in slots.owner[(slots.owner >= 0) & ~slots.is_going]}
     assert (going, kept) == ({"C"}, {"A", "B"})
-    assert f"copies of the blocks of A and B; {slots.is_going.sum()} blocks of C are still on their way" in caption.text
+    num_kept, num_going = (slots.owner >= 0).sum() - slots.is_going.sum(), slots.is_going.sum()
+    assert f"copies of {num_kept} blocks, those of A and B; {num_going} blocks of C are still" in caption.text
     words = [text for _, text in legend_now(hosted, hued=True)]
-    assert words == ["A", "B kept", "C going there"]
+    assert words == ["A kept", "B kept", "C going there"]
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])

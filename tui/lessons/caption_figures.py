@@ -181,7 +181,8 @@ class Figures:
         return {"leaves": f"{len(tree.leaves):,}", "runs": f"{len(tree.runs):,}", "first": first}
 
     def _host(self) -> dict[str, str]:
-        """Return how many blocks host memory holds and can hold, and how many are on their way to it and back.
+        """Return how many blocks host memory can hold, how many are there (`kept`), and how many are on their way to it
+        and back.
 
         `kept_of` and `going_of` name the requests of the copies that are there, or on their way.
         """
@@ -189,7 +190,8 @@ class Figures:
         if host is None:
             return {}
         going, coming = host.copying_at(replay.frame, after_output=replay.after_output)
-        numbers = {"used": int(host.used[replay.frame]), "slots": host.num_slots, "going": going, "coming": coming}
+        kept = int(host.used[replay.frame]) - going
+        numbers = {"kept": kept, "slots": host.num_slots, "going": going, "coming": coming}
         owners = {"kept_of": Transfer.KEPT, "going_of": Transfer.GOING}
         return {name: f"{number:,}" for name, number in numbers.items()} | {
             name: " and ".join(owners_of(self._session, which)) for name, which in owners.items()

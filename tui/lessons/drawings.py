@@ -442,26 +442,30 @@ def drafts(tried: Sequence[Drafted], width: int, symbols: Symbols) -> Lines:
 
 
 def image(num_tokens: int, cache_tokens: int, block_slots: int, width: int, symbols: Symbols) -> Lines:
-    """Draw the tokens of an image in their blocks, and as a share of the encoder cache."""
+    """Draw the tokens of an image in their blocks and in the encoder cache, on one scale; lines show the free slots."""
     pen, color = Pen(symbols), symbols.palette.states[SlotState.TOKEN]
     room = max(width - _LABEL, 8)
     num_slots = -(-(num_tokens + MARKS) // block_slots) * block_slots
     rows = (
         (
             "blocks",
-            (num_tokens + MARKS) / num_slots,
+            num_tokens + MARKS,
+            num_slots,
             f"{num_tokens + MARKS:,} of {num_slots:,} slots: stay to the end of the answer",
         ),
         (
             "encoder cache",
-            num_tokens / cache_tokens,
+            num_tokens,
+            cache_tokens,
             f"{num_tokens:,} of {cache_tokens:,} tokens: go once the last is read",
         ),
     )
     lines: Lines = []
-    for label, share, words in rows:
+    for label, written, size, words in rows:
+        begin, end = (max(round(slots / max(num_slots, cache_tokens) * room), 1) for slots in (written, size))
+        free = pen.text(symbols.track * (end - begin), weak=True)
         lines += [
-            [pen.text(label.ljust(_LABEL)), pen.bar(share, room, color)],
+            [pen.text(label.ljust(_LABEL)), pen.bar(1, begin, color), free],
             [pen.text(" " * _LABEL + words, weak=True)],
         ]
     return lines

@@ -155,7 +155,7 @@ class Guided:
                 drawn = [("Three runs: steps until the pool runs out, and time until the last answer", lines)]
             case Drawing.IMAGE:
                 lines = drawings.image(*image_tokens(), session.replay.unit_tokens, width, symbols)
-                drawn = [("One image: its blocks, and the whole encoder cache", lines)]
+                drawn = [("One image in its blocks and in the encoder cache, on one scale", lines)]
             case Drawing.TREE:
                 session = next(session for session in self.sessions if has_tree(session))
                 drawn = [("The radix tree, run by run", drawings.tree(session, width, symbols, height))]

@@ -66,6 +66,12 @@ def parts_of(keys: KeyArray) -> tuple[KeyArray, KeyArray, KeyArray]:
     return (keys >> _SHAPE) & _PAINT, keys & _PAINT, (keys >> 8) & _PAINT
 
 
+def is_divided(key: int) -> bool:
+    """Tell whether two different paints divide the character of `key` from left to right."""
+    shape, second, first = (key >> _SHAPE) & _PAINT, (key >> 8) & _PAINT, key & _PAINT
+    return RIGHT < shape < RIGHT + 8 and first != second
+
+
 BLANK: Final = int(keys_of(GLYPH, np.array([EMPTY], np.uint8), EMPTY)[0])
 """Key of a character outside the pool."""
 

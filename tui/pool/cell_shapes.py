@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from .paint import EMPTY
 if TYPE_CHECKING:
     from .array_types import IndexArray, KeyArray, PaintArray
     from .tiling import Tiling
+
+_NARROWEST: Final = 2
+"""Width of a cell of one character and the gap at its right."""
 
 
 def spread(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray, *, hairlines: bool) -> KeyArray:
@@ -35,14 +38,17 @@ def cut_apart(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Pa
 
     A cell ends with half a character without paint. A cell that is one line high ends with a whole one, and leaves a
     thin line at its top. The first paint fills the left `eighths` of each cell, the second paint the rest. If names are
-    written on the cells, the border between the paints is at the edge of a character, and never inside a name.
+    written on the cells, the border between the paints is at the edge of a character, and never inside a name. A cell
+    that is one character wide and one high is divided all the same; it then has no name.
     """
     wide, edges = tiling.wide, tiling.column_edges
     column = np.arange(tiling.columns).repeat(np.diff(edges))
     offset = np.arange(tiling.width) - edges[column]
     front, back, share = (values.reshape(-1, tiling.columns)[:, column] for values in (first, second, eighths))
     filled = share.astype(np.int64) * (2 * wide - 1) // 2
-    if tiling.margin:
+    if tiling.margin and wide == _NARROWEST and tiling.tall == 1:
+        filled = share.astype(np.int64)
+    elif tiling.margin:
         filled = EIGHTHS * np.clip((filled + EIGHTHS // 2) // EIGHTHS, max(tiling.label, 1), wide - 1)
     filled = np.where(
         share == 0, 0, np.where(share == EIGHTHS, EIGHTHS * wide, np.clip(filled, 1, EIGHTHS * (wide - 1)))

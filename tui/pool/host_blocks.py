@@ -42,7 +42,7 @@ class Transfer(Enum):
 
 
 def title_of(session: Session) -> str:
-    """Return the title: the used slots of host memory, and the blocks in transfer."""
+    """Return the title: the blocks that are in host memory, and those in transfer."""
     return titles_of(session)[0]
 
 
@@ -52,8 +52,12 @@ def titles_of(session: Session) -> tuple[str, ...]:
     assert host is not None
     going, coming = host.copying_at(replay.frame, after_output=replay.after_output)
     crossing = f", {going:,} going there" * (going > 0) + f", {coming:,} coming back" * (coming > 0)
-    full = f"{int(host.used[replay.frame]):,} of {host.num_slots:,}"
-    return f"host memory: {full} blocks{crossing}", f"host memory: {full}{crossing}", f"host: {full}{crossing}"
+    there = f"{int(host.used[replay.frame]) - going:,} of {host.num_slots:,}"
+    return (
+        f"host memory: {there} blocks are there{crossing}",
+        f"host memory: {there} there{crossing}",
+        f"host: {there} there{crossing}",
+    )
 
 
 def slots_now(session: Session) -> HostSlots | None:
@@ -107,9 +111,7 @@ def legend_now(session: Session, *, hued: bool) -> list[tuple[list[int], str]]:
         elif len(set(shown.values())) < len(owners):
             found.append((sorted(set(shown.values())), which.value))
         else:
-            names = [session.request_name(owner) for owner in owners]
-            found += [([shown[owner]], name) for owner, name in zip(owners, names, strict=True)]
-            found[-1] = (found[-1][0], f"{found[-1][1]} {which.value}")
+            found += [([shown[owner]], f"{session.request_name(owner)} {which.value}") for owner in owners]
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.wording import ending
-from .brush import strong, text_keys
+from .brush import is_divided, strong, text_keys
 from .paint import ColorBy
 from .tiling import Detail
 
@@ -155,9 +155,9 @@ def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArra
 def name_blocks(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray) -> None:
     """Write the number of the first unit left of each row of `cells`, and the first holder on each unit.
 
-    Without room for the number of other holders, this is left out. If a name is too long for a unit, there are none:
-    `tiling.label` is 0. `lines` has one line of characters of each row of cells, with the margin: shape (rows,
-    characters).
+    Without room for the number of other holders, this is left out. A unit of one character that is divided has no name,
+    which would hide the division. If a name is too long for a unit, there are none: `tiling.label` is 0. `lines` has
+    one line of characters of each row of cells, with the margin: shape (rows, characters).
     """
     room = tiling.wide - 1
     for line, row in zip(lines, cells.reshape(-1, tiling.columns), strict=True):
@@ -166,7 +166,8 @@ def name_blocks(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArr
             whole = _holders(replay, unit) if tiling.label else ""
             name = whole if len(whole) <= room else whole.rpartition("+")[0]
             begin = tiling.margin + int(tiling.column_edges[column])
-            _write(name, line[begin : begin + room])
+            if room > 1 or not is_divided(int(line[begin])):
+                _write(name, line[begin : begin + room])
         if units:
             _write(f"{units[0] + replay.first_unit:>{tiling.margin - 1}}", line)
 

@@ -8,11 +8,12 @@ from rich.segment import Segment
 from textual.strip import Strip
 from textual.widget import Widget
 
+from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 
 from ..look.states import STACK
 from ..pool.legend_entries import legend_entries
-from ..pool.paint import ColorBy
+from ..pool.paint import DIM, ColorBy
 from ..pool.swatches import paint_swatch
 from .entries import whole_entries
 from .pool_picture import PoolPicture
@@ -47,16 +48,20 @@ class Legend(Widget):
         """Render the legend; states are explained if there is room, and otherwise only named."""
         del y
         style, width = self.get_component_rich_style("legend--text"), self.size.width
-        if self.color_by is not ColorBy.STATE and any(pool.size.area for pool in self.screen.query(PoolPicture)):
-            lit = next((name for pool in self.screen.query(PoolPicture) if (name := pool.lit_name) is not None), None)
+        pools = [pool for pool in self.screen.query(PoolPicture) if pool.size.area]
+        if self.color_by is not ColorBy.STATE and pools:
+            lit = next((name for pool in pools if (name := pool.lit_name) is not None), None)
             entries = legend_entries(self.color_by, self._sessions, self._symbols, style, width, lit=lit, bars=True)
             return whole_entries(entries, width, style, self._symbols.cut).adjust_cell_length(width, style)
         gap = Segment("  ", style)
+        others = [paint_swatch(SlotState.TOKEN + DIM, self._symbols), Segment(" held by others", style), gap]
+        others *= any(pool.has_grey for pool in pools)
         states = [state for state in STACK if any(session.breakdown[state] for session in self._sessions)]
         names = [f" {STATE_NAMES[state]}" for state in states]
         texts = [f"{name}: {STATE_MEANINGS[state]}" for name, state in zip(names, states, strict=True)], names
-        words = next((line for line in texts if sum(map(len, line)) + 3 * len(line) <= width), texts[-1])
-        segments = [
+        room = width - sum(segment.cell_length for segment in others)
+        words = next((line for line in texts if sum(map(len, line)) + 3 * len(line) <= room), texts[-1])
+        segments = others + [
             segment
             for state, text in zip(states, words, strict=True)
             for segment in (paint_swatch(int(state), self._symbols), Segment(text, style), gap)

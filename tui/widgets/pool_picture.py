@@ -124,6 +124,11 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         """True if shared units have the number of their holders."""
         return self._canvas.counts_holders
 
+    @property
+    def has_grey(self) -> bool:
+        """True if memory of other requests is grey, because one request alone keeps its colours."""
+        return self.lit_name is not None and len(self._replay.live_requests()) > 1
+
     def shows(self, paint: int) -> bool:
         """Tell whether `paint`, one of those of a state, is in the picture now."""
         return not self._zoom.ready or self._canvas.shows(paint)

@@ -98,11 +98,12 @@ class TimelineChart(Scrubber):
         )
 
     def place(self) -> str:
-        """Return the step, and the number of waiting requests if no line shows them."""
+        """Return the step, and the number of waiting requests if no line shows them and there are any in the run."""
         session, frame = self._session, self.player.frame
         place = f"step {session.step_number(frame):,} of {session.step_number(self.player.last_frame):,}"
         waiting = self._charts.waiting[self._num_before + frame]
-        return place + (f" {self.symbols.dot} {waiting:,} waiting" if 0 < self.size.height <= 3 else "")
+        told = 0 < self.size.height <= 3 and self._charts.waiting.max() > 0
+        return place + (f" {self.symbols.dot} {waiting:,} waiting" if told else "")
 
     @property
     def begin_s(self) -> float:
@@ -127,8 +128,8 @@ class TimelineChart(Scrubber):
 
     def _scales(self) -> list[tuple[str, npt.NDArray[Any]]]:
         """Return the name and the values of each visible chart of requests."""
-        charts = self._charts
-        return [("running", charts.running), ("waiting", charts.waiting)][: 1 + (self.size.height > 3)]
+        charts, height = self._charts, self.size.height
+        return [("running", charts.running), ("waiting", charts.waiting)][: (height > 1) + (height > 3)]
 
     def _rich(self, name: str) -> Style:
         return Style(color=self._mark_color()) if name == "tick" else self.get_component_rich_style(f"timeline--{name}")
