@@ -88,6 +88,19 @@ async def test_no_request_is_left_out_of_the_strips(
             assert any(f"{len(rest)} more" in line and f"{tokens:,}" in line for line in lines)
 
 
+async def test_a_panel_of_one_line_says_how_many_requests_hold_the_pool(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording]
+) -> None:
+    app = make_app(shipped("paged"), at_s=5.0, by_owner=True)
+    async with app.run_test(size=(60, 16)) as pilot:
+        strips = app.query_one(OwnerStrips)
+        strips.styles.height = 1 + strips.styles.gutter.height
+        await pilot.pause()
+        session = next(iter(app.playback.sessions()))
+        assert [line.split(" requests")[0] for line in lines_of(app)] == [str(len(session.replay.live_requests()))]
+        assert "1 cell" not in app.query_one(BelowPool).render_line(0).text
+
+
 async def test_a_group_is_one_shape_around_what_it_shares(
     make_app: Callable[..., KvsimApp], prefixes: Recording
 ) -> None:

@@ -87,9 +87,11 @@ class OwnerStrips(Panel):
         dot = self.symbols.dot
         width, height = self.size
         self._show_title(width - 2)
+        summary = Strip([self.text(owners_line(self.session, found, width, dot), "strong")])
         room = height - 1
         if room < 1:
-            return []
+            self._requests, self._drawn, self.scale = {}, set(), ""
+            return [summary][:height]
         most_columns = max((width + _GAP) // (_NAME + _TOKENS + _LEAST_BAR + _GAP), 1)
         lines, num_columns = self._fitting_lines(found, room, most_columns)
         self._column_width = (width + _GAP) // num_columns
@@ -102,8 +104,7 @@ class OwnerStrips(Panel):
             (nth // room, nth % room): line.request for nth, line in enumerate(lines) if line.request is not None
         }
         rows = [Strip.join(drawn[row::room]) for row in range(min(room, len(drawn)))]
-        summary = owners_line(self.session, found, width, dot)
-        return [Strip([self.text(summary, "strong")]), *rows]
+        return [summary, *rows]
 
     def _show_title(self, room: int) -> None:
         """Show what the strips are, when their memory is free again, and the key of the other view."""
