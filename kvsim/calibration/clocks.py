@@ -62,7 +62,10 @@ def clock_errors(times: Roofline, observed: Observed) -> tuple[ClockError, ...]:
 
 
 def _waits_for_worker(times: Roofline, observed: Observed) -> Any:
-    """Return True for each step whose GPU time is that of its launch by a worker process: bool[steps]."""
+    """Return bool[steps]: True where a worker process takes longer to launch a step than the kernels take.
+
+    The launch then determines the step's GPU time.
+    """
     launched_at_once = replace(times, piecewise_floor_s=0.0, eager_floor_s=0.0)
     return launched_at_once.step_time(observed.shape).gpu_s < times.step_time(observed.shape).gpu_s
 

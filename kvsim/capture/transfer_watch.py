@@ -18,7 +18,7 @@ _NONE = -1
 
 
 def has_transfers(scheduler: Any) -> bool:
-    """Tell whether the scheduler exchanges KV with other servers in a way that kvsim simulates."""
+    """Tell whether the scheduler has a connector that kvsim simulates; transfers of others are not recorded."""
     return type(getattr(scheduler, "connector", None)).__name__ in _FOLLOWED
 
 
@@ -37,7 +37,12 @@ def check_transfers(scheduler: Any, layout: KVCacheLayout, release: str) -> None
 
 
 class TransferWatch:
-    """Reports the transfers of one scheduler. `report` takes the fields of an event."""
+    """Reports the transfers of one scheduler.
+
+    `report` takes the name of an event and its fields: "transfer", is_send, row, first place in the table, blocks,
+    tokens, seconds; or "transferred", row, seconds, place of the first block that failed (-1 for none). Tables are
+    those of the only group: `check_transfers` refuses several.
+    """
 
     def __init__(self, scheduler: Any, report: Callable[..., None], now: Callable[[], float]) -> None:
         """Watch the connector of `scheduler`, which must have one."""
@@ -72,6 +77,7 @@ class TransferWatch:
             fetches = (request.kv_transfer_params or {}).get("do_remote_prefill")
             if num_external_tokens and fetches and request.request_id in self._rows:
                 table = tables[0].req_to_blocks[request.request_id]
+                # The load begins after the blocks that the prefix cache holds, which have hashes.
                 first = next((place for place, block in enumerate(table) if block.block_hash is None), len(table))
                 self._begin(request, False, first, len(table) - first, num_external_tokens)
             return update(request, blocks, num_external_tokens, *args, **kwargs)

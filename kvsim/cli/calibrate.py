@@ -52,8 +52,9 @@ def command(
 ) -> None:
     """Fit step times to RECORDINGS of one GPU, model and engine, and write a profile.
 
-    With --card, write the card of the machine of RECORDINGS, of whatever models, with three factors fitted to them.
-    Prints how far the model is from each recording, step by step, fitted with it and without it.
+    With --card, write a machine card instead: the card of the recorded machine, with three factors fitted to
+    RECORDINGS, which may be of any models. Prints the error of the step times on each recording, and, where a model is
+    fitted anew to several recordings, also the error of a fit without that recording (not with --no-held-out).
     """
     from kvsim.calibration import calibrate, calibrate_host
     from kvsim.experiments.validation import matching_profile

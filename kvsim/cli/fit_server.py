@@ -51,7 +51,7 @@ def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta 
     _check_searched(flags)
     server_from = _sglang_server if flags["policy"] == Radix.name else _vllm_server
     server = server_from(flags, fleet, meta)
-    with suppress(BudgetError):  # which is an answer, not a wrong flag
+    with suppress(BudgetError):  # the search reports a model that does not fit; only wrong flags are refused here
         server.machine()
     return server
 
@@ -68,7 +68,7 @@ def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) ->
 
     gpu, model = machine_of(flags, meta)
     length, share = flags["max_model_len"], flags["gpu_memory_utilization"]
-    if length == FIND:
+    if length == FIND:  # auto: the model's longest
         length = None
     check_length(model, length)
     check_block_size(model, flags["block_size"])
@@ -128,5 +128,5 @@ def _check_searched(flags: dict[str, Any]) -> None:
     if flags["eviction"] == "optimal":
         raise UsageError("--eviction optimal is a bound that no server reaches; leave it out.")
     for name, instead in _NOT_SEARCHED[flags["policy"]].items():
-        if flags[name] and (name, flags[name]) != ("order", "fcfs"):
+        if flags[name] and (name, flags[name]) != ("order", "fcfs"):  # the default may be given
             raise UsageError(f"--{name.replace('_', '-')} is not searched by kvsim fit; {instead}.")

@@ -48,7 +48,10 @@ def image_of(budget: Budget, image: str | None, image_tokens: int | None) -> dic
 
 
 def image_rows(costs: dict[str, Any] | None) -> list[tuple[str, str, str, str]]:
-    """Return the rows about one image."""
+    """Return the rows of the printed table about one image: label, value, unit, reason.
+
+    `costs` are those of `image_of`; without them, there are no rows.
+    """
     if costs is None:
         return []
     why = "as stated"

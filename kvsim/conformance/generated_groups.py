@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def staged_groups(random: Random) -> Document:
-    """Generate a workload of `grouped` with pipeline stages."""
+    """Generate a workload as `grouped` does, with pipeline stages."""
     return with_stages(random, grouped(random))
 
 

@@ -149,7 +149,7 @@ class ConnectorTables(NamedTuple):
     sends: Numbers
     """Sequences that have ended, and whose blocks are kept for another server from the next step on."""
     live: Numbers
-    """Sequences with a transfer whose end is known and not reported."""
+    """Sequences with a transfer whose end time is known, but has not been reported yet."""
     lanes: Records[Lane]
     reports: Records[Report]
     """Transfers that have ended, in the order in which they are reported."""

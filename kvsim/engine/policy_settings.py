@@ -54,6 +54,7 @@ def settings_of_policy(policy: Policy, num_units: int) -> dict[str, Any]:
 
 
 def _paged_settings(policy: Paged, num_units: int) -> dict[str, Any]:
+    """Return the settings of the block pool; its watermark is a share of all blocks, with the null block."""
     rules = rules_of(policy.scheduler.vllm)
     return {
         "prefix_caching": policy.cache.enable_prefix_caching,
@@ -64,6 +65,7 @@ def _paged_settings(policy: Paged, num_units: int) -> dict[str, Any]:
 
 
 def _extents(cache: ContiguousSettings) -> dict[str, Any]:
+    """Return the settings of contiguous allocation."""
     return {
         "fit": _FITS[cache.fit],
         "reserve": reservations.DOUBLING if cache.reserve is Reserve.DOUBLING else reservations.GIVEN,
@@ -91,7 +93,11 @@ def settings_of_loop(policy: Policy, pipeline: Pipeline) -> dict[str, Any]:
 
 
 def settings_of_drafts(drafts: Drafts, policy: Paged) -> dict[str, Any]:
-    """Return the settings of speculative decoding."""
+    """Return the settings of speculative decoding.
+
+    They replace two settings of `settings_of_policy`: `max_num_batched_tokens`, from which some releases subtract the
+    tokens that drafting takes for `max_num_seqs` requests, and `max_num_active_seqs`.
+    """
     chosen, rules = policy.scheduler, rules_of(policy.scheduler.vllm)
     most_running = chosen.max_num_active_seqs or chosen.max_num_seqs
     if drafts.limits_running:
@@ -134,7 +140,7 @@ def settings_of_images(encoding: Encoding, policy: Paged) -> dict[str, Any]:
 
 
 def set_connector(settings: records.Settings, connector: Connector, policy: Paged) -> None:
-    """Set the settings of the scheduler that depend on a connector."""
+    """Change the settings of the scheduler that depend on a connector, which is never used together with offloading."""
     rules = rules_of(policy.scheduler.vllm)
     settings.frees_late = connector.consumes and bool(policy.scheduler.async_scheduling)
     settings.drops_late = connector.produces and rules.delivers_kept

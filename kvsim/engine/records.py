@@ -688,7 +688,7 @@ class Rectangle:
     live_new_tokens: int = 0
     """Number of tokens that the live rows generate in all."""
     next_end: int = 0
-    """Number of the first step in which fewer rows are live."""
+    """Number of the first step without the row that ends next."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -76,7 +76,7 @@ class Validation:
     times_from: str
     """Source of the step times, in words."""
     held_out: bool
-    """True if the times were fitted without this recording."""
+    """True if this recording is not among those that the times were fitted to; also if they were never fitted."""
     extrapolates: tuple[str, ...]
     """Sentences about simulated steps outside the fitted range."""
     assumes: tuple[str, ...]
@@ -193,6 +193,7 @@ def validate(
 
 
 def _of_release(policy: Policy, release: str, name: str) -> Policy:
+    """Return the policy of recording `name` with the rules of another release of vLLM."""
     if not isinstance(policy, Paged):
         raise UsageError(f"{name} is of generate(), which follows no release of vLLM; leave --vllm out.")
     check_known(release, offloads=policy.cache.kv_offloading_size > 0)
@@ -200,6 +201,7 @@ def _of_release(policy: Policy, release: str, name: str) -> Policy:
 
 
 def _clocks(times: StepTimeModel, recording: Recording) -> tuple[ClockError, ...]:
+    """Return the errors of `times` with the recorded schedule, as `Validation.clocks` describes them."""
     coefficients = times.times if isinstance(times, WatchedProfile) else times
     if not isinstance(coefficients, Roofline):
         return ()
@@ -220,7 +222,7 @@ def matching_profile(recording: Recording) -> Profile:
 
 
 def policy_of(recording: Recording) -> tuple[Policy, int]:
-    """Return the policy of a real engine, and its KV memory in bytes."""
+    """Return the policy of the recorded engine, and its KV memory in bytes."""
     pool, settings = recording.meta.pool, {**recording.meta.engine, **recording.meta.policy}
     if recording.meta.policy_name == "static":
         sizes = sorted({batch.rows for batch in batches_of(recording)[:-1]})
@@ -260,7 +262,7 @@ def _host_memory(meta: Meta) -> dict[str, float]:
 
 
 def as_sent(recording: Recording) -> Workload:
-    """Return the requests of `recording` with their sending times, estimated if the recording lacks them.
+    """Return the requests of `recording` that have output, with their sending times, estimated if none are recorded.
 
     An engine looks for requests once per step, so the requests that it finds are spread over the time since its
     previous look. With the recorded times, half of the requests would be just too late for their step in a slightly
@@ -273,6 +275,7 @@ def as_sent(recording: Recording) -> Workload:
     if recording.meta.source == "simulation":
         return replace(workload, arrival_s=requests.arrival_s[rows] - requests.arrival_s[rows].min())
     order = rows[np.argsort(requests.arrival_seq[rows])]
+    # Requests found by one look have consecutive values of `arrival_seq`.
     begins = np.diff(requests.arrival_seq[order], prepend=-2) != 1
     go, count = np.cumsum(begins) - 1, np.bincount(np.cumsum(begins) - 1)
     nth = np.arange(len(order)) - np.flatnonzero(begins)[go] + 1
@@ -324,6 +327,7 @@ def users_of(recording: Recording) -> int | None:
 
 
 def _rows(measured: Recording, simulated: Recording) -> Iterator[ValidationRow]:
+    """Yield the figures that every recording has."""
     before, after = summarize(measured), summarize(simulated)
     yield ValidationRow(name="duration", unit="s", measured=before.duration_s, simulated=after.duration_s)
     yield ValidationRow(

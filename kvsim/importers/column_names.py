@@ -98,7 +98,7 @@ def _words(name: str) -> list[str]:
 
 
 def by_quantity(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Group the known names of `names` by their quantity, under kvsim's name."""
+    """Map each quantity, by kvsim's name, to the column names in `names` that denote it; leave out unknown names."""
     found = defaultdict(list)
     for name in names:
         known = meaning(name)

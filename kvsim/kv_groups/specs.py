@@ -88,9 +88,9 @@ class CacheSettings:
     uniform: bool = False
     """True if every layer keeps every token, ignoring windows."""
     mla_block_size: int | None = None
-    """Tokens per smallest block of the backend for latent attention, which depends on the GPU.
+    """Smallest block, in tokens, of the GPU's backend for latent attention.
 
-    None for a Hopper GPU: FlashAttention for 16 bits, FlashMLA for fp8.
+    None for that of a Hopper GPU: 16 (FlashAttention), or 64 with an fp8 cache (FlashMLA).
     """
     hash_block_size: int | None = None
     num_speculative_tokens: int = 0

@@ -249,7 +249,10 @@ def known_in(label: str) -> KnownError | None:
 
 
 def interval_in(label: str) -> KnownError | None:
-    """Return the errors for the interval of a prediction with this label; None if there are too few."""
+    """Return the known errors of predictions with this label.
+
+    None if they come from too few recordings for a prediction interval, or were never measured.
+    """
     known = known_in(label)
     return known if known is not None and known.tells_an_interval else None
 

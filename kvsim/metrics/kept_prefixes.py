@@ -24,7 +24,10 @@ from kvsim.replay import Replay
 
 
 def check_kept_prefixes(replay: Replay, file: Path) -> None:
-    """Check `cached` of every release against the number of tokens of its request that had been cached."""
+    """Check that `cached` of every release lies between the fewest and the most units that can stay cached.
+
+    Both follow from the tokens that the request had computed. `file` is named in errors.
+    """
     recording, memory = replay.recording, replay.recording.memory
     meta, pool = recording.meta, recording.meta.pool
     if memory.cached is None or meta.begins_in_the_middle or not meta.prefix_caching:

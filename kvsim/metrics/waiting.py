@@ -56,7 +56,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGLangLimits(Limits):
-    """Limits of one step of SGLang. It admits only if whole answers fit, so requests wait although memory is free."""
+    """Limits of one step of SGLang.
+
+    It admits a request only if its longest answer fits beside the expected rest of the running ones, so requests wait
+    although memory is free.
+    """
 
     seqs_setting: ClassVar[str] = "max_running_requests"
     tokens_setting: ClassVar[str] = "chunked_prefill_size"
@@ -86,8 +90,8 @@ class WaitingFor:
     tokens: float
     """Requests waiting for tokens of the step: `max_num_batched_tokens`."""
     adapters: float = 0.0
-    """Requests waiting for a slot of their adapter (`max_loras`): in runs with adapters, those that no other limit
-    explains while a tenth of the pool is free.
+    """Requests waiting for a slot of their adapter (`max_loras`). This is inferred: in runs with adapters, those that
+    wait for neither batch nor tokens while at least a tenth of the pool is free.
     """
 
 

@@ -26,6 +26,7 @@ _REQUIRED = (
     "max_position_embeddings",
     "dtype",
 )
+"""Fields that every shape has; the tuples below name the fields that are no whole numbers of at least 1."""
 _TEXTS = ("name", "note", "architecture", "image_class")
 _TRUTHS = ("tie_word_embeddings", "enable_expert_parallel")
 _LISTS_OF_TEXTS = ("sources", "from_memory")
@@ -38,7 +39,7 @@ _MAY_BE_ZERO = (
     "num_expert_parameters",
     "num_encoder_parameters",
 )
-"""Fields that may be 0; all fields that no tuple above names are whole numbers of at least 1."""
+"""Whole numbers that may be 0."""
 _LAYER_FIELDS_MAY_BE_ZERO = ("rope_dim",)
 """Fields of a layer that may be 0; its other numbers are at least 1."""
 
@@ -70,7 +71,10 @@ def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, An
 
 
 def _gated_decoder_parameters(shape: Mapping[str, Any]) -> int:
-    """Count the parameters of a decoder like Llama's: attention, gated feed-forward network, norms and embeddings."""
+    """Count the parameters of a decoder like Llama's: attention, gated feed-forward network, norms and embeddings.
+
+    Experts are not counted: a shape that has them should state `num_parameters`.
+    """
     hidden: int = shape["hidden_size"]
     heads: int = shape["num_attention_heads"] + shape["num_kv_heads"]
     layer = 2 * hidden * heads * shape["head_dim"] + 3 * hidden * shape["intermediate_size"] + 2 * hidden

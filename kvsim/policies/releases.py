@@ -335,7 +335,10 @@ OLDEST_WITH_GROUPS, OLDEST_WITH_STAGES = "0.18.0", "0.20.0"
 OFFLOAD = "0.25.1"
 """Release whose native offload is known; other patches of this minor release have the same rules."""
 VERIFIED = ((0, 25), (0, 33))
-"""Major and minor numbers of the releases whose speculative decoding and KV connectors are known."""
+"""The only two releases, by major and minor number, whose speculative decoding and KV connectors are known.
+
+Releases between them are refused.
+"""
 OLDEST_WITH_IMAGES = "0.20.0"
 """Oldest release whose encoder cache is known."""
 DEFAULT = NEWEST

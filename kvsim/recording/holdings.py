@@ -58,7 +58,7 @@ class Extents:
         """Store the extents that `birth_row` allocated: whole rows, or the unit at `offset` of each."""
         self._memory, self._offset, self._death = memory, offset, death
         self.birth_row = birth_row
-        """Row of `memory.parquet` that allocated the extent; rows of one step keep their order."""
+        """Row of `memory.parquet` that allocated each extent."""
 
     def at(self, extents: IntArray | slice) -> Extents:
         """Return some of these extents."""
@@ -264,7 +264,7 @@ class _ReleaseRows:
         return np.repeat(rows, np.diff(edges))
 
     def first_of_table(self) -> npt.NDArray[np.int64]:
-        """Return the first row of each table: the first of a request, or the first after a release."""
+        """Return the index of the first extending row of each table: that of a request, or after a release."""
         first, end = self.first_take[:-1], self.first_take[1:]
         goes_on = self.end < end[self.request]
         return np.unique(np.concatenate((first[first < end], self.end[goes_on])))

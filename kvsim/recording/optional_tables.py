@@ -39,7 +39,7 @@ class _Copy:
 
 
 class CopiesUnderWay:
-    """Growing table of copies. A copy has no rows until its end is reported."""
+    """Growing table of copies of blocks to and from host memory. A copy has no rows until its end is reported."""
 
     def __init__(self) -> None:
         self._rows = GrowingTable(Copies)

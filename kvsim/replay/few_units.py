@@ -1,4 +1,4 @@
-"""Replay of a sample of units: a picture of a large pool shows only a sample.
+"""Replay of a sample of units, since a picture of a large pool shows only a sample.
 
 Replaying only the operations on the sample is several times faster than replaying the whole pool.
 """
@@ -26,6 +26,7 @@ class FewUnits:
     """Ledger of the operations on a sample of units. Units and operations are numbered from 0 within the sample."""
 
     def __init__(self, ledger: Ledger, addresses: IntArray) -> None:
+        """Select the operations on the units at `addresses`, which may repeat and may lie beyond the pool."""
         self._ledger = ledger
         self.has_groups, self.is_shared = ledger.has_groups, ledger.is_shared
         self._addresses = np.unique(addresses)
@@ -37,7 +38,11 @@ class FewUnits:
 
     @staticmethod
     def is_faster(ledger: Ledger, num_units: int, num_in_pool: int) -> bool:
-        """Tell whether a sample of `num_units` units can be replayed alone, and faster than all `num_in_pool` units."""
+        """Tell whether a sample of `num_units` units can be replayed alone, and faster than the pool's `num_in_pool`.
+
+        `Ledger.ops_on` finds the operations on a sample only if all extents are single units and tables are freed
+        completely, so that operations need not be listed.
+        """
         return ledger.unit_by_unit and not ledger.lists_operations and num_units * _WORTH_IT <= num_in_pool
 
     def places(self, addresses: IntArray) -> IntArray:

@@ -88,7 +88,7 @@ def _check_host(engine: Engine, nodes: list[Node]) -> None:
 
 
 def _check_windows(engine: Engine) -> None:
-    """Check that every page of windows is free, or belongs to one page of the tree or of a request's row."""
+    """Check that every page of the window pool is free, or belongs to one page of the tree or of a request's row."""
     radix, unit = engine.radix, engine.settings.unit_tokens
     first = engine.settings.num_units
     free = [page - first for page in free_pages_in_order(engine, WINDOWS)]

@@ -33,8 +33,10 @@ class RankTimes:
     group_s: tuple[float, ...]
     """Seconds of the experts and exchanges of all layers, for each total number of tokens in `GROUP_SIZES`."""
     unequal_s: float = 0.0
-    """Additional host time in seconds of a step whose ranks have unequal numbers of tokens, because they are not padded
-    to a captured graph: to exchange the tokens of all layers."""
+    """Additional host time in seconds to exchange the tokens of all layers, if ranks have unequal numbers of tokens.
+
+    Captured graphs do not take it, because all ranks are padded to one number of tokens.
+    """
 
     def uncaptured(self) -> RankTimes:
         """Return these times for an engine without graphs and compilation (vLLM's `enforce_eager`)."""

@@ -88,9 +88,10 @@ def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) 
 
 
 def marks_tails(layout: KVCacheLayout, policy: Paged) -> bool:
-    """Tell whether a block that is not full may get the key of a hash that ends inside it.
+    """Tell whether a block can get a key before it is full, because the last hash of a prompt ends inside it.
 
-    Without drafts a block is full before it could get such a key.
+    That needs hashes of fewer tokens than a block. Only for runs with drafts: without them, a block is full
+    before it could get such a key.
     """
     has_keys = rules_of(policy.scheduler.vllm).second_key is not SecondKey.NONE and policy.cache.enable_prefix_caching
     sizes = [group.block_size for group in layout.groups if _KINDS[group.kind] == FULL]

@@ -1,7 +1,8 @@
 """The lookup of a waiting sequence in the prefix cache: the longest prefix that every KV-cache group holds.
 
-The hit blocks are stored in `entries`, after all tables, and `Group.num_hits` is their number in each group. Blocks
-that a group does not read are null.
+A kind of layers has one or several groups, which are looked up together; its leader is the first group. The hit blocks
+are stored in `entries`, after all tables, and `Group.num_hits` is their number in each group. Blocks that a group does
+not read are null.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _ROW_BITS = 32
 def find(engine: Engine, sequence: Sequence) -> int:
     """Return the number of leading tokens of a waiting sequence that the cache has in all groups; store their blocks.
 
-    The last token is never a hit, since it has to be computed. Groups of one kind are looked up together, full
-    attention first. The hit of each kind limits the lookup of the next kind. The lookup is repeated until all kinds
-    agree.
+    The last token is never a hit, since it has to be computed. Full attention is looked up first. The hit of each kind
+    limits the lookup of the next kind. The lookup is repeated until all kinds agree. What is cached beyond the common
+    hit is stored in `State.num_partly_cached` and `Sequence.junction` for the split of the prompt into chunks.
     """
     settings, state = engine.settings, engine.state
     limit = sequence.num_tokens - 1
@@ -42,7 +43,7 @@ def find(engine: Engine, sequence: Sequence) -> int:
         leader = settings.first_leader
         while leader != NO_GROUP:
             block_size = engine.groups[leader].block_size
-            if engine.groups[leader].kind == FULL and rounds > 0:
+            if engine.groups[leader].kind == FULL and rounds > 0:  # every beginning of its hit is cached, too
                 current = current // block_size * block_size
             else:
                 current = _find_kind(engine, sequence, leader, current, limit) * block_size
@@ -53,7 +54,7 @@ def find(engine: Engine, sequence: Sequence) -> int:
         if current >= hit_tokens:
             break
         hit_tokens = current
-        if num_kinds == 2 and first_is_full:
+        if num_kinds == 2 and first_is_full:  # the hit of full attention only has to be cut
             break
     leader = settings.first_leader
     while leader != NO_GROUP and engine.groups[leader].kind == FULL:

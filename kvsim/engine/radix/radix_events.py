@@ -23,7 +23,7 @@ def leaf(engine: Engine, node: Node) -> None:
 
 @part
 def window(engine: Engine, node: Node) -> None:
-    """Record the pages of a node whose windows are evicted."""
+    """Record the pages of a node that loses its windows: alone, or after `leaf` if the whole node is evicted."""
     _write_node(engine, WINDOW, node)
 
 
