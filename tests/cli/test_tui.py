@@ -34,7 +34,14 @@ def test_three_policies_in_one_picture(run: Run, tmp_path: Path) -> None:
     code, output, _ = run("--compare", *FEW, "--screenshot", "c.svg", "--at", "0.5")
     assert (code, output) == (0, "c.svg\n")
     picture = text_of((tmp_path / "c.svg").read_text())
-    for words in ("static batches", "contiguous", "paged", "of its", "tokens", "the same 6 requests, slowest first"):
+    for words in (
+        "static batches",
+        "contiguous",
+        "paged",
+        "% of tokens",
+        "the fastest",
+        "the same 6 requests, slowest first",
+    ):
         assert words in picture
 
 
