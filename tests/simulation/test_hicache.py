@@ -127,7 +127,8 @@ async def test_the_screen_and_a_trace_show_host_memory(tmp_path: Path) -> None:
     async with app.run_test(size=(140, 45)) as pilot:
         await pilot.pause()
         title = str(app.screen.query_one(HostMap).border_title)
-    assert f"{host.used[step]:,} of {host.num_slots:,} blocks" in title
+    assert f"{host.used[step] - host.going[step]:,} of {host.num_slots:,} blocks" in title
+    assert f"{host.going[step]:,} going there" in title
     assert f"{host.coming[step]:,} coming back" in title
     under_way = (copies.kind == CopyKind.LOAD) & (copies.begun_step <= step) & (copies.reported_step >= step)
     state = request_facts(session, int(copies.request[under_way][0])).state

@@ -85,7 +85,7 @@ async def test_the_screen_has_a_map_of_host_memory(recording: Recording, height:
         await pilot.pause()
         shown = app.screen.query_one(HostMap)
         title, lines = str(shown.border_title), [shown.render_line(line).text for line in range(shown.size.height)]
-    assert f"{host.used[step]:,} of {host.num_slots:,} blocks" in title
+    assert f"{host.used[step] - host.going[step]:,} of {host.num_slots:,} blocks" in title
     assert f"{host.coming[step]:,} coming back" in title
     assert len(lines) == (4 if height == 45 else 1)
     assert ("coming back" in lines[-1]) == (height == 45)
