@@ -28,7 +28,7 @@ from kvsim.replay.progress import Progress
 from kvsim.replay.unfolding import CHANGE, Listed, Part, Takes, Unfolded, UnitRowReader
 
 _ALL = np.int64(np.iinfo(np.int32).max)
-"""Number of kept units that stands for the whole part of a table: no table has this many units."""
+"""Number of kept units if all units of a part of a table are kept. No table has this many units."""
 _OPS_AT_ONCE = 1 << 15
 """Operations that are processed together; their data fits into the CPU cache."""
 

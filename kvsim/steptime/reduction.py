@@ -452,7 +452,7 @@ def _host(launch_s: float, work: Work) -> dict[str, Any]:
     not a single captured graph then takes at least its launch and the preparation of the next step.
     """
     plain_layers = max(work.num_layers - work.num_latent_layers - work.num_recurrent_layers, 0)
-    dealt_out = work.has_workers
+    has_workers = work.has_workers
     layers = {
         "attention": plain_layers * work.num_kernels_of_attention_layer / PLAIN_KERNELS,
         "latent": work.num_latent_layers,
@@ -469,18 +469,18 @@ def _host(launch_s: float, work: Work) -> dict[str, Any]:
     return {
         "request_s": REQUEST_LAUNCHES * launch_s,
         "request_token_s": REQUEST_TOKEN_LAUNCHES * launch_s,
-        "host_step_s": WORKER_STEP_S if dealt_out else prepare_s,
-        "host_sequence_s": 0.0 if dealt_out else (SEQUENCE_LAUNCHES + of_states) * launch_s,
-        "host_token_s": 0.0 if dealt_out else TOKEN_LAUNCHES * launch_s,
+        "host_step_s": WORKER_STEP_S if has_workers else prepare_s,
+        "host_sequence_s": 0.0 if has_workers else (SEQUENCE_LAUNCHES + of_states) * launch_s,
+        "host_token_s": 0.0 if has_workers else TOKEN_LAUNCHES * launch_s,
         "new_sequence_s": NEW_SEQUENCE_LAUNCHES * launch_s,
-        "worker_step_s": prepare_s if dealt_out else 0.0,
-        "worker_sequence_s": (WORKER_SEQUENCE_LAUNCHES + of_states) * launch_s if dealt_out else 0.0,
-        "worker_token_s": TOKEN_LAUNCHES * launch_s if dealt_out else 0.0,
+        "worker_step_s": prepare_s if has_workers else 0.0,
+        "worker_sequence_s": (WORKER_SEQUENCE_LAUNCHES + of_states) * launch_s if has_workers else 0.0,
+        "worker_token_s": TOKEN_LAUNCHES * launch_s if has_workers else 0.0,
         "turnaround_step_s": TURNAROUND_LAUNCHES * launch_s,
         "turnaround_sequence_s": TURNAROUND_SEQUENCE_LAUNCHES * launch_s,
-        "piecewise_launch_s": 0.0 if dealt_out else piecewise_s,
-        "eager_launch_s": 0.0 if dealt_out else eager_s,
-        "uncompiled_launch_s": 0.0 if dealt_out else UNCOMPILED_SHARE * eager_s,
-        "piecewise_floor_s": piecewise_s + prepare_s if dealt_out else 0.0,
-        "eager_floor_s": eager_s + prepare_s if dealt_out else 0.0,
+        "piecewise_launch_s": 0.0 if has_workers else piecewise_s,
+        "eager_launch_s": 0.0 if has_workers else eager_s,
+        "uncompiled_launch_s": 0.0 if has_workers else UNCOMPILED_SHARE * eager_s,
+        "piecewise_floor_s": piecewise_s + prepare_s if has_workers else 0.0,
+        "eager_floor_s": eager_s + prepare_s if has_workers else 0.0,
     }

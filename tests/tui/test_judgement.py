@@ -92,7 +92,7 @@ async def test_d_shows_the_remedies(
         assert any("a pool of 3,200 blocks instead of 1,600" in line and " 0 " in line for line in lines)
         marks = ("measured  ", "simulated, as it is", " enough, simulated", "3,200 blocks")
         places = [next(at for at, line in enumerate(lines) if mark in line) for mark in marks]
-        assert places == sorted(places), "what is measured is told from the simulated"
+        assert places == sorted(places), "measured figures come before simulated ones"
         assert any("vllm serve" in line and "--num-gpu-blocks-override 3200" in line for line in lines)
         assert any("esc closes" in line for line in lines)
         await pilot.press("d")

@@ -1097,7 +1097,7 @@ async def test_memory_of_others_has_an_entry_in_the_legend_of_states(guided: Cal
     lesson = guided("13")
     app = KvsimApp(lesson, clock=lambda: 0.0)
     async with app.run_test(size=(80, 24)) as pilot:
-        for place, is_grey in ((1, True), (2, True), (3, False)):  # the fourth caption follows nobody
+        for place, is_grey in ((1, True), (2, True), (3, False)):  # no request is followed in the fourth
             app.playback.follow_name(lesson.captions[place].follow)
             lesson.show(lesson.captions[place].frame)
             app.playback.show_frame(everything=True)

@@ -33,7 +33,7 @@ _TINTED: Final[LegendEntry] = (
     tuple(range(TINT, TINT + TINTS)),
     "tokens till the request ends; new tint: another",
 )
-"""Entry of tokens whose owners are told apart by tints."""
+"""Entry for tokens where consecutive requests have different tints."""
 _TINTED_IN_SHORT: Final = "tokens; new tint: new request"
 
 

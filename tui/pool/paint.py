@@ -65,7 +65,7 @@ KEPT: Final = KIND + _NUM_KINDS
 _KEPT_SHARE: Final = 0.55
 """Share of the background in the colour of a copy on its way to host memory."""
 TINTS: Final = 3
-"""Number of the paints of tokens by which neighbours are told apart where hues cannot identify requests."""
+"""Number of tints of tokens. Consecutive requests get different tints if there are too many requests for hues."""
 TINT: Final = KEPT + NUM_HUES
 """First of these paints."""
 _TINT_SHARES: Final = (("#ffffff", 0.0), ("#ffffff", 0.35), ("#0b3b66", 0.22))
