@@ -1,4 +1,4 @@
-"""Buckets, for hash tables and indexes: each lists its records in order of insertion, linked by `next_alike`.
+"""Buckets, for hash tables and indexes: each lists its records in order of insertion, linked by `next_in_bucket`.
 
 The links are separate from those of `linked_list`, so a record can be in a bucket and in a list at once.
 """
@@ -14,24 +14,24 @@ from kvsim.engine.records import Bucket, Bucketed
 @part
 def push_back(records: Records[Bucketed], bucket: Bucket, index: int) -> None:
     """Append a record to its bucket."""
-    records[index].previous_alike = bucket.last
-    records[index].next_alike = HEAD
+    records[index].previous_in_bucket = bucket.last
+    records[index].next_in_bucket = HEAD
     if bucket.last == HEAD:
         bucket.first = index
     else:
-        records[bucket.last].next_alike = index
+        records[bucket.last].next_in_bucket = index
     bucket.last = index
 
 
 @part
 def remove(records: Records[Bucketed], bucket: Bucket, index: int) -> None:
     """Remove a record from its bucket."""
-    before, after = records[index].previous_alike, records[index].next_alike
+    before, after = records[index].previous_in_bucket, records[index].next_in_bucket
     if before == HEAD:
         bucket.first = after
     else:
-        records[before].next_alike = after
+        records[before].next_in_bucket = after
     if after == HEAD:
         bucket.last = before
     else:
-        records[after].previous_alike = before
+        records[after].previous_in_bucket = before

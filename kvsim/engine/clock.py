@@ -46,7 +46,9 @@ which kernels take 2.6 ms.
 
 @part
 def advance(engine: Engine, until_s: float) -> int:
-    """Run until the caller has to act, or to the end of the first step that ends at `until_s` or later."""
+    """Run until the caller has to act, or to the end of the first step that ends at `until_s` or later; return the
+    outcome.
+    """
     outcome = _advance(engine, until_s)
     fast_forward.catch_up_from(engine, 0, engine.state.num_scheduled)
     return outcome
@@ -206,7 +208,9 @@ def schedule(engine: Engine) -> None:
 
 @part
 def _fed_back(engine: Engine) -> int:
-    """Return the index in `launched` of the step whose outputs the first stage awaits before the newest step."""
+    """Return the index in `launched` of the earlier step whose outputs the first stage awaits before the
+    newest step.
+    """
     index = engine.state.next_launched - 1 - engine.settings.feedback
     return index if index >= 0 else index + engine.settings.most_in_flight
 

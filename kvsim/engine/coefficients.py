@@ -1,4 +1,4 @@
-"""Conversion of step-time models for the engine: compiled code needs the coefficients of each pipeline stage."""
+"""Conversion of step-time models for the engine: compiled code reads the coefficients of each pipeline stage."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def step_times(step_time: StepTimeModel, *, compiled: bool) -> Records[Any]:
 
 
 def no_times() -> Roofline:
-    """Return a model of step times near zero, for runs in which only the order of events matters."""
+    """Return a model in which steps take almost no time, for runs in which only the order of events matters."""
     zeros: dict[str, Any] = {field.name: 0.0 for field in fields(Roofline) if field.default is MISSING}
     nearly_zero = {"weights_s": 1e-9, "active_weights_s": 1e-9, "full_seqs": 1.0}
     return Roofline(**zeros | nearly_zero | {"label": "no time", "max_captured_tokens": 0})

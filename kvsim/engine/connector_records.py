@@ -57,7 +57,7 @@ class ConnectorState:
     num_live: int = 0
     """Number of transfers whose end is known, but not reported yet."""
     is_asleep: bool = False
-    """The engine does nothing before `wake_s`, unless another server or a client acts."""
+    """The engine does nothing before `wake_s`, unless another server or a client acts earlier."""
     wake_s: float = 0.0
 
 
@@ -66,21 +66,21 @@ class Transfer:
     """State of one request's transfers through the connector."""
 
     is_kept: bool = False
-    """The blocks of the request are kept after its end, until another server has read them."""
+    """The blocks of the request are kept after it ends, until another server has read them."""
     fetches: bool = False
-    """The KV of the prompt is on another server and was not requested yet."""
+    """The KV of the prompt is on another server, and no load of it has begun."""
     stored_tokens: Small = 0
     """Number of leading tokens that the store holds."""
     is_async: bool = False
-    """Loads take place between steps."""
+    """KV from outside is loaded between steps; if False, a step loads it before it computes."""
     num_unknown: Small = 0
-    """Number of coming lookups that the store does not answer yet, so that the scheduler asks again."""
+    """Number of coming lookups to which the store gives no answer, so that the scheduler repeats them."""
     first_bad: int = 0
     """Index in `ConnectorTables.bad_places` of the first block that fails to load."""
     num_bad: Small = 0
     """Number of blocks that fail to load, until they are reported."""
     rank: Small = 0
-    """Position of the request among all requests that fail in one step."""
+    """Position of the request among the requests whose loads fail in the same step."""
     loads_from: Small = 0
     """Index of the first table entry that the present load writes."""
     external_tokens: Small = 0
@@ -88,7 +88,7 @@ class Transfer:
     done_s: float = 0.0
     """Time in seconds at which the load ends, or at which another server has read the kept blocks."""
     has_come: bool = False
-    """The end of the load was reported, and the scheduler has not visited the sequence since."""
+    """The end of the load was reported, and the scheduler has not visited the sequence since then."""
     has_failed: bool = False
     """Some of the loaded blocks are bad."""
     is_error: bool = False
@@ -145,9 +145,11 @@ class ConnectorTables(NamedTuple):
     loads: Numbers
     """Sequences whose loads have begun, in order, until the caller reads the list."""
     notices: Numbers
-    """Sequences that do not fetch their prompts, so that the other server can free the blocks of these prompts."""
+    """Sequences that fetch nothing from another server, so that the other server can free the blocks of
+    their prompts.
+    """
     sends: Numbers
-    """Sequences that have ended, and whose blocks are kept for another server from the next step on."""
+    """Sequences with a transfer whose end time is known, and whose end is not reported yet."""
     live: Numbers
     """Sequences with a transfer whose end time is known, but has not been reported yet."""
     lanes: Records[Lane]

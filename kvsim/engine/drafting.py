@@ -95,9 +95,9 @@ def end_step(engine: Engine) -> None:
 
 @part
 def verify(engine: Engine, sequence: Sequence, index: int) -> None:
-    """Append the accepted drafts of a sequence, and the token that the step generated after them, to its known tokens.
+    """Append the accepted drafts of a sequence, and the token generated after them, to its known tokens.
 
-    Rejected drafts are undone. `index` is that of the sequence in `emitting`.
+    Rejected drafts are undone. `index` is that of the sequence in `Engine.emitting`.
     """
     settings = engine.settings
     is_stale = settings.late_outputs_block and sequence.status != RUNNING
@@ -148,7 +148,10 @@ def num_wrong(engine: Engine, sequence: Sequence, index: int) -> int:
 
 @part
 def propose(engine: Engine, launched: int) -> None:
-    """Give drafts to the sequences of the processed step at index `launched`, except to chunks of prompts."""
+    """Set the number of drafts that the next step verifies for each sequence of the processed step at `launched`.
+
+    Chunks of prompts get none.
+    """
     first = launched * engine.settings.max_num_seqs
     for index in range(first, first + engine.launched[launched].num_computing):
         sequence = engine.sequences[engine.computing[index]]
@@ -158,7 +161,7 @@ def propose(engine: Engine, launched: int) -> None:
 
 @part
 def _num_accepted(engine: Engine, sequence: Sequence, num_drafts: int) -> int:
-    """Return how many of the next drafts the request's list says are accepted; `num_drafts` if it has no list."""
+    """Return how many of the next `num_drafts` drafts are accepted: by the request's list, or all if it has none."""
     given = engine.given_drafts[sequence.number]
     if given.num_accepted == 0:
         return num_drafts

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim import steptime
-from kvsim.engine import clock, fast_forward, going_on, in_flight, moments, waiting_queue
+from kvsim.engine import clock, continuation, fast_forward, in_flight, moments, waiting_queue
 from kvsim.engine.arrays import column, fill, listed, overwrite
 from kvsim.engine.connector import connected, transfers
 from kvsim.engine.custom import custom_memory
@@ -38,10 +38,10 @@ class Driver:
     def __init__(
         self, engine: Engine, *, compiled: bool = False, compile_later: Callable[[], Engine | None] = lambda: None
     ) -> None:
-        """Run `engine` interpreted, or as machine code if it is `compiled`.
+        """Run `engine` interpreted, or as machine code if `compiled`.
 
-        A run that is longer than a slice continues in the compiled engine that `compile_later` returns, if it returns
-        one.
+        A run that takes more than one slice continues in the compiled engine that `compile_later` returns, unless it
+        returns None.
         """
         self.engine = engine
         """The engine in its present state. Its records keep the rows of a slice until the next slice begins."""
@@ -57,7 +57,7 @@ class Driver:
         return float(self.engine.state.host_s)
 
     def send(self, number: int, at_s: float) -> None:
-        """Send a request, which arrives at `at_s`, no earlier than those sent before."""
+        """Send a request, which arrives at `at_s` seconds, no earlier than those sent before."""
         state = self.engine.state
         self.engine.times[number].arrival_s = at_s
         self.engine.lines[state.num_submitted].arrived = number
@@ -81,14 +81,15 @@ class Driver:
         state.num_submitted = min(num_users, state.num_submitted)
 
     def advance(self, until_s: float = math.inf) -> int:
-        """Run until the caller has to act; see `clock` for the outcomes.
+        """Run until the caller has to act; return the outcome (see `clock`).
 
-        The rows of all calls are a slice until the outcome is `FULL`; the next call then begins another.
+        The rows of all calls form one slice, up to the call with the outcome `FULL`. The next call then begins another
+        slice.
         """
         if self._is_long and not self._has_asked:
             self._has_asked = True
             if (target := self._compile_later()) is not None:
-                self.engine, self._act = going_on.moved(self.engine, target), _compiled(self._act)
+                self.engine, self._act = continuation.moved(self.engine, target), _compiled(self._act)
                 self._look_up = _compiled(look_up)
         if not self._is_interrupted:
             self._begin_slice()
@@ -118,8 +119,8 @@ class Driver:
     def play(self, kinds: npt.NDArray[Any] | list[int], numbers: npt.NDArray[Any] | list[int]) -> int:
         """Replay ordered events (see `moments`), without regard to the clock; return the number of replayed events.
 
-        `kinds` and `numbers`, the sequences that the events concern, have the same length, at most that of
-        `Engine.moments`.
+        `kinds` has the kinds of the events, and `numbers` the sequences that they concern. Both have the same length,
+        at most that of `Engine.moments`.
         """
         self.engine.state.num_schedule_rows = 0
         self._begin_slice()
@@ -173,7 +174,7 @@ class Driver:
         return dict(zip(self._listed("batch", size), self._listed("batch_tokens", size), strict=True))
 
     def emitting(self) -> list[int]:
-        """Return the sequences that the step scheduled last yields an output for."""
+        """Return the sequences for which the step scheduled last yields an output."""
         state = self.engine.state
         launched = in_flight.earlier(self.engine, state.next_launched)
         first = launched * self.engine.settings.max_num_seqs
@@ -189,7 +190,7 @@ class Driver:
         return self.engine.sequences[number]
 
     def blocks(self, number: int, group: int = 0) -> list[int]:
-        """Return the block ids in a table of a sequence; empty while it holds none."""
+        """Return the block ids in a table of a sequence; an empty list while the sequence holds no block."""
         return self.table(number, group) if self.engine.sequences[number].num_units else []
 
     def table(self, number: int, group: int = 0) -> list[int]:
@@ -216,7 +217,9 @@ class Driver:
         return listed(self.engine.external.deferred, 0, self.engine.external.state.num_deferred)
 
     def jobs(self) -> dict[int, Job]:
-        """Return the copies whose end is not reported yet, by index of their record, in order of their begin."""
+        """Return the copies whose end is not reported yet, by index of their record, in the order in which
+        they began.
+        """
         jobs, record = {}, int(self.engine.host.jobs[NO_JOB].next)
         while record != NO_JOB:
             jobs[record] = self.engine.host.jobs[record]
@@ -257,8 +260,8 @@ class Driver:
     def news(self) -> tuple[list[tuple[int, float]], list[int]]:
         """Return the transfers that concern other servers and have begun since the last call.
 
-        The result has the loads, each as a sequence and the time in seconds at which it ends, and the sequences whose
-        prompts other servers can free.
+        The result has two lists: loads, each as the sequence and the time in seconds at which it ends; and sequences
+        whose prompts need not be kept any longer on the servers that computed them.
         """
         connector = self.engine.connector
         state = connector.state
@@ -291,10 +294,10 @@ class Driver:
         return shape, float(step.start_s)
 
     def settle_step(self, launched_s: float | None, done_s: float) -> None:
-        """Set the times at which the step scheduled last was launched and at which its kernels are done, in seconds.
+        """Set when the step scheduled last was launched, and when its kernels are done, in seconds.
 
-        `launched_s` is None for a step without a batch, whose output is processed at `done_s`; an engine that awaits
-        no output continues then. Transfers that have ended by the launch are reported with the output of the step.
+        `launched_s` is None for a step without a batch, whose output is processed at `done_s`. An engine that awaits no
+        output continues at that time. Transfers that have ended by the launch are reported with the output of the step.
         """
         engine = self.engine
         engine.stages[0].free_s = done_s
@@ -319,8 +322,8 @@ class Driver:
         """Tell whether some request that has arrived has not ended yet."""
         return bool(self.engine.state.num_arrived > self.engine.state.num_ended)
 
-    def tell_read(self, number: int, at_s: float) -> None:
-        """Set the time at which another server has read the blocks that an ended sequence keeps."""
+    def report_read(self, number: int, at_s: float) -> None:
+        """Set the time in seconds at which another server has read the blocks that an ended sequence keeps."""
         if self.engine.settings.lockstep and not self.has_requests():
             self.skip_to(at_s)  # no step of the other ranks may advance its clock
         self.engine.connector.transfers[number].done_s = at_s
@@ -344,7 +347,7 @@ class Driver:
             self.engine.host.state.num_copy_rows = 0
         if self.engine.memory is HIERARCHICAL:
             self.engine.radix.state.num_copy_rows = 0
-        self.engine = going_on.with_room_for_schedule(self.engine, state.num_schedule_rows)
+        self.engine = continuation.with_room_for_schedule(self.engine, state.num_schedule_rows)
 
     def _listed(self, name: str, end: int) -> list[int]:
         return listed(getattr(self.engine, name), 0, end)
@@ -365,7 +368,7 @@ def act(engine: Engine, action: int, argument: float) -> int:
     elif action == _MOMENT:
         outcome = clock.next_moment(engine)
         if outcome == clock.SCHEDULED:
-            fast_forward.spell_out(engine)
+            fast_forward.list_quiet(engine)
     elif action == _PLAY:
         outcome = moments.play(engine, int(argument))
     return outcome

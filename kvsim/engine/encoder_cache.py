@@ -63,7 +63,7 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
         is_cut = settings.keeps_images_whole and may_wait and computed + num_tokens < place.end
         if is_cut and settings.keeps_cached_whole:
             return max(0, place.offset - computed - ahead)
-        if _is_there(engine, sequence, index):
+        if _reuse(engine, sequence, index):
             continue
         if is_cut:
             return max(0, place.offset - computed - ahead)
@@ -79,7 +79,7 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
 
 
 @part
-def _is_there(engine: Engine, sequence: Sequence, index: int) -> bool:
+def _reuse(engine: Engine, sequence: Sequence, index: int) -> bool:
     """Tell whether the image of an input is planned or cached; a sequence begins to use a cached image."""
     image = engine.encoder.images[engine.encoder.inputs[index].content]
     if image.planned_in == engine.encoder.state.num_calls:
@@ -180,10 +180,11 @@ def return_budget(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle(engine: Engine, launched: int, begin: int, number: int, wrong: int) -> int:
-    """Release the images that sequences of a processed step have computed, from index `begin` up to sequence `number`.
+    """Release the images whose tokens the processed step at `launched` has computed, for some of the step's sequences.
 
-    `begin` is an index in the step's list of sequences. The `wrong` drafts of sequence `number` do not count as
-    computed. With 0 as `number`, all sequences from `begin` on are visited. Return the index at which to continue.
+    These are the sequences from index `begin` of the step's list up to sequence `number`, or to the end if `number` is
+    0. The `wrong` drafts of sequence `number` do not count as computed. Return the index at which the next call
+    continues.
     """
     first, place = launched * engine.settings.max_num_seqs, begin
     while place < engine.launched[launched].num_computing:
@@ -219,16 +220,18 @@ def release(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _is_in_use(engine: Engine, index: int) -> bool:
-    """Tell whether a sequence uses the image of an input: for this input, or with `any_place_frees` for any input."""
+    """Tell whether a sequence uses an image for the input at `index`; with `any_place_frees`, for any input with the
+    image.
+    """
     place = engine.encoder.inputs[index]
-    return place.is_held or (engine.settings.any_place_frees and engine.encoder.inputs[place.first_alike].is_user)
+    return place.is_held or (engine.settings.any_place_frees and engine.encoder.inputs[place.first_same].is_user)
 
 
 @part
 def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
     """Count a sequence as a user of an image, for one of the inputs with that image."""
     place = engine.encoder.inputs[index]
-    first = engine.encoder.inputs[place.first_alike]
+    first = engine.encoder.inputs[place.first_same]
     if not first.is_user:
         first.is_user = True
         engine.encoder.images[place.content].num_users += 1
@@ -243,7 +246,7 @@ def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
 def _release(engine: Engine, sequence: Sequence, index: int) -> None:
     """Release an image for one input of a sequence. An image without users can be evicted."""
     place = engine.encoder.inputs[index]
-    first = engine.encoder.inputs[place.first_alike]
+    first = engine.encoder.inputs[place.first_same]
     if place.is_held:
         place.is_held = False
         first.num_held -= 1

@@ -64,8 +64,8 @@ class EncoderInput:
     first_run: Small = 0
     """Index in `EncoderCache.runs` of the first range of tokens that take an encoder output."""
     num_runs: Small = 0
-    first_alike: Small = 0
-    """The first input of the same sequence with the same image."""
+    first_same: Small = 0
+    """Index of the first input of the same sequence with the same image."""
     is_held: bool = False
     """The sequence uses the image for this occurrence."""
     is_user: bool = False
@@ -83,6 +83,7 @@ class EncodedImage(Linked):
     num_tokens: Small = 0
     """Number of encoder outputs of the image."""
     is_cached: bool = False
+    """The image's encoder outputs are in the cache."""
     num_users: Small = 0
     """Number of sequences that use the image."""
     planned_in: Small = 0
@@ -109,7 +110,9 @@ class EncoderCache(NamedTuple):
     first_inputs: Numbers
     """Index of the first input of each sequence, and finally the index after all inputs."""
     runs: Numbers
-    """Contiguous ranges of tokens that take an encoder output: first token and number of tokens, alternating."""
+    """Ranges of prompt tokens that take an encoder output, as pairs: offset from the begin of the occurrence, and
+    length.
+    """
     images: Records[EncodedImage]
     """Distinct images, from record 1 on. Record 0 is the head of the list of evictable images."""
     planned: Numbers
@@ -145,7 +148,7 @@ def encoder_cache(
         end=np.array([each.end for each in flat], np.int64),
         first_run=np.cumsum([0, *num_runs])[: len(flat)],
         num_runs=num_runs,
-        first_alike=np.array(_first_alike(flat, starts.tolist()), np.int64),
+        first_same=np.array(_first_same(flat, starts.tolist()), np.int64),
     )
     sizes = {contents[each.content]: each.num_embeddings for each in flat}
     fill(images, 1, num_tokens=np.array([sizes[number] for number in range(1, len(images))], np.int64))
@@ -165,7 +168,7 @@ def encoder_cache(
     )
 
 
-def _first_alike(flat: list[ImageInput], starts: list[int]) -> list[int]:
+def _first_same(flat: list[ImageInput], starts: list[int]) -> list[int]:
     """Return, for each input, the index of the first input of its sequence with the same image."""
     found: list[int] = []
     for begin, end in pairwise(starts):

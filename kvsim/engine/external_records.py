@@ -16,7 +16,7 @@ from kvsim.engine.records import Small
 
 @dataclass(slots=True, eq=False, repr=False)
 class ExternalState:
-    """Numbers that change from step to step."""
+    """The numbers of external KV that change from step to step."""
 
     num_updates: int = 0
     """Number of steps whose output was processed, empty ones included."""
@@ -39,9 +39,9 @@ class ExternalSequence:
     last_step: int = 0
     """Number of the last step that computed tokens of the sequence."""
     free_after: int = 0
-    """Number of the step after whose output the blocks of the sequence are free."""
+    """Number of the step that must be processed before the blocks of the sequence are free."""
     dead_tokens: Small = 0
-    """Number of computed tokens in the blocks whose release is deferred."""
+    """Number of computed tokens in those blocks of the sequence that are freed late."""
 
 
 class ExternalKV(NamedTuple):
@@ -52,7 +52,9 @@ class ExternalKV(NamedTuple):
     prefilling: Numbers
     """Sequences that are loading or inside their prompt; the pool reserves blocks for the rest of the prompt."""
     deferred: Numbers
-    """Sequences that have left their tables, and whose blocks are not free yet, in order of release."""
+    """Sequences whose tables are given up, but whose blocks are freed only after steps in flight, in order
+    of release.
+    """
 
 
 def external_kv(size: int, *, compiled: bool) -> ExternalKV:

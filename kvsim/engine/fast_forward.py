@@ -22,12 +22,12 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
 
     Each skipped sequence decodes one token. At most `budget` sequences are skipped.
     """
-    state, leaves_alone = engine.state, engine.settings.leaves_alone
+    state, may_skip_decodes = engine.state, engine.settings.may_skip_decodes
     launched, index, end = state.num_scheduled - 1, first, min(state.num_running, first + budget)
     while index < end:
         if engine.quiet_until[index] <= launched:
             catch_up(engine, index, launched)
-            if not (leaves_alone and _begin(engine, index)):
+            if not (may_skip_decodes and _begin(engine, index)):
                 break
         index += 1
     return index - first
@@ -42,7 +42,7 @@ def _begin(engine: Engine, index: int) -> bool:
     if not is_decode or sequence.placeholders != num_awaited:
         return False
     num_steps = min(sequence.room_tokens, sequence.cache_at - 1, sequence.end_tokens - 2) - computed
-    if num_steps <= 0 or (settings.records_schedule and not journal.goes_on(engine, sequence, computed, 1)):
+    if num_steps <= 0 or (settings.records_schedule and not journal.extends_row(engine, sequence, computed, 1)):
         return False
     since = state.num_scheduled - 1
     sequence.quiet_since = since
@@ -68,7 +68,7 @@ def catch_up(engine: Engine, index: int, launched: int) -> None:
     if settings.ahead:
         sequence.placeholders += launched - processed
     if settings.records_schedule:
-        journal.prolong(engine, sequence, launched - since)
+        journal.extend_row(engine, sequence, launched - since)
     place = state.next_launched
     for _ in range(launched - processed):  # from the newest step on
         place = in_flight.earlier(engine, place)
@@ -89,7 +89,7 @@ def catch_up_from(engine: Engine, first: int, launched: int) -> None:
 
 
 @part
-def spell_out(engine: Engine) -> None:
+def list_quiet(engine: Engine) -> None:
     """List all sequences of the last scheduled step in `batch`, in order, and catch up the quiet ones."""
     state = engine.state
     if state.num_quiet == 0:

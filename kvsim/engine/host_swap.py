@@ -14,7 +14,9 @@ from kvsim.engine.state import PREEMPTED, Engine
 
 @part
 def send_out(engine: Engine, sequence: Sequence) -> None:
-    """Copy the computed blocks of a preempted sequence to the host, before its tables are freed."""
+    """Copy the computed blocks of a preempted sequence to the host, if it has room for all; call this before tables are
+    freed.
+    """
     state = engine.state
     num_blocks = _num_blocks(engine, sequence.computed)
     if sequence.status == PREEMPTED and 0 < num_blocks <= state.num_free_host_blocks:
@@ -25,7 +27,7 @@ def send_out(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def bring_back(engine: Engine, sequence: Sequence, hit_tokens: int) -> None:
-    """Copy to the GPU what an admitted sequence has on the host after its hits, and free all its host blocks."""
+    """Copy to the GPU the host blocks of an admitted sequence after its hits, and free all its host blocks."""
     if sequence.parked_tokens > hit_tokens:
         num_hits = hit_tokens // engine.settings.unit_tokens
         engine.state.num_swapped_in += _num_blocks(engine, sequence.parked_tokens) - num_hits
@@ -41,7 +43,7 @@ def forget(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def transfer_s(engine: Engine) -> float:
-    """Return the time that the step's copies take on the link, in seconds. A step copies in one direction only."""
+    """Return the time that the copies of the step take on the link, in seconds. A step copies in one direction only."""
     state = engine.state
     return (state.num_swapped_out + state.num_swapped_in) * engine.settings.host_block_s
 

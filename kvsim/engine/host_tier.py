@@ -12,12 +12,12 @@ from kvsim.engine.arrays import Numbers, Records
 from kvsim.engine.records import Linked, Small
 
 RECENT, FREQUENT, RECENT_GHOSTS, FREQUENT_GHOSTS = range(4)
-"""Lists of host blocks, by the index of their sentinel record.
+"""Lists of host blocks. A list's number is also the index of the record of its head.
 
 LRU uses only `RECENT`, for blocks that no copy reads or writes. ARC uses all four, for all blocks.
 """
 NUM_LISTS = 4
-"""Number of lists, whose records are before that of slot 0."""
+"""Number of lists. The records of their heads come before the record of slot 0."""
 NO_HOST_BLOCK = 0
 WRITING = -1
 """Value of `HostBlock.readers` while the copy to the host has not ended."""
@@ -31,7 +31,7 @@ class HostSettings:
     num_slots: int = 0
     """Capacity in host blocks."""
     blocks_per_slot: int = 0
-    """Number of GPU blocks in a host block."""
+    """Number of GPU blocks that fill one host block."""
     slot_tokens: int = 0
     """Number of tokens in a host block."""
     adaptive: bool = False
@@ -47,13 +47,13 @@ class HostSettings:
     submit_s: float = 0.0
     """Fixed part of the host time to submit a copy, in seconds."""
     submit_block_s: float = 0.0
-    """Host time that one more GPU block adds to submitting a copy, in seconds."""
+    """Host time that the offload adds to every step, without the step's copies, in seconds."""
     step_s: float = 0.0
     """Additional host time of a step, without its copies, in seconds."""
     sequence_s: float = 0.0
     """Host time that one more sequence adds to a step, in seconds."""
     deferred_block_s: float = 0.0
-    """Host time for each block whose release is deferred, in seconds."""
+    """Host time for each block that is freed late, in seconds."""
     is_timed: bool = False
     """The engine's clock decides when a copy has ended; if False, the caller reports it."""
     most_copy_rows: int = 0
@@ -67,7 +67,7 @@ class HostState:
     num_used: int = 0
     """Number of slots that were ever allocated. Unused slots are allocated first, in order."""
     last_given_back: int = 0
-    """The block that was evicted last, whose slot is allocated next once every slot was used."""
+    """The block that was evicted last. Its slot is allocated next, once all slots have been used."""
     num_free: int = 0
     num_ghosts_used: int = 0
     last_free_ghost: int = 0
@@ -98,10 +98,10 @@ class HostBlock(Linked):
     """Number of loads that read the block; `WRITING` while a store writes it."""
     in_list: Small = 0
     """Index of the list that contains the block; -1 for none."""
-    next_alike: Small = 0
+    next_in_bucket: Small = 0
     """The next record in the same bucket."""
     spared: int = 0
-    """`HostState.num_sparings` at the time at which the block was last protected from eviction."""
+    """Value of `HostState.num_sparings` when the block was last protected from eviction."""
     next_of_job: Small = 0
     """The next block that the same store writes."""
 
@@ -124,16 +124,16 @@ class Job(Linked):
     sequence: Small = 0
     is_load: bool = False
     begin: Small = 0
-    """Index, in the sequence, of the first host block that is copied; the last one is before `end`."""
+    """Index in the sequence of the first host block to copy; the last one is before `end`."""
     end: Small = 0
     first_written: Small = 0
-    """The first block that a store writes; the others are linked by `next_of_job`."""
+    """The first host block that a store writes; the others are linked by `next_of_job`."""
     num_blocks: Small = 0
     """Number of GPU blocks that are copied."""
     begun_step: Small = 0
-    """The recorded step that decided the copy."""
+    """Number of the recorded step that decided the copy, counted from 0."""
     awaited_step: Small = 0
-    """The first recorded step that had to wait for the copy; -1 for none."""
+    """Number of the first recorded step that had to wait for the copy, counted from 0; -1 for none."""
     decided_in: int = 0
     """The call of the scheduler that decided the copy, counted from 1."""
     awaited_in: int = 0
@@ -165,7 +165,7 @@ class HostSequence:
 
     num_jobs: Small = 0
     stored: Small = 0
-    """Number of leading host blocks that are stored or need no store."""
+    """Number of leading host blocks that are stored already, or will not be stored."""
     num_recorded: Small = 0
     """Number of table entries whose allocation is in `HostTier.allocated_in`."""
     preempted_in: int = 0
@@ -177,7 +177,7 @@ class HostTier(NamedTuple):
     settings: HostSettings
     state: HostState
     blocks: Records[HostBlock]
-    """Heads of lists, then slots, then ghosts."""
+    """Records of the heads of the lists, then of the slots, then of ghosts (see `HostBlock`)."""
     lists: Records[HostList]
     buckets: Numbers
     """The first record of every bucket of keys."""

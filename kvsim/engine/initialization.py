@@ -32,8 +32,8 @@ from kvsim.engine.paged.group_initialization import (
     settings_of_groups,
 )
 from kvsim.engine.policy_settings import (
-    leaves_alone,
-    set_connector,
+    may_skip_decodes,
+    settings_of_connector,
     settings_of_drafts,
     settings_of_images,
     settings_of_loop,
@@ -81,8 +81,9 @@ class EnginePlan:
     """Number of bytes of one unit on each GPU."""
     num_gpus: int = 1
     num_layers: int = 1
+    """Number of layers of the model; only the time of copies to host memory depends on it."""
     initial_free: list[int] | None = None
-    """The initial free queue; None for all blocks in ascending order."""
+    """The initial free queue: block ids, the next to allocate first; None for all blocks in ascending order."""
     layout: KVCacheLayout | None = None
     """The KV-cache groups of the model; None for full attention in all layers."""
     pipeline: Pipeline = _ONE_STAGE
@@ -97,7 +98,7 @@ class EnginePlan:
     records_memory: bool = False
     records_schedule: bool = False
     copies_are_timed: bool = True
-    """The engine's clock decides when a copy between GPU and host has ended; if False, the caller reports it."""
+    """The engine's clock decides when a copy between GPU and host ends. If False, the caller reports the end."""
     checking: bool = False
     """The engine stops at every step, so that the caller can check its bookkeeping."""
     reports: bool = False
@@ -106,7 +107,7 @@ class EnginePlan:
     """Length of the attention window in tokens, where SGLang has a separate pool for windows; 0 for none."""
     num_window_units: int = 0
     num_moments: int = 1
-    """Largest number of events that one call of `Driver.play` replays."""
+    """Largest number of events that one call of `Driver.play` takes."""
     drafts: Drafts | None = None
     """Speculative decoding as vLLM schedules it; None without."""
     encoding: Encoding | None = None
@@ -174,7 +175,7 @@ class EnginePlan:
 
     @property
     def _tokens_ahead(self) -> int:
-        """Largest number of tokens after the end of a sequence for which it may have slots."""
+        """Largest number of tokens beyond the end of a sequence for which it may have slots."""
         if not isinstance(self.policy, Paged):
             return 0
         ahead = self.pipeline.tokens_ahead(async_scheduling=self.policy.scheduler.async_scheduling)
@@ -281,13 +282,14 @@ class EnginePlan:
             chosen |= settings_of_drafts(self.drafts, policy) | {"marks_tails": marks_tails(layout, policy)}
         if self.encoding is not None and isinstance(policy, Paged):
             chosen |= settings_of_images(self.encoding, policy)
+        if self.connector is not None and isinstance(policy, Paged):
+            chosen |= settings_of_connector(self.connector, policy)
         settings = make_one(records.Settings, compiled=compiled)
         for name, value in chosen.items():
             setattr(settings, name, value)
         waits_for_flight = isinstance(policy, Paged) and flight_is_counted(layout, policy)
         settings.windows_wait = waits_for_flight
-        if self.connector is not None and isinstance(policy, Paged):
-            set_connector(settings, self.connector, policy)
+
         settings.answers_awaited = settings.num_drafts > 0 or self.connector is not None
         settings.counts_flight = (
             settings.answers_awaited
@@ -297,7 +299,7 @@ class EnginePlan:
                 and (waits_for_flight or settings.late_outputs_block)
             )
         )
-        settings.leaves_alone = not self.rules and leaves_alone(settings)
+        settings.may_skip_decodes = not self.rules and may_skip_decodes(settings)
         return settings
 
     def _optional_parts(self, settings: records.Settings, room: Room, *, compiled: bool) -> dict[str, Any]:
@@ -375,7 +377,10 @@ def _numbers_of_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
 
 
 def _cut_holes(engine: Engine, policy: Contiguous, num_units: int) -> int:
-    """Write the holes of an empty memory (for buddies, the largest powers of two that fill it); return their number."""
+    """Write the free ranges of an empty contiguous memory; return their number.
+
+    There is one range, or with buddies the largest powers of two that fill the memory.
+    """
     pieces, start = [(0, num_units)], 0
     if policy.cache.fit == "buddy":
         pieces = []
@@ -393,7 +398,7 @@ def _zeros(length: int, *, compiled: bool) -> Numbers:
 
 
 def _tables(room: Room, *, compiled: bool) -> Records[records.Table]:
-    """Return the tables of every place, one for each group, with their entries one after the other."""
+    """Return the tables of every place, one for each group. The entries of all tables lie one after the other."""
     tables = make(records.Table, room.places * len(room.widths), compiled=compiled)
     fill(tables, 0, begin=np.cumsum([0, *room.widths * room.places])[:-1])
     return tables

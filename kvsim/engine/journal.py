@@ -90,8 +90,8 @@ def scheduled(engine: Engine, sequence: Sequence, computed_before: int, tokens: 
     The caller checks whether the schedule is recorded, since this is called often.
     """
     state, rows = engine.state, engine.schedule_rows
-    if goes_on(engine, sequence, computed_before, tokens):
-        prolong(engine, sequence, repeat)
+    if extends_row(engine, sequence, computed_before, tokens):
+        extend_row(engine, sequence, repeat)
         return
     sequence.open_row = state.num_schedule_rows
     row = rows[state.num_schedule_rows]
@@ -113,7 +113,7 @@ def list_batch(engine: Engine) -> None:
 
 
 @part
-def goes_on(engine: Engine, sequence: Sequence, computed_before: int, tokens: int) -> bool:
+def extends_row(engine: Engine, sequence: Sequence, computed_before: int, tokens: int) -> bool:
     """Tell whether one more repetition of a sequence's open row records this step."""
     open_row = sequence.open_row
     if open_row < 0 or engine.settings.num_drafts > 0:
@@ -124,7 +124,7 @@ def goes_on(engine: Engine, sequence: Sequence, computed_before: int, tokens: in
 
 
 @part
-def prolong(engine: Engine, sequence: Sequence, num_steps: int) -> None:
+def extend_row(engine: Engine, sequence: Sequence, num_steps: int) -> None:
     """Extend the open row of a sequence by `num_steps` steps."""
     engine.schedule_rows[sequence.open_row].repeat += num_steps
 

@@ -14,15 +14,16 @@ from kvsim.workload import Ragged
 
 Column = npt.NDArray[np.int64]
 BEGIN_TOKENS = 32
-"""Number of shared tokens from which SGLang lets one waiting request wait for another.
+"""Number of leading tokens by which SGLang compares waiting requests: of those with equal tokens, one waits for
+another.
 
-A request with more hits is not compared.
+A request with more cached tokens is not compared.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Requests as they are known before the run; lengths in tokens, int64[n]."""
+    """Requests as they are known before the run. Lengths are in tokens: int64[n]."""
 
     prompt: Column
     output: Column
@@ -36,9 +37,10 @@ class Demand:
     adapter: Column | int = 0
     """Number of the request's adapter, from 1 on; 0 for none."""
     begins: Column | None = None
-    """Key of the first `BEGIN_TOKENS` tokens of each request, equal for equal tokens; negative if they are unknown.
+    """Key of the first `BEGIN_TOKENS` tokens of each request, equal for equal tokens; negative if the tokens are
+    unknown.
 
-    None if nothing compares them, or if only whole pages can be compared.
+    None if no policy compares these tokens, or if only whole pages can be compared.
     """
 
     def every(self, stride: int, first_row: int) -> Demand:
@@ -56,9 +58,10 @@ class Demand:
         )
 
     def known_begins(self, unit_tokens: int) -> Column:
-        """Return `begins`; if None, the keys of the whole pages of `unit_tokens` in that range, or of the first page.
+        """Return `begins` or, if that is None, keys of the whole pages of `unit_tokens` within the first `BEGIN_TOKENS`
+        tokens.
 
-        An unknown begin has a key that no other request has.
+        A page larger than that counts as a whole. If the tokens are unknown, the key is one that no other request has.
         """
         keys = self.begins
         if keys is None:

@@ -18,7 +18,7 @@ from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.records import Sequence
 
 Engine: TypeAlias = Any
-"""`state.Engine`, which holds a `MemoryManager` and so knows this module."""
+"""`state.Engine`. It is `Any` here because `state` imports this module."""
 
 SKIP, STOP = -1, -2
 """Other results of `find_prefix`: skip this sequence, or end the admission of sequences in this step."""
@@ -128,7 +128,9 @@ class MemoryManager:
     cached_windows: Callable[[Engine], int] = _none
     """Return the number of units of the window pool that only the radix tree holds."""
     unusable_units: Callable[[Engine, Sequence], int] = _none_of
-    """Return the number of free units if they suffice for the head of the queue, but no single range does; else 0."""
+    """Return the number of free units if they suffice for the head of the queue, but no single range does; else
+    0.
+    """
     expired_slots: Callable[[Engine], int] = _none
     """Return the number of held slots whose tokens no later step reads."""
     shared_tokens: Callable[[Engine, int], int] = _none_of
@@ -140,11 +142,13 @@ class MemoryManager:
     awaits_others: Callable[[Engine], bool] = _never
     """Tell whether blocks are kept for another server that reads them at an unknown time."""
     is_asleep: Callable[[Engine], bool] = _never
-    """Tell whether the engine waits for a known time; another server or a client may act earlier."""
+    """Tell whether the engine does nothing before a known time, unless another server or a client acts earlier."""
     after_schedule: Callable[[Engine], None] = _do_nothing
     """Begin the transfers of the step that was just scheduled."""
     before_update: Callable[[Engine, int], None] = _ignore
-    """Free the blocks that were kept for the step in flight whose output is processed now."""
+    """Free the blocks that were kept for the oldest step in flight, whose place in `Engine.launched` is the
+    argument.
+    """
     after_update: Callable[[Engine], None] = _do_nothing
     """End the transfers whose end is reported with the processed output."""
     start_transfers: Callable[[Engine], None] = _do_nothing
@@ -157,11 +161,11 @@ class MemoryManager:
     poll_transfers: Callable[[Engine], None] = _do_nothing
     """Report the transfers that have ended when the kernels of a step are launched."""
     wait_for_transfers: Callable[[Engine, float], None] = _ignore
-    """Advance the clock, at most to `until_s`, while nothing but transfers is in progress."""
+    """Advance the clock, at most to the given time in seconds, while nothing but transfers is in progress."""
     has_room_for_rows: Callable[[Engine], bool] = _always
     """Tell whether there is room for the rows of the transfers that the next step may report."""
     has_news: Callable[[Engine], bool] = _never
-    """Tell whether a step has begun transfers that other servers must be notified of."""
+    """Tell whether a step has begun transfers of which other servers must be notified."""
 
     def __repr__(self) -> str:
         return self.name

@@ -14,13 +14,14 @@ from kvsim.engine.state import LOADING, PREEMPTED, RUNNING, WAITING, Engine
 NOTHING, ADD, SCHEDULE, LOOK, UPDATE, ABORT, LEAVE = range(7)
 """Kinds of events:
 
+
 - `NOTHING`: no event of the engine.
 - `ADD`: queue a sequence.
 - `SCHEDULE`: schedule a step.
 - `LOOK`: call the scheduler where the replayed run scheduled nothing.
 - `UPDATE`: process the output of the oldest step in flight.
-- `ABORT`: abort a sequence, with outputs possibly in flight.
-- `LEAVE`: abort a sequence if the release of its memory was not recorded.
+- `ABORT`: abort a sequence, which may have outputs in flight.
+- `LEAVE`: abort a sequence unless its memory has been released, and that release recorded, before.
 """
 
 
@@ -38,7 +39,7 @@ def play(engine: Engine, num_moments: int) -> int:
         state.seq += 1
         if kind in (SCHEDULE, LOOK):
             engine.scheduler.schedule(engine)
-            fast_forward.spell_out(engine)
+            fast_forward.list_quiet(engine)
             if kind == SCHEDULE or state.num_in_batch > 0 or state.num_preempted > 0:
                 if engine.settings.records_schedule:
                     journal.list_batch(engine)

@@ -19,7 +19,7 @@ class MemoryKind(IntEnum):
 
 
 class ImageEventKind(IntEnum):
-    """Event of the encoder cache; the names in the file are in lower case."""
+    """Event of the encoder cache. A recording has the names in lower case."""
 
     COMPUTE = 0
     """A step computes the image, which is in the cache from then on."""

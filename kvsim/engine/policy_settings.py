@@ -17,7 +17,7 @@ from kvsim.policies.encoding import Encoding
 from kvsim.policies.releases import rules_of
 from kvsim.policies.settings import ContiguousSettings, Growth, Order, PagedSettings, Reserve
 
-_FITS = {"first": FIRST_FIT, "best": BEST_FIT, "next": NEXT_FIT, "buddy": BUDDY}
+_PLACEMENTS = {"first": FIRST_FIT, "best": BEST_FIT, "next": NEXT_FIT, "buddy": BUDDY}
 _RULES = (
     "running_keep_adapters", "late_outputs_block", "skipped_keep_places", "keeps_turns", "preempted_self_stops",
     "lone_prompt_is_limited",
@@ -26,7 +26,10 @@ _RULES = (
 
 
 def settings_of_policy(policy: Policy, num_units: int) -> dict[str, Any]:
-    """Return the settings of scheduling and of memory."""
+    """Return the settings of scheduling and of memory that follow from a policy; its pool has `num_units` units.
+
+    Like those of the functions below, the keys are names of fields of `records.Settings`.
+    """
     settings: dict[str, Any] = {"max_model_len": policy.max_model_len, "num_units": num_units, "prefill_interval": 1}
     if isinstance(policy, Static):
         names = ("batch_size", "preallocated", "timeout_s", "sort_by_length", "memory_guard")
@@ -50,24 +53,27 @@ def settings_of_policy(policy: Policy, num_units: int) -> dict[str, Any]:
         "reserve_full_prompt": chosen.reserve_full_prompt and rules.knows_reserve,
     }
     settings |= {name: getattr(rules, name) for name in _RULES}
-    return settings | (_paged_settings(policy, num_units) if isinstance(policy, Paged) else _extents(policy.cache))
+    return settings | (
+        _paged_settings(policy, num_units) if isinstance(policy, Paged) else _contiguous_settings(policy.cache)
+    )
 
 
 def _paged_settings(policy: Paged, num_units: int) -> dict[str, Any]:
-    """Return the settings of the block pool; its watermark is a share of all blocks, with the null block."""
-    rules = rules_of(policy.scheduler.vllm)
+    """Return the settings of the block pool, which has `num_units` blocks and the null block."""
+    rules, offloads = rules_of(policy.scheduler.vllm), has_offload(policy)
     return {
         "prefix_caching": policy.cache.enable_prefix_caching,
+        # As in vLLM, a share of all blocks, the null block included.
         "watermark_blocks": int(policy.cache.watermark * (num_units + 1)) if rules.knows_watermark else 0,
-        "offloads": policy.cache.kv_offloading_size > 0,
-        "frees_late": policy.cache.kv_offloading_size > 0,
+        "offloads": offloads,
+        "frees_late": offloads,
     }
 
 
-def _extents(cache: ContiguousSettings) -> dict[str, Any]:
-    """Return the settings of contiguous allocation."""
+def _contiguous_settings(cache: ContiguousSettings) -> dict[str, Any]:
+    """Return the settings of contiguous allocation: where an extent is placed, how long it is, and how it grows."""
     return {
-        "fit": _FITS[cache.fit],
+        "fit": _PLACEMENTS[cache.fit],
         "reserve": reservations.DOUBLING if cache.reserve is Reserve.DOUBLING else reservations.GIVEN,
         "moves": cache.growth is Growth.MOVE,
         "compaction": cache.compaction,
@@ -95,13 +101,13 @@ def settings_of_loop(policy: Policy, pipeline: Pipeline) -> dict[str, Any]:
 def settings_of_drafts(drafts: Drafts, policy: Paged) -> dict[str, Any]:
     """Return the settings of speculative decoding.
 
-    They replace two settings of `settings_of_policy`: `max_num_batched_tokens`, from which some releases subtract the
-    tokens that drafting takes for `max_num_seqs` requests, and `max_num_active_seqs`.
+    They replace two settings of `settings_of_policy`, `max_num_batched_tokens` and `max_num_active_seqs`.
     """
     chosen, rules = policy.scheduler, rules_of(policy.scheduler.vllm)
     most_running = chosen.max_num_active_seqs or chosen.max_num_seqs
     if drafts.limits_running:
         most_running = min(most_running, chosen.max_num_batched_tokens // drafts.lookahead_tokens)
+    # Drafting takes tokens of a step: for each request in the step or, in older releases, always for `max_num_seqs`.
     by_request = rules.drafting_takes_tokens
     return {
         "num_drafts": drafts.num_tokens,
@@ -117,6 +123,7 @@ def settings_of_drafts(drafts: Drafts, policy: Paged) -> dict[str, Any]:
         "pads_admission": not drafts.by_batch,
         "pads_alone": rules.pads_alone,
         "caches_processed": rules.caches_processed,
+        # The token that a step samples, the drafts that it verifies, and the slots for the next drafts.
         "reserved_draft_tokens": 1 + drafts.num_tokens + drafts.lookahead_tokens if rules.reserves_drafts else 0,
         "max_num_active_seqs": most_running,
     }
@@ -139,17 +146,26 @@ def settings_of_images(encoding: Encoding, policy: Paged) -> dict[str, Any]:
     }
 
 
-def set_connector(settings: records.Settings, connector: Connector, policy: Paged) -> None:
-    """Change the settings of the scheduler that depend on a connector, which is never used together with offloading."""
+def settings_of_connector(connector: Connector, policy: Paged) -> dict[str, Any]:
+    """Return the settings of the scheduler that depend on a KV connector.
+
+    They replace `frees_late` and `notes_every_step`, which native offload sets: the two are never used together.
+    """
     rules = rules_of(policy.scheduler.vllm)
-    settings.frees_late = connector.consumes and bool(policy.scheduler.async_scheduling)
-    settings.drops_late = connector.produces and rules.delivers_kept
-    settings.caches_processed = rules.caches_processed
-    settings.notes_every_step = True
+    return {
+        "frees_late": connector.consumes and bool(policy.scheduler.async_scheduling),
+        "drops_late": connector.produces and rules.delivers_kept,
+        "caches_processed": rules.caches_processed,
+        "notes_every_step": True,
+    }
 
 
 def settings_of_swap(cache: PagedSettings, block_bytes: int) -> dict[str, Any]:
-    """Return the settings of the swap to host memory; a block has `block_bytes`."""
+    """Return the settings of the swap to host memory; a block takes `block_bytes` bytes.
+
+    Raises:
+        BudgetError: the host memory does not hold a single block.
+    """
     num_blocks = int(cache.swap_gib * GIB) // block_bytes
     if not num_blocks:
         raise BudgetError(
@@ -158,8 +174,8 @@ def settings_of_swap(cache: PagedSettings, block_bytes: int) -> dict[str, Any]:
     return {"host_blocks": num_blocks, "host_block_s": block_bytes / (cache.swap_gb_per_s * 1e9)}
 
 
-def leaves_alone(settings: records.Settings) -> bool:
-    """Tell whether fast-forward may skip decoding sequences: no setting requires a visit in every step."""
+def may_skip_decodes(settings: records.Settings) -> bool:
+    """Tell whether the scheduler may skip sequences that only decode: no setting requires a visit in every step."""
     visits_sequences = (
         settings.lookahead_tokens
         or settings.num_drafts

@@ -17,29 +17,37 @@ NO_PAGE = 0
 SLOTS, WINDOWS = range(2)
 """Pools of slots: one for full attention (without windows, for all layers), and one for layers with windows."""
 ROOT = 0
-"""The root of the tree, which holds no page. In place of a child it means that there is none."""
+"""The root of the tree, which holds no page. As the index of a child, it means that there is none."""
 FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL_FIRST = range(6)
-"""Orders of the queue."""
+"""Orders of the waiting queue, by SGLang's names."""
 LRU, LFU, FIFO, FILO, MRU, LEAST_PRIORITY, SLRU = range(7)
-"""Strategies that choose the leaf of the tree to evict first."""
+"""Strategies that choose the leaf of the tree to evict first, by SGLang's names."""
 NO_BATCH, EXTEND, DECODE, MIXED = range(4)
-"""Kinds of batches: none, prompts, one token of each running request, both."""
+"""Kinds of batches: none; prompts; one token of each running request; both."""
 NOT_CHUNKED = 0
-"""No request is in the middle of its prompt."""
+"""Value of the index of the chunked request if no request is in the middle of its prompt."""
 NO_HOST, WRITE_THROUGH, WRITE_SELECTIVE, WRITE_BACK = range(4)
-"""Write policies. A node of the tree is copied to the host never, at its first or second hit, or at its eviction."""
+"""Write policies. A node of the tree is copied to the host never, at its first hit, at its second hit, or at its
+eviction.
+"""
 IN_NEXT_PASS, BY_CLOCK, REPORTED = range(3)
-"""Times at which the scheduler finds that a copy between device and host has ended: in the next pass, after the time
-that the copy takes on the link, or when the caller reports it.
+"""Rules for when the scheduler finds that a copy between device and host has ended.
+
+`IN_NEXT_PASS`: in the next pass. `BY_CLOCK`: after the time that the copy takes on the link. `REPORTED`: when the
+caller reports the end.
 """
 NO_SLOT = 0
-"""No slot of host memory. Slots are numbered from 1, and their numbers in a recording from 0."""
+"""Index that means no slot of host memory. Slots are numbered from 1, and in a recording from 0."""
 NO_PRIORITY = 1 << 40
-"""A number larger than all priorities; a request without a priority has this number or its negative."""
+"""A number larger than all priorities. A request without a priority has this number or its negative."""
 ASKED, LEAF, DUPLICATE, RETRACTED, WINDOW = range(5)
-"""Events of the cache. `ASKED` is the request to evict slots, `LEAF` an evicted node, and `WINDOW` the eviction of the
-window slots of a node. `DUPLICATE` are slots that are freed because the tree has their tokens. `RETRACTED` is a
-retracted request.
+"""Events of the cache.
+
+- `ASKED`: slots were asked to be evicted.
+- `LEAF`: a node was evicted.
+- `DUPLICATE`: slots were freed because the tree has their tokens.
+- `RETRACTED`: a request was retracted.
+- `WINDOW`: the window slots of a node were evicted.
 """
 
 
@@ -55,10 +63,10 @@ class RadixArguments:
     row_pages: int = 0
     """Length of a row of the request table, which is the number of pages of the longest sequence."""
     chunk_tokens: int = 0
-    """Largest number of prompt tokens in one batch; 0 if prompts are not cut."""
+    """Largest number of prompt tokens in one batch; 0 if prompts are not split into chunks."""
     max_prefill_tokens: int = 0
     mixes: bool = False
-    """Running requests decode in the step of a prefill."""
+    """Running requests decode in the same step as a prefill."""
     is_exclusive: bool = False
     """A prefill that follows another waits for its output before it is launched."""
     prefill_max_requests: int = 0
@@ -77,10 +85,11 @@ class RadixArguments:
     first_ratio: float = 0.0
     """Initial share of their remaining outputs that running requests are expected to need."""
     least_ratio: float = 0.0
+    """Share that `ratio` does not fall below."""
     ratio_decay: float = 0.0
     """Amount by which every decode step lowers the expected share, from `first_ratio` to `least_ratio`."""
     retract_steps: int = 0
-    """Number of decode steps for which a retraction makes room, for each remaining request."""
+    """Number of decode steps for which a retraction makes room for each remaining request."""
     most_new_tokens: int = 0
     """Largest number of tokens of an answer that admission takes into account."""
     window_tokens: int = 0
@@ -113,7 +122,7 @@ class RadixState:
     """The numbers of the cache and of its scheduler that change from step to step."""
 
     is_collecting: bool = False
-    """Freed pages are collected, to be freed in one call."""
+    """Pages that are freed are collected, so that all are freed in one call."""
     num_free_windows: int = 0
     """Number of free pages in the pool of windows."""
     num_cached_windows: int = 0
@@ -131,7 +140,7 @@ class RadixState:
     num_leaves: int = 0
     """Number of nodes that can be evicted now."""
     entries_end: int = 0
-    """Index after the last used entry of `RadixTables.node_pages`; entries of evicted nodes count as used."""
+    """Index after the last used entry of `RadixTables.node_pages`. Entries of evicted nodes count as used."""
     entries_limit: int = 0
     """Index after the half of `RadixTables.node_pages` that is in use."""
     clock: int = 0
@@ -146,30 +155,30 @@ class RadixState:
     num_prefills: int = 0
     """Number of requests of the last prefill that computed prompts."""
     num_ended_before: int = 0
-    """Number of requests that had ended when ended requests were last removed from the running batch."""
+    """Number of requests that had ended when the running batch was last filtered."""
     num_last: int = 0
     """Number of requests in the prefill of the pass before."""
     runs_last: bool = False
-    """The running batch is the last prefill. When it decodes, SGLang counts the decode as this prefill."""
+    """The running batch is the last prefill. SGLang counts its first decode as this prefill."""
     last_puts_out: bool = False
-    """Some request of the last prefill may yield further outputs after the prefill's."""
+    """The last prefill has a request that may yield further outputs."""
     puts_out: bool = False
-    """Some running request may yield further outputs after its prefill's."""
+    """The running batch has a request that may yield outputs after the output of its prefill."""
     chosen_mode: int = NO_BATCH
-    """Kind of the chosen batch that waits for the output of the batch before; `NO_BATCH` for none."""
+    """Kind of the batch that is chosen, but not launched before the output of the batch before; `NO_BATCH` for none."""
     is_full: bool = False
     """The running batch counts as full, so that no waiting request is tried until a request leaves."""
     ratio: float = 0.0
     """Share of their remaining outputs that running requests are expected to need now."""
     is_rested: bool = True
-    """The estimate of answers was reset after the last batch."""
+    """The estimate of answers (`ratio`) has been reset since the last batch."""
     interval_left: int = 0
     num_refreshes: int = 0
-    """Number of passes with waiting requests, counted because their prefixes are matched at intervals."""
+    """Number of passes with waiting requests so far; in some of these, the prefixes of waiting requests are matched."""
     num_entered: int = 0
     """Number of times that a request has entered the queue."""
     num_prefilled: int = 0
-    """Number of prefilled tokens, as SGLang counts them."""
+    """Number of prefilled tokens so far, as SGLang counts them."""
     last_prefill_tokens: int = 0
     running_prefill_tokens: int = 0
     """Number of tokens of the prefill that became the running batch. SGLang counts them again in every decode."""
@@ -177,13 +186,13 @@ class RadixState:
     launched_mode: int = NO_BATCH
     """Kind of the batch that was launched last. A decode includes all running requests."""
     most_results: int = 0
-    """Number of results before the running requests are scanned again. No running request ends by length until then."""
+    """Number of results to process before the running requests are scanned again for ends by length."""
     has_failed: bool = False
-    """An admitted batch found too few slots, which ends SGLang."""
+    """An admitted batch did not get enough slots. SGLang would end here."""
     total_offset: float = 0.0
-    """Number of tokens for which running and admitted requests are expected to need slots."""
+    """Number of slots that running and admitted requests are expected to need in the future."""
     current_offset: float = 0.0
-    """Number of tokens for which admitted requests need slots now."""
+    """Number of slots that the requests admitted in this pass need now."""
     window_offset: int = 0
     """Number of window slots that admitted requests will need."""
     input_left: int = 0
@@ -203,7 +212,7 @@ class RadixState:
     num_doubled: int = 0
     """Number of values of `Node.doubled` that were assigned so far."""
     num_copying: int = 0
-    """Number of pages on the device that copies lock, but no request."""
+    """Number of pages on the device that are locked by copies, but not by a request."""
     next_copy: int = 0
     first_free_slot: int = NO_SLOT
     """The first free slot of host memory; the others are linked by `RadixTables.next_slot`."""
@@ -216,16 +225,16 @@ class RadixState:
     num_step_loads: int = 0
     """Number of pages that the step being scheduled loads."""
     awaited_s: float = 0.0
-    """Time in seconds at which all copies to the host have ended that an eviction waits for."""
+    """Time in seconds at which the copies to the host have ended for which an eviction waits."""
     num_idle_passes: int = 0
-    """Number of consecutive passes, up to the last one, that launched no batch while nothing changed."""
+    """Number of consecutive passes, up to the last one, that launched no batch and in which nothing changed."""
     num_copy_rows: int = 0
     num_events: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class FreeList:
-    """The ring with the free pages of a pool: `RadixTables.free_pages[begin:end]`."""
+    """The free pages of a pool: a ring buffer in `RadixTables.free_pages[begin:end]`."""
 
     begin: int = 0
     end: int = 0
@@ -234,18 +243,18 @@ class FreeList:
     tail: int = 0
     """Index after the last free page."""
     back: int = 0
-    """Index after the last page that is collected to be freed."""
+    """Index after the last collected page; collected pages follow the free ones."""
     num_collected: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Node(Bucketed):
-    """A node of the tree: a contiguous part of a prefix, which is found by the key of its first page."""
+    """A node of the tree: consecutive pages of a prefix. It is found by the key of its first page."""
 
     key: int = 0
     parent: Small = 0
     owner: Small = 0
-    """A request with the tokens of the whole path, which provides the keys of the node's pages."""
+    """Index of a request whose tokens are those of the whole path; it provides the keys of the node's pages."""
     begin: Small = 0
     """Number of pages on the path before the node."""
     num_pages: Small = 0
@@ -262,13 +271,13 @@ class Node(Bucketed):
     accessed: int = 0
     created: int = 0
     attached: int = 0
-    """Stamp of the time at which the node got its parent."""
+    """Stamp of the access in which the node got its parent."""
     weight: Small = 0
-    """Number of waiting requests whose prefix ends in the subtree; used while the queue is sorted."""
+    """Number of waiting requests whose prefix ends in the subtree; used only while the queue is sorted."""
     first_waiting: Small = 0
     last_waiting: Small = 0
     first_child: Small = ROOT
-    """The first child that has waiting requests and was not visited yet."""
+    """The first child with waiting requests that the sort of the queue has not visited yet."""
     next_sibling: Small = ROOT
     is_spare: bool = False
     """The record is unused."""
@@ -277,7 +286,7 @@ class Node(Bucketed):
     num_host_children: Small = 0
     """Number of children that are only on the host; `num_children` does not count these."""
     host_locks: Small = 0
-    """Number of locks on the host copy of the node. Each load in progress that ends at the node holds one."""
+    """Number of locks on the host copy of the node. Each load in progress that ends at the node holds one lock."""
     loaded_for: Small = ROOT
     """The last node of the load in progress that also loads this node; `ROOT` for none."""
     first_slot: Small = NO_SLOT
@@ -288,9 +297,10 @@ class Node(Bucketed):
     """The pages of the node have window slots."""
     window_locks: Small = 0
     edge: Small = 0
-    """A number that identifies the node as the upper end of a locked window; 0 for none."""
+    """Number that identifies the node as the upper end of the windows that a request locks; 0 for none."""
     younger: Small = ROOT
-    """The node whose windows were used next after those of this node; for `ROOT`, the least recently used node.
+    """The node whose windows were used next after those of this node. In the record of `ROOT`, the least recently used
+    node.
 
     `older` is the opposite link.
     """
@@ -306,19 +316,19 @@ class Holding:
     host_node: Small = ROOT
     """The node at which the prefix of the request ends if copies on the host count."""
     host_tokens: Small = 0
-    """Number of tokens of the last match that are only on the host."""
+    """Number of tokens of the last match whose pages are only on the host."""
     loaded_pages: Small = 0
-    """Number of pages, the last ones of the request's prefix, that the step being scheduled loads from the host."""
+    """Number of pages at the end of the request's prefix that the step being scheduled loads from the host."""
     lock: Small = ROOT
     """The last node of the path that the request locks."""
     edge: Small = 0
-    """The edge (`Node.edge`) up to which the request locks the windows of its path; 0 for the whole path."""
+    """Value of `Node.edge` at which the locked windows of the request's path end; 0 if the whole path is locked."""
     gone_tokens: Small = 0
     """Number of leading tokens whose window slots the request has freed."""
     branch_tokens: Small = 0
-    """Number of tokens of the last match if missing windows shortened the hit; otherwise 0."""
+    """Number of tokens that the last match found, if missing windows shortened the hit; otherwise 0."""
     num_extends: Small = 0
-    """Number of prefills of the request since it was admitted."""
+    """Number of prefills that have computed a part of the request since it was admitted."""
     num_decodes: Small = 0
     prefix_tokens: Small = 0
     """Number of tokens of the request before its next prefill."""
@@ -329,18 +339,18 @@ class Holding:
     inserted_tokens: Small = 0
     """Number of leading tokens that were inserted into the tree so far."""
     laid_out_tokens: Small = 0
-    """Number of tokens at the time at which the scheduler last copied the request's token list."""
+    """Number of tokens of the request when the scheduler last copied its list of tokens."""
     matched_tokens: Small = 0
-    """Number of tokens of the last match, by which the queue is sorted."""
+    """Number of tokens that the last match found; the queue is sorted by it."""
     limit: Small = 0
     """Largest number of outputs that the request allows."""
     begin_key: int = 0
-    """Key of the request's first tokens, by which requests in the queue are compared."""
+    """Key of the request's first tokens, by which waiting requests are compared; see `Demand.begins`."""
     ignores_eos: bool = False
     is_aborted: bool = False
     """The request ends with its next output."""
     middle_chunks: Small = 0
-    """Number of chunks in flight that yield no output."""
+    """Number of steps in flight that compute a chunk of the prompt and yield no output."""
     launched_in: int = 0
     """Number of the last batch that prefilled the request, counted from 1."""
     entered: int = 0
@@ -366,7 +376,9 @@ class Launch:
 
 @dataclass(slots=True, eq=False, repr=False)
 class NodeCopy:
-    """A copy of the last pages of a path between device and host, until the scheduler finds that it has ended."""
+    """A copy of the last pages of a path between device and host, in progress until the scheduler finds that it has
+    ended.
+    """
 
     number: int = 0
     """Number of the copy, in the order in which copies begin."""
@@ -384,22 +396,22 @@ class NodeCopy:
 
 @dataclass(slots=True, eq=False, repr=False)
 class CacheEvent:
-    """An event of the cache, or further pages of the event before."""
+    """An event of the cache, or further pages of the previous event."""
 
     kind: Small = 0
     is_first: bool = False
-    """The record begins an event; if False, it adds pages to the event before."""
+    """The record begins an event; if False, it adds pages to the previous event."""
     subject: Small = 0
-    """The retracted request, the number of slots to evict, or the first page."""
+    """The retracted request, the number of slots to evict, or the first page: depends on `kind`."""
     length: Small = 0
-    """Number of pages, or of the request's outputs."""
+    """Number of pages, of window slots to evict, or of the retracted request's outputs."""
     others: Small = 0
-    """Number of requests in the batch that continue when one is retracted."""
+    """Number of requests in the batch that continue when a request is retracted."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Need:
-    """Expected future of a request: `left` further outputs, and `held` tokens, whose slots its end makes free."""
+    """Expected future of a request: `left` more outputs, after which the slots of its `held` tokens are free."""
 
     left: float = 0.0
     held: int = 0
@@ -415,12 +427,14 @@ class RadixTables(NamedTuple):
     free_pages: Numbers
     """The rings of both pools, one after the other. Window pages are numbered after the other pages."""
     node_pages: Numbers
-    """The pages of all nodes, in one of two halves. A full half is copied to the other one without unused entries."""
+    """The pages of all nodes, in one of two halves. When a half is full, the used entries are copied to the
+    other half.
+    """
     windows: Numbers
     """The window page of each page; `NO_PAGE` for none."""
     nodes: Records[Node]
     leaves: Numbers
-    """Nodes that can be evicted, as a heap with the next one at its top."""
+    """Nodes that can be evicted, as a heap. The node that is evicted next is at index 0."""
     rows: Numbers
     """The pages of each row of the request table, row after row."""
     free_rows: Numbers
@@ -430,17 +444,17 @@ class RadixTables(NamedTuple):
     last: Numbers
     """Requests in the prefill of the pass before."""
     order: Numbers
-    """Requests while they are sorted."""
+    """Requests in sorted order, while the queue is sorted or victims are chosen."""
     written: Records[NodeCopy]
     """Copies to the host in progress, in order."""
     loading: Records[NodeCopy]
     """Loads from the host in progress, in order."""
     next_slot: Numbers
-    """The slot of host memory after each slot, in the list of a node's pages or in that of the free slots."""
+    """The slot of host memory that follows each slot: in the list of a node's slots, or in that of the free slots."""
     copy_rows: Records[CopyRow]
     """Copies that were found finished in this slice of the run, if they are recorded."""
     launches: Records[Launch]
     """One record for each step that may be in flight."""
     needs: Records[Need]
-    """Future needs of requests, in ascending order of `left`, if there is no prefix cache; see `prefill_adder`."""
+    """Future needs of requests, in ascending order of `left`, used if there is no prefix cache; see `prefill_adder`."""
     events: Records[CacheEvent]

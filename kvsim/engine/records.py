@@ -12,13 +12,14 @@ from typing import Annotated, Any, get_type_hints
 import numpy as np
 
 Small = Annotated[int, np.int32]
-"""A number of tokens, blocks or rows below 2^31: the records of a million requests must stay small."""
+"""Type of numbers of tokens, blocks or rows, stored in 32 bits: a million requests have a million records."""
 _FEATURE = "feature"
 Feature = Annotated[int, np.int64, _FEATURE]
-"""A setting of a feature that most runs do without; see `constants_of`."""
+"""Type of an integer setting of a feature that most runs do not use; see `constants_of`."""
 FeatureFlag = Annotated[bool, np.bool_, _FEATURE]
+"""Type of a true-or-false setting of a feature that most runs do not use; see `constants_of`."""
 NEVER = (1 << 31) - 1
-"""A number of tokens that no sequence reaches."""
+"""A number of tokens that is larger than that of any sequence."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -33,9 +34,9 @@ class Linked:
 class Bucketed(Linked):
     """A record that can also be in a `bucket`."""
 
-    next_alike: Small = 0
+    next_in_bucket: Small = 0
     """Index of the next record in its bucket; 0 for none."""
-    previous_alike: Small = 0
+    previous_in_bucket: Small = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -49,7 +50,9 @@ class Settings:
     """Number of sequences that may run at once; at most `max_num_seqs`."""
     long_prefill_token_threshold: int = 0
     threshold_is_adaptive: bool = False
-    """The threshold is at least the budget of the step divided by the number of running and waiting sequences."""
+    """`long_prefill_token_threshold` is raised to an equal share of the step's budget for each running or waiting
+    sequence.
+    """
     prefill_interval: Feature = 1
     """Smallest distance in steps between two steps that compute prompts."""
     max_adapters: Feature = 0
@@ -61,19 +64,26 @@ class Settings:
     encoder_cache_tokens: int = 0
     """Largest number of encoder outputs that the encoder cache holds."""
     keeps_images_whole: FeatureFlag = False
-    """A step computes all tokens of an image, or none."""
+    """A chunk is cut to a boundary of recurrent states before its images are planned; if False, after that."""
     aligns_before_images: FeatureFlag = False
-    """A chunk is cut to a boundary of recurrent states before its images are planned; if False, afterwards."""
+    """A sequence uses an image until the outputs of all steps that compute the image's tokens have been processed."""
     images_wait: FeatureFlag = False
-    """An image is in use until the steps that compute its tokens are processed."""
+    """A chunk is cut right before an image that has no room in the encoder cache.
+
+    If False, it ends earlier, by the tokens that drafting reads after a chunk (`prompt_ahead_tokens`).
+    """
     cuts_before_images: FeatureFlag = False
-    """A chunk ends right before an image that has no room in the encoder cache, even if drafting would read further."""
+    """A chunk does not cut an image that is already in the encoder cache either, if `keeps_images_whole`."""
     keeps_cached_whole: FeatureFlag = False
-    """Chunks do not cut images that are in the cache either, if images are kept whole."""
+    """A sequence uses an image that occurs several times in its prompt until the last occurrence is computed."""
     keeps_repeated_images: FeatureFlag = False
-    """An image that occurs several times in a prompt is in use until its last occurrence is computed."""
+    """A sequence uses an image for each of its occurrences in the chunk that encodes it; if False, only for the first
+    one.
+    """
     counts_repeated_images: FeatureFlag = False
-    """An image that occurs twice in the chunk that encodes it is also in use until its last occurrence is computed."""
+    """A sequence releases an image when any of its occurrences in the prompt is computed, even if a later
+    one needs it.
+    """
     any_place_frees: FeatureFlag = False
     """An image is freed while any of its occurrences in the prompt is computed, even if a later one uses it again."""
     ahead: bool = False
@@ -83,28 +93,36 @@ class Settings:
     decode_interval: int = 1
     """Smallest number of steps between two steps that decode one sequence."""
     feedback: int = 0
-    """Number of steps back to the step whose outputs the first pipeline stage awaits; 0 if it awaits none."""
+    """Distance in steps from a step to the earlier step whose outputs its first pipeline stage awaits; 0 if it awaits
+    none.
+    """
     by_priority: FeatureFlag = False
     chunked_prefill: bool = False
     reserve_full_prompt: bool = False
     fills_pipeline: bool = False
     """A step is scheduled ahead even after an empty step, and even if the oldest step in flight is already computed."""
     late_outputs_block: bool = False
-    """A preempted sequence is admitted again only after all its outputs in flight have come."""
+    """A preempted sequence is admitted again only after all its outputs in flight have been processed."""
     drops_late: FeatureFlag = False
-    """Outputs in flight of a preempted sequence are discarded, so the sequence does not wait for them."""
+    """Outputs in flight of a preempted sequence are discarded at once, so the sequence does not wait for them."""
     skipped_keep_places: bool = False
     """A skipped sequence without blocks stays in the queue. If False, it joins the list of skipped sequences."""
     keeps_turns: bool = False
-    """The preemption of a sequence that is not in the step does not make the step miss the next running sequence."""
+    """A step that preempts a sequence which it has visited, but does not compute, still visits the next running
+    sequence.
+
+    If False, it misses that sequence.
+    """
     preempted_self_stops: bool = False
     """If a sequence preempts itself for lack of memory, the step schedules no further running sequence."""
     lone_prompt_is_limited: bool = False
-    """`long_prefill_token_threshold` also limits a sequence that is the only one."""
+    """`long_prefill_token_threshold` also applies if no other sequence runs or waits."""
     answers_awaited: bool = False
     """The model runner yields only outputs that the scheduler awaits."""
     windows_wait: FeatureFlag = False
-    """Blocks of windows, chunks and states are freed only when all steps in flight that read them are processed."""
+    """Blocks of windows, chunks and states are freed only when all steps in flight that read them have been
+    processed.
+    """
     counts_flight: FeatureFlag = False
     """Tokens in flight are counted for each sequence, because releases or admissions depend on them."""
     unit_tokens: int = 0
@@ -128,11 +146,17 @@ class Settings:
     commit_tokens: int = 0
     """Blocks are cached up to a multiple of this number of tokens."""
     retention_tokens: int = 0
-    """Tokens between the boundaries at which windows and states are kept for hits; `NEVER` for all boundaries."""
+    """Tokens between the boundaries at which windows and states are kept for hits.
+
+    With `NEVER`, there is no such interval: they are kept at every boundary of `cache_tokens`. With 0, they are kept
+    only at ends of prompts and at junctions (see `Sequence.junction`).
+    """
     expires_from: int = 0
     """Number of computed tokens from which on a sequence can have expired tokens."""
     marks_prompt_end: FeatureFlag = False
-    """A step that caches exactly a prompt counts as the step that wrote the last state of the prompt."""
+    """If the tokens that a step caches end with the prompt, the step counts as writing the prompt's last recurrent
+    state.
+    """
     bounds_first_chunk: bool = False
     """The first chunk of a sequence ends at its junction (see `Sequence.junction`)."""
     keeps_junctions: bool = False
@@ -144,7 +168,7 @@ class Settings:
     most_chunk_tokens: int = 0
     """Largest number of tokens of one prompt in one step."""
     spares_last_token: bool = False
-    """The last boundary of a prompt is before its last token."""
+    """The last boundary of a prompt lies before its last token, even if the prompt has a whole number of blocks."""
     cuts_every_full_kind: bool = False
     """Hits of all kinds of full attention are cut to the common hit. If False, only hits of the first kind are cut."""
     boundary_tokens: Feature = 0
@@ -164,15 +188,25 @@ class Settings:
     ahead_tokens: Feature = 0
     """Number of tokens after a block that the key of the block also covers."""
     prompt_ahead_tokens: Feature = 0
-    """Number of prompt tokens that drafting reads after a chunk; a chunk before the end of a prompt leaves as many."""
+    """Number of prompt tokens after a chunk that drafting reads; every chunk but a prompt's last leaves at
+    least these.
+    """
     drops_last_hit: FeatureFlag = False
     """The last block of a hit is recomputed in some groups (`Group.drops_hit`): drafting needs its hidden states."""
     drops_after_prompt: FeatureFlag = False
-    """The hit block that drafting recomputes may end with the last known token; only with several groups."""
+    """The block that is found only to be left out of the hit (`drops_last_hit`) may contain the last known token.
+
+    Used only with several groups.
+    """
     marks_tails: FeatureFlag = False
-    """A partly filled block of full attention with the last hash of a prompt is reused as late as one with a prefix."""
+    """A freed block in which a prompt's last hash ends goes to the tail of the free queue, even if it is not full.
+
+    Only in groups of full attention. Other blocks without a prefix go to the head of the queue in some groups.
+    """
     keeps_below_drop: FeatureFlag = False
-    """Windows are kept for hits at the boundary before a prompt's last one: hits that drop a block end there."""
+    """Windows are also kept at the boundary before a prompt's last one, because hits that leave out a block
+    end there.
+    """
     pads_admission: FeatureFlag = False
     """A sequence that has one token to compute is admitted with padding drafts, which are always rejected."""
     pads_alone: FeatureFlag = False
@@ -203,31 +237,31 @@ class Settings:
     answers: bool = False
     """The run stops whenever a request has ended, because a client waits for its answer."""
     lockstep: bool = False
-    """The run stops at every step, because the steps of several ranks wait for each other."""
+    """The engine sends a user's next request of the workload when the user has an answer."""
     users_ask_again: bool = False
     """A user who has an answer sends the next request of the workload."""
     think_s: float = 0.0
     """Seconds between an answer and the user's next request."""
-    leaves_alone: bool = False
-    """Fast-forward is on: sequences that only decode can be quiet (see `fast_forward`)."""
+    may_skip_decodes: bool = False
+    """Fast-forward is on: the scheduler may skip sequences that only decode (see `fast_forward`)."""
     notes_every_step: bool = False
     """Steps that compute and preempt nothing are recorded too.
 
-    Such a step may begin or report copies, and in a pipeline it counts for `decode_interval`.
+    Such a step may begin or report copies. In a pipeline, it counts for `decode_interval`.
     """
     records_memory: bool = False
     """Changes of ownership are recorded."""
     records_schedule: bool = False
     """The tokens that each sequence computes in each step are recorded."""
     checking: bool = False
-    """The run stops at every step, so that the caller can check the bookkeeping."""
+    """The run stops after every step is scheduled, so that the caller can check the bookkeeping."""
     most_steps: int = 0
-    """Capacity for steps and outputs in one slice of the run."""
+    """Largest number of steps, and of outputs, that one slice of the run records."""
     most_memory_rows: int = 0
     """Largest number of `memory_rows` with which another step may begin."""
     most_schedule_rows: int = 0
     most_rows_before_load: int = 0
-    """Largest number of `memory_rows` with which another load may begin."""
+    """Largest number of `memory_rows` with which another load from host memory or a connector may begin."""
     reserved_draft_tokens: int = 0
     """Number of draft tokens for which every sequence with an unfinished prompt reserves room."""
 
@@ -261,8 +295,9 @@ class State:
     num_outputs: int = 0
     """Number of recorded steps whose output was processed."""
     first_step: int = 0
-    """The first step of this slice of the run."""
+    """Number of the first step that the present slice of the run records, counted from 0."""
     first_output: int = 0
+    """Number of the first output that the present slice of the run records, counted from 0."""
     num_submitted: int = 0
     """Number of requests that were sent so far; `Line.arrived` lists these requests."""
     num_arrived: int = 0
@@ -290,9 +325,11 @@ class State:
     num_quiet: int = 0
     """Number of quiet sequences (see `fast_forward`)."""
     quiet_tokens: int = 0
-    """Sum, over the quiet sequences, of the computed tokens minus the number of the step before it became quiet.
+    """Sum, over the quiet sequences, of the computed tokens of each minus the number of the last step, when it became
+    quiet.
 
-    If the number of the present step is added for each quiet sequence, the sum is the number of context tokens.
+    A quiet sequence computes one token in each step. With `num_scheduled` added once for each quiet sequence, the sum
+    is therefore the number of context tokens of all quiet sequences.
     """
     num_prefill_tokens: int = 0
     """Number of tokens of prompts in the step being scheduled."""
@@ -374,7 +411,11 @@ class State:
     num_unsure: int = 0
     """Number of sequences that have freed slots of unsure tokens (see `totals`) since the last step."""
     unusable_units: int = 0
-    """Number of free units that fragmentation kept from the head of the queue, when a step was last scheduled."""
+    """Number of free units if they would suffice for the head of the queue, but no single range of free units does;
+    else 0.
+
+    Updated when a step is scheduled.
+    """
     num_gaps: int = 0
     """Number of rows in `Engine.gaps`."""
     num_memory_rows: int = 0
@@ -382,7 +423,7 @@ class State:
     is_crowded: bool = False
     """A step made more changes than there is room to record."""
     subject: int = 0
-    """The sequence, block or sum to which the outcome of a slice refers."""
+    """Number of the sequence that the outcome of a slice is about."""
     other: int = 0
     """A second number to which the outcome refers."""
 
@@ -399,7 +440,7 @@ class Sequence(Bucketed):
     limit_tokens: Small = 0
     """Number of tokens of the prompt plus the largest allowed number of outputs."""
     full_tokens: Small = 0
-    """Largest possible number of computed tokens when the request ends."""
+    """Largest possible number of computed tokens at the end of the request."""
     num_unsure: Small = 0
     """Number of unsure tokens (see `totals`) among the `full_tokens`."""
     is_refused: bool = False
@@ -413,7 +454,9 @@ class Sequence(Bucketed):
     """Number of the adapter, counted from 1; 0 for none."""
     priority: Small = 0
     reservation: Small = 0
-    """Number of slots requested at admission, if they do not depend on the computed tokens."""
+    """Number of slots that the sequence requests at admission to a contiguous memory, if this is known
+    before the run.
+    """
     status: Small = 0
     num_tokens: Small = 0
     """Number of tokens whose values are known."""
@@ -432,7 +475,7 @@ class Sequence(Bucketed):
     drafts: Small = 0
     """Number of drafts that the next step verifies."""
     rejected: Small = 0
-    """Number of rejected drafts, whose written slots will be written again."""
+    """Number of rejected drafts in slots that are written and will be written again."""
     parked_tokens: Small = 0
     """Number of computed tokens whose blocks are on the host."""
     place: Small = 0
@@ -461,7 +504,10 @@ class Sequence(Bucketed):
 
 @dataclass(slots=True, eq=False, repr=False)
 class RequestDrafts:
-    """The lists of one request in `Engine.draft_counts`, read cyclically at the number of the request's outputs."""
+    """Positions in `Engine.draft_counts` of two lists of a request: its accepted and its proposed drafts in each step.
+
+    An item is read at the index that is the request's number of outputs, modulo the length of the list.
+    """
 
     first_accepted: int = 0
     """Index at which the list of accepted drafts per step begins."""
@@ -540,9 +586,9 @@ class Group:
     """Number of slots of one token in a block; 0 if blocks hold states."""
     state_slots: int = 0
     """Number of slots of one recurrent state."""
-    num_alike: int = 0
+    num_of_kind: int = 0
     """Number of groups of the same kind, including this one. Their tables have equal lengths."""
-    alike_slots: int = 0
+    kind_slots: int = 0
     """Number of slots of one token, or state, in all groups of the same kind."""
     keeps_some: bool = False
     """Some full blocks are never put into the prefix cache, because no hit could end at them."""
@@ -551,18 +597,22 @@ class Group:
     reuses_left_first: bool = False
     """Blocks without a prefix that are freed because they left the window go to the head of the free queue."""
     frees_over_gaps: bool = False
-    """Freeing states continues past entries that are null already."""
+    """A search for old states to free continues before entries that are null already; if False, it stops at the first
+    one.
+    """
     keeps_all: bool = False
     """Every full block is put into the prefix cache."""
     drops_hit: bool = False
     """The last block of a hit is recomputed, because draft layers are in this group, or in another of its kind."""
     is_dropped: bool = False
-    """The current lookup has left out the last block of the hit at its present length."""
+    """The lookup in progress has already left out one block of the group's hit, at the present length of the common
+    hit.
+    """
     extra_tokens: int = 0
     """Number of tokens before the window that are kept, because several drafting modules may compute them again."""
     first_entry: int = 0
     """Index, among the entries of a place, of the first entry of the group's table."""
-    next_alike: int = 0
+    next_of_kind: int = 0
     """The next group of the same kind, which is looked up together with this one; -1 for none."""
     next_leader: int = 0
     """The first group of the kind that is looked up next; -1 for none."""
@@ -598,7 +648,7 @@ class Launched:
 
     is_recorded: bool = False
     computes: bool = False
-    """The step computes tokens; set only with a second tier."""
+    """The step computes tokens; set only with host memory or a connector."""
     done_s: float = 0.0
     turnaround_s: float = 0.0
     num_emitting: int = 0
@@ -688,7 +738,7 @@ class Rectangle:
     live_new_tokens: int = 0
     """Number of tokens that the live rows generate in all."""
     next_end: int = 0
-    """Number of the first step without the row that ends next."""
+    """Number of the first step in which the row that ends next is no longer live."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -713,8 +763,9 @@ class Step:
     cached_units: int = 0
     unusable_units: int = 0
     free_windows: Small = 0
-    """Number of free units of SGLang's second pool, those in its tree included."""
+    """Number of units of SGLang's window pool that no request holds, those in the radix tree included."""
     cached_windows: Small = 0
+    """Number of units of SGLang's window pool that only the radix tree holds."""
     swapped_out: Small = 0
     swapped_in: Small = 0
     num_admitted: int = 0
@@ -737,9 +788,10 @@ class Output:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Gap:
-    """The queues and the slots after an output, from its processing until the next step begins.
+    """Lengths of the queues, and totals of the slots (see `totals`), between the processing of an output and the next
+    step.
 
-    There is a gap if no other step is in flight then. `totals` describes the totals of the slots.
+    A gap is recorded only if no other step is in flight then.
     """
 
     before: int = 0

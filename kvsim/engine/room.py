@@ -22,7 +22,7 @@ _MOST_BUCKET_BITS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Number of records of each kind to allocate for an engine."""
+    """Numbers of records to allocate for an engine, by kind."""
 
     batch: int
     """Largest number of sequences that run at once."""
@@ -46,9 +46,9 @@ class Room:
         cls, demand: Demand, policy: Policy, num_units: int, layout: KVCacheLayout, *, tokens_ahead: int,
         has_connector: bool,
     ) -> Room:  # fmt: skip
-        """Return how many records the requests of `demand` need.
+        """Return the numbers of records that the requests of `demand` need.
 
-        A sequence may have slots for `tokens_ahead` tokens after its last one.
+        A sequence may have slots for up to `tokens_ahead` tokens after its last one.
         """
         size = len(demand.prompt)
         batch = min(most_running(policy), size)

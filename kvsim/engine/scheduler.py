@@ -47,7 +47,8 @@ def has_work(engine: Engine) -> bool:
 def schedule(engine: Engine) -> None:
     """Decide the next step, allocate its memory and put it in flight.
 
-    `batch` then lists the sequences of the step, and `emitting` those that it yields an output for.
+    `Engine.batch` then lists the sequences of the step, except quiet ones (see `fast_forward`). `Engine.emitting` lists
+    those sequences of `batch` for which the step yields an output.
     """
     state = engine.state
     state.num_scheduled += 1
@@ -206,8 +207,9 @@ def serve_running(engine: Engine, budget: int) -> int:
             tokens = take_out_of_batch(engine, victim)
             if tokens >= 0:
                 budget += tokens
-            # All after the victim move up. vLLM corrects the index for a victim that is in the batch; only releases
-            # that keep turns also do so for a victim before the index that is not: else the next sequence is missed.
+            # All after the victim move up by one. vLLM moves the index with them if the victim is in the batch.
+            # Otherwise, and if the victim was visited already, only releases with `keeps_turns` do so; others miss the
+            # next sequence.
             if tokens >= 0 or (settings.keeps_turns and chosen < index):
                 index -= 1
             preempt(engine, victim)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from kvsim.engine.records import Sequence
 
 Engine: TypeAlias = Any
-"""`state.Engine`, which holds a `Scheduler` and so knows this module."""
+"""`state.Engine`. It is `Any` here because `state` imports this module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -20,7 +20,7 @@ class Scheduler:
     """The functions of one scheduler."""
 
     name: str
-    """The name of the server, in one word."""
+    """The name of the server, for example vllm."""
     has_work: Callable[[Engine], bool]
     """Tell whether another call of `schedule` is due."""
     add: Callable[[Engine, Sequence], None]

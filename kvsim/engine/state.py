@@ -20,20 +20,21 @@ from kvsim.engine.records import Sequence, Table
 from kvsim.engine.scheduling import Scheduler
 
 WAITING, RUNNING, PREEMPTED, FINISHED, ABORTED, LOADING = range(6)
-"""States of a sequence. A sequence that is `LOADING` waits, and already has blocks."""
+"""States of a sequence. A sequence that is `LOADING` waits for KV from outside, and already has blocks."""
 FULL, SLIDING_WINDOW, CHUNKED_LOCAL, MAMBA = range(4)
 """Kinds of groups, by the tokens that their layers keep: all, a window, a chunk, or one state."""
 LIVE_STATE, EVERY_STATE, ALIGNED = range(3)
-"""States that a recurrent group keeps, by `mamba_cache_mode`.
+"""States that a recurrent group keeps, for each value of vLLM's `mamba_cache_mode`.
 
-They are only the newest (none), one for each block (all), or one for the end of each step (align).
+`LIVE_STATE` (none): only the newest. `EVERY_STATE` (all): one for each block. `ALIGNED` (align): one for the end of
+each step.
 """
 FIRST_FIT, BEST_FIT, NEXT_FIT, BUDDY = range(4)
 """Rules that choose the free range in which a contiguous extent is allocated."""
 NO_KEY = -(1 << 63)
 """Value of `Block.key` of a block that holds no prefix."""
 HAS_TAIL = -1
-"""Value of `Block.cached_in` of a block without a key in which a prompt ends at a hash; no lookup finds it."""
+"""Value of `Block.cached_in` of a block without a key in which the last hash of a prompt ends. No lookup finds it."""
 
 
 class Rules(Protocol):
@@ -77,7 +78,7 @@ class Engine(NamedTuple):
     """The decisions of a step: vLLM's, or those of a custom policy (see `custom_rules`), which is never compiled."""
     settings: records.Settings
     step_times: Records[Any]
-    """The step-time model of every stage; in a compiled engine, the coefficients of the models."""
+    """The step-time model of every pipeline stage; in a compiled engine, its coefficients."""
     stages: Records[records.Stage]
     """Pipeline stages, in the order in which a step passes through them."""
     state: records.State
@@ -101,7 +102,7 @@ class Engine(NamedTuple):
     emitting: Numbers
     """Sequences for which a step yields an output: `max_num_seqs` entries for each place of the ring `launched`."""
     emitting_drafts: Numbers
-    """Number of drafts that the step verifies for each of `emitting`; negative for padding."""
+    """Number of drafts that the step verifies for each sequence in `emitting`; negative for padding."""
     drafts_by_batch: Numbers
     """Number of tokens drafted after a step, by the number of sequences in the step; empty if it is always the same."""
     given_drafts: Records[records.RequestDrafts]
@@ -111,7 +112,7 @@ class Engine(NamedTuple):
     computing: Numbers
     """Sequences that a step computes, laid out like `emitting`; empty unless `Settings.counts_flight`."""
     computing_tokens: Numbers
-    """Number of tokens that the step computes for each of `computing`."""
+    """Number of tokens that the step computes for each sequence in `computing`."""
     lists: Records[records.Lists]
     launched: Records[records.Launched]
     """The steps in flight: a ring of `Settings.most_in_flight` records; see `in_flight`."""
@@ -124,7 +125,7 @@ class Engine(NamedTuple):
     """Keys of the full blocks of all prompts, end to end."""
     blocks: Records[records.Block]
     readers: Records[records.Readers]
-    """One record for each block, if layers have windows."""
+    """One record for each block; empty unless layers have windows."""
     buckets: Records[records.Bucket]
     """The prefix cache: a block is in the bucket of its key."""
     external: ExternalKV
@@ -141,8 +142,9 @@ class Engine(NamedTuple):
     """Free ranges of a contiguous memory, in order of address."""
     rectangle: records.Rectangle
     first_uses: Any
-    """Costs of new shapes in a static batch: for each step the seconds to choose kernels, then for each step the number
-    of kernels to build.
+    """Costs of step shapes that a static batch uses for the first time, one entry for each step.
+
+    First come the seconds to choose kernels in each step, then the number of kernels to build in each step.
     """
     moments: Records[records.Moment]
     """The next events to replay, if the engine runs without a clock; see `moments`."""

@@ -105,7 +105,10 @@ def block_slots(engine: Engine, group: int) -> int:
 
 @part
 def lose_tokens(engine: Engine, sequence: Sequence) -> None:
-    """Remove the computed tokens of a sequence."""
+    """Subtract the computed tokens of a sequence, whose memory is freed, from `State.written`.
+
+    If the sequence freed unsure slots, it is listed for `settle_unsure_slots`.
+    """
     state = engine.state
     state.written -= (sequence.computed + sequence.rejected) * engine.settings.token_slots
     note_computed(engine, sequence)
@@ -128,7 +131,7 @@ def note_computed(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle_unsure_slots(engine: Engine, time_s: float) -> None:
-    """Add the slot-seconds of the unsure slots that were freed since the last step."""
+    """Add the time up to `time_s`, in seconds, to the slot-seconds of the unsure slots freed since the last step."""
     state = engine.state
     for place in range(state.num_unsure):
         sequence = engine.sequences[engine.lists[place].unsure]

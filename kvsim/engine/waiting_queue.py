@@ -186,7 +186,7 @@ def in_order(engine: Engine) -> list[int]:
 
 @part
 def _forget_passes(engine: Engine, sequence: Sequence) -> None:
-    """Subtract a sequence that stops waiting from the number of skipped sequences."""
+    """Reset `was_passed_over` of a sequence that stops waiting, and subtract it from `State.num_passed_over`."""
     if sequence.was_passed_over:
         sequence.was_passed_over = False
         engine.state.num_passed_over -= 1

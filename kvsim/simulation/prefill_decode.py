@@ -262,7 +262,7 @@ class Pair:
         """Wait until `done_s`; tell the prefill server of a request that its KV has been read."""
         yield self._environment.timeout(max(done_s - self._environment.now, 0.0))
         if (home := self._homes.pop(number - 1, None)) is not None:
-            home.driver.tell_read(number, done_s)
+            home.driver.report_read(number, done_s)
             home.wake()
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.engine import going_on, initialization
+from kvsim.engine import continuation, initialization
 from kvsim.engine.machine_code import compiled
 from kvsim.engine.memory import MemoryManager
 from kvsim.engine.paged import block_pool
@@ -284,7 +284,7 @@ def test_every_part_of_an_engine_goes_on_in_machine_code() -> None:
     """A record of records is copied part by part, but for rows that were taken away; a new one may not be forgotten."""
     engine = driver_of(POLICY, 1, (1, 1)).engine
     parts = [name for name in engine._fields if isinstance(getattr(engine, name), tuple)]
-    copied, taken = going_on._parts_of(engine), engine.encoder.rows
+    copied, taken = continuation._parts_of(engine), engine.encoder.rows
     for name in set(parts) - {"memory", "scheduler", "rules"}:
-        assert name in going_on._NOT_COPIED_BY_NAME
+        assert name in continuation._NOT_COPIED_BY_NAME
         assert all(any(one is part for one in (*copied, taken)) for part in getattr(engine, name)), name

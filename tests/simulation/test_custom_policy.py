@@ -349,7 +349,7 @@ def with_allocator(kind: type[kvsim.Allocator]) -> kvsim.CustomPolicy:
         (Elsewhere(), "to evict, which is no free block that keeps a prefix"),
         (Undecided(), "preempts what it has just admitted, for ever: rows 0"),
         (Patient(), "admits no request, although none runs: rows 0"),
-        (Thrashing(), r"tokens in a row and no request got its next one.*rows \d+, "),
+        (Thrashing(), r"tokens without a new output token.*rows \d+, "),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Plain) else "",
 )

@@ -24,7 +24,9 @@ from kvsim.engine.state import ABORTED, LOADING, NO_KEY, PREEMPTED, RUNNING, Eng
 
 @part
 def use_load(engine: Engine, sequence: Sequence) -> bool:
-    """Put the blocks that a waiting sequence has loaded into the prefix cache; return False while it still loads."""
+    """Put the blocks that a waiting sequence has loaded into the prefix cache; return False if the load has
+    not ended.
+    """
     if sequence.status != LOADING:
         return True
     transfer = engine.connector.transfers[sequence.number]
@@ -107,7 +109,9 @@ def awaits_transfers(engine: Engine) -> bool:
 
 @part
 def after_schedule(engine: Engine) -> None:
-    """Note the step in each sequence of the batch; end the reservations for prompts that the step completes."""
+    """Record in each sequence of the batch which step computed it last, and end the reservations of
+    completed prompts.
+    """
     state = engine.state
     external_kv.begin_step(engine, state.num_in_batch + state.num_preempted + engine.connector.state.num_loads > 0)
 
@@ -157,7 +161,7 @@ def after_update(engine: Engine) -> None:
 
 @part
 def report(engine: Engine, sequence: Sequence, is_load: bool, step: int) -> None:
-    """Schedule the report of the end of a load, or of the reading of kept blocks, with the output of `step`."""
+    """Schedule a report with the output of `step`: that a load has ended (`is_load`), or that kept blocks were read."""
     connector = engine.connector
     report = connector.reports[connector.state.num_reports]
     connector.state.num_reports += 1
@@ -200,7 +204,7 @@ def _begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, external: i
 
 @part
 def _record_allocation(engine: Engine, sequence: Sequence, external: int) -> None:
-    """Record that a sequence has its blocks, and that `external` of their tokens come from outside.
+    """Record that a sequence has its blocks, and that `external` tokens in these blocks come from outside.
 
     The load fills the table from entry `loads_from` on. The blocks before this entry are in the prefix cache.
     """

@@ -25,7 +25,7 @@ from kvsim.policies.releases import rules_of
 def connector_tables(
     connector: Connector | None, policy: Policy, num_units: int, size: int, unit_bytes: int, *, compiled: bool
 ) -> ConnectorTables:
-    """Return the connector of an engine that serves `size` requests; an empty tuple if it has none."""
+    """Return the records of the connector of an engine for `size` requests; an empty tuple if it has no connector."""
     if connector is None or not isinstance(policy, Paged):
         return cast("ConnectorTables", ())
     settings = make_one(ConnectorSettings, compiled=compiled)

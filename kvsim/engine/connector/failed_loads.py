@@ -13,8 +13,8 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import LOADING, NO_KEY, Engine, table_of
 
 _GOOD, _BAD, _SEEN = range(3)
-"""Marks of blocks within an update. The first sequence that holds a bad block recomputes it, and marks it as seen, so
-that other holders need not recompute it.
+"""Marks of blocks in one update. The first sequence that holds a bad block marks it as seen and recomputes it, so that
+other holders need not do so.
 """
 
 
@@ -37,7 +37,9 @@ def report(engine: Engine, sequence: Sequence, first: int, step: int) -> None:
 
 @part
 def fall_back(engine: Engine, launched: int) -> None:
-    """Cut each sequence that holds a block reported as bad by this update to the tokens before the block."""
+    """Cut each sequence that holds a bad block reported by this update: only its tokens before the block
+    stay computed.
+    """
     state, connector = engine.state, engine.connector
     if not _mark(engine):
         return
@@ -90,10 +92,11 @@ def _unmark(engine: Engine) -> None:
 
 @part
 def _cut(engine: Engine, sequence: Sequence, computed: int, forgets: bool) -> bool:
-    """Cut the `computed` tokens of a sequence to those before its first bad block; return whether it has marked blocks.
+    """Reduce the `computed` tokens of a sequence to those before its first bad block; return whether it has marked
+    blocks.
 
-    A block that is marked as seen cuts nothing, because another sequence recomputes it. With `forgets`, the first bad
-    block and all blocks after it are removed from the prefix cache.
+    A block that is marked as seen reduces nothing, because another sequence recomputes it. With `forgets`, the first
+    bad block and all blocks after it are removed from the prefix cache.
     """
     settings, marks = engine.settings, engine.connector.marks
     table = table_of(engine, sequence, 0)
@@ -127,7 +130,7 @@ def _forget(engine: Engine, begin: int, end: int) -> None:
 
 @part
 def _fail(engine: Engine, sequence: Sequence) -> None:
-    """Insert a sequence into the list of those that end with this update, which is ordered by rank."""
+    """Add a sequence to the list of those that end with an error in this update. The list is in order of rank."""
     connector = engine.connector
     index = connector.state.num_errors
     rank = connector.transfers[sequence.number].rank

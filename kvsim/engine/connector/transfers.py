@@ -46,7 +46,7 @@ def expect_end(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def poll(engine: Engine) -> None:
-    """Report the transfers that have ended when a step is launched."""
+    """Report the transfers that have ended when the kernels of a step are launched."""
     connector, kept = engine.connector, 0
     for index in range(connector.state.num_live):
         number = connector.live[index]

@@ -1,8 +1,8 @@
 """The free cached blocks from which the eviction rule of a custom policy chooses.
 
-The prefixes form a tree: the parent of a block is the block before it in the prompt. `CachedBlocks` follows the prefix
-cache event by event. It keeps the free blocks in the order of the free queue. For a rule that ranks blocks, it keeps
-them in a heap.
+The prefixes form a tree: the parent of a block is the block before it in the prompt. `CachedBlocks` is updated with
+every event of the prefix cache. It keeps the free blocks in the order of the free queue and, if the policy's rule ranks
+blocks, in a heap.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvsim.policies.custom import Candidates, ServedRequest
 
 
 class Cached:
-    """A block of the prefix cache."""
+    """A block of the prefix cache, as the eviction rule of a custom policy sees it."""
 
     __slots__ = (
         "_tree", "cached_s", "end_tokens", "key", "last_used_s", "num_hits", "parent_key", "place", "rank", "ranking",
@@ -39,9 +39,9 @@ class Cached:
         self.rank: Any = None
         """Rank of the free block by the rule."""
         self.ranking: int | None = None
-        """Number of the call of the rule that gave this rank; None while the block has no rank."""
+        """Number of the call of the rule that gave this rank; None while the block is not ranked."""
         self.place = 0
-        """Row of the free block in `FreeColumns`."""
+        """Index of the free block's row in `FreeColumns`."""
 
     def __repr__(self) -> str:
         return f"<block {self.unit}: {self.end_tokens} tokens of a prefix, {self.num_hits} hits>"
@@ -61,17 +61,19 @@ class CachedBlocks:
         self.free_blocks: OrderedDict[int, Cached] = OrderedDict()
         """Cached blocks that no table holds, by block id, the least recently freed first."""
         self._alike: defaultdict[int, dict[int, Cached]] = defaultdict(dict)
-        """Cached blocks with the same prefix, by key and block id."""
+        """Cached blocks by key, and by block id: several blocks may hold the same prefix."""
         self._continued: defaultdict[int, set[int]] = defaultdict(set)
-        """Keys of the cached prefixes that are one block longer, by key."""
+        """Keys of the cached prefixes that are one block longer, for each key."""
         self._below: dict[int, int] | None = None
-        """Number of tokens in cached blocks that continue a cached prefix, by key; None until a rule asks."""
+        """Number of tokens in cached blocks that continue a prefix, for each key; None until a rule reads it."""
         self._rank = rank
         self._ranked: list[tuple[Any, int, Cached]] = []
-        """A heap of free blocks: (rank, ranking, block). Entries whose ranking is not the block's are out of date."""
+        """A heap of free blocks: (rank, ranking, block). An entry is out of date if its ranking differs from the
+        block's.
+        """
         self._rankings = count()
         self._columns: FreeColumns | None = None
-        """The free blocks as columns; None until a rule asks."""
+        """The free blocks as columns; None until a rule reads them."""
 
     def columns(self) -> FreeColumns:
         """Return the free blocks as columns."""
@@ -112,7 +114,7 @@ class CachedBlocks:
         self._take(unit)
 
     def free(self, unit: int, now_s: float) -> None:
-        """Add block `unit`, which no table holds from `now_s` on, to the free blocks, if it is cached."""
+        """Add block `unit` to the free blocks, if it is cached: no table holds it any more since `now_s`."""
         if (cached := self._by_unit.get(unit)) is not None:
             self.free_blocks[unit] = cached
             cached.last_used_s = now_s
@@ -122,7 +124,9 @@ class CachedBlocks:
                 self._push(cached, self._rank(cached))
 
     def first_ranked(self) -> Cached:
-        """Return the free block with the smallest rank; among equal ranks, the block that was ranked first."""
+        """Remove from the heap and return the free block with the smallest rank; among equal ranks, the one ranked
+        first.
+        """
         while self._ranked:
             _, ranking, cached = heappop(self._ranked)
             if cached.ranking == ranking:
@@ -149,7 +153,7 @@ class CachedBlocks:
             self._rank_again(cached)
 
     def tokens_below(self, key: int) -> int:
-        """Return the number of tokens in cached blocks that continue the prefix `key`, each prefix counted once."""
+        """Return the number of tokens in cached blocks that continue the prefix `key`. Each prefix counts once."""
         if self._below is None:
             self._below = {}
             # Longest prefixes first, so that all continuations of a prefix are counted before it.
@@ -158,13 +162,13 @@ class CachedBlocks:
         return self._below.get(key, 0)
 
     def _count_below(self, key: int) -> int:
-        """Return the number of cached tokens below `key`: of each prefix one block longer, and below that prefix."""
+        """Return the number of cached tokens below `key`: in the prefixes one block longer, and below these."""
         assert self._below is not None
         longer = self._continued.get(key, ())
         return sum(next(iter(self._alike[each].values())).tokens + self._below[each] for each in longer)
 
     def _add_above(self, cached: Cached, tokens: int) -> None:
-        """Add `tokens` to the count of every cached prefix that `cached` continues without a gap."""
+        """Add `tokens` to the counts of all prefixes of `cached` for which every block in between is cached."""
         assert self._below is not None
         while cached.parent_key in self._alike:
             self._below[cached.parent_key] += tokens
@@ -200,8 +204,8 @@ _FEWEST_ROWS = 64
 class FreeColumns:
     """The free blocks as the rows of a table, in the order in which they were freed.
 
-    A removed block leaves an empty row. Empty rows are dropped only when the table is full, so that the mean cost of a
-    change does not grow with the pool.
+    A removed block leaves an empty row. Empty rows are removed only when the table is full, so that a change takes the
+    same mean time in a pool of any size.
     """
 
     def __init__(self, blocks: Iterable[Cached]) -> None:
@@ -220,30 +224,30 @@ class FreeColumns:
         self._rows = None
 
     def remove(self, cached: Cached) -> None:
-        """Empty the row of a block."""
+        """Mark the row of a block as empty."""
         self._blocks[cached.place] = None
         self._is_there[cached.place] = False
         self._rows = None
 
     def add_below(self, cached: Cached, tokens: int) -> None:
-        """Add `tokens` to the `tokens_below` of a block, if a rule has asked for that column and the block is free."""
+        """Add `tokens` to a block's `tokens_below`, if the block is free and a rule has read this column."""
         if self._counts_below and cached.place < len(self._blocks) and self._blocks[cached.place] is cached:
             self._table["tokens_below"][cached.place] += tokens
 
     def rows(self) -> npt.NDArray[np.intp]:
-        """Return the rows that are not empty."""
+        """Return the indices of the rows that are not empty."""
         if self._rows is None:
             self._rows = np.flatnonzero(self._is_there[: len(self._blocks)])
         return self._rows
 
     def block(self, index: int) -> Cached:
-        """Return the block at `index`, counted without empty rows."""
+        """Return the block at `index`; empty rows are not counted."""
         found = self._blocks[int(self.rows()[index])]
         assert found is not None
         return found
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return one attribute of all blocks."""
+        """Return one attribute of all free blocks, in order."""
         if name not in _COLUMNS:
             raise UsageError(f"candidates have no column {name!r}; there are {', '.join(_COLUMNS)}.")
         if name == "tokens_below" and not self._counts_below:
@@ -253,7 +257,7 @@ class FreeColumns:
         return self._table[name][self.rows()]
 
     def _rebuild(self, num_rows: int) -> None:
-        """Write all blocks to a new table of `num_rows`."""
+        """Write all blocks to a new table with `num_rows` rows."""
         self._table = np.zeros(num_rows, _ROW)
         self._is_there = np.zeros(num_rows, np.bool_)
         for place, cached in enumerate(self._blocks):
@@ -271,13 +275,13 @@ class FreeColumns:
 
 
 class FreeBlocks(Candidates):
-    """The free blocks that keep a prefix, the least recently freed first."""
+    """The free blocks that hold a prefix, the least recently freed first: the candidates for eviction."""
 
     def __init__(self, cached: CachedBlocks) -> None:
         self._cached, self._free = cached, cached.free_blocks
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return an attribute of all blocks in their order."""
+        """Return an attribute of all blocks, in their order."""
         return self._cached.columns().column(name)
 
     def __len__(self) -> int:

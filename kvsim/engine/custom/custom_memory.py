@@ -1,6 +1,6 @@
-"""The memory manager of a custom policy with an allocator of its own, which chooses the units of each request.
+"""The memory manager of a policy with a custom allocator in Python, which chooses the units of each request.
 
-The choices are checked: each unit is in the pool and free, the units suffice, and a shared unit holds the tokens of the
+Its choices are checked: each unit is in the pool and free, the units suffice, and a shared unit holds the tokens of the
 prefix. Units are counted like vLLM's blocks.
 """
 
@@ -29,10 +29,10 @@ _NO_REQUEST = _WHOLE_TABLE = -1
 
 @dataclass(slots=True)
 class CustomUnits:
-    """kvsim's own record of the units of a custom allocator."""
+    """The units of a custom allocator, as kvsim counts them."""
 
     allocator: Any
-    """A `kvsim.policies.custom.AnyAllocator`."""
+    """The policy's allocator, a `kvsim.policies.custom.AnyAllocator`."""
     tables: dict[int, list[int]]
     """The units of each request that has a table, by the number of its record."""
     refs: list[int]
@@ -40,7 +40,7 @@ class CustomUnits:
     keys: list[int]
     """Key of the prefix that each unit holds, or `NO_KEY`."""
     found: list[int] = field(default_factory=list)
-    """Units found for the request that is admitted next."""
+    """Units that the allocator has found for the request that is admitted next."""
 
     @classmethod
     def of(cls, allocator: Any, num_units: int) -> CustomUnits:
@@ -54,7 +54,7 @@ class CustomUnits:
 
 
 class MemoryRules(Protocol):
-    """The part of `custom_rules.CustomRules` that this module calls."""
+    """The part of `custom_rules.CustomRules` that this module uses."""
 
     @property
     def units(self) -> CustomUnits:
@@ -71,20 +71,20 @@ class MemoryRules(Protocol):
 
 
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of leading tokens of a waiting sequence that the allocator finds, and remember their units."""
+    """Return the number of leading tokens of a waiting sequence whose units the allocator finds; store these units."""
     units = _rules(engine).units
     units.found = _found_units(engine, sequence)
     return len(units.found) * engine.settings.unit_tokens
 
 
 def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return the number of tokens that the allocator finds for a sequence, and the number of their units in use."""
+    """Return how many tokens of a sequence the allocator finds, and how many of their units are in use."""
     found, refs = _found_units(engine, sequence), _rules(engine).units.refs
     return len(found) * engine.settings.unit_tokens, sum(refs[unit] > 0 for unit in found)
 
 
 def _found_units(engine: Engine, sequence: Sequence) -> list[int]:
-    """Check and return the units that the allocator finds for a waiting sequence, without any change."""
+    """Return the units that the allocator finds for a waiting sequence, after checking them; nothing is changed."""
     rules = _rules(engine)
     if not (rules.units.shares and engine.settings.prefix_caching):
         return []
@@ -100,7 +100,7 @@ def _found_units(engine: Engine, sequence: Sequence) -> list[int]:
 
 
 def keys(engine: Engine) -> npt.NDArray[np.int64]:
-    """Return the keys of the units that hold a prefix."""
+    """Return the keys of the prefixes in the pool, one for each unit with a prefix."""
     return np.array([key for key in _rules(engine).units.keys if key != NO_KEY], np.int64)
 
 
@@ -177,7 +177,10 @@ def unusable_units(engine: Engine, head: Sequence) -> int:
 
 
 def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) -> bool:
-    """Append `found` and new units to a table, up to room for `num_tokens` tokens; return False if there is no room."""
+    """Append the `found` units, and new ones, to a table until it has room for `num_tokens` tokens.
+
+    Return False if the allocator has no room.
+    """
     rules = _rules(engine)
     units, unit_tokens = rules.units, engine.settings.unit_tokens
     request, arguments = rules.served(engine, sequence), [found] if found else []
@@ -201,7 +204,7 @@ def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) 
 
 
 def _hold_found(engine: Engine, sequence: Sequence, found: list[int]) -> None:
-    """Count the units of a found prefix as held once more. Each was free or is in another table."""
+    """Count each unit of a found prefix as held by one more table; until now it was free or in other tables."""
     state, refs = engine.state, _rules(engine).units.refs
     for unit in found:
         if refs[unit] == 0:
@@ -234,7 +237,10 @@ def _hold_free(engine: Engine, table: list[int], added: list[int]) -> None:
 
 
 def _runs(units: list[int], position: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the runs of consecutive units: the position in the table, the first unit, and the length."""
+    """Yield the ranges of consecutive units in `units`: position in the table, first unit, and length.
+
+    `position` is the position of the first of the `units`.
+    """
     begin = 0
     while begin < len(units):
         length = 1
@@ -245,7 +251,9 @@ def _runs(units: list[int], position: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _write_release(engine: Engine, sequence: Sequence, table: list[int], keeps: list[bool]) -> None:
-    """Record that a table is freed, cached up to its last kept unit, and that other units before that are evicted."""
+    """Record that a table is freed. Its units up to the last kept one are recorded as cached, and others there as
+    evicted.
+    """
     num_kept = len(table) - next((index for index, kept in enumerate(reversed(keeps)) if kept), len(table))
     _write(engine, MemoryKind.RELEASE, sequence.number - 1, 0, _WHOLE_TABLE - 1, len(table), num_kept)
     _write_evicted(engine, [unit for unit, kept in zip(table[:num_kept], keeps, strict=False) if not kept])

@@ -37,7 +37,7 @@ QUEUED = (WAITING, PREEMPTED)
 """States of a request that is in the queue."""
 
 _MOST_EMPTY = 3
-"""Largest number of consecutive empty steps, in which all running requests may await their last tokens."""
+"""Largest number of consecutive steps without tokens; in these, all running requests may await their last outputs."""
 _MOST_TIMES = 10
 """Largest number of times that all known tokens are computed without any new output token."""
 
@@ -93,10 +93,12 @@ class _Served:
 
 
 class CustomRules:
-    """The rules of a custom policy for one engine. The policy's hooks get this object as their `step`."""
+    """The rules of a custom policy for one engine. The policy's methods get this object as their argument `step`."""
 
     def __init__(self, policy: CustomPolicy, num_units: int, eviction: OptimalEviction | None = None) -> None:
-        """Create the allocator of `policy`, if any, for `num_units` units; `eviction` replaces the policy's own."""
+        """Create the allocator of `policy`, if it has one, for `num_units` units. `eviction` replaces the policy's
+        eviction.
+        """
         self.policy = policy
         self.own_units = None if policy.allocator is None else self._create_units(num_units)
         """The units of the policy's allocator; None if it has none."""
@@ -108,17 +110,19 @@ class CustomRules:
         self._listed: Iterator[CachedBlock] = iter(())
         """The remaining blocks of the list that `evict` returned last."""
         self._listed_in = 0
-        """Number of the step in which `evict` returned this list."""
+        """Number of the step in which `evict` returned `_listed`."""
         self._served: dict[int, _Served] = {}
         self._engine: Engine | None = None
         self._num_empty = 0
-        """Number of consecutive steps without computed tokens although there are requests."""
+        """Number of consecutive steps that computed nothing although there are requests."""
         self._has_declined = False
-        """True if the policy has named no request to admit in this step."""
+        """The policy has named no request to admit in this step."""
         self._tokens_in_vain = self._most_in_vain = 0
-        """Tokens computed since the last output token of any request, and the number at which to check next."""
+        """Tokens computed since any request last got an output token, and the number of these at which to
+        check again.
+        """
         self._alone: int | None = None
-        """The number of the request that `compute` serves; None outside of `compute`."""
+        """Number of the request that `compute` serves; None outside of `compute`."""
         self._next: Iterator[ServedRequest] | None = None
         """Yields the request that `admit` admits; None outside of `admit`."""
 
@@ -161,7 +165,7 @@ class CustomRules:
         return self.tokens_left
 
     def _check_progress(self, engine: Engine) -> None:
-        """Refuse a policy that lets requests be computed and preempted repeatedly without any new output token."""
+        """End the run if requests are computed and preempted repeatedly and none gets a new output token."""
         state = engine.state
         before = (state.next_launched - 1) % engine.settings.most_in_flight
         if state.num_running + state.num_waiting == 0 or engine.launched[before].num_emitting:
@@ -173,8 +177,8 @@ class CustomRules:
         self._most_in_vain = _MOST_TIMES * known
         if self._tokens_in_vain > self._most_in_vain:
             self.refuse(
-                f"has computed {self._tokens_in_vain:,} tokens in a row and no request got its next one, as they are "
-                f"preempted before: {self._rows((*self.running, *self.waiting))}"
+                f"has computed {self._tokens_in_vain:,} tokens without a new output token, because it preempts "
+                f"requests before they yield one: {self._rows((*self.running, *self.waiting))}"
             )
 
     def _rows(self, requests: Iterable[_Served]) -> str:
@@ -182,7 +186,7 @@ class CustomRules:
         return f"rows {', '.join(rows[:5])}" + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
 
     def choose_victim(self, engine: Engine, needs: Sequence) -> int:
-        """Return the index, among the running requests, of the request to preempt for `needs`."""
+        """Return the index in the running requests of the request to preempt so that `needs` gets memory."""
         if self._alone is not None:
             raise _NoRoomError
         if not overrides(self.policy, "victim"):
@@ -190,7 +194,7 @@ class CustomRules:
         return self._place(self.policy.victim(self, self.served(engine, needs)), "victim")
 
     def choose_next(self, engine: Engine) -> Sequence:
-        """Return the request to admit next; requests that this step has skipped are tried again first."""
+        """Return the request to admit next. Requests that earlier steps have skipped come first."""
         chooses = self._next is not None or overrides(self.policy, "admit")
         if engine.state.num_looked_at < engine.state.num_skipped or not chooses:
             return waiting_queue.next_in_pass(engine)
@@ -204,7 +208,7 @@ class CustomRules:
         return sequence
 
     def choose_evicted(self, engine: Engine) -> int:
-        """Return the block that the policy evicts."""
+        """Return the block that the policy chooses to evict."""
         if self._eviction is not None:
             return self._eviction.choose_evicted(engine)
         if self._cached is None:
@@ -217,7 +221,9 @@ class CustomRules:
         return unit
 
     def _choose_evicted(self, engine: Engine, candidates: FreeBlocks) -> CachedBlock:
-        """Return the next free block of the list that `evict` returned in this step, or ask the policy."""
+        """Return the next free block of the list that `evict` returned in this step; ask the policy if
+        there is none.
+        """
         self._engine, step = engine, engine.state.num_scheduled
         if self._listed_in == step:
             for block in self._listed:
@@ -243,14 +249,16 @@ class CustomRules:
             self._cached.hit(block, self.served(engine, sequence))
 
     def note_freed(self, engine: Engine, block: int) -> None:
-        """Tell the eviction rule that no table holds a block any more, cached or not."""
+        """Tell the eviction rule that no table holds a block any more, whether the block is cached or not."""
         if self._eviction is not None:
             self._eviction.note_freed(engine, block)
         if self._cached is not None:
             self._cached.free(block, engine.state.host_s)
 
     def ask(self, hook: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Call a hook of the policy, or of its allocator."""
+        """Call a method of the policy or of its allocator. If it fails, the run ends with an error that names the
+        policy.
+        """
         try:
             return hook(*arguments)
         except (KvsimError, _NoRoomError, _NoOtherError):
@@ -264,13 +272,13 @@ class CustomRules:
 
     @property
     def engine(self) -> Engine:
-        """The engine whose step is being made."""
+        """The engine that makes the step."""
         assert self._engine is not None
         return self._engine
 
     @property
     def now_s(self) -> float:
-        """The host's clock."""
+        """Time on the host's clock, in seconds."""
         return self.engine.state.host_s
 
     @property
@@ -303,27 +311,27 @@ class CustomRules:
         return engine.settings.max_num_batched_tokens - given
 
     def cost_s(self, tokens: Mapping[ServedRequest, int] | None = None) -> float:
-        """Return how long this step would take with `tokens` more of each request."""
+        """Return the seconds that this step would take with `tokens` more tokens for each request."""
         return step_costs.cost_s(
             self.engine,
             {self._sequence(request).number: self._positive(number) for request, number in (tokens or {}).items()},
         )
 
     def serve_running(self) -> None:
-        """Apply vLLM's rule to the running requests."""
+        """Assign tokens to the running requests by vLLM's rule."""
         if self.engine.state.num_listed:
             self.refuse("let all requests compute after it had let some")
         scheduler.serve_running(self.engine, self.tokens_left)
 
     def admit_waiting(self) -> None:
-        """Apply vLLM's rule to the waiting requests; the policy chooses the next."""
+        """Admit waiting requests by vLLM's rule; the policy's `admit` chooses the next one."""
         with suppress(_NoOtherError):
             scheduler.admit_waiting(self.engine, self.tokens_left)
 
     def compute(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
         """Schedule at most `num_tokens` tokens of a running request, without preempting any request.
 
-        Return False if none fit; see `StepInMaking.compute`.
+        Return False if no token fits; see `StepInMaking.compute`.
         """
         engine, state = self.engine, self.engine.state
         place, number = self._place(request, "request to compute"), self._sequence(request).number
@@ -345,7 +353,7 @@ class CustomRules:
     def admit(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
         """Admit a waiting request, and schedule at most `num_tokens` tokens of its prompt.
 
-        Return False if none fit; see `StepInMaking.admit`.
+        Return False if no token fits; see `StepInMaking.admit`.
         """
         listed = self.engine.state.num_listed
         self._next = iter((request,))
@@ -388,8 +396,8 @@ class CustomRules:
 
 
 class _NoRoomError(Exception):
-    """The request that `compute` serves has no room."""
+    """Raised if the request that `compute` serves has no room."""
 
 
 class _NoOtherError(Exception):
-    """The policy names no other request to admit."""
+    """Raised if the policy names no other request to admit."""

@@ -17,27 +17,27 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import NO_KEY, PREEMPTED, WAITING, Engine, table_of
 
 NEVER = 1 << 62
-"""Place in the order of a block without a next use: after all requests."""
+"""Value of the next use of a block that has none: after all requests."""
 
 
 class OptimalEviction:
-    """Belady's rule in one engine. It follows the prefix cache event by event."""
+    """Belady's rule in one engine; it is updated with every event of the prefix cache."""
 
     def __init__(self, order: list[int]) -> None:
         """Begin with the expected `order` of admission, as rows of the workload."""
         self._order = order
         self._uses: dict[int, list[int]] | None = None
         self._blocks_of: defaultdict[int, set[int]] = defaultdict(set)
-        """Cached blocks with the same prefix, in use or free, by key."""
+        """Cached blocks with the same prefix, in use or free, for each key."""
         self._end_tokens: dict[int, int] = {}
-        """Tokens from the beginning of the prompt to the end of a cached block."""
+        """Number of tokens, for each cached block, from the beginning of the prompt to the block's end."""
         self._free: list[tuple[int, int, int, int]] = []
         """A heap of free cached blocks: (-next use, -end, block, key). Some entries are out of date."""
         self._without_prefix: list[int] = []
         """Blocks that held no prefix when they were freed. Some may be in use again."""
         self._preempted_keys: set[int] = set()
         self._looked_at = (-1, -1)
-        """The step, and its number of preemptions, at which `_preempted_keys` was computed."""
+        """Number of the step, and of its preemptions, for which `_preempted_keys` was computed."""
 
     def choose_evicted(self, engine: Engine) -> int:
         """Return the free block whose next use is the latest."""
@@ -104,12 +104,16 @@ class OptimalEviction:
         heappush(self._free, (-use, -end, block, key))
 
     def _worth(self, engine: Engine, block: int, key: int) -> tuple[int, int]:
-        """Return the place in the order of a block's next use, and the number of tokens up to the end of the block."""
+        """Return the position of a block's next use in the order of admission, and the number of tokens up to the
+        block's end.
+        """
         use = NEVER if len(self._blocks_of[key]) > 1 else self._next_use(engine, key)
         return use, self._end_tokens[block]
 
     def _next_use(self, engine: Engine, key: int) -> int:
-        """Return the place in the order of the first request that is not admitted and asks for `key`, or `NEVER`."""
+        """Return the position, in the order of admission, of the first waiting request that contains `key`; `NEVER` for
+        none.
+        """
         if self._uses is None:
             self._uses = self._all_uses(engine)
         places = self._uses.get(key // engine.settings.num_groups)
@@ -118,7 +122,9 @@ class OptimalEviction:
         return places[-1] if places else NEVER
 
     def _all_uses(self, engine: Engine) -> dict[int, list[int]]:
-        """Return, for each prompt key, the places in the order of all requests that can hit it, the last first."""
+        """Return, for each prompt key, the positions in the order of admission of all requests that can hit it, last
+        first.
+        """
         group, uses = engine.groups[0], defaultdict(list)
         hash_tokens = group.block_size // group.hashes_per_block
         for place in reversed(range(len(self._order))):

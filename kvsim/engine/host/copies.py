@@ -78,7 +78,7 @@ def _start_loads(engine: Engine) -> None:
 
 @part
 def poll(engine: Engine) -> None:
-    """Report the copies that have ended when a step is launched: all stores, then all loads."""
+    """Report the copies that have ended when the kernels of a step are launched: all stores, then all loads."""
     if engine.host.settings.is_timed:
         _report_ended(engine, False)
         _report_ended(engine, True)

@@ -74,7 +74,9 @@ def most_loading(policy: Paged, num_units: int, size: int) -> int:
 
 
 def num_places(policy: Paged, num_units: int, size: int) -> int:
-    """Return the largest number of tables at once: of running, loading and preempted requests whose blocks are busy."""
+    """Return the largest number of tables at once: of requests that run or load, and of others whose blocks are freed
+    late.
+    """
     batch = min(policy.scheduler.max_num_seqs, size)
     if not policy.cache.kv_offloading_size:
         return batch
@@ -91,7 +93,9 @@ def rows_of_loads(policy: Policy, num_units: int, size: int, width: int, *, has_
 
 
 def rows_of_table(width: int) -> int:
-    """Return the largest number of changes of ownership of one sequence in one step, if all its blocks change."""
+    """Return the largest number of memory rows of one sequence in one step, if all `width` entries of its tables
+    change.
+    """
     return 3 * width + 2
 
 
@@ -106,9 +110,10 @@ def host_tier(
     is_timed: bool,
     compiled: bool,
 ) -> HostTier:
-    """Return the second tier of an engine that serves `size` requests; an empty tuple if its policy has no offload.
+    """Return the records of the second tier of an engine for `size` requests; an empty tuple without offload.
 
-    A block, of `block_bytes` on each GPU, is copied layer by layer. If `is_timed`, the clock decides when a copy ends.
+    A block has `block_bytes` on each GPU and is copied layer by layer. If `is_timed`, the engine's clock decides when a
+    copy ends.
     """
     if not has_offload(policy):
         return cast("HostTier", ())

@@ -38,7 +38,7 @@ def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: in
 
 @part
 def report(engine: Engine, job: int, step: int) -> None:
-    """Schedule the report of a copy with the output of `step`, the number of a call of the scheduler, from 1."""
+    """Schedule the report of the end of a copy with the output of call `step` of the scheduler, counted from 1."""
     host = engine.host
     host.jobs[job].reported_in = step
     if host.state.first_reported == NO_JOB:
@@ -50,7 +50,9 @@ def report(engine: Engine, job: int, step: int) -> None:
 
 @part
 def next_reported(engine: Engine, step: int) -> int:
-    """Remove the next copy from those reported with the output of `step`; return its index, or `NO_JOB` for none."""
+    """Remove the next copy whose end is reported with the output of `step` or earlier; return its index, or
+    `NO_JOB`.
+    """
     state, jobs = engine.host.state, engine.host.jobs
     job = state.first_reported
     if job == NO_JOB or jobs[job].reported_in > step:

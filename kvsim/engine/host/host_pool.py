@@ -21,13 +21,13 @@ from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.state import Engine
 
 _SPREAD = -7046029254386353131
-"""The factor of Fibonacci hashing: 2**64 / golden ratio, rounded to an odd number, as a signed 64-bit integer."""
+"""Multiplier of Fibonacci hashing: 2^64 divided by the golden ratio, as a signed odd number."""
 _UNLISTED = -1
 
 
 @part
 def find(engine: Engine, key: int) -> int:
-    """Return the block that holds `key`, even one that is still being written, or `NO_HOST_BLOCK`."""
+    """Return the block that holds `key`, even if it is still being written; `NO_HOST_BLOCK` for none."""
     block = _find_also_ghosts(engine, key)
     return block if block < NUM_LISTS + engine.host.settings.num_slots else NO_HOST_BLOCK
 
@@ -78,7 +78,9 @@ def release(engine: Engine, block: int) -> None:
 
 @part
 def touch(engine: Engine, key: int) -> None:
-    """Mark the block of a key as recently used. If the key belongs to a ghost, adapt the target of ARC's lists."""
+    """Mark the block of a key as recently used. If ARC has only a ghost of it, change the target length of the recency
+    list.
+    """
     tier = engine.host
     block = _find_also_ghosts(engine, key)
     if block == NO_HOST_BLOCK:
@@ -109,9 +111,10 @@ def begin_sparing(engine: Engine) -> None:
 
 @part
 def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequent_spared: int) -> bool:
-    """Evict idle blocks that are not spared until `num_blocks` slots are free; return False if there are too few.
+    """Evict idle blocks until `num_blocks` slots are free; return False, and evict nothing, if there are too few.
 
-    `num_recent_spared` and `num_frequent_spared` count the idle spared blocks in the recency and the frequency list.
+    Spared blocks are not evicted. `num_recent_spared` and `num_frequent_spared` count the spared blocks that are idle,
+    in the recency and in the frequency list.
     """
     tier = engine.host
     lack = num_blocks - tier.state.num_free
@@ -141,7 +144,7 @@ def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequ
 
 @part
 def store(engine: Engine, key: int) -> int:
-    """Allocate a free slot for `key`, which no block holds, and mark it as being written; return the block."""
+    """Allocate a free slot for `key`, which no block holds yet, and mark it as being written; return the block."""
     tier = engine.host
     state = tier.state
     ghost = _find_also_ghosts(engine, key)
@@ -164,14 +167,14 @@ def store(engine: Engine, key: int) -> int:
 
 @part
 def _prefers_recent(engine: Engine, length: int) -> bool:
-    """Tell whether to evict from the recency list, which has `length` blocks, if one of its blocks is idle."""
+    """Tell whether an idle block of the recency list, which has `length` blocks, is evicted before a frequent one."""
     tier = engine.host
     return not tier.settings.adaptive or length >= int(tier.state.recent_target)
 
 
 @part
 def _evict(engine: Engine, place: int) -> None:
-    """Free the slot of the first block in a list that is idle and not spared; ARC keeps the key as a ghost."""
+    """Free the slot of the first block in a list that is idle and not spared. With ARC, the key becomes a ghost."""
     tier = engine.host
     state, block = tier.state, tier.blocks[place].next
     while tier.blocks[block].readers != 0 or tier.blocks[block].spared == state.num_sparings:
@@ -188,7 +191,7 @@ def _evict(engine: Engine, place: int) -> None:
 
 @part
 def _adapt(engine: Engine, place: int) -> None:
-    """Change the target length of the recency list in favour of the list from which a requested ghost was evicted."""
+    """Change the target length of the recency list after a request for a ghost: its list should have been longer."""
     tier = engine.host
     state, recent, frequent = tier.state, tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
     if place == RECENT_GHOSTS:
@@ -199,7 +202,7 @@ def _adapt(engine: Engine, place: int) -> None:
 
 @part
 def _remember_ghost(engine: Engine, place: int, key: int) -> None:
-    """Keep the key of an evicted block as a ghost; a list of ghosts has at most one for each slot."""
+    """Add the key of an evicted block to a list of ghosts, which has at most one ghost for each slot."""
     tier = engine.host
     if tier.lists[place].length == tier.settings.num_slots:
         _forget_ghost(engine, tier.blocks[place].next)
@@ -260,7 +263,7 @@ def _find_also_ghosts(engine: Engine, key: int) -> int:
     tier = engine.host
     block = tier.buckets[_bucket_of(engine, key)]
     while block != NO_HOST_BLOCK and tier.blocks[block].key != key:
-        block = tier.blocks[block].next_alike
+        block = tier.blocks[block].next_in_bucket
     return block
 
 
@@ -269,7 +272,7 @@ def _index(engine: Engine, block: int, key: int) -> None:
     """Set the key of a block or ghost, and add it to the hash table."""
     tier, bucket = engine.host, _bucket_of(engine, key)
     tier.blocks[block].key = key
-    tier.blocks[block].next_alike = tier.buckets[bucket]
+    tier.blocks[block].next_in_bucket = tier.buckets[bucket]
     tier.buckets[bucket] = block
 
 
@@ -280,11 +283,11 @@ def _unindex(engine: Engine, block: int) -> None:
     bucket = _bucket_of(engine, tier.blocks[block].key)
     before = tier.buckets[bucket]
     if before == block:
-        tier.buckets[bucket] = tier.blocks[block].next_alike
+        tier.buckets[bucket] = tier.blocks[block].next_in_bucket
         return
-    while tier.blocks[before].next_alike != block:
-        before = tier.blocks[before].next_alike
-    tier.blocks[before].next_alike = tier.blocks[block].next_alike
+    while tier.blocks[before].next_in_bucket != block:
+        before = tier.blocks[before].next_in_bucket
+    tier.blocks[before].next_in_bucket = tier.blocks[block].next_in_bucket
 
 
 @part

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from kvsim.engine.arrays import Numbers
 from kvsim.engine.host import host_jobs, host_pool
-from kvsim.engine.host_tier import NO_HOST_BLOCK, NO_JOB, WRITING
+from kvsim.engine.host_tier import NO_HOST_BLOCK, NO_JOB, RECENT, WRITING
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.memory import SKIP
 from kvsim.engine.paged import external_kv, groups, prefix_hits
@@ -156,7 +156,9 @@ def _touch(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _record_allocations(engine: Engine, sequence: Sequence) -> None:
-    """Note the step in all blocks that it allocated to a sequence; in all blocks of a sequence that it admitted."""
+    """Record this step in the blocks that it allocated to a sequence; if it admitted the sequence, in all
+    its blocks.
+    """
     host_sequence, table = engine.host.sequences[sequence.number], table_of(engine, sequence, 0)
     for entry in range(table.begin + host_sequence.num_recorded, table.begin + table.num_blocks):
         engine.host.allocated_in[engine.entries[entry]] = engine.state.num_scheduled
@@ -185,7 +187,7 @@ def _must_wait_for(engine: Engine, job: int) -> bool:
 
 @part
 def _store(engine: Engine, sequence: Sequence) -> None:
-    """Store the blocks that the step fills and the host lacks; if the host has no room, a later step tries again."""
+    """Store the blocks that the step fills and the host lacks. If the host has no room, a later step tries again."""
     state, host = engine.state, engine.host
     host_sequence = host.sequences[sequence.number]
     num_tokens = min(sequence.computed, sequence.num_tokens)
@@ -211,7 +213,10 @@ def _store(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> int:
-    """Make room for those of host blocks [begin, end) that the host lacks; return their number, or -1 without room."""
+    """Make room on the host for those of the host blocks [begin, end) that it lacks.
+
+    Return their number, or -1 if there is no room.
+    """
     host, num_new, num_recent, num_frequent = engine.host, 0, 0, 0
     host_pool.begin_sparing(engine)
     for index in range(begin, end):
@@ -221,8 +226,8 @@ def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> i
             continue
         host_pool.spare(engine, block)
         if host.blocks[block].readers == 0:
-            num_recent += host.blocks[block].in_list == 0
-            num_frequent += host.blocks[block].in_list != 0
+            num_recent += host.blocks[block].in_list == RECENT
+            num_frequent += host.blocks[block].in_list != RECENT
     return num_new if host_pool.make_room(engine, num_new, num_recent, num_frequent) else -1
 
 

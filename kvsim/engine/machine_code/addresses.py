@@ -1,4 +1,4 @@
-"""The table of addresses by which compiled code gets an engine, as one pointer.
+"""The table of addresses: compiled code gets an engine as one pointer to this table.
 
 The table holds the address and the length of each array of the engine, and the address of each single record.
 """
@@ -19,17 +19,17 @@ from kvsim.engine.records import Settings, constants_of
 
 @dataclass(frozen=True, slots=True)
 class One:
-    """A single record."""
+    """A single record, in the layout of an engine."""
 
     dtype: np.dtype[Any]
     constants: tuple[tuple[str, int], ...] = ()
-    """Fields that are compiled as constants, with their values."""
+    """Names and values of fields that are compiled as constants."""
 
 
 Layout: TypeAlias = "tuple[tuple[str, np.dtype[Any] | One | Any | Layout], ...]"
 """Names and types of the fields of an engine, in order.
 
-The type is the dtype of an array, `One` for a single record, the layout of a nested named tuple, or a record of
+The type is the dtype of an array, `One` for a single record, a layout for a nested named tuple, or a record of
 functions itself.
 """
 

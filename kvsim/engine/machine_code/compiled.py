@@ -1,8 +1,8 @@
 """Compilation of the engine with numba, and the choice between interpreted functions and machine code.
 
-Every function of the engine is written once, as plain Python over records, and marked with `part`. In short runs, and
-without numba, the functions are interpreted; `MachineCode` compiles them. Importing this module does not load numba.
-`numba_types` describes the engine's records to numba, `numba_linking` links the parts, and `object_code` keeps machine
+A part is a function of the engine that compiled code may call: plain Python over records, marked with `part`. In short
+runs, and without numba, parts are interpreted; `MachineCode` compiles them. Importing this module does not load numba.
+`numba_types` describes the engine's records to numba, `numba_linking` links the parts, and `object_code` stores machine
 code on disk.
 """
 
@@ -58,10 +58,10 @@ def has_numba() -> bool:
 
 
 class MachineCode:
-    """A part of the engine as machine code for the engine of one run. Python calls it like the part itself.
+    """A part as machine code, which Python calls like the part itself.
 
-    Machine code is kept on disk. Its file name has a hash of the Python files in the folders `sources`, which contain
-    all compiled functions.
+    Machine code is stored on disk. Its file name has a hash of the Python files in the folders `sources`, which must
+    contain all parts.
     """
 
     def __init__(self, function: EntryPoint, sources: Sequence[Path]) -> None:
@@ -79,7 +79,7 @@ class MachineCode:
 
 
 def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
-    """Tell whether machine code for a kind of memory is on disk. Loading it takes less than a tenth of a second."""
+    """Tell whether machine code for a kind of memory is on disk. Loading it takes less than 0.1 s."""
     with suppress(ImportError, OSError):
         pattern = f"*{_stem(memory, tuple(sources))}-*"
         return any(any(folder.glob(pattern)) for folder in _folders())
@@ -106,7 +106,7 @@ def _ready(function: EntryPoint, sources: tuple[Path, ...], layout: Layout) -> C
 
 
 def _remove_outdated(name: str) -> None:
-    """Remove machine code of earlier versions of the sources from the folder beside the sources."""
+    """Remove machine code that was compiled from other versions of the sources from the folder beside the sources."""
     function, _, *rest = name.split("-")
     for folder in _folders()[:1]:
         for file in folder.glob("-".join((function, "*", *rest[:2], "*.o"))):
@@ -170,18 +170,20 @@ def without_asserts(function: Function) -> Function:
 
 @cache
 def _codes(file: str) -> dict[tuple[str, int], CodeType]:
-    """Return the code of the top-level functions of a source file, without asserts, by name and first line."""
+    """Return the code of the top-level functions of a source file, without asserts, by qualified name and
+    first line.
+    """
     module = compile(Path(file).read_text(encoding="utf-8"), file, "exec", optimize=1, dont_inherit=True)
     return {(code.co_qualname, code.co_firstlineno): code for code in module.co_consts if isinstance(code, CodeType)}
 
 
 def _for_all_types(implementation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that numba's `overload` calls with argument types to get an implementation."""
+    """Return a function that gives numba's `overload` the same implementation for all types of arguments."""
     return lambda *_types: implementation
 
 
 def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
-    """Compile `function`, with messages on a terminal about the wait."""
+    """Compile `function`. On a terminal, messages announce the wait."""
     if not has_numba():
         raise UsageError("this run cannot be compiled without numba; take --engine interpreted.")
     from kvsim.engine.machine_code import numba_types, object_code  # noqa: PLC0415  as above
@@ -197,7 +199,7 @@ def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Pause Python's garbage collector, because a compiler keeps nearly all objects that it creates."""
+    """Pause Python's garbage collector, because nearly all objects that a compiler creates live until it ends."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

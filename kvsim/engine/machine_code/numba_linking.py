@@ -42,7 +42,7 @@ def is_known(release: str = numba.__version__) -> bool:
 
 
 class PartLibrary(JITCodeLibrary):
-    """LLVM code of one part, with references to the parts that it calls. It is linked, and never run by itself."""
+    """LLVM code of one part, with references to the parts that it calls. It is only linked, never run by itself."""
 
     def __init__(self, codegen: Any, name: str) -> None:
         CodeLibrary.__init__(self, codegen, name)
@@ -51,7 +51,7 @@ class PartLibrary(JITCodeLibrary):
         """The code, as LLVM assembly."""
 
     def add_ir_module(self, ir_module: Any) -> None:
-        """Store code of the part."""
+        """Store LLVM code of the part."""
         self.texts.append(str(ir_module))
 
     def finalize(self) -> None:
@@ -59,7 +59,7 @@ class PartLibrary(JITCodeLibrary):
         self._finalized = True
 
     def all_called(self) -> list[JITCodeLibrary]:
-        """Return this library and those that it calls, directly or indirectly."""
+        """Return this library and all libraries that it calls, directly or indirectly."""
         found: dict[JITCodeLibrary, None] = {}
         left: list[JITCodeLibrary] = [self]
         while left:
@@ -74,7 +74,7 @@ class EntryLibrary(PartLibrary):
     """Code of the function that Python calls, with the code of all parts."""
 
     def finalize(self) -> None:
-        """Link the parts and optimise them. The caller generates machine code later."""
+        """Link all parts and optimise them together. The caller generates machine code later."""
         module = self._final_module = llvm.parse_assembly(str(self._codegen._create_empty_module("parts")))
         for library in self.all_called():
             if isinstance(library, PartLibrary):
@@ -98,7 +98,9 @@ class PartLower(Lower):
     """numba's translation to LLVM code, without features that parts do not use."""
 
     def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
-        """Lower an operation with the signature that type inference found, without numba's case for constants."""
+        """Translate a binary operation with the signature that type inference found; numba's case for constants is left
+        out.
+        """
         context, signature = self.context, self.fndesc.calltypes[expr]
         operands = [
             context.cast(self.builder, self.loadvar(each.name), self.typeof(each.name), kind)
@@ -137,7 +139,7 @@ class OfferToCallers(LoweringPass):
         LoweringPass.__init__(self)
 
     def run_pass(self, state: Any) -> bool:
-        """Register the function under a new key, because it has no machine code whose address could be the key."""
+        """Register the part under a new key. numba would use the address of its machine code, which does not exist."""
         lowered, library = state["cr"], state.library
         name = lowered.fndesc.qualname
         key = _dynfunc.make_function(lowered.fndesc.lookup_module(), name, name, 0, lowered.env, (library,))
@@ -148,7 +150,7 @@ class OfferToCallers(LoweringPass):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class OmitFeatures(FunctionPass):
-    """Omit the branches of a part that are never taken because a setting is constant, before types are inferred.
+    """Omit branches of a part that are never taken because a setting is constant; runs before type inference.
 
     Parts that are called only from these branches are then not compiled at all.
     """
@@ -173,7 +175,10 @@ class OmitFeatures(FunctionPass):
         return True
 
     def _path_of(self, function: Any, value: Any) -> tuple[Any, ...]:
-        """Return the path that `value` reads: (0, "settings", "x") for `settings.x` of argument 0; () for no path."""
+        """Return the path of attributes that `value` reads, () for none.
+
+        For `settings.x` of argument 0, it is (0, "settings", "x").
+        """
         if isinstance(value, ir.Arg):
             return (value.index,)
         if not isinstance(value, ir.Expr) or value.op != "getattr":
@@ -183,12 +188,14 @@ class OmitFeatures(FunctionPass):
 
 
 class PartCompiler(CompilerBase):
-    """A compiler of the numba passes that parts need. Parts have no closures, no arrays and no exceptions."""
+    """A compiler that runs only the numba passes that parts need. Parts have no closures, no arrays and no
+    exceptions.
+    """
 
     library = PartLibrary
 
     def define_pipelines(self) -> list[Any]:
-        """Return the passes for one part, up to machine code."""
+        """Return the passes for one part, up to LLVM code."""
         self.state.flags.no_compile = True
         self.state.library = self.library(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
         self.state.typingctx = Remembering.of(self.state.typingctx)
@@ -203,13 +210,15 @@ class PartCompiler(CompilerBase):
 
 
 class EntryCompiler(PartCompiler):
-    """Passes for the function that Python calls."""
+    """The compiler of the function that Python calls."""
 
     library = EntryLibrary
 
 
 class Remembering:
-    """A typing context that caches its results. Parts make thousands of queries, of which a few hundred differ."""
+    """A typing context that caches its results. The parts make thousands of queries, but only a few hundred different
+    ones.
+    """
 
     _made: ClassVar[dict[Any, Remembering]] = {}
 

@@ -1,11 +1,11 @@
 """The numba types of an engine and its records, with which numba compiles `records[index].field`.
 
 An engine has some thirty arrays. As numba arrays, they would be two hundred arguments in every call of a part. So an
-engine is passed as one pointer, to a table with the address and the length of each array (see `addresses`). The table
+engine is passed as one pointer to a table with the address and the length of each array (see `addresses`). The table
 does not change while compiled code runs. Loads from it are marked as invariant, so that LLVM reads each address once.
 
-A record of functions, such as a kind of memory, has its own type. Its functions are known at compile time, so a call of
-one is a direct call.
+A record of functions, such as a kind of memory, has its own type. Its functions are known at compile time, so calls of
+these functions are direct calls.
 
 Indices are not checked: an index outside its array reads or writes other memory.
 """
@@ -114,7 +114,7 @@ def engine_type(layout: Layout) -> EngineType:
 
 
 def to_llvm(function: Any, layout: Layout, options: dict[str, Any]) -> tuple[str, str]:
-    """Compile `function`, a part that takes an engine, an action and a number; return LLVM code and the symbol's name.
+    """Compile `function`, which takes an engine, an action and a number; return LLVM code and the name of its symbol.
 
     Its declaration in C is `int64_t name(void **addresses, int64_t action, double argument)`.
     """
@@ -154,7 +154,7 @@ class _RecordModel(models.PrimitiveModel):
 
 
 class _TableModel(models.PrimitiveModel):
-    """Data model of an engine or of an array: where its addresses begin in the table of addresses."""
+    """Data model of an engine or of an array: a pointer to its first word in the table of addresses."""
 
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _TABLE)
@@ -290,14 +290,14 @@ def _store(context: Any, builder: Any, kind: Any, value: Any, place: Any, field:
 
 
 def _alias_metadata(builder: Any, field: str) -> Any:
-    """Return LLVM's metadata for type-based alias analysis: writes to other fields do not change this field."""
+    """Return metadata for LLVM's type-based alias analysis: a write to one field changes no other field."""
     module, zero_offset = builder.module, ir.IntType(64)(0)
     kind = module.add_metadata([field, module.add_metadata(["kvsim"]), zero_offset])
     return module.add_metadata([kind, kind, zero_offset])
 
 
 def _typed(context: Any, builder: Any, records: RecordsType, header: Any, index: Any) -> Any:
-    """Return the address of number `index` of an array, as a pointer to the number's type."""
+    """Return the address of the number at `index` of an array, as a pointer to the number's type."""
     place = _record(builder, records, header, index)
     return builder.bitcast(place, context.get_data_type(records.dtype).as_pointer())
 

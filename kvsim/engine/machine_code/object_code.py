@@ -1,7 +1,7 @@
-"""Machine code of the engine on disk, so that later runs load it in less than a tenth of a second, without numba.
+"""Machine code of the engine on disk: later runs load it in less than 0.1 s, without numba.
 
 A file holds one function with C calling conventions, for one type of processor. It begins with a header, one line of
-JSON. A damaged file counts as missing, so that the function is compiled again.
+JSON. A damaged file is treated as missing, so that the function is compiled again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _NEVER_CALLED = frozenset(
     {"NRT_Free", "numba_do_raise", "numba_gil_ensure", "numba_gil_release", "numba_runtime_build_excinfo_struct",
      "numba_unpickle"}
 )  # fmt: skip
-"""Functions of numba's runtime, which are missing when numba is not loaded.
+"""Functions of numba's runtime to which machine code refers only for raising exceptions, which the engine never does.
 
-The engine refers to them only for raising exceptions, which it never does, so `load` replaces them by an abort. Machine
-code that refers to other missing functions is refused.
+They are missing when numba is not loaded, so `load` replaces them by an abort. Machine code that refers to other
+functions of the runtime is refused.
 """
 _loaded: list[Any] = []
-"""Owners of the memory of loaded code; kept here so that the code is never freed."""
+"""Objects that own the memory of loaded code, so that it is never freed."""
 
 
 class ObjectCode(NamedTuple):
@@ -44,13 +44,13 @@ class ObjectCode(NamedTuple):
 
 @cache
 def target() -> str:
-    """Return a text that names the processor and the version of llvmlite that machine code depends on."""
+    """Return a text that names the processor and the version of llvmlite; machine code runs only with these."""
     features = sha256(_features().encode()).hexdigest()[:8]
     return f"{llvm.get_process_triple()}-{llvm.get_host_cpu_name()}-{features}-{llvmlite.__version__}"
 
 
 def translate(code: str, name: str) -> ObjectCode:
-    """Return machine code for this processor of the function `name` in `code`, optimised LLVM code."""
+    """Return machine code for this processor of the function `name` in `code`, which is optimised LLVM assembly."""
     module = llvm.parse_assembly(code)
     declared = [each.name for each in (*module.functions, *module.global_variables) if each.is_declaration]
     missing = [name for name in declared if name.startswith(("numba_", "NRT_")) and name not in _NEVER_CALLED]

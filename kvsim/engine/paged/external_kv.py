@@ -78,7 +78,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def begin_step(engine: Engine, has_effect: bool) -> None:
-    """Note the step in each sequence of the batch, and end the reservations for prompts that the step completes.
+    """Record the step in each sequence of the batch, and end the reservations for prompts that the step completes.
 
     `has_effect` is True if this call of the scheduler changed anything.
     """
@@ -97,7 +97,7 @@ def begin_step(engine: Engine, has_effect: bool) -> None:
 
 @part
 def before_update(engine: Engine, place: int) -> None:
-    """Free the blocks that waited for the oldest step in flight, at index `place` of the ring `Engine.launched`."""
+    """Free the blocks that wait only for the oldest step in flight, at index `place` of the ring `Engine.launched`."""
     external, num_freed = engine.external, 0
     state = external.state
     state.num_updates += 1

@@ -180,8 +180,8 @@ def records_of_groups(
         record.cap_blocks = kept.blocks_for(policy.max_model_len, most)
         record.hashes_per_block = max(group.block_size // layout.hash_block_size, 1)
         record.token_slots, record.state_slots = tokens[index], states[index]
-        record.num_alike = specs.count(specs[index])
-        record.alike_slots = sum(
+        record.num_of_kind = specs.count(specs[index])
+        record.kind_slots = sum(
             tokens[other] + states[other] for other in range(len(specs)) if specs[other] == specs[index]
         )
         record.keeps_all = _keeps_all(layout, group, rules, retention_tokens)
@@ -193,7 +193,7 @@ def records_of_groups(
         record.frees_over_gaps = rules.frees_over_gaps and group.mamba_mode is MambaMode.ALIGN
         record.first_entry = sum(widths[:index])
         alike = [other for other in range(index + 1, len(specs)) if specs[other] == specs[index]]
-        record.next_alike = alike[0] if alike else groups.NO_GROUP
+        record.next_of_kind = alike[0] if alike else groups.NO_GROUP
         later = leaders[leaders.index(index) + 1 :] if index in leaders else []
         record.next_leader = later[0] if later else groups.NO_GROUP
     return made

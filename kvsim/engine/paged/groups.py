@@ -99,7 +99,7 @@ def is_written_this_step(engine: Engine, group: int) -> bool:
     while block != NULL_BLOCK:  # a later block in the bucket may hold an equal state
         if engine.blocks[block].key == key and engine.blocks[block].cached_in == engine.state.num_scheduled:
             return True
-        block = engine.blocks[block].next_alike
+        block = engine.blocks[block].next_in_bucket
     return False
 
 
@@ -234,12 +234,12 @@ def expired_slots(engine: Engine) -> int:
         leader = settings.first_leader
         while leader != NO_GROUP:
             if num_shared == 0:  # groups of one kind have tables of equal shape
-                total += _num_expired(engine, sequence, leader, computed) * engine.groups[leader].alike_slots
+                total += _num_expired(engine, sequence, leader, computed) * engine.groups[leader].kind_slots
             else:
                 group = leader
                 while group != NO_GROUP:
                     total += _expired_of_table(engine, sequence, group, computed)
-                    group = engine.groups[group].next_alike
+                    group = engine.groups[group].next_of_kind
             leader = engine.groups[leader].next_leader
     return total
 

@@ -100,7 +100,7 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
         groups.remove_skipped_blocks(engine, sequence, group, read)
     leader = settings.first_leader
     while leader != groups.NO_GROUP:
-        needed += groups.num_needed_to_grow(engine, sequence, leader, total, slots) * engine.groups[leader].num_alike
+        needed += groups.num_needed_to_grow(engine, sequence, leader, total, slots) * engine.groups[leader].num_of_kind
         leader = engine.groups[leader].next_leader
     if needed > engine.state.num_free:
         return False

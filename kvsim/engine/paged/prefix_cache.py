@@ -17,7 +17,7 @@ from kvsim.engine.state import NO_KEY, Engine
 
 NO_BLOCK = HEAD
 _NOT_OFFERED = -1
-"""Value of `next_alike` of a block that has a key but is not in the hash table."""
+"""Value of `next_in_bucket` of a block that has a key but is not in the hash table."""
 _SPREAD = -7046029254386353131
 """Multiplier of Fibonacci hashing: 2^64 divided by the golden ratio, as a signed odd number."""
 
@@ -27,7 +27,7 @@ def find(engine: Engine, key: int) -> int:
     """Return the block that has had `key` for the longest time, in use or free; `NO_BLOCK` if there is none."""
     block = engine.buckets[bucket_of(engine, key)].first
     while block != NO_BLOCK and engine.blocks[block].key != key:
-        block = engine.blocks[block].next_alike
+        block = engine.blocks[block].next_in_bucket
     return block
 
 
@@ -37,7 +37,7 @@ def cache(engine: Engine, block: int, key: int) -> None:
     assert engine.blocks[block].refs > 0
     assert engine.blocks[block].key == NO_KEY
     engine.blocks[block].key = key
-    engine.blocks[block].next_alike = _NOT_OFFERED
+    engine.blocks[block].next_in_bucket = _NOT_OFFERED
     if key >= 0:
         offer(engine, block)
 
@@ -46,14 +46,14 @@ def cache(engine: Engine, block: int, key: int) -> None:
 def offer(engine: Engine, block: int) -> None:
     """Put `block` into the hash table, if it has a key and is not there yet."""
     key = engine.blocks[block].key
-    if key != NO_KEY and engine.blocks[block].next_alike == _NOT_OFFERED:
+    if key != NO_KEY and engine.blocks[block].next_in_bucket == _NOT_OFFERED:
         bucket.push_back(engine.blocks, engine.buckets[bucket_of(engine, key)], block)
 
 
 @part
 def evict(engine: Engine, block: int) -> None:
     """Remove `block` from the prefix cache."""
-    if engine.blocks[block].next_alike != _NOT_OFFERED:
+    if engine.blocks[block].next_in_bucket != _NOT_OFFERED:
         bucket.remove(engine.blocks, engine.buckets[bucket_of(engine, engine.blocks[block].key)], block)
     engine.blocks[block].key = NO_KEY
 

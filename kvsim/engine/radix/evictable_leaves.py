@@ -7,7 +7,7 @@ from kvsim.engine.radix_records import FIFO, FILO, LEAST_PRIORITY, LFU, LRU, MRU
 from kvsim.engine.state import Engine
 
 _OFTEN = 2
-"""Number of hits from which on `SLRU` evicts a node after all nodes with fewer hits."""
+"""Number of hits from which on `SLRU` evicts a node only after all nodes with fewer hits."""
 
 
 @part
@@ -60,7 +60,7 @@ def goes_first(engine: Engine, node: int, other: int) -> bool:
 
 @part
 def _rise(engine: Engine, node: int, place: int) -> None:
-    """Put a node at `place` of the heap, or above those of its parents that are evicted after the node."""
+    """Put a node at `place` of the heap, or above those parents that are evicted after it."""
     nodes, leaves = engine.radix.nodes, engine.radix.leaves
     while place > 0 and goes_first(engine, node, leaves[(place - 1) // 2]):
         leaves[place] = leaves[(place - 1) // 2]
@@ -72,7 +72,7 @@ def _rise(engine: Engine, node: int, place: int) -> None:
 
 @part
 def _sink(engine: Engine, node: int, place: int) -> int:
-    """Move the free place of the heap below the children that are evicted before `node`; return the free place."""
+    """Move the free place of the heap below the children that are evicted before `node`; return the new free place."""
     nodes, leaves, size = engine.radix.nodes, engine.radix.leaves, engine.radix.state.num_leaves
     while 2 * place + 1 < size:
         child = 2 * place + 1

@@ -20,7 +20,7 @@ from kvsim.engine.radix_records import BY_CLOCK
 from kvsim.engine.state import Engine
 
 _SETTLED_PASSES = 2
-"""Consecutive passes without a batch, after which no pass has an effect until a copy ends or a request arrives."""
+"""Number of consecutive passes without a batch after which nothing changes until a copy ends or a request arrives."""
 
 
 @part
@@ -37,7 +37,7 @@ def tree_units(engine: Engine) -> int:
 
 @part
 def wait_for_copies(engine: Engine, until_s: float) -> None:
-    """Advance the clock, at most to `until_s`, if no pass has an effect before the next arrival or end of a copy."""
+    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if no pass has an effect before."""
     state, radix = engine.state, engine.radix.state
     is_settled = radix.num_idle_passes >= _SETTLED_PASSES and state.num_in_flight == 0
     if is_settled and tree_copies.are_awaited(engine) and engine.radix.settings.copies_end == BY_CLOCK:
@@ -63,6 +63,6 @@ HIERARCHICAL = replace(
     wait_for_transfers=wait_for_copies,
     has_room_for_rows=has_room_for_rows,
 )
-"""The memory of SGLang with a host tier, which the scheduler fills and reads through `tree_copies`."""
+"""The memory of SGLang with a host tier; the scheduler calls `tree_copies` to fill and read this tier."""
 OF_SGLANG = (RADIX, HIERARCHICAL)
 """The kinds of memory of SGLang."""

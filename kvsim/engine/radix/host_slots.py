@@ -1,8 +1,8 @@
-"""Slots of host memory that hold copies of the radix tree's nodes: each holds one page.
+"""Slots of host memory that hold copies of the radix tree's nodes. Each slot holds one page.
 
-The free slots are a list: slots are allocated from its front, and freed to its front. The slots of a node are a list,
-too, in the order of its pages. Slots decide nothing, and their order was not compared with SGLang's; a recording says
-which page is in which slot.
+The free slots are a linked list: slots are allocated from its front, and freed to its front. The slots of a node are a
+linked list, too, in the order of its pages. No decision depends on slots, and their order was not compared with
+SGLang's. A recording has the slot of each page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def alloc(engine: Engine, node: int) -> None:
 
 @part
 def free(engine: Engine, node: int) -> None:
-    """Free the slots of a node, whose copy is lost."""
+    """Free the slots of a node, which thereby loses its copy on the host."""
     radix, record = engine.radix.state, engine.radix.nodes[node]
     radix.num_free_host += record.num_pages
     record.is_on_host = False
@@ -35,7 +35,7 @@ def free(engine: Engine, node: int) -> None:
 
 @part
 def split(engine: Engine, upper: int, lower: int) -> None:
-    """Move the first slots of node `lower` to node `upper`, which a split has given the first pages."""
+    """Move the first slots of node `lower` to node `upper`, which has got the first pages of `lower`."""
     nodes, following = engine.radix.nodes, engine.radix.next_slot
     if nodes[lower].is_on_host:
         last = _later(engine, nodes[lower].first_slot, nodes[upper].num_pages - 1)

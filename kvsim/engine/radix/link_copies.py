@@ -28,7 +28,9 @@ _STORE, _LOAD = range(2)
 
 @part
 def begin_store(engine: Engine, node: int) -> None:
-    """Queue a copy of a node to the host (see `start_stores`), and lock its path until the copy is found finished."""
+    """Queue a copy of a node to the host (see `start_stores`), and lock its path until the scheduler finds the copy
+    ended.
+    """
     radix = engine.radix.state
     tree_nodes.lock_for_copy(engine, node)
     _begin(engine, engine.radix.written[radix.num_written], node, engine.radix.nodes[node].num_pages)
@@ -67,7 +69,7 @@ def store_now(engine: Engine, node: int) -> None:
 
 @part
 def begin_load(engine: Engine, node: int, num_pages: int, request: int) -> None:
-    """Begin to load the last `num_pages` pages of the path to a node; lock the path until the load is found finished.
+    """Begin to load the last `num_pages` pages of the path to a node. The path is locked until the load is found ended.
 
     The load crosses the link together with all loads of the step that is being scheduled; see `start_loads`.
     """
@@ -82,7 +84,7 @@ def begin_load(engine: Engine, node: int, num_pages: int, request: int) -> None:
 
 @part
 def start_loads(engine: Engine) -> None:
-    """Put the loads of the step that was just scheduled on the link, after the stores that the step waits for.
+    """Put the loads of the step that was just scheduled on the link, after the stores for which the step waits.
 
     Copies that begin later count for the next step.
     """
@@ -114,7 +116,7 @@ def kernels_begin_s(engine: Engine, gpu_s: float) -> float:
 
 @part
 def finish_ended(engine: Engine) -> None:
-    """Finish the copies that the scheduler finds ended at the beginning of a pass."""
+    """End the copies that the scheduler finds ended at the beginning of a pass."""
     radix, settings = engine.radix.state, engine.radix.settings
     _wait_for_stores(engine)  # if the pass before has launched no step
     if settings.copies_end == IN_NEXT_PASS:
@@ -127,7 +129,7 @@ def finish_ended(engine: Engine) -> None:
 
 @part
 def finish(engine: Engine, num_written: int, num_loaded: int) -> None:
-    """Finish the oldest `num_written` copies to the host and the oldest `num_loaded` loads, and unlock their paths."""
+    """End the oldest `num_written` copies to the host and the oldest `num_loaded` loads, and unlock their paths."""
     radix = engine.radix.state
     for index in range(num_written):
         _record(engine, engine.radix.written[index], _STORE)
@@ -152,7 +154,7 @@ def next_end_s(engine: Engine) -> float:
 
 @part
 def _wait_for_stores(engine: Engine) -> None:
-    """Advance the host's clock to the end of the stores that an eviction waits for."""
+    """Advance the host's clock to the end of the stores for which an eviction waits."""
     engine.state.host_s = max(engine.state.host_s, engine.radix.state.awaited_s)
 
 
@@ -165,7 +167,7 @@ def _begin(engine: Engine, copy: NodeCopy, node: int, num_pages: int) -> None:
 
 @part
 def _after_kernels_s(engine: Engine, free_s: float) -> float:
-    """Return the time in seconds at which a copy begins on a link that is free at `free_s`, if it is submitted now."""
+    """Return the time in seconds at which a copy submitted now begins on a link that is free from `free_s` on."""
     return max(free_s, engine.state.host_s, engine.stages[0].free_s)
 
 

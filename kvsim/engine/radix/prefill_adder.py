@@ -17,7 +17,9 @@ from kvsim.engine.state import RUNNING, Engine
 CONTINUE, NO_TOKEN, OTHER = range(3)
 """Verdicts: go on with the next candidate; stop because no memory is left; stop because another budget is used up."""
 _RESERVED = 1
-"""Slots reserved for each remaining request, in an engine without a prefix cache whose requests ignore stop tokens."""
+"""Number of slots reserved for each remaining request, used only if there is no prefix cache and stop tokens are
+ignored.
+"""
 
 
 @part
@@ -57,7 +59,7 @@ def rem_total_tokens(engine: Engine) -> float:
 
 @part
 def _cur_rem_tokens(engine: Engine) -> float:
-    """Return the number of slots left after the needs of this pass alone."""
+    """Return the number of slots left after what the requests admitted in this pass need now."""
     return _num_reachable(engine) - engine.radix.state.current_offset
 
 
@@ -77,9 +79,9 @@ def _rem_window_tokens(engine: Engine) -> int:
 
 @part
 def _window_tokens(engine: Engine, num_tokens: int, most_new: int, most_at_once: int) -> int:
-    """Return the largest number of window slots that a request needs.
+    """Return the largest number of window slots that a request needs at once.
 
-    It computes `num_tokens` of its prompt, at most `most_at_once` in one piece, and then `most_new` outputs.
+    It computes `num_tokens` tokens of its prompt, at most `most_at_once` in one step, and then `most_new` outputs.
     """
     window = engine.radix.settings.window_tokens
     beyond = max(min(num_tokens, most_at_once) - window, 0)
@@ -88,7 +90,7 @@ def _window_tokens(engine: Engine, num_tokens: int, most_new: int, most_at_once:
 
 @part
 def _most_at_once(engine: Engine) -> int:
-    """Return the number of prompt tokens that this pass may still allocate; `NEVER` for no limit."""
+    """Return the number of prompt tokens for which this pass may still allocate slots; `NEVER` for no limit."""
     return engine.radix.state.chunk_left if engine.radix.settings.chunk_tokens > 0 else NEVER
 
 
@@ -106,7 +108,7 @@ def budget_state(engine: Engine) -> int:
 
 @part
 def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
-    """Continue the chunked request by at most `most` tokens of its prompt; return whether it stays chunked.
+    """Continue the prompt of the chunked request by at most `most` tokens; return whether more of the prompt is left.
 
     With windows, the request computes nothing if memory is short.
     """
@@ -173,7 +175,9 @@ def _load_back(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
-    """Return the number of tokens that a waiting request computes first; 0 if a budget, -1 if memory is short."""
+    """Return the number of tokens that a waiting request computes first; 0 if a budget is used up, -1 if memory is
+    short.
+    """
     settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
     holding = engine.radix.holdings[sequence.number]
     num_tokens = sequence.num_tokens - holding.prefix_tokens
@@ -196,7 +200,7 @@ def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: b
 
 @part
 def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
-    """Return the largest number of prompt tokens to compute at once so that the windows fit; 0 if none fit.
+    """Return the largest number of prompt tokens to compute at once so that their window slots fit; 0 if none do.
 
     It is below the chunk size only for a request whose windows would otherwise not fit into the whole pool.
     """
@@ -212,7 +216,7 @@ def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
 
 @part
 def _begin_request(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Admit a waiting request, whose first piece has `num_tokens`."""
+    """Admit a waiting request, whose first prefill computes `num_tokens` tokens."""
     holding = engine.radix.holdings[sequence.number]
     is_cut = num_tokens < sequence.num_tokens - holding.prefix_tokens
     if is_cut:
@@ -223,7 +227,7 @@ def _begin_request(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def _admit(engine: Engine, sequence: Sequence, num_tokens: int, is_cut: bool) -> None:
-    """Put a request into the batch and charge the budgets; the answer is charged with the last piece of the prompt."""
+    """Add a request to the batch and charge the budgets; the last part of a prompt is charged with the answer, too."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     holding = engine.radix.holdings[sequence.number]
     holding.extend_end = holding.prefix_tokens + num_tokens
@@ -241,7 +245,8 @@ def _admit(engine: Engine, sequence: Sequence, num_tokens: int, is_cut: bool) ->
 
 @part
 def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
-    """Admit a waiting request that ignores stop tokens, without a prefix cache, if memory lasts until all requests end.
+    """Admit a waiting request that ignores stop tokens if memory lasts until all requests end; used without a prefix
+    cache.
 
     Lengths are known, so the estimate visits the ends of requests in order. Before each end, all remaining requests
     must have room for their tokens. After it, the slots of the request that has ended are free.
@@ -275,7 +280,9 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _insert_needs(engine: Engine, sequence: Sequence) -> None:
-    """Insert the future needs of a candidate. The first call in a pass inserts those of all other requests, too."""
+    """Insert the future needs of a candidate into `needs`. The first call in a pass also inserts those of all other
+    requests.
+    """
     radix, state = engine.radix.state, engine.state
     if radix.num_needs >= 0:
         _insert_later_need(engine, sequence)
@@ -327,7 +334,8 @@ def _insert_at(engine: Engine, place: int, left: float, held: int) -> None:
 
 @part
 def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
-    """List the running requests to preempt for a candidate in `order`, the least important first; return their number.
+    """List in `RadixTables.order` the running requests to preempt for a candidate, least important first; return their
+    number.
 
     A request can be chosen if the candidate's priority leads by more than the threshold. None is chosen if all such
     requests together would free too little.
@@ -350,14 +358,16 @@ def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _lead(engine: Engine, number: int, other: int) -> int:
-    """Return the lead of request `number` over request `other` in priority; negative if it is less important."""
+    """Return by how much request `number` is more important than `other`, in priority; negative if it is less
+    important.
+    """
     lead = engine.radix.holdings[number].priority - engine.radix.holdings[other].priority
     return -lead if engine.radix.settings.low_values_first else lead
 
 
 @part
 def _least_important(engine: Engine, num_chosen: int) -> int:
-    """Return the least important running request that is not chosen yet; among equals, the last queued; 0 for none."""
+    """Return the running request, not chosen yet, that is least important; among equals the last queued; 0 for none."""
     found = 0
     for index in range(engine.state.num_running):
         number = engine.running[index]
@@ -372,7 +382,7 @@ def _least_important(engine: Engine, num_chosen: int) -> int:
 
 @part
 def is_chosen(engine: Engine, num_chosen: int, number: int) -> bool:
-    """Tell whether a request is one of the first `num_chosen` in `order`."""
+    """Tell whether a request is one of the first `num_chosen` in `RadixTables.order`."""
     found = False
     for index in range(num_chosen):
         found |= engine.radix.order[index] == number

@@ -10,7 +10,7 @@ from kvsim.engine.state import Engine
 
 @part
 def asked(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
-    """Record the request to evict `num_tokens` slots and `num_window_tokens` window slots."""
+    """Record that `num_tokens` slots and `num_window_tokens` window slots are to be evicted."""
     if engine.radix.settings.reports:
         _write(engine, ASKED, True, num_tokens, num_window_tokens, 0)
 
@@ -23,7 +23,7 @@ def leaf(engine: Engine, node: Node) -> None:
 
 @part
 def window(engine: Engine, node: Node) -> None:
-    """Record the pages of a node that loses its windows: alone, or after `leaf` if the whole node is evicted."""
+    """Record the pages of a node whose windows are evicted: after `leaf` if the whole node is evicted, else alone."""
     _write_node(engine, WINDOW, node)
 
 

@@ -40,20 +40,19 @@ _WRITE_POLICIES = {
     "write_back": records.WRITE_BACK,
 }
 _AGNOSTIC = ("fcfs", "lof")
-"""Orders of the queue that do not depend on the cache."""
+"""Orders of the queue that do not read the prefix cache."""
 _GIGA = 1e9
 _FIRST_COPY_ROWS = 1 << 14
 _MOST_ENTRIES = 1 << 28
-"""Largest number of entries that all rows may have together."""
+"""Largest number of entries in all rows together."""
 _EVENTS_BESIDE_PAGES = 1 << 12
-"""Room for events of one step that are not about a page."""
+"""Number of events in one step for which there is room in addition to those about pages."""
 MOST_ROWS_OF_PAGE = 4
-"""Largest number of rows that one page adds to a recording in one step.
-
-They are for its eviction, its release, its allocation and its replacement by a shared page.
+"""Largest number of rows that one page adds to a recording in one step: evicted, released, allocated, and replaced by a
+shared page.
 """
 ROWS_OF_HITS = 1 << 20
-"""Room for rows about hits in one step: one for each run of consecutive pages in the prefix of an admitted request."""
+"""Largest number of rows about hits in one step: one for each range of consecutive pages in an admitted prefix."""
 
 
 def radix(
@@ -72,9 +71,9 @@ def radix(
 ) -> Any:
     """Return the records of the cache, with all pages free in ascending order, and of the scheduler.
 
-    `windows` has the number of pages in the pool for windows, and the tokens of a window; both are 0 without windows.
-    A page takes `page_bytes` on each GPU, in `num_layers` layers. If `copies_are_timed`, the clock decides when a copy
-    ends; otherwise all end in the next pass.
+    `windows` has two numbers: the pages in the pool for windows, and the tokens of a window. Both are 0 without
+    windows. A page takes `page_bytes` on each GPU, in `num_layers` layers. If `copies_are_timed`, the engine's clock
+    decides when a copy ends; otherwise a copy ends in the pass after the one in which it begins.
     """
     num_requests, (num_windows, window_tokens) = len(demand.prompt), windows
     num_rows = min(policy.scheduler.max_running_requests, num_requests)
@@ -154,7 +153,7 @@ def _zeros(size: int, *, compiled: bool) -> Any:
 
 
 def _pages_of_row(policy: Radix, demand: Demand, num_rows: int) -> int:
-    """Return the number of pages of the longest sequence, for which each of `num_rows` rows has room."""
+    """Return the number of pages in each of `num_rows` rows, which have room for the longest sequence."""
     longest = int((demand.prompt + np.maximum(demand.output, 1)).max(initial=1)) + 1
     row_pages = -(-longest // policy.unit_tokens) + 1
     if num_rows * row_pages > _MOST_ENTRIES:
@@ -168,8 +167,8 @@ def _pages_of_row(policy: Radix, demand: Demand, num_rows: int) -> int:
 def _half(num_pages: int) -> int:
     """Return the size of each half of `node_pages`: 1.5 entries per page.
 
-    When a half is full, the pages in use are copied to the other. They fill at most two thirds of it, so that copies
-    are rare.
+    When a half is full, the entries in use are copied to the other half. They fill at most two thirds of it, so that
+    copies are rare.
     """
     return num_pages + num_pages // 2 + 1
 
@@ -187,7 +186,9 @@ def _first_state(
 
 
 def _free_lists(sizes: tuple[int, int], *, compiled: bool) -> dict[str, Any]:
-    """Return the free lists of both pools, with all pages in ascending order; each ring has room for them twice."""
+    """Return the free lists of both pools, with all pages in ascending order. Each ring has room for its
+    pages twice.
+    """
     free, rings = make(records.FreeList, 2, compiled=compiled), []
     first_page, begin = 1, 0
     for pool, size in enumerate(sizes):

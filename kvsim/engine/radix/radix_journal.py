@@ -1,7 +1,7 @@
-"""Changes of ownership of SGLang's slots, written as rows of a recording during the run if it is recorded.
+"""Changes of ownership of SGLang's slots, written as rows of a recording while the engine runs.
 
-A row describes consecutive pages. Since no two pages of a request need be consecutive, a step may need more rows than
-there is room for. `is_crowded` is then True, and the run ends with an error.
+A row describes consecutive pages. A step may need more rows than there is room for, because the pages of a request need
+not be consecutive. `State.is_crowded` is then True, and the run ends with an error.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
 A node holds consecutive pages of a prefix. Two pages have the same key exactly if all tokens up to their ends are the
 same (see `prefix_keys`). So the key of a node's first page suffices to find a child, and a binary search over the keys
 of a node finds how many of its pages match a request. A match that ends inside a node splits the node there. A request
-locks the path from the root to the end of its prefix. Nodes that no request locks can be evicted: one whole leaf after
-the other.
+locks the path from the root to the end of its prefix. Nodes that no request locks can be evicted, one whole leaf at a
+time.
 
-Each access to the tree has a number, from which nodes get their stamps for the eviction policy. A match stamps its path
-from the end upwards, each node a little older than its child. An insert stamps its path from the root downwards.
+Every access to the tree has a number, from which the nodes that it visits get a stamp for the eviction policy. A match
+stamps its path from the end upwards, each node a little older than its child. An insert stamps its path from the root
+downwards.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import Engine
 
 _TICK = 1 << 20
-"""Number of stamps per access; a match uses one for each node of its path."""
+"""Number of stamps that belong to one access: a match gives a different stamp to each node of its path."""
 _ROW_BITS = 32
 
 
 @part
 def key_of(engine: Engine, number: int, page: int) -> int:
-    """Return the key of a page of a request; pages without a known key get one that no other request has."""
+    """Return the key of a page of a request; if the page's tokens are unknown, a negative key that no other request
+    has.
+    """
     sequence = engine.sequences[number]
     if page < sequence.num_keys:
         return engine.prompt_keys[sequence.first_key + page]
@@ -47,9 +50,11 @@ def key_of(engine: Engine, number: int, page: int) -> int:
 def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
     """Return the node at which the longest cached prefix of the first `num_tokens` tokens ends; stamp its path.
 
-    Only nodes on the device are returned. With a host tier, the path continues on the host to `RadixState.host_node`,
-    and all of it is stamped. With windows, the path ends at the last node before whose end the tokens of a whole
-    window, or of the whole path, have window slots.
+    The returned node is on the device. With a host tier, the prefix may continue with nodes on the host, up to
+    `RadixState.host_node`. They are stamped, too.
+
+    With windows, the prefix must end with a node whose last tokens have window slots: those of one window, or all
+    tokens of the prefix if it is shorter.
     """
     radix, num_pages = engine.radix.state, num_tokens // engine.settings.unit_tokens
     radix.matched_pages, radix.host_node = 0, ROOT
@@ -85,9 +90,9 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def _num_live_tokens(engine: Engine, node: int, num_before: int) -> int:
-    """Return the number of consecutive tokens, up to the end of a node, that have window slots.
+    """Return how many consecutive tokens, counted back from the end of a node, have window slots.
 
-    `num_before` is their number up to the beginning of the node.
+    `num_before` is this number at the beginning of the node.
     """
     if engine.radix.settings.window_tokens == 0:
         return num_before
@@ -100,10 +105,11 @@ def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, i
     """Insert the first `num_pages` pages of a request's row into the tree; return the node at which they end.
 
     If the tree has the same tokens already, it keeps its own pages. The request's duplicates from page `protected` on
-    are freed, and its row lists the pages of the tree instead. Nodes that end after page `inserted` count a hit.
+    are freed, and its row lists the pages of the tree instead. A hit is counted for nodes that end after page
+    `inserted`.
     """
     nodes = engine.radix.nodes
-    _tick(engine)  # the access of the root, which has no stamp
+    _tick(engine)  # counts as an access, although the root has no stamp
     node, depth = ROOT, 0
     while depth < num_pages:
         child = find_child(engine, sequence, depth)
@@ -176,7 +182,7 @@ def split(engine: Engine, node: int, num_pages: int) -> int:
 def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
     """Evict leaves until `num_tokens` more slots are free, then windows until `num_window_tokens` more are free.
 
-    Windows of the evicted leaves count. The eviction ends early when nothing evictable is left.
+    The windows of evicted leaves count, too. The eviction ends early when nothing is left that can be evicted.
     """
     radix = engine.radix.state
     radix_events.asked(engine, num_tokens, num_window_tokens)
@@ -196,7 +202,7 @@ def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
 
 @part
 def _evict_leaf(engine: Engine, node: int) -> None:
-    """Evict a leaf and its windows, or move it to the host."""
+    """Evict a leaf with its windows; if it has or gets a copy on the host, it stays in the tree."""
     record = engine.radix.nodes[node]
     if tree_copies.is_on(engine) and tree_copies.demote(engine, node):
         return
@@ -231,13 +237,13 @@ def find_child(engine: Engine, sequence: Sequence, depth: int) -> int:
     key = key_of(engine, sequence.number, depth)
     node = engine.buckets[bucket_of(engine, key)].first
     while node != ROOT and engine.radix.nodes[node].key != key:
-        node = engine.radix.nodes[node].next_alike
+        node = engine.radix.nodes[node].next_in_bucket
     return node
 
 
 @part
 def _num_common_pages(engine: Engine, sequence: Sequence, node: int, most: int) -> int:
-    """Return how many leading pages of a node match a request, at least 1 and at most `most`, by binary search."""
+    """Return how many leading pages of a node match a request, at least 1 and at most `most`."""
     record = engine.radix.nodes[node]
     low, high = 1, min(record.num_pages, most)
     page = record.begin + high - 1
@@ -257,7 +263,7 @@ def _num_common_pages(engine: Engine, sequence: Sequence, node: int, most: int) 
 def _replace_duplicates(engine: Engine, sequence: Sequence, node: int, begin: int) -> None:
     """Replace the request's own pages by those of a node, from page `begin` of the path on.
 
-    If the node has lost its windows, it gets the windows that the request still has.
+    If the node has no windows, it gets the windows that the request still has.
     """
     record, gone = engine.radix.nodes[node], _num_gone_pages(engine, sequence)
     end, live = record.begin + record.num_pages, max(record.begin, gone)
@@ -278,7 +284,9 @@ def _num_gone_pages(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int, gone: int) -> None:
-    """Replace a request's pages by those of a node, from `begin` on; pages before `gone` have no windows to free."""
+    """Replace a request's pages by those of a node, from page `begin` on. Windows of pages before `gone` are freed
+    already.
+    """
     record = engine.radix.nodes[node]
     end = record.begin + record.num_pages
     middle = min(max(gone, begin), end)
@@ -288,7 +296,9 @@ def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int
 
 @part
 def _replace_run(engine: Engine, sequence: Sequence, node: int, begin: int, end: int, has_windows: bool) -> None:
-    """Replace a request's pages in [begin, end) by those of a node; free its own pages and, if any, their windows."""
+    """Replace a request's pages in [begin, end) by those of a node and free them; with `has_windows`, also their
+    windows.
+    """
     rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages
     if begin == end:
         return
@@ -327,10 +337,10 @@ def _restore_windows(engine: Engine, sequence: Sequence, node: int) -> None:
 
 @part
 def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, inserted: int, priority: int) -> int:
-    """Add a leaf below `parent` with the pages of a request's row from there to `num_pages`; return the last node.
+    """Add a leaf below `parent` with pages of a request's row, up to page `num_pages`; return the last node.
 
-    With windows, the leaf may be split into up to three nodes: one without windows, one with windows, and a last node
-    of one window.
+    With windows, the leaf is split into up to three nodes: pages without windows, pages with windows, and the pages of
+    the last window.
     """
     nodes, begin = engine.radix.nodes, end_of(engine, parent)
     first_entry = tree_nodes.new_entries(engine, num_pages - begin)
@@ -357,7 +367,9 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
 
 @part
 def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
-    """Give a new leaf its windows from page `begin` of the path on; split the leaf where windows begin or end."""
+    """Give the windows of a request to a new leaf, from page `begin` of the path on; split the leaf at their
+    boundaries.
+    """
     if begin >= end:
         return
     if begin > engine.radix.nodes[node].begin:
@@ -378,7 +390,7 @@ def copy_to_row(engine: Engine, node: int, first: int, begin: int, num_pages: in
 
 @part
 def _copy_from_row(engine: Engine, sequence: Sequence, node: int) -> None:
-    """Write the pages in which a request has the tokens of a node to the entries of the node."""
+    """Write the pages that a request's row has for the tokens of a node to the node's entries in `node_pages`."""
     record, rows, pages = engine.radix.nodes[node], engine.radix.rows, engine.radix.node_pages
     begin, first = sequence.place * engine.radix.settings.row_pages + record.begin, record.first_entry
     for index in range(record.num_pages):

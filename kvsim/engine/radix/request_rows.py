@@ -15,12 +15,14 @@ from kvsim.engine.state import Engine
 
 NO_ROW = -1
 _EXTENDS_BEFORE_SLIDING = 2
-"""Number of computed pieces of a prompt from which on its window slots are freed, with overlapped scheduling."""
+"""Number of computed parts of a prompt from which on its window slots are freed, with overlapped scheduling."""
 
 
 @part
 def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
-    """Evict from the tree until `num_tokens` slots, and as many window slots, are free."""
+    """Evict from the tree until `num_tokens` slots, and with windows as many window slots, are free, if the tree has
+    them.
+    """
     shortfall = max(num_tokens - token_slots.num_free_tokens(engine), 0)
     of_windows = 0
     if tree_windows.is_on(engine):
@@ -31,7 +33,7 @@ def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
 
 @part
 def match_kv_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Match the first `num_tokens` tokens of a waiting request with the tree, and note the hit in its `Holding`."""
+    """Match the first `num_tokens` tokens of a waiting request with the tree; store the hit in its `Holding`."""
     holding = engine.radix.holdings[sequence.number]
     holding.node = ROOT
     if engine.radix.settings.has_tree:
@@ -58,7 +60,7 @@ def init_next_round_input(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def alloc_req_slots(engine: Engine, num_seqs: int) -> None:
-    """Give a free row to each request without a row among the first `num_seqs` of the batch."""
+    """Assign a free row to each request without one among the first `num_seqs` of the batch."""
     radix, needed = engine.radix, 0
     for index in range(num_seqs):
         needed += int(engine.sequences[engine.batch[index]].place == NO_ROW)
@@ -118,7 +120,9 @@ def num_tokens_required_next_decode(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def make_room_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
-    """Make room for one token of each of `num_seqs` requests of the batch, from index `first` on."""
+    """Evict pages from the tree for one more token of each of `num_seqs` requests of the batch, from index
+    `first` on.
+    """
     if tree_windows.is_on(engine):
         _slide_in_decode(engine, first, num_seqs)
     evict_from_tree_cache(engine, num_seqs * engine.settings.unit_tokens)
@@ -126,9 +130,10 @@ def make_room_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
 
 @part
 def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
-    """Free the window slots that the first `num_seqs` requests of the batch no longer read, without a prefix cache.
+    """Free the window slots that the first `num_seqs` requests of the batch no longer read; used without a prefix
+    cache.
 
-    With overlap, the previous piece of a prompt may not be computed yet, so the window before that piece is kept.
+    With overlap, the previous part of a prompt may not be computed yet, so the window before that part is kept.
     """
     chunk_tokens = engine.radix.settings.chunk_tokens
     token_slots.begin_free_group(engine)
@@ -143,7 +148,10 @@ def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
 
 @part
 def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
-    """Free the slots outside the windows of `num_seqs` requests of the batch, from `first` on, at intervals."""
+    """Free the slots outside the windows of `num_seqs` requests of the batch, from index `first` on, if they are due.
+
+    They are due every `window_interval` tokens.
+    """
     settings = engine.radix.settings
     token_slots.begin_free_group(engine)
     for index in range(first, first + num_seqs):
@@ -158,7 +166,7 @@ def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
 
 @part
 def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Free the window slots of a request that are before the window of token `num_tokens`, except those in the tree."""
+    """Free the window slots of a request before the window of token `num_tokens`, except those in the tree."""
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     window = engine.radix.settings.window_tokens
     if num_tokens - window < holding.gone_tokens + 1:

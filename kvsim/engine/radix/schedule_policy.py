@@ -13,16 +13,16 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import Engine
 
 _MOST_MATCHED = 128
-"""Largest number of waiting requests that are matched in one pass."""
+"""Largest number of waiting requests whose prefixes are matched in one pass."""
 _AT_ONCE = 1e300
-"""The response ratio of a request that has nothing to compute."""
+"""The response ratio of a request without tokens to compute; larger than any other."""
 _REFRESH_INTERVAL = 32
-"""Number of passes from one refresh of waiting prefixes to the next."""
+"""Number of passes with waiting requests from one match of their prefixes to the next."""
 
 
 @part
 def calc_priority(engine: Engine) -> None:
-    """Sort the queue; match waiting requests with the tree first if the order depends on that."""
+    """Sort the queue. If the order depends on prefix hits, match the waiting requests with the tree first."""
     settings, state = engine.radix.settings, engine.state
     order = settings.order
     if order in (LPM, HRRN) and state.num_waiting > _MOST_MATCHED:
@@ -39,9 +39,10 @@ def calc_priority(engine: Engine) -> None:
 
 @part
 def _compute_prefix_matches(engine: Engine) -> None:
-    """Match all waiting requests; put a request back if an earlier one has the same prefix, and the tree lacks it.
+    """Match all waiting requests with the tree, and put some back in the order.
 
-    The request can then hit the prefix once the earlier one has computed it.
+    A request is put back if an earlier one in the queue begins with the same tokens, and the tree lacks these tokens.
+    It can hit them after the earlier request has computed them.
     """
     order, num_compared = engine.radix.order, 0
     number = engine.sequences[HEAD].next
@@ -186,7 +187,9 @@ def _take_heaviest_child(engine: Engine, parent: int) -> int:
 
 @part
 def chunk_limit(engine: Engine, sequence: Sequence) -> int:
-    """Return the largest number of tokens of the chunked request that lets shorter waiting requests fit, too."""
+    """Return the largest number of tokens that the chunked request may compute so that shorter waiting requests fit,
+    too.
+    """
     unit, budget = engine.settings.unit_tokens, engine.radix.state.chunk_left
     if engine.radix.settings.order != SHORTEST_PREFILL_FIRST or budget < 2 * unit:
         return NEVER
@@ -204,7 +207,9 @@ def chunk_limit(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _touch_waiting_prefixes(engine: Engine) -> None:
-    """Match the waiting requests in every 32nd pass, the head last, so that their prefixes are evicted later."""
+    """Match the waiting requests in every 32nd pass, the head of the queue last, so that their prefixes are evicted
+    later.
+    """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     if state.num_waiting == 0 or settings.eviction != LRU or not settings.has_tree:
         return

@@ -32,7 +32,9 @@ from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, RUNNING, WAITING, E
 
 @part
 def has_work(engine: Engine) -> bool:
-    """Tell whether another pass is due. After the last batch, one more pass resets the estimate of answers."""
+    """Tell whether another pass is due. After the last batch, one more pass resets the estimate of answers
+    (`ratio`).
+    """
     state, radix = engine.state, engine.radix.state
     has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
     return has_requests or radix.last_mode != NO_BATCH or not radix.is_rested
@@ -52,8 +54,8 @@ def add(engine: Engine, sequence: Sequence) -> None:
 def schedule(engine: Engine) -> None:
     """Run one pass: choose a batch, allocate its slots and put it in flight.
 
-    With `is_exclusive`, a prefill that follows another prefill is chosen now, and launched by a later call after the
-    output of the other prefill is processed.
+    With `is_exclusive`, a pass that chooses a prefill directly after a prefill does not launch it. The next call
+    launches it, after the output of the first prefill was processed.
     """
     state, radix = engine.state, engine.radix.state
     mode = radix.chosen_mode
@@ -91,7 +93,7 @@ def awaits_output(engine: Engine) -> bool:
 
 @part
 def abort(engine: Engine, sequence: Sequence) -> None:
-    """Abort a request: at once if it waits, in the next pass if it is chunked, else with its next output."""
+    """Abort a request: at once if it waits, in the next pass if it is chunked, and with its next output otherwise."""
     engine.radix.state.num_idle_passes = 0
     if sequence.status in (WAITING, PREEMPTED):
         waiting_queue.remove(engine, sequence)
@@ -105,7 +107,8 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 def num_running(engine: Engine) -> int:
     """Return the number of requests that have a row.
 
-    `State.num_running` does not count requests in a prefill, and requests that a result in flight ends by length.
+    `State.num_running` is smaller: it does not count requests in a prefill, nor requests whose last output, by length,
+    is in flight.
     """
     return len(engine.radix.free_rows) - engine.radix.state.num_free_rows
 
@@ -251,7 +254,8 @@ def _filter_running(engine: Engine) -> None:
 
 @part
 def _filter_finishing(engine: Engine) -> bool:
-    """Remove from the running batch the requests that a result in flight ends by length; return whether there were any.
+    """Remove from the running batch the requests whose last output, by length, is in flight; return whether there are
+    any.
 
     Each result has at most one output for a request. `most_results` is the number of results before any request can
     end, so scans are skipped until then.
@@ -275,7 +279,7 @@ def _filter_finishing(engine: Engine) -> bool:
 
 @part
 def _shrink_running(engine: Engine, num_running: int) -> bool:
-    """Keep the first `num_running` running requests; return whether any was removed, which makes room for admission."""
+    """Keep the first `num_running` running requests; return whether any was removed. If so, others may be admitted."""
     has_left = num_running < engine.state.num_running
     engine.state.num_running = num_running
     if has_left:
@@ -463,7 +467,7 @@ def _list_running(engine: Engine) -> None:
 
 @part
 def check_decode_mem(engine: Engine, num_running: int) -> bool:
-    """Evict from the tree so that the first `num_running` running requests can decode; return whether they can."""
+    """Evict from the tree so that the first `num_running` running requests can decode; return whether slots suffice."""
     needed = num_running if engine.settings.unit_tokens == 1 else 0
     for index in range(0 if engine.settings.unit_tokens == 1 else num_running):
         needed += request_rows.num_tokens_required_next_decode(engine, engine.sequences[engine.running[index]])
@@ -503,9 +507,10 @@ def _retract_decode(engine: Engine) -> None:
 
 @part
 def release_req(engine: Engine, sequence: Sequence, num_others: int) -> None:
-    """Preempt a running request: free its row without inserting it into the tree, and evict pages for other requests.
+    """Preempt a running request: free its row without inserting it into the tree.
 
-    The request keeps its outputs as tokens that are computed again.
+    Then pages are evicted so that the `num_others` requests that continue can decode. The preempted request keeps its
+    outputs as tokens to compute again.
     """
     state, holding = engine.state, engine.radix.holdings[sequence.number]
     radix_events.retracted(engine, sequence, num_others)
@@ -522,7 +527,7 @@ def release_req(engine: Engine, sequence: Sequence, num_others: int) -> None:
 
 @part
 def process_batch_result(engine: Engine) -> None:
-    """Process the outputs of the oldest step in flight; the slots that this frees are freed in one call at the end."""
+    """Process the outputs of the oldest step in flight. All slots that this frees are freed in one call at the end."""
     state = engine.state
     place = in_flight.oldest(engine)
     launch, first = engine.radix.launches[place], place * engine.settings.max_num_seqs

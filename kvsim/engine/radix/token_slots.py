@@ -1,8 +1,8 @@
-"""The free list of SGLang's pool, which determines the page that is allocated next.
+"""The free lists of SGLang's pools, which determine the page that is allocated next.
 
 Pages of one slot are allocated first in, first out. Larger pages are allocated last in, first out: freed pages are put
-at the front, in their order. While the output of a step is processed, freed pages are collected, and they are freed
-together at the end. The free pages of a pool are in a ring buffer, in order of allocation.
+at the front, in their order. While the output of a step is processed, freed pages are collected, and at the end they
+are freed together. The free pages of a pool are in a ring buffer, in order of allocation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def num_free_tokens(engine: Engine) -> int:
 
 @part
 def ceil_pages(engine: Engine, num_tokens: int) -> int:
-    """Return the number of pages that hold `num_tokens`."""
+    """Return the number of pages that hold `num_tokens` tokens."""
     unit = engine.settings.unit_tokens
     return num_tokens if unit == 1 else -(-num_tokens // unit)  # the division would be the slowest part of a step
 
@@ -34,7 +34,7 @@ def ceil_tokens(engine: Engine, num_tokens: int) -> int:
 
 @part
 def num_free_window_tokens(engine: Engine) -> int:
-    """Return the number of free slots of windows."""
+    """Return the number of free slots in the pool of windows."""
     return engine.radix.state.num_free_windows * engine.settings.unit_tokens
 
 
@@ -68,7 +68,7 @@ def _after(free_list: FreeList, place: int) -> int:
 
 @part
 def free(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
-    """Free the pages in `pages[begin:end]`, or collect them to be freed."""
+    """Free the pages in `pages[begin:end]`, or collect them while a group is open (see `begin_free_group`)."""
     place = _begin_free(engine, SLOTS, end - begin)
     free_list = engine.radix.free[SLOTS]
     for index in range(begin, end):
@@ -79,7 +79,7 @@ def free(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
 
 @part
 def free_windows(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
-    """Free the windows of the pages in `pages[begin:end]`, or collect them to be freed."""
+    """Free the windows of the pages in `pages[begin:end]`, or collect them while a group is open."""
     windows = engine.radix.windows
     place = _begin_free(engine, WINDOWS, end - begin)
     free_list = engine.radix.free[WINDOWS]
@@ -94,14 +94,14 @@ def free_windows(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
 
 @part
 def begin_free_group(engine: Engine) -> None:
-    """Collect freed slots from now on."""
+    """Open a group: freed pages are collected from now on, until `end_free_group`."""
     assert not engine.radix.state.is_collecting
     engine.radix.state.is_collecting = True
 
 
 @part
 def end_free_group(engine: Engine) -> None:
-    """Free the collected slots of each pool, in one call."""
+    """Close the group: free the collected pages of each pool in one call."""
     engine.radix.state.is_collecting = False
     for pool in range(len(engine.radix.free)):
         free_list = engine.radix.free[pool]
@@ -119,9 +119,10 @@ def end_free_group(engine: Engine) -> None:
 
 @part
 def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
-    """Return the place in the ring at which to write `num_pages` freed pages: after its back, or before its head.
+    """Return the index in `free_pages` at which to write `num_pages` freed pages: after the last page, or before the
+    first.
 
-    Collected pages are written after the back. The ring has room for twice the pages of the pool, so none is
+    Collected pages are written after the last page. The ring has room for twice the pages of the pool, so none is
     overwritten.
     """
     free_list = engine.radix.free[pool]
@@ -135,7 +136,7 @@ def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
 
 @part
 def _end_free(engine: Engine, pool: int, place: int, num_pages: int) -> None:
-    """Count `num_pages` pages, written to the ring up to `place`, as free or as collected."""
+    """Count `num_pages` pages, written to the ring before index `place`, as free or as collected."""
     free_list = engine.radix.free[pool]
     at_back = engine.radix.state.is_collecting or engine.settings.unit_tokens == 1
     if at_back:

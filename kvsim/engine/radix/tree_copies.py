@@ -23,7 +23,7 @@ from kvsim.engine.records import NEVER
 from kvsim.engine.state import Engine
 
 LEAST_LOADED_TOKENS = 10
-"""Smallest number of tokens that is loaded from the host."""
+"""Smallest number of tokens that are loaded from the host."""
 
 
 @part
@@ -40,7 +40,9 @@ def are_awaited(engine: Engine) -> bool:
 
 @part
 def count_hit(engine: Engine, node: int) -> None:
-    """Count a hit of a node on the device; if the write policy requires it, copy the node after its ancestors."""
+    """Count a hit of a node on the device. If the write policy requires it, copy the node, and before it
+    its ancestors.
+    """
     record, policy = engine.radix.nodes[node], engine.radix.settings.write_policy
     if policy == WRITE_BACK:
         return
@@ -59,7 +61,9 @@ def count_hit(engine: Engine, node: int) -> None:
 
 @part
 def _copy(engine: Engine, node: int) -> bool:
-    """Allocate host memory for a node, evicting other nodes from the host if necessary; return False without room."""
+    """Allocate host memory for a node, if necessary by evicting other nodes from the host; return False
+    without room.
+    """
     record, radix = engine.radix.nodes[node], engine.radix.state
     missing = record.num_pages - radix.num_free_host
     if missing > 0 and _evict_host(engine, missing) < missing:
@@ -71,7 +75,7 @@ def _copy(engine: Engine, node: int) -> bool:
 
 @part
 def demote(engine: Engine, node: int) -> bool:
-    """Evict the device pages of a leaf that has a copy on the host, or gets one now; return False for other leaves."""
+    """Evict the device pages of a leaf that has a copy on the host or gets one now; return False if it has none."""
     record = engine.radix.nodes[node]
     if not record.is_on_host:
         if engine.radix.settings.write_policy != WRITE_BACK:
@@ -146,7 +150,10 @@ def _next_host_leaf(engine: Engine) -> int:
 
 @part
 def _reclaim_doubles(engine: Engine, enough: int, spares_leaves: bool) -> None:
-    """Free host copies of double nodes, in the order in which nodes became double, until `enough` pages are free."""
+    """Free host copies of double nodes, in the order in which nodes became double, until `enough` pages are free.
+
+    With `spares_leaves`, nodes that can be evicted from the device keep their copies.
+    """
     last = 0
     while engine.radix.state.num_free_host < enough:
         node = _next_double(engine, last)
@@ -174,9 +181,9 @@ def _next_double(engine: Engine, last: int) -> int:
 
 @part
 def begin_load(engine: Engine, node: int, top: int, request: int) -> bool:
-    """Begin to load the nodes on the path from below `top` to `node` for a request; return False if none is loaded.
+    """Begin to load the nodes on the path after `top` up to `node` for a request; return False if none is loaded.
 
-    `top` is the last node on the device, and `node` is locked. The free pages must suffice for all of the path.
+    `top` is the last node on the device, and `node` is locked. Nothing is loaded unless there are free pages for all.
     """
     nodes, num_pages = engine.radix.nodes, num_host_pages(engine, node)
     if num_pages * engine.settings.unit_tokens < LEAST_LOADED_TOKENS or engine.state.num_free < num_pages:

@@ -71,7 +71,7 @@ def unlock_after_copy(engine: Engine, node: int) -> None:
 
 @part
 def _add_lock(engine: Engine, node: int) -> None:
-    """Add a lock to one node; after the first lock, its pages on the device cannot be evicted."""
+    """Add a lock to one node. With its first lock, its pages on the device can no longer be evicted."""
     record = engine.radix.nodes[node]
     record.locks += 1
     if record.locks == 1 and record.is_on_device:
@@ -82,7 +82,7 @@ def _add_lock(engine: Engine, node: int) -> None:
 
 @part
 def _remove_lock(engine: Engine, node: int) -> None:
-    """Remove a lock from one node; after the last lock, its pages on the device can be evicted."""
+    """Remove a lock from one node. Without locks, its pages on the device can be evicted."""
     record = engine.radix.nodes[node]
     assert record.locks > 0
     record.locks -= 1
@@ -94,7 +94,7 @@ def _remove_lock(engine: Engine, node: int) -> None:
 
 @part
 def lose_device_pages(engine: Engine, node: int) -> None:
-    """Record that a leaf has no pages on the device any more."""
+    """Record that a leaf has lost its pages on the device."""
     record = engine.radix.nodes[node]
     evictable_leaves.remove(engine, node)
     engine.state.num_cached -= record.num_pages
@@ -133,9 +133,10 @@ def update_double(engine: Engine, node: int) -> None:
 
 @part
 def new_entries(engine: Engine, num_pages: int) -> int:
-    """Return the first index of `num_pages` unused entries of `node_pages`. If the half is full, begin the other half.
+    """Return the index of the first of `num_pages` unused entries of `node_pages`. If the half is full, begin the
+    other.
 
-    The pages of all nodes on the device are then copied to the other half, which has room for these and the new pages.
+    The entries of all nodes on the device are then copied to the other half, which has room for these and the new ones.
     """
     radix, nodes, pages = engine.radix.state, engine.radix.nodes, engine.radix.node_pages
     if radix.entries_end + num_pages > radix.entries_limit:

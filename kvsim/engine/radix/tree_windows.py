@@ -42,7 +42,9 @@ def take(engine: Engine, node: int) -> None:
 
 @part
 def share_with(engine: Engine, node: int, upper: int) -> None:
-    """Copy the windows of a node that is split, and their locks, to its `upper` part; an edge moves to this part."""
+    """Copy the windows of a split node, and their locks, to its `upper` part. If the node is an edge, only this part is
+    now.
+    """
     old, new = engine.radix.nodes[node], engine.radix.nodes[upper]
     new.has_window, new.window_locks = old.has_window, old.window_locks
     new.edge, old.edge = old.edge, 0
@@ -86,7 +88,9 @@ def lock(engine: Engine, node: int) -> int:
 
 @part
 def unlock(engine: Engine, node: int, edge: int) -> None:
-    """Remove a lock from the windows of a path, from its end up to the node with `edge`; 0 for the whole path."""
+    """Remove a lock from the windows on a path, from its end up to the node with `edge`, or to the root if
+    `edge` is 0.
+    """
     nodes, is_edge = engine.radix.nodes, engine.radix.settings.window_tokens == 0
     while node != ROOT and not is_edge:
         record = nodes[node]
@@ -100,7 +104,9 @@ def unlock(engine: Engine, node: int, edge: int) -> None:
 
 @part
 def next_unlocked(engine: Engine, node: int) -> int:
-    """Return the next younger node with unlocked windows, or `ROOT` for none; the oldest node follows `ROOT`."""
+    """Return the next younger node whose windows no request locks, or `ROOT` for none. After `ROOT` comes the oldest
+    node.
+    """
     nodes = engine.radix.nodes
     node = nodes[node].younger
     while node != ROOT and nodes[node].window_locks > 0:
@@ -110,7 +116,7 @@ def next_unlocked(engine: Engine, node: int) -> int:
 
 @part
 def _link(engine: Engine, node: int, younger: int) -> None:
-    """Insert a node into the list just after a `younger` one; after `ROOT`, the node is the youngest."""
+    """Insert a node into the list directly before node `younger`; with `ROOT`, as the youngest."""
     nodes = engine.radix.nodes
     older = nodes[younger].older
     nodes[node].younger, nodes[node].older = younger, older

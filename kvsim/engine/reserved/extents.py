@@ -17,7 +17,9 @@ NO_HOLE = -1
 
 @part
 def rounded(engine: Engine, num_slots: int) -> int:
-    """Return the number of slots allocated for a request of `num_slots`: as many, or for buddies a power of two."""
+    """Return the number of slots that are allocated for `num_slots` requested ones; for buddies, the next
+    power of two.
+    """
     if engine.settings.fit != BUDDY:
         return num_slots
     length = 1
@@ -54,7 +56,7 @@ def allocate(engine: Engine, index: int, length: int) -> int:
 
 @part
 def can_extend(engine: Engine, address: int, length: int, longer: int) -> bool:
-    """Tell whether an extent at `address` can grow from `length` to `longer` slots without moving."""
+    """Tell whether the extent at `address` can grow in place from `length` to `longer` slots."""
     if engine.settings.fit == BUDDY and address % longer != 0:
         return False
     state, holes, free_up_to = engine.state, engine.holes, address + length
@@ -67,7 +69,7 @@ def can_extend(engine: Engine, address: int, length: int, longer: int) -> bool:
 
 @part
 def extend(engine: Engine, address: int, length: int, longer: int) -> None:
-    """Lengthen an extent from `length` to `longer` slots, for which `can_extend` is true."""
+    """Extend the extent at `address` in place from `length` to `longer` slots; `can_extend` must be true."""
     _take(engine, _first_from(engine, address + length), address + longer)
 
 
@@ -91,7 +93,9 @@ def free(engine: Engine, address: int, length: int) -> None:
 
 @part
 def add_holes(engine: Engine, start: int, end: int) -> None:
-    """Fill [start, end), which merges with no other hole, with one hole; for buddies, with one for each power of 2."""
+    """Make holes of the free slots [start, end), which touch no other hole: one hole, or for buddies one per power of
+    two.
+    """
     if engine.settings.fit != BUDDY:
         if start < end:
             _insert(engine, _first_from(engine, start), start, end - start)
@@ -106,7 +110,7 @@ def add_holes(engine: Engine, start: int, end: int) -> None:
 
 @part
 def _take(engine: Engine, index: int, end: int) -> None:
-    """Allocate all slots up to `end` of a hole and of the holes that directly follow it."""
+    """Allocate the slots from the beginning of a hole up to `end`, also in the holes that directly follow it."""
     holes = engine.holes
     start = address = holes[index].address
     while address < end:

@@ -1,8 +1,8 @@
-"""Contiguous reservations, as in servers before paging: every sequence gets one extent of memory when it is admitted.
+"""Contiguous reservations, as in servers before paging: a sequence gets one extent of memory when it is admitted.
 
-Most kinds of reservation never grow. No sequence is then ever preempted, but some reserved slots are never written. A
-reservation that doubles grows in place or, if allowed, moves to another hole; otherwise a sequence is preempted. A move
-copies all written slots, and the step waits for the copy.
+Most kinds of reservations never grow. Then no sequence is ever preempted, but some reserved slots are never written. A
+reservation that doubles (`DOUBLING`) grows in place or, if allowed, moves to another hole; otherwise a sequence is
+preempted. A move copies all written slots, and the step waits for the copy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Make room for `num_tokens` more tokens, by doubling an extent that is full; return False if no hole is left."""
+    """Make room for `num_tokens` more tokens; an extent that is full is doubled. Return False if no hole is large
+    enough.
+    """
     settings, state = engine.settings, engine.state
     state.batch_is_open = False  # the batch has begun to decode: with request-level batching none may join
     needed = sequence.computed + num_tokens
@@ -95,7 +97,7 @@ def reservation(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _make_hole(engine: Engine, num_slots: int) -> bool:
-    """Find or make a hole for `num_slots`, by compaction if allowed; return whether there is one."""
+    """Tell whether there is a hole for `num_slots` slots; if there is none, try to make one by compaction."""
     length = extents.rounded(engine, num_slots)
     if extents.find_hole(engine, length) != NO_HOLE:
         return True
@@ -106,7 +108,7 @@ def _make_hole(engine: Engine, num_slots: int) -> bool:
 
 @part
 def _compact(engine: Engine, length: int) -> bool:
-    """Move all extents together at the start of memory, if that makes a hole of `length`; return whether it does.
+    """Move all extents together at the start of memory, if that makes a hole of `length` slots; return whether it does.
 
     All extents are allocated again in an empty memory, in order of address, so extents below the first hole keep their
     addresses. In a buddy allocator, the longest extents come first, which leaves no gaps between them.
@@ -153,7 +155,9 @@ def _order_for_compaction(engine: Engine) -> None:
 
 @part
 def _move(engine: Engine) -> None:
-    """Move sequences to their new extents. All old extents are released first, because new ones may overlap them."""
+    """Move the running sequences to their new extents. All old extents are freed first, because new ones may overlap
+    them.
+    """
     state = engine.state
     num_moving = 0
     for index in range(state.num_running):
@@ -170,7 +174,7 @@ def _move(engine: Engine) -> None:
 
 @part
 def _place(engine: Engine, sequence: Sequence, wanted: int) -> None:
-    """Allocate an extent of `wanted` slots, for which there is a hole, for a sequence."""
+    """Allocate an extent of `wanted` slots for a sequence; there must be a hole for it."""
     length = extents.rounded(engine, wanted)
     address = extents.allocate(engine, extents.find_hole(engine, length), length)
     _settle(engine, sequence, address, length, wanted)
@@ -178,7 +182,9 @@ def _place(engine: Engine, sequence: Sequence, wanted: int) -> None:
 
 @part
 def _settle(engine: Engine, sequence: Sequence, address: int, length: int, requested: int) -> None:
-    """Assign an allocated extent to a sequence that has none."""
+    """Assign an allocated extent to a sequence without one: `length` slots at `address`, of which `requested` were
+    asked for.
+    """
     settings = engine.settings
     totals.add_slots(engine, sequence, 0, requested)
     engine.state.rounding += length - requested
@@ -192,7 +198,7 @@ def _settle(engine: Engine, sequence: Sequence, address: int, length: int, reque
 
 @part
 def _vacate(engine: Engine, sequence: Sequence) -> None:
-    """Record in the journal and the totals that a sequence loses its extent; its computed tokens stay counted."""
+    """Record that a sequence loses its extent, and subtract its slots from the totals; computed tokens stay counted."""
     journal.release_extent(engine, sequence, sequence.num_units)
     totals.remove_slots(engine, sequence, sequence.requested)
     engine.state.rounding -= sequence.num_units - sequence.requested

@@ -72,7 +72,7 @@ def width_at(engine: Engine, step: int) -> int:
 
 @part
 def _form_batch(engine: Engine) -> bool:
-    """Form a batch that includes the oldest waiting sequence, if it is time for one; return whether it has any rows."""
+    """Form a batch that includes the oldest waiting sequence, if it is due; return whether the batch has any rows."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     if state.num_waiting == 0 or (state.num_waiting < settings.batch_size and state.host_s < _due_s(engine)):
         return False
@@ -96,7 +96,7 @@ def _form_batch(engine: Engine) -> bool:
 
 @part
 def _choose_alike(engine: Engine) -> None:
-    """Fill the batch with the prompts that are closest in length to the oldest sequence's; arrival breaks ties."""
+    """Fill the batch with the waiting prompts whose lengths are closest to that of the oldest; arrival breaks ties."""
     width = waiting_queue.peek(engine).prompt_tokens
     for distance in range(max(width, len(engine.buckets) - width)):
         shorter = length_index.first_at(engine, width - distance)
@@ -106,9 +106,9 @@ def _choose_alike(engine: Engine) -> None:
             if not _join(engine, sequence):
                 return
             if sequence.number == shorter:
-                shorter = sequence.next_alike
+                shorter = sequence.next_in_bucket
             else:
-                longer = sequence.next_alike
+                longer = sequence.next_in_bucket
 
 
 @part
@@ -116,7 +116,7 @@ def _join(engine: Engine, sequence: Sequence) -> bool:
     """Add a sequence to the batch as a row; return False if there is no room for it.
 
     The memory guard refuses a row with which the rectangle might not fit. Output lengths are not known in advance, so
-    the guard counts a column for each output that any request allows, except the last.
+    the guard counts one column less than the largest number of outputs that any request allows.
     """
     settings, batch = engine.settings, engine.rectangle
     wider = max(batch.prompt_width, sequence.prompt_tokens)
@@ -132,7 +132,7 @@ def _join(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _lay_out(engine: Engine) -> None:
-    """Set the number of steps of the batch and the stride of its rows."""
+    """Set the number of steps of the batch, and the distance of its rows in slots."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     state.num_running, batch.num_live = batch.num_rows, batch.num_rows
     batch.live_prompt_tokens = batch.live_new_tokens = batch.longest_answer = batch.step = 0
@@ -192,7 +192,7 @@ def _take_step(engine: Engine) -> None:
 
 @part
 def _drop_ended(engine: Engine) -> None:
-    """Update the figures of the live rows for the rows that ended in the step before."""
+    """Update the sums over live rows: leave out the rows that ended with the step before."""
     batch = engine.rectangle
     batch.num_live = batch.live_prompt_tokens = batch.live_new_tokens = 0
     batch.next_end = batch.longest_answer
@@ -208,7 +208,7 @@ def _drop_ended(engine: Engine) -> None:
 
 @part
 def _count_slots(engine: Engine) -> None:
-    """Set the totals of the slots for this step (see `totals`)."""
+    """Set the totals of the slots of the rectangle for this step (see `totals`)."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     state.num_free = settings.num_units - batch.num_rows * width_at(engine, batch.step)
     state.written = state.useful = batch.live_prompt_tokens + batch.num_live * batch.step
@@ -218,7 +218,7 @@ def _count_slots(engine: Engine) -> None:
 
 @part
 def _write_down(engine: Engine) -> None:
-    """Record every row's slots and tokens: in step 0 those of the prompt, in step 1 one token for each later step."""
+    """Record the slots and tokens of every row: in step 0 of the prompt, in step 1 of one token in each later step."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     step, width, stride = batch.step, batch.prompt_width, width_at(engine, batch.num_steps - 1)
     repeat = 1 if step == 0 else batch.num_steps - 1
@@ -237,7 +237,7 @@ def _write_down(engine: Engine) -> None:
 
 @part
 def _end_batch(engine: Engine) -> None:
-    """End all sequences of the batch. They are aborted if the memory was full before the last row ended."""
+    """End all sequences of the batch. If the memory was full before the last row ended, they are aborted."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     is_complete = batch.num_steps == batch.longest_answer
     for row in range(batch.num_rows):
@@ -254,13 +254,13 @@ def _end_batch(engine: Engine) -> None:
 
 @part
 def _due_s(engine: Engine) -> float:
-    """Return the time at which the oldest waiting sequence stops waiting for a full batch, in seconds."""
+    """Return the time in seconds at which the oldest waiting sequence no longer waits for a full batch."""
     return engine.times[waiting_queue.peek(engine).number].arrival_s + engine.settings.timeout_s
 
 
 @part
 def next_chance_s(engine: Engine) -> float:
-    """Return the time at which a batch may be formed next, in seconds: an arrival or a timeout; infinity for never."""
+    """Return the time in seconds of the next arrival or timeout, at which a batch may be formed; infinity for none."""
     chance_s = clock.next_arrival_s(engine)
     return min(chance_s, _due_s(engine)) if engine.state.num_waiting > 0 else chance_s
 

@@ -44,7 +44,7 @@ def _parts_of(engine: Engine) -> tuple[Any, ...]:
 
 
 def _copy(old: Any, new: Any, end: int | None = None) -> None:
-    """Copy a record, or the first `end` records or numbers (None for all), of an interpreted engine into a compiled."""
+    """Copy a record, or the first `end` records or numbers (None for all), from an interpreted to a compiled engine."""
     if isinstance(new, np.void):
         for field in dtype_of(type(old)).names or ():
             new[field] = getattr(old, field)
