@@ -1,4 +1,4 @@
-"""Mixtures of experts on one GPU, told before they are recorded: benchmarks/experts.py
+"""Mixtures of experts on one GPU, predicted before they are recorded: benchmarks/experts.py
 
 predict            the figures of every load by the card that ships, as JSON
 record FOLDER -o DIR   serve the loads in vLLM with a model folder that needs no weights, on a machine with a GPU

@@ -1,4 +1,4 @@
-"""Models with gated delta nets on one H100, told before they are recorded: benchmarks/hybrids.py
+"""Models with gated delta nets on one H100, predicted before they are recorded: benchmarks/hybrids.py
 
 predict            the figures of every load by the card that ships, as JSON
 record NAME -o DIR serve the loads of `experts.py` in vLLM with random weights, then list the kernels of some steps

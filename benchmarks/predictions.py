@@ -139,12 +139,12 @@ CLASSES_HEAD = (
     "|---|---|---:|---:|---:|---:|---:|",
 )
 HEAD = (
-    "| recording | told by | throughput | TPOT | end to end | TTFT | preemptions |",
+    "| recording | predicted by | throughput | TPOT | end to end | TTFT | preemptions |",
     "|---|---|---:|---:|---:|---:|---:|",
 )
 
 Found = tuple[str, Validation]
-"""What told the prediction, and how it went."""
+"""What a prediction was made from, in words, and its comparison with the recording."""
 
 
 def recordings() -> dict[str, Recording]:

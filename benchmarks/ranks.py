@@ -1,4 +1,4 @@
-"""Data-parallel ranks with experts in parallel on H100s, told before they are measured: benchmarks/ranks.py
+"""Data-parallel ranks with experts in parallel on H100s, predicted before they are measured: benchmarks/ranks.py
 
 predict       blocks, clients' times and steps without a batch of every load of each case, as JSON
 measure CASE -o DIR  start one server of as many ranks with random weights, and send every load twice, as `served.py`

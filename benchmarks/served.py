@@ -1,4 +1,4 @@
-"""vLLM servers as their clients see them, told before they are measured: benchmarks/served.py
+"""vLLM servers as their clients see them, predicted before they are measured: benchmarks/served.py
 
 predict [GPU]          mean TTFT, TPOT and end to end of every server and load behind `--front-end http`, as JSON
 measure NAME -o DIR    start `vllm serve` with random weights, send every load twice, and write what the client saw of
@@ -279,7 +279,9 @@ def compare(name: str, folder: Path, card: Card | None) -> None:
     gpu_name, model = find_gpu(recording.meta.gpu).name, shape_of(name)
     seen = json.loads((folder / "client.json").read_text(encoding="utf-8"))
     loads = sent(recording, seen)
-    print("| requests/s | told by | TTFT, mean | TTFT, median | TPOT | end to end |\n|---|---|---:|---:|---:|---:|")
+    print(
+        "| requests/s | predicted by | TTFT, mean | TTFT, median | TPOT | end to end |\n|---|---|---:|---:|---:|---:|"
+    )
     for words, source in (("what ships", None), ("the machine's card", card)):
         if source is None and words != "what ships":
             continue

@@ -1,4 +1,4 @@
-"""Models shared by two H100s, told before they are recorded: benchmarks/two_gpus.py
+"""Models shared by two H100s, predicted before they are recorded: benchmarks/two_gpus.py
 
 predict              the figures of every load by default and by kernel tables, as JSON
 record NAME -o DIR   serve the loads in vLLM, with random weights, on a machine with two H100s

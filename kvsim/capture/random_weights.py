@@ -1,7 +1,7 @@
-"""Configurations of models of given shapes, prompts of random token ids, and adapters with random weights.
+"""Configurations of models without weights, prompts of random token ids, and adapters with random weights.
 
-Memory and speed depend on shapes, not on the values of weights. Dense models with grouped-query attention are
-configured as Llamas of the same shape; an engine then draws their weights.
+Memory and speed depend on the shapes of weights, not on their values. An engine that finds only a configuration draws
+the weights itself. Configurations are written for dense models whose layers all have the same grouped-query attention.
 """
 
 from __future__ import annotations
@@ -20,10 +20,26 @@ from kvsim.workload import Workload
 
 _SPECIAL_TOKENS = 10
 """Number of ids at the beginning of a vocabulary that are never drawn, because they may be special tokens."""
+_CLASSES = {
+    "LlamaForCausalLM": "llama",
+    "GraniteForCausalLM": "llama",
+    "Phi3ForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "": "llama",
+}
+"""Type of the written configuration, by the model's class. Its layers have the same matrices and biases."""
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 
 
 def has_weights(folder: Path) -> bool:
-    """Tell whether a model folder has weights besides its configuration."""
+    """Tell whether a model folder has files of weights."""
     return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
 
 
@@ -44,25 +60,34 @@ def write_config(model: Model, folder: Path) -> Path:
     """Write a `config.json` of the shape of `model` into `folder` and return the folder.
 
     Raises:
-        UsageError: `model` has experts, or a layer other than full attention with `num_kv_heads` and `head_dim`.
+        UsageError: `model` has experts, images, quantized weights, a class that is not in `_CLASSES`, or a layer other
+            than full attention with `num_kv_heads` and `head_dim`.
     """
-    full = FullAttention(num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, value_head_dim=model.head_dim)
-    if model.num_experts or any(caches != (full,) for caches in model.layers):
+    if special := _special_parts(model):
         raise UsageError(
-            f"{model.name} is not a plain grouped-query decoder: it has {_other_than_llama(model)}, so random weights "
+            f"{model.name} is not a plain grouped-query decoder: it has {special}, so random weights "
             "cannot replace its own; give a folder."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_llama_config(model), indent=1) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(_plain_config(model), indent=1) + "\n", encoding="utf-8")
     return folder
 
 
-def _other_than_llama(model: Model) -> str:
-    """Name what `model` has and a Llama of its shape would lack."""
+def _special_parts(model: Model) -> str:
+    """Name parts of `model` that the written configuration cannot state; empty if there are none."""
     if model.num_experts:
         return f"{model.num_experts:,} experts"
     kinds = sorted({layer.kind for caches in model.layers for layer in caches} - {"full"})
-    return f"layers of the kind {' and '.join(kinds)}" if kinds else "layers with heads of several sizes"
+    if kinds:
+        return f"layers of the kind {' and '.join(kinds)}"
+    full = FullAttention(num_kv_heads=model.num_kv_heads, head_dim=model.head_dim, value_head_dim=model.head_dim)
+    if any(caches != (full,) for caches in model.layers):
+        return "layers with heads of several sizes"
+    if model.image_class:
+        return "an encoder for images"
+    if model.quantization is not None:
+        return f"{model.quantization.method} weights"
+    return "" if model.architecture in _CLASSES else f"the layers of {model.architecture}"
 
 
 def shape_of(config: Any) -> dict[str, Any]:
@@ -84,10 +109,11 @@ def shape_of(config: Any) -> dict[str, Any]:
     }
 
 
-def _llama_config(model: Model) -> dict[str, Any]:
+def _plain_config(model: Model) -> dict[str, Any]:
+    model_type = _CLASSES[model.architecture]
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [_ARCHITECTURES[model_type]],
+        "model_type": model_type,
         "num_hidden_layers": model.num_layers,
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.num_attention_heads,
@@ -103,6 +129,7 @@ def _llama_config(model: Model) -> dict[str, Any]:
         "rope_theta": 10000.0,
         "bos_token_id": 1,
         "eos_token_id": 2,
+        "sliding_window": None,
     }
 
 
@@ -135,16 +162,16 @@ _TARGETS = ("q_proj", "v_proj")
 
 
 class RandomAdapters:
-    """Writes an adapter when a request first names it."""
+    """Adapters with random weights; each is written into a folder when a request first names it."""
 
     def __init__(self, model_folder: Path, scratch: Path, rank: int) -> None:
         self._model_folder, self._scratch, self._rank = model_folder, scratch, rank
         self._requests: dict[int, Any] = {}
 
     def request(self, number: int) -> Any:
-        """Return vLLM's `LoRARequest` for an adapter, numbered from 1 on."""
+        """Return vLLM's `LoRARequest` for adapter `number`; numbers begin with 1."""
         if number not in self._requests:
-            from vllm.lora.request import LoRARequest  # noqa: PLC0415  only where vLLM is
+            from vllm.lora.request import LoRARequest  # noqa: PLC0415  vLLM is an optional dependency
 
             folder = write_adapter(self._model_folder, self._scratch / f"adapter-{number}", self._rank, seed=number)
             self._requests[number] = LoRARequest(f"adapter-{number}", number, str(folder))
@@ -152,8 +179,11 @@ class RandomAdapters:
 
 
 def write_adapter(model_folder: Path, folder: Path, rank: int, *, seed: int) -> Path:
-    """Write an adapter of a model's shape into `folder`, in the format of PEFT, and return the folder."""
-    import torch  # noqa: PLC0415  only where vLLM is
+    """Write an adapter of rank `rank` for the model in `model_folder` into `folder`, and return `folder`.
+
+    The format is that of PEFT.
+    """
+    import torch  # noqa: PLC0415  vLLM is an optional dependency
     from safetensors.torch import save_file  # noqa: PLC0415
 
     config = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))

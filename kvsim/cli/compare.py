@@ -102,6 +102,7 @@ def command(
 
         may_replace(output, "compare", overwrite=overwrite, is_folder=True)
     if several is not None and several.name == "vllm" and len(several.words) == 2 and not _is_fleet(flags):
+        check_policy_flags(context, [Paged.name], [several.name])
         _compare_releases(names, several, output, flags, as_json=as_json)
         return
     if several is not None or _is_fleet(flags):

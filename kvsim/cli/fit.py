@@ -12,7 +12,7 @@ from kvsim.cli.fleet_flags import FleetFlags, apart_options, fleet_of
 from kvsim.cli.load import check_load, load_options
 from kvsim.cli.options import check_policy_flags, engine_option, jobs_option
 from kvsim.cli.scenario_flags import scenario_options
-from kvsim.cli.server_lines import ServedCommand
+from kvsim.cli.served_command import ServedCommand
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, progress
 from kvsim.cli.workload import cut_at
 from kvsim.errors import UsageError

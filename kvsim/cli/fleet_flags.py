@@ -110,7 +110,7 @@ ONE_SERVER = FleetFlags(None)
 
 def check_routes(*runs: Mapping[str, Any]) -> None:
     """Check that given flags of the router have an effect on at least one run; `runs` has the flags of each."""
-    routed = [flags["route"] for flags in runs if _has_several_servers(flags)]
+    routed = [flags["route"] for flags in runs if has_several_servers(flags)]
     if not routed:
         for flag, name in (("--route", "route"), ("--route-lag", "route_lag_s")):
             if any(flags[name] for flags in runs):
@@ -122,7 +122,8 @@ def check_routes(*runs: Mapping[str, Any]) -> None:
         )
 
 
-def _has_several_servers(flags: Mapping[str, Any]) -> bool:
+def has_several_servers(flags: Mapping[str, Any]) -> bool:
+    """Tell whether the flags ask for more than one scheduler: replicas, data-parallel ranks, or separate servers."""
     return bool(flags["prefill"] or flags["decode"] or flags["replicas"] > 1 or (flags["data_parallel_size"] or 1) > 1)
 
 

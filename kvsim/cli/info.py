@@ -64,7 +64,7 @@ def _describe(name: str, *, as_json: bool) -> None:
             "engine": dict(meta.engine),
             "model": dict(meta.model),
         }
-        about |= {"policy": dict(meta.policy), "requests": len(recording.requests)}
+        about |= {"policy_settings": dict(meta.policy), "requests": len(recording.requests)}
         print_json(figures_document(recording, summary) | about)
         return
     echo(verdict_of(summary).sentence)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.options import is_given, policies_with
+from kvsim.cli.options import check_defaults, is_given, policies_with
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.show import print_json, print_table, progress
 from kvsim.cli.workload import is_generated
@@ -34,6 +34,7 @@ _DECIDED = {
 
 def check_ladder_flags(context: click.Context) -> None:
     """Check that every given flag has an effect on a rung: rungs decide some settings, and lack others."""
+    check_defaults(context)
     for option in context.command.params:
         name = str(option.name)
         if is_given(context, name) and (name in _DECIDED or (policies_with(name) and name not in _USED)):

@@ -19,6 +19,8 @@ from kvsim.policies.settings import OF_PAGED
 from kvsim.setting_fields import Declared, Setting, settings_in
 
 Settings = TypeVar("Settings")
+_LIMITS = ("max_num_seqs", "max_num_batched_tokens")
+"""Settings whose default --defaults chooses."""
 _LIKE = {"adapters": "enable_lora", "defaults": "max_num_seqs", "kv_offloading_gb_per_s": "load_gb_per_s"}
 """Flags that are not settings. Each applies to the same policies as the setting beside it."""
 
@@ -173,6 +175,7 @@ def check_policy_flags(context: click.Context, policies: Collection[str], varied
     `varied` are flags whose values were given in another way, such as --vary. Otherwise, the `UsageError` names the
     flag and the policies that use it.
     """
+    check_defaults(context, varied)
     based_on = {Paged.name if is_policy_file(policy) else policy for policy in policies}
     sizes_blocks = is_given(context, "num_blocks") or is_given(context, "gpu_memory_utilization")
     if is_given(context, "block_size") and based_on == {Radix.name} and not sizes_blocks:
@@ -187,6 +190,18 @@ def check_policy_flags(context: click.Context, policies: Collection[str], varied
                     f"{(off or option.opts)[0]} has no effect with --policy {' and '.join(policies)}: it is for "
                     f"{' and '.join(sorted(takers))}; leave it out."
                 )
+
+
+def check_defaults(context: click.Context, varied: Collection[str] = ()) -> None:
+    """Check that --defaults, if it is given, decides a limit that is not given; `varied` is as in `check_policy_flags`.
+
+    Raises:
+        UsageError: both limits are given.
+    """
+    stated = [name for name in _LIMITS if name in varied or is_given(context, name)]
+    if is_given(context, "defaults") and len(stated) == len(_LIMITS):
+        limits = " and ".join(f"--{name.replace('_', '-')}" for name in _LIMITS)
+        raise UsageError(f"--defaults has no effect with {limits}; leave it out.")
 
 
 def is_given(context: click.Context, name: str) -> bool:

@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.flag import flag
-from kvsim.cli.fleet_flags import apart_options, check_routes, fleet_of, replicas_options, routed_words, servers_of
+from kvsim.cli.fleet_flags import (
+    apart_options,
+    check_routes,
+    fleet_of,
+    has_several_servers,
+    replicas_options,
+    routed_words,
+    servers_of,
+)
 from kvsim.cli.load import check_senders, users_of, users_options
 from kvsim.cli.options import POLICY_HELP, PolicyParam, check_policy_flags, engine_option
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
-from kvsim.cli.server_lines import ServedCommand
+from kvsim.cli.served_command import ServedCommand
 from kvsim.cli.show import command_line, json_option, output_option, overwrite_option, progress
-from kvsim.cli.workload import is_generated
 from kvsim.errors import UsageError
 from kvsim.policies.settings import Reserve
 
@@ -86,7 +93,7 @@ def command(
     check_policy_flags(context, [policy])
     check_routes(flags)
     check_senders(flags)
-    _check_effects(flags)
+    _check_effects(flags | {"no_band": no_band})
     fleet_flags, users = fleet_of(flags), users_of(flags)
     if output is not None:
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
@@ -110,12 +117,11 @@ def command(
 
 
 def _check_effects(flags: Mapping[str, Any]) -> None:
-    """Check that a given seed and a given --growth have an effect."""
+    """Check that --growth and --no-band have an effect, if they are given."""
     if flags["growth"] is not None and flags["reserve"] != Reserve.DOUBLING.value:
         raise UsageError("--growth has no effect on reservations that do not grow; give --reserve doubling as well.")
-    draws = is_generated(flags) or any(flags[name] for name in ("adapters", "images", "speculative_config"))
-    if flags["seed"] and not draws:
-        raise UsageError("--seed has no effect on recorded requests: nothing is drawn at random; leave it out.")
+    if flags["no_band"] and (has_several_servers(flags) or flags["prefix_store_gib"] is not None):
+        raise UsageError("--no-band has no effect with several servers, whose runs are not repeated; leave it out.")
 
 
 def _notes(scenario: Scenario, policy: str, runs: Sequence[Measured], flags: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import click
 
 from kvsim.cli.options import flag_values
-from kvsim.cli.server_lines import ServedCommand, is_flag_word
+from kvsim.cli.served_command import ServedCommand
+from kvsim.cli.server_flags import is_flag_word
 from kvsim.errors import UsageError
 
 _KEY = "kvsim.several_values"

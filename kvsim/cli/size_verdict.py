@@ -1,4 +1,4 @@
-"""First sentences of `kvsim size`: the number of sequences that fit, and what is unusual about the memory budget."""
+"""First sentences of `kvsim size`: how many sequences fit, and why the model caches no prefixes or has large blocks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def verdict(
     image: Mapping[str, Any] | None,
     otherwise: Mapping[str, tuple[CachePlan, str]],
 ) -> str:
-    """Return the answer as sentences: costs that the flags ask about, the sequences that fit, and unusual facts.
+    """Return the answer as sentences: costs of images, adapters and drafts, the sequences that fit, and the reasons.
 
-    `image` is the cost of one image. `otherwise` has plans of the same memory with other layouts, with their
-    conditions.
+    `image` has the cost of one image, from `image_of`. `otherwise` has plans of the same memory with other layouts,
+    each with its condition in words.
     """
     plan = budget.plan
     if plan.concurrency < 1:

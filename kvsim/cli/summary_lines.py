@@ -119,7 +119,7 @@ def _settings(meta: Meta) -> dict[str, Any]:
         "num_units": pool.num_units,
         "unit_tokens": pool.unit_tokens,
         "kv_bytes": None if pool.num_units is None else pool.num_bytes,
-        "policy": dict(meta.policy),
+        "policy_settings": dict(meta.policy),
     }
 
 

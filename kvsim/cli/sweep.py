@@ -12,7 +12,7 @@ import click
 from kvsim.cli.options import POLICY_HELP, PolicyParam, check_policy_flags, flag_values, is_given, jobs_option
 from kvsim.cli.scenario import Requests, build_scenario
 from kvsim.cli.scenario_flags import scenario_options
-from kvsim.cli.server_lines import ServedCommand
+from kvsim.cli.served_command import ServedCommand
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, print_table, progress, seconds
 from kvsim.cli.workload import workload_and_source
 from kvsim.errors import UsageError

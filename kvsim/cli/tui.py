@@ -21,7 +21,7 @@ from kvsim.cli.flag import flag
 from kvsim.cli.options import PolicyParam, check_policy_flags, is_given
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
-from kvsim.cli.server_lines import ServedCommand
+from kvsim.cli.served_command import ServedCommand
 from kvsim.cli.show import output_option, overwrite_option, progress
 from kvsim.errors import UsageError
 from kvsim.files.overwriting import may_replace

@@ -138,6 +138,7 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
     """Return the requests that the flags describe, and the recording that they come from, if any."""
     factor = multiple("--answers", flags["answers"])
     if not is_generated(flags):
+        _check_seed(flags)
         from kvsim import importers
         from kvsim.recording import find, read_requests, shipped_names
 
@@ -160,6 +161,12 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
             "--shared-prefix and --sessions; kvsim import can give them new arrivals."
         )
     return _adjusted(_generated(flags), flags, factor), None
+
+
+def _check_seed(flags: Mapping[str, Any]) -> None:
+    """Check that --seed, if it is given with recorded requests, has an effect: on adapters, images or drafts."""
+    if flags["seed"] and not any(flags.get(name) for name in ("adapters", "images", "speculative_config")):
+        raise UsageError("--seed has no effect on recorded requests: nothing is drawn at random; leave it out.")
 
 
 def _adjusted(workload: Workload, flags: Mapping[str, Any], answer_factor: float) -> Workload:

@@ -303,7 +303,7 @@ def _lines(card: Card, header: str) -> Iterator[str]:
         yield from ("", "[factors]  # how many times longer an engine takes here than the curves say")
         yield from (f"{name} = {value:.4f}" for name, value in card.factors.items())
     if card.fitted_to:
-        yield from ("", "[fitted_to]  # recordings that told the factors, by their model")
+        yield from ("", "[fitted_to]  # recordings that the factors were fitted to, by model")
         for model, names in card.fitted_to.items():
             yield f"{_quoted(model)} = [{', '.join(map(_quoted, names))}]"
     yield from ("", "[rates]")

@@ -88,7 +88,7 @@ EAGER_LAUNCHES = {"attention": 78, "latent": 132, "recurrent": 252, "delta net":
 addition: Qwen3-30B-A3B took 48, and Mixtral-8x7B 17, more than Llama-3-8B on the same H200.
 
 Those of "delta net" are what was missing in two loads of Qwen3-Next with 12 layers on one H100, beside other engines on
-its host; whether the gated delta nets take them, or the 512 experts of every layer, was not told apart.
+its host; whether the gated delta nets take them, or the 512 experts of every layer, is not known.
 """
 DIVIDED_EXPERT_LAUNCHES = 85
 """The same as "experts" of `EAGER_LAUNCHES` if several GPUs divide the experts. Steps of 257 to 1,024 tokens of

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.errors import UsageError, WorkloadError, shortened
-from kvsim.workload.images import MARKS, Images
+from kvsim.models.image_rules import MARKS
+from kvsim.workload.images import Images
 from kvsim.workload.turns import Turns
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kvsim.errors import UsageError, WorkloadError, shortened
+from kvsim.models.image_rules import MARKS
 from kvsim.workload.columns import MAX_TOKENS, int_column
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
     from kvsim.workload.columns import Int32Array, Int64Array
 
-MARKS = 2
-"""Number of tokens around an image that is given in pixels: a begin and an end mark."""
 _STREAM = 5
 """Number of the stream of random numbers for images, different from those of other draws with the same seed."""
 _MOST_NUMBER = 1 << 10

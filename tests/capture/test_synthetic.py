@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvsim.capture.random_weights import has_weights, model_folder, token_ids
+from kvsim.capture.random_weights import has_weights, model_folder, token_ids, write_config
 from kvsim.errors import UnknownNameError, UsageError
+from kvsim.models import all_models
+from kvsim.models.huggingface import read_config
 from kvsim.workload import Workload
 
 
@@ -37,12 +40,29 @@ def test_a_listed_model_becomes_a_configuration(tmp_path: Path) -> None:
     assert model_folder(str(folder), tmp_path) == folder, "a folder with a configuration is taken as it is"
 
 
+def test_a_written_configuration_has_the_parameters_and_the_cache_of_its_model(tmp_path: Path) -> None:
+    """With the biases of Qwen2, and of every other listed model that is written."""
+    written = []
+    for model in all_models():
+        with suppress(UsageError):
+            written.append((model, read_config(write_config(model, tmp_path / model.name))))
+    names = {model.architecture for model, _ in written}
+    assert {"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"} <= names
+    for model, found in written:
+        shape = found.num_parameters, found.kv_bytes_per_token, found.num_layers, found.max_position_embeddings
+        expected = model.num_parameters, model.kv_bytes_per_token, model.num_layers, model.max_position_embeddings
+        assert shape == expected, model.name
+
+
 def test_what_random_weights_cannot_stand_in_for(tmp_path: Path) -> None:
     for name, other in (
         ("DeepSeek-V3", "256 experts"),
         ("Qwen3-30B-A3B", "128 experts"),
         ("gemma-3-1b-it", "layers of the kind sliding_window"),
         ("granite-4.0-h-1b", "layers of the kind mamba2"),
+        ("facebook/opt-13b", "the layers of OPTForCausalLM"),
+        ("Qwen2.5-VL-3B-Instruct", "an encoder for images"),
+        ("Qwen2.5-7B-Instruct-AWQ", "awq weights"),
     ):
         with pytest.raises(UsageError, match=f"is not a plain grouped-query decoder: it has {other}, so"):
             model_folder(name, tmp_path)

@@ -232,7 +232,7 @@ def test_a_recording_can_be_replaced_and_described(kvsim: Kvsim, tmp_path: Path)
         succeed(kvsim("run", "--num-requests", count, "-o", "deep/er/rec", folder=tmp_path))
     assert len(read(tmp_path / "deep" / "er" / "rec").requests) == 4
     document = strict_json(succeed(kvsim("info", "deep/er/rec", "--json", folder=tmp_path)))
-    assert document["policy"]["name"] == "paged"
+    assert (document["policy"], document["policy_settings"]["name"]) == ("paged", "paged")
     assert document["requests"] == 4
 
 

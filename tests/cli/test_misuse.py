@@ -74,6 +74,7 @@ COMMANDS_THAT_READ = (
     ("plot", "waste-bars"),
 )
 MACHINE = ("--model", "Meta-Llama-3-8B", "--gpu", "H200")
+BOTH_LIMITS = ("--max-num-seqs", "8", "--max-num-batched-tokens", "2048")
 
 
 @pytest.mark.parametrize("command", COMMANDS_THAT_READ, ids=lambda command: command[0])
@@ -195,6 +196,34 @@ class TestRecordings:
         (("run", "--rate", "2", "--arrivals", "at-once"), 2, "--rate has no effect on --arrivals at-once; leave one"),
         (("run", "--users", "2", "--arrivals", "poisson"), 2, "so they take no --arrivals; leave one out"),
         (("run", "--seed", "3"), 2, "--seed has no effect on recorded requests: nothing is drawn at random"),
+        (("compare", "--seed", "3"), 2, "--seed has no effect on recorded requests: nothing is drawn at random"),
+        (("compare", "--seed", "3", "4"), 2, "--seed has no effect on recorded requests: nothing is drawn at random"),
+        (("sweep", "--seed", "3", "-o", "t.parquet"), 2, "--seed has no effect on recorded requests: nothing is drawn"),
+        (
+            ("sweep", "--vary", "seed=3,4", "-o", "t.parquet"),
+            2,
+            "--seed has no effect on recorded requests: nothing is",
+        ),
+        (("run", "--replicas", "2", "--no-band"), 2, "--no-band has no effect with several servers, whose runs are"),
+        (("run", "--data-parallel-size", "2", "--no-band"), 2, "--no-band has no effect with several servers"),
+        (("run", *BOTH_LIMITS, "--defaults", "server"), 2, "--defaults has no effect with --max-num-seqs and"),
+        (("size", *MACHINE, *BOTH_LIMITS, "--defaults", "llm"), 2, "--defaults has no effect with --max-num-seqs and"),
+        (
+            (
+                "sweep",
+                *BOTH_LIMITS[:2],
+                "--vary",
+                "max-num-batched-tokens=2048,4096",
+                "--defaults",
+                "llm",
+                "-o",
+                "t.parquet",
+            ),
+            2,
+            "--defaults has no effect with --max-num-seqs and --max-num-batched-tokens; leave it out.",
+        ),
+        (("compare", "--ladder", *BOTH_LIMITS, "--defaults", "llm"), 2, "--defaults has no effect with"),
+        (("compare", "--vllm", "0.25.1", "0.33.0", "--reserve", "doubling"), 2, "--reserve has no effect with"),
         (
             ("run", "--route", "prefix"),
             2,

@@ -18,7 +18,7 @@ FEW = ("--num-requests", "3", "--engine", "interpreted", "--no-band")
 FILM = ("--length", "1", "--frames-per-second", "2")
 WRITES = {
     "rec": ("run", *FEW, "-o", "rec"),
-    "servers": ("run", *FEW, "--replicas", "2", "-o", "servers"),
+    "servers": ("run", *FEW[:-1], "--replicas", "2", "-o", "servers"),
     "compared": ("compare", "--num-requests", "3", "-o", "compared"),
     "page": ("report", "rec", "-o", "page"),
     "w.parquet": ("import", "rec", "-o", "w.parquet"),

@@ -195,6 +195,6 @@ def test_a_run_alone_has_sglang_s_memory_and_number_of_requests() -> None:
     sized = json.loads(CliRunner().invoke(cli, ["size", "--policy", "radix", *machine, "--json"]).output)
     assert alone["num_units"] == sized["num_slots"]
     server = SGLangServer(gpu=find_gpu("H200"), model=find_model("Llama-3-8B"))
-    assert alone["policy"]["max_running_requests"] == server.max_running_requests == 4096
+    assert alone["policy_settings"]["max_running_requests"] == server.max_running_requests == 4096
     halved = json.loads(CliRunner().invoke(cli, ["run", "--policy", "radix", *load, "--num-blocks", "100"]).output)
-    assert halved["settings"]["policy"]["max_running_requests"] == halved["settings"]["num_units"] // 2
+    assert halved["settings"]["policy_settings"]["max_running_requests"] == halved["settings"]["num_units"] // 2

@@ -106,7 +106,7 @@ def test_each_side_is_recorded_in_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_the_values_of_a_flag_end_where_a_server_line_begins() -> None:
     line = ("vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "4096", "--max-num-seqs", "9")
     both = document("compare", *FEW, "--gpu", "H100", "--max-num-seqs", "2", "4", *line)
-    assert [side["servers"][0]["settings"]["policy"]["max_num_seqs"] for side in both.values()] == [2, 4]
+    assert [side["servers"][0]["settings"]["policy_settings"]["max_num_seqs"] for side in both.values()] == [2, 4]
 
 
 def test_several_policies_may_stand_behind_one_flag() -> None:

@@ -219,7 +219,8 @@ def test_servers_that_hold_blocks_without_a_step(server: str, rate: str, tmp_pat
     """Blocks that a transfer still needs are held in the gap. The command and its recording have the same figures."""
     arguments = ("run", "--num-requests", "12", "--arrivals", "poisson", "--rate", rate, "--prompt-tokens", "200:0.5",
                  "--output-tokens", "20:0.5", "--shared-prefix", "2x64", "--max-model-len", "1024")  # fmt: skip
-    result = CliRunner().invoke(cli, [*arguments, *SERVERS[server], "--no-band", "--json", "-o", str(tmp_path / "r")])
+    arguments += () if server in ("replicas", "prefill and decode") else ("--no-band",)
+    result = CliRunner().invoke(cli, [*arguments, *SERVERS[server], "--json", "-o", str(tmp_path / "r")])
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
     folders = [meta.parent for meta in (tmp_path / "r").rglob("meta.json")]

@@ -51,7 +51,8 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> list[tuple[dict[st
     ]
     requests = tmp_path / "requests.csv"
     requests.write_text("\n".join(("arrival_s,prompt_tokens,output_tokens,prefix_group,prefix_tokens", *rows, "")))
-    arguments = ("run", "--workload", str(requests), "--max-model-len", "1024", *SERVERS[server], "--no-band", "--json")
+    arguments = ("run", "--workload", str(requests), "--max-model-len", "1024", *SERVERS[server], "--json")
+    arguments += () if server in ("replicas", "prefill and decode") else ("--no-band",)
     result = CliRunner().invoke(cli, [*arguments, "-o", str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
     without = CliRunner().invoke(cli, list(arguments))

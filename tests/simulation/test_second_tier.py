@@ -133,7 +133,7 @@ def test_the_flags_reach_the_simulation(tmp_path: Path) -> None:
     stores = copies.kind == CopyKind.STORE
     assert summary["swapped_out_bytes"] == stores.sum() * (2 << 20)
     assert copies.slot.max() < 128  # of 4 MiB each
-    policy = summary["settings"]["policy"]
+    policy = summary["settings"]["policy_settings"]
     assert (policy["kv_offloading_eviction"], policy["load_gb_per_s"]) == ("arc", 20)
 
 

@@ -71,6 +71,6 @@ def test_latents_on_eight_gpus(answers: str) -> None:
     dealt_out = 8 * budget.num_blocks // 1000
     assert f"{budget.num_blocks:,} blocks of 1.07 MiB" in answers
     assert (
-        f": {(budget.num_blocks - 1) // 1000} sequences; were the latent dealt out among the GPUs, {dealt_out} |"
+        f": {(budget.num_blocks - 1) // 1000} sequences; were the latent divided among the GPUs, {dealt_out} |"
         in answers
     )

@@ -82,8 +82,7 @@ def keys_of(screen: Screen[Any]) -> Keys:
             active.enabled,
         )
 
-    first: dict[str, ActiveBinding] = {}
-    """First key of each action."""
+    first: dict[str, ActiveBinding] = {}  # by action
     for active in screen.active_bindings.values():
         if active.binding.show:
             first.setdefault(active.binding.action, active)

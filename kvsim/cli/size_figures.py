@@ -1,0 +1,113 @@
+"""Figures of `kvsim size`: the sequences that fit, under other layouts too, and all figures as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvsim.cli.size_additions import asleep_of
+from kvsim.display.text import plural
+from kvsim.errors import UsageError
+from kvsim.policies.releases import DEFAULT, rules_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvsim.kv_groups import CachePlan
+    from kvsim.sizing.budget import Budget
+
+
+_OF_MODEL = (
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
+    "decode_context_parallel_size", "kv_cache_dtype", "kv_bytes_per_token",
+)  # fmt: skip
+"""Attributes of the model that the JSON output states."""
+
+
+def release_of(flags: Mapping[str, Any]) -> str:
+    """Return the release of vLLM that --vllm names, or the default."""
+    release: str = flags["vllm"] or DEFAULT
+    return release
+
+
+def sequences_at_once(budget: Budget, policy: str, tokens: int) -> tuple[int, str]:
+    """Return how many sequences of `tokens` tokens the memory holds at once under `policy`, and how, in words."""
+    from kvsim.memory.packing import largest_batch
+
+    if policy == "paged":
+        held = budget.plan.layout.held_blocks(tokens)
+        return budget.max_sequences(tokens), f"decode at once, {plural(held, 'block')} each"
+    if not budget.plan.layout.is_uniform:
+        raise UsageError(
+            f"--policy {policy} is for models whose layers are all alike; {budget.model.name} has several kinds."
+        )
+    num_slots = budget.kv_bytes // budget.model.kv_bytes_per_token
+    if policy == "static":
+        return largest_batch(num_slots, tokens), "fit into the largest padded batch that runs to its end"
+    return num_slots // tokens, "fit at once, each reserving as much in one piece"
+
+
+def otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
+    """Return the plans of the same memory under other layouts, by JSON key, each with its condition in words."""
+    if policy != "paged":
+        return {}
+    full, divided, number = budget.with_full_layers(), budget.with_divided_latents(), budget.model.tensor_parallel_size
+    plans = {}
+    if full is not None:
+        plans["windows_as_full_layers"] = (full, "if windows were full layers")
+    if divided is not None:
+        plans["latents_divided"] = (divided, f"if the {number} GPUs shared each latent, which vLLM keeps whole on all")
+    return plans
+
+
+def unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
+    """Return a note for each term of the budget that was not measured for this model or release."""
+    release, model = release_of(flags), budget.model
+    is_computed = any(term.label == "activations" for term in budget.terms)
+    sentences = []
+    if is_computed and model.has_shared_experts:
+        sentences.append(
+            "of data-parallel ranks one start was measured (Qwen3-30B-A3B, two H100s): 1.2 % fewer blocks than these "
+            "estimates of activations, buffers and graphs leave"
+        )
+    if is_computed and model.image_class and not budget.encoder_cache_tokens:
+        sentences.append(f"what vLLM keeps for images of {model.image_class} is not in: its largest image is not known")
+    if is_computed and model.decode_context_parallel_size > 1:
+        sentences.append("what GPUs exchange of divided contexts takes memory that was not measured")
+    if not rules_of(release).profiles_free_memory or not is_computed:
+        return sentences
+    sentences.append(
+        f"activations, captured graphs and memory outside PyTorch were measured in vLLM 0.25.1; {release} takes one "
+        "difference of free memory instead, which was not measured"
+    )
+    return sentences
+
+
+def document(
+    flags: Mapping[str, Any], budget: Budget, policy: str, tokens: int, costs: dict[str, Any] | None, *, sleeps: bool
+) -> dict[str, Any]:
+    """Return all figures for JSON; `costs` are those of one image (None if not asked for)."""
+    plan = budget.plan
+    num_sequences, _ = sequences_at_once(budget, policy, tokens)
+    logs_longest = rules_of(release_of(flags)).logs_longest
+    document = {
+        "gpu": budget.gpu.name,
+        "model": budget.model.name,
+        "policy": policy,
+        **{name: getattr(budget.model, name) for name in _OF_MODEL},
+        "bytes_per_block": budget.bytes_per_block,
+        "kv_bytes": budget.kv_bytes,
+        "num_blocks": budget.num_blocks,
+        "capacity_tokens": budget.capacity_tokens,
+        "gpu_kv_cache_size_tokens": plan.num_tokens if logs_longest else plan.divided_tokens,
+        "max_concurrency": plan.concurrency,
+        "max_model_len": plan.settings.max_model_len,
+        "kv_cache_groups": [group.as_meta() for group in plan.layout.groups],
+        "max_sequences": {str(tokens): num_sequences},
+        "max_sequences_otherwise": {
+            name: {str(tokens): plan.max_sequences(tokens)} for name, (plan, _) in otherwise(budget, policy).items()
+        },
+        "terms": [{"label": term.label, "bytes": term.size_bytes, "why": term.why} for term in budget.terms],
+    }
+    document |= {"image": costs} if costs else {}
+    document |= {"asleep": asleep_of(budget)} if sleeps else {}
+    return document | {"unmeasured": unmeasured(flags, budget)}

@@ -1,0 +1,120 @@
+"""Rows of `kvsim size` about blocks: what one block holds, the size of the pool, and other layouts of the same memory.
+
+A row has a label, a value, what the value refers to, and a reason.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from kvsim.cli.show import size
+from kvsim.cli.size_figures import otherwise
+from kvsim.cli.size_verdict import draft_bytes_per_block
+from kvsim.display.text import plural
+
+if TYPE_CHECKING:
+    from kvsim.kv_groups import KVCacheGroup
+    from kvsim.sizing.budget import Budget
+
+Row: TypeAlias = tuple[str, str, str, str]
+
+
+def num_gpus(budget: Budget) -> int:
+    """Return the number of GPUs of the server, all data-parallel ranks included."""
+    return budget.model.num_gpus * budget.model.data_parallel_size
+
+
+def place_of(budget: Budget) -> str:
+    """Tell in words whether the figures of the pool are those of each data-parallel rank or of all GPUs; empty for one GPU."""
+    return "on each rank" if budget.model.data_parallel_size > 1 else "in all" if num_gpus(budget) > 1 else ""
+
+
+def block_rows(budget: Budget, on_one: str) -> list[Row]:
+    """Return the rows about one block: its bytes, the bytes of a token, and each kind of layer if there are several."""
+    layout = budget.plan.layout
+    why = f"{budget.block_size} tokens in all layers" if len(layout.groups) == 1 else _shared(budget)
+    if (number := budget.model.decode_context_parallel_size) > 1:
+        why += f", {budget.block_size // number} on each of {number} GPUs (--decode-context-parallel-size)"
+    if budget.model.pipeline_parallel_size > 1:
+        why += " of the stage"
+    rows = [("one block", size(budget.bytes_per_block), on_one, why)]
+    if len(layout.groups) == 1:
+        per_token = size(budget.bytes_per_block // budget.block_size)
+        rows.append(("one token", per_token, on_one, "a block's bytes, by its tokens"))
+        return rows + _draft_rows(budget, on_one)
+    by_spec: dict[int, list[KVCacheGroup]] = {}
+    for group in layout.groups:
+        by_spec.setdefault(group.spec, []).append(group)
+    for groups in by_spec.values():
+        first = groups[0]
+        settings = budget.plan.settings
+        held = sum(group.blocks_for(settings.max_model_len, settings.max_num_batched_tokens) for group in groups)
+        window = f" of {first.window:,} tokens" if first.window else ""
+        kind = {"mamba": "recurrent state"}.get(first.kind, first.kind.replace("_", " "))
+        layers = sum(group.num_layers for group in groups)
+        tables = plural(len(groups), "table")
+        block = "one block a sequence" if first.mamba_mode == "none" else f"{first.block_size:,} tokens a block"
+        rows.append(
+            (f"{kind}{window}", f"{layers} layers", "", f"{tables}, {block}; at most {held:,} blocks a sequence")
+        )
+    return rows
+
+
+def _draft_rows(budget: Budget, on_one: str) -> list[Row]:
+    """Return a row with the share of each block that draft layers take, if there are any."""
+    layers = budget.plan.settings.draft_layers
+    if not layers:
+        return []
+    draft_bytes = draft_bytes_per_block(budget)
+    share = f"{100 * draft_bytes / budget.bytes_per_block:.1f} % of each block: {len(layers)} draft layers"
+    return [("draft layers", size(draft_bytes), on_one, share.removesuffix("s" if len(layers) == 1 else ""))]
+
+
+def _shared(budget: Budget) -> str:
+    """Describe a block that any one of several KV cache groups may hold."""
+    groups = budget.plan.layout.groups
+    longest = max(group.num_layers for group in groups)
+    return f"{longest} pages of {size(groups[0].page_bytes)}, of whichever of {len(groups)} tables holds it"
+
+
+def pool_rows(budget: Budget, *, logs_longest: bool) -> list[Row]:
+    """Return the rows about the pool: its blocks, and the two figures that vLLM logs.
+
+    With `logs_longest`, the release logs the tokens of sequences of the longest length; earlier ones log the tokens of
+    all blocks.
+    """
+    plan = budget.plan
+    length = plan.settings.max_model_len
+    in_all = place_of(budget)
+    number = len(plan.layout.groups)
+    if logs_longest:
+        logged = plan.num_tokens, "the next line by the length"
+    else:
+        logged = plan.divided_tokens, f"the blocks shared evenly by {number} tables" if number > 1 else "all blocks"
+    return [
+        ("blocks", f"{budget.num_blocks:,}", in_all, "vLLM's number; block 0 is never handed out"),
+        ("GPU KV cache size", f"{logged[0]:,}", in_all, f"tokens, as vLLM logs it: {logged[1]}"),
+        (
+            "maximum concurrency",
+            f"{plan.concurrency:.2f}x",
+            in_all,
+            f"sequences of {length:,} tokens, as vLLM logs it: {plan.blocks_for(length):,} blocks each",
+        ),
+    ]
+
+
+def rank_rows(budget: Budget, unit: str, num_sequences: int) -> list[Row]:
+    """Return a row with the sequences of all data-parallel ranks together, if there are several ranks."""
+    ranks = budget.model.data_parallel_size
+    why = f"{ranks} ranks, each with a scheduler and a cache of its own; no sequence uses two"
+    return [(f"  {unit}", f"{ranks * num_sequences:,}", "in all", why)] if ranks > 1 else []
+
+
+def otherwise_rows(budget: Budget, policy: str, tokens: int) -> list[Row]:
+    """Return a row for each other layout of the same memory: how many sequences of `tokens` tokens it would hold."""
+    in_all = place_of(budget)
+    return [
+        ("  otherwise", f"{plan.max_sequences(tokens):,}", in_all,
+         f"{words}: {plan.layout.held_blocks(tokens):,} of {plan.num_blocks:,} blocks each")
+        for plan, words in otherwise(budget, policy).values()
+    ]  # fmt: skip
