@@ -27,30 +27,18 @@ _TIMES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s"))
 
 
 def print_answer(
-    runs: Sequence[Measured],
-    summaries: Sequence[Summary],
-    requests: str,
-    *,
-    band: Band | None = None,
-    notes: Sequence[str] = (),
+    run: Measured, summary: Summary, requests: str, *, band: Band | None = None, notes: Sequence[str] = ()
 ) -> None:
-    """Print the verdict on each server, the setup and the figures.
+    """Print the verdict on the run of a single server, the setup, the figures, and `notes` below them.
 
-    `runs` and `summaries` have one element per server. `requests` describes the requests. `band` has the prediction
-    intervals of a single server.
+    `requests` describes the requests in words. `band` has prediction intervals of some figures.
     """
-    for run, summary in zip(runs, summaries, strict=True):
-        server = f"{summary.policy}: " if len(summaries) > 1 else ""
-        echo(f"{server}{verdict_of(summary).sentence}")
-        if summary.duration_s:
-            echo(f"{server}{steady_part(run.requests).sentence}")
-    print_table("", ["", ""], setting_rows(runs[0].meta, requests))
-    columns = [dict(_figures(summary, band)) for summary in summaries]
-    # The longest column has all rows: a server without host memory lacks those about it.
-    rows = [(label, *(column.get(label, "–") for column in columns)) for label in max(columns, key=len)]
-    heads = ["", *(summary.policy if len(summaries) > 1 else "" for summary in summaries)]
-    print_table("", heads, rows, note="\n".join(notes))
-    print_turns(runs)
+    echo(verdict_of(summary).sentence)
+    if summary.duration_s:
+        echo(steady_part(run.requests).sentence)
+    print_table("", ["", ""], setting_rows(run.meta, requests))
+    print_table("", ["", ""], _figures(summary, band), note="\n".join(notes))
+    print_turns([run])
 
 
 def band_notes(band: Band | None) -> list[str]:

@@ -53,7 +53,7 @@ class RunAnswer:
             print_json(self._document())
             return
         if self._fleet is None:
-            print_answer(self._runs, self._summaries, requests, band=self._band, notes=self.notes)
+            print_answer(self._runs[0], self._summaries[0], requests, band=self._band, notes=self.notes)
         else:
             totals = self._fleet.totals(self._summaries)
             print_fleet(self._runs[0].meta, totals, self._summaries, requests, self.notes)

@@ -25,7 +25,7 @@ def num_gpus(budget: Budget) -> int:
 
 
 def place_of(budget: Budget) -> str:
-    """Tell in words whether the figures of the pool are those of each data-parallel rank or of all GPUs; empty for one GPU."""
+    """Tell in words whether figures are those of each data-parallel rank or of all GPUs; empty for one GPU."""
     return "on each rank" if budget.model.data_parallel_size > 1 else "in all" if num_gpus(budget) > 1 else ""
 
 

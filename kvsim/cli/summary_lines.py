@@ -100,8 +100,12 @@ def summary_document(recording: Recording | Measured, summary: Summary) -> dict[
 
 
 def figures_document(recording: Recording | Measured, summary: Summary) -> dict[str, Any]:
-    """Return every figure of a run or a recording for JSON."""
+    """Return every figure of a run or a recording for JSON.
+
+    `policy` is the name of the policy, also where `summary` has the name of a server in its place.
+    """
     return summary.as_dict() | {
+        "policy": recording.meta.rules_name,
         "verdict": verdict_of(summary).as_dict(),
         "steady": steady_part(recording.requests).as_dict(),
         **turn_documents(recording),

@@ -79,6 +79,8 @@ def drawn_settings(seed: int, folder: Path) -> list[str]:
         arguments += _paged(draw, longest)
     if not any(flag in arguments for flag in DRAWN):
         arguments = _without("--seed", arguments)  # which is refused where it has no effect
+    if {"--max-num-seqs", "--max-num-batched-tokens"} <= {*arguments}:
+        arguments = _without("--defaults", arguments)  # likewise
     return [*arguments, "--refuse-misfits", *draw.some(0.08, "--check")]
 
 
