@@ -18,7 +18,18 @@ from ..simulation.drawn_settings import drawn_settings
 
 FEW, MANY = 25, 600
 """Draws with every change, and with all that is slow."""
-_ONLY_ONE_SAYS = ("name", "policy_settings", "settings", "times", "extrapolates", "band", "source", "gpu", "engine", "model")
+_ONLY_ONE_SAYS = (
+    "name",
+    "policy_settings",
+    "settings",
+    "times",
+    "extrapolates",
+    "band",
+    "source",
+    "gpu",
+    "engine",
+    "model",
+)
 """What a run says of its settings, and a recording of where it comes from."""
 
 

@@ -80,7 +80,7 @@ def drawn_settings(seed: int, folder: Path) -> list[str]:
     if not any(flag in arguments for flag in DRAWN):
         arguments = _without("--seed", arguments)  # which is refused where it has no effect
     if {"--max-num-seqs", "--max-num-batched-tokens"} <= {*arguments}:
-        arguments = _without("--defaults", arguments)  # likewise
+        arguments = _without("--defaults", arguments)  # for the same reason
     return [*arguments, "--refuse-misfits", *draw.some(0.08, "--check")]
 
 
