@@ -1,8 +1,8 @@
 """The common format of kvsim: the events of a run, as columns.
 
 A simulation and a captured run produce the same `Recording`; all rooms above this one treat both alike. `read` and
-`write` move a recording to and from disk. `RecordingBuilder` builds one during a run, in memory or with a
-`RecordingWriter` on disk. `kvsim.replay` plays one.
+`write` move a recording to and from disk. During a run, `RecordingBuilder` makes one from the events of an engine, and
+`RecordingWriter` takes final rows to disk. `kvsim.replay` plays one.
 
 Every name here is imported on first use.
 """

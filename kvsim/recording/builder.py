@@ -1,17 +1,14 @@
 """Build a recording during a run: a recorded engine reports events, and the builder adds them to the tables.
 
 Changes of ownership are reported while a step is being scheduled, and get the current sequence number. The simulator's
-engine does not report events; it adds final rows in bulk, with `append`.
-
-With a sink, such as a `RecordingWriter`, the builder keeps only rows that may still change: steps whose output is
-pending, rows of the schedule that may be extended, and all requests.
+engine does not report events; its rows are final, and go to a `RowSink` in bulk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from math import isnan
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,36 +16,13 @@ from kvsim.recording.growing import GrowingMemory, GrowingRequests, GrowingSched
 from kvsim.recording.model import Meta, Recording
 from kvsim.recording.optional_tables import CopiesUnderWay, ImagesSoFar, TransfersUnderWay
 from kvsim.recording.run_marks import Mark, Since
-from kvsim.recording.tables import (
-    ColumnTable,
-    Copies,
-    EncoderEvents,
-    IntArray,
-    Memory,
-    MemoryKind,
-    PromptImages,
-    Requests,
-    RequestStatus,
-    Schedule,
-    Steps,
-    TransferKind,
-    Transfers,
-)
-
-
-class RowSink(Protocol):
-    """Receiver of final rows."""
-
-    def append(self, table: ColumnTable) -> None:
-        """Add the next rows of a table."""
+from kvsim.recording.tables import IntArray, MemoryKind, Requests, RequestStatus, TransferKind
 
 
 class RecordingBuilder:
     """Builder of the recording of one run; requests are numbered in order of arrival."""
 
-    def __init__(self, sink: RowSink | None = None) -> None:
-        """Keep all rows until `finish`; with a `sink`, pass each row to it once it is final, the rest at `close`."""
-        self._sink = sink
+    def __init__(self) -> None:
         self._seq = -1
         self._num_steps = 0
         self._requests, self._steps = GrowingRequests(), GrowingSteps()
@@ -58,11 +32,6 @@ class RecordingBuilder:
         self.transfers = TransfersUnderWay()
         """Transfers between this server and others, if any."""
         self._images = ImagesSoFar()
-        self._extend: dict[str, Callable[[Any], None]] = {
-            Requests.name: self._requests.extend, Steps.name: self._steps.extend, Schedule.name: self._schedule.extend,
-            Memory.name: self._memory.extend, Copies.name: self.copies.extend, Transfers.name: self.transfers.extend,
-            PromptImages.name: self._images.extend, EncoderEvents.name: self._images.extend,
-        }  # fmt: skip
         self._last_token_s = 0.0
         """Time of the last output token in seconds; the output of its step is reported after the token."""
         self._last_scheduled: list[int] = []
@@ -166,8 +135,7 @@ class RecordingBuilder:
         Raises:
             IndexError: the output is not pending.
         """
-        row = step - self._steps.first
-        if not (0 <= row < len(self._steps) and self._steps.columns["output_seq"][row] < 0):
+        if not (0 <= step < len(self._steps) and self._steps.columns["output_seq"][step] < 0):
             raise IndexError(f"the output of step {step} is not awaited")
 
     def step(self, **columns: float) -> int:
@@ -181,8 +149,6 @@ class RecordingBuilder:
         self._previous_scheduled, self._last_scheduled = self._last_scheduled, []
         self._preempted_since.clear()
         self._begun_since.clear()
-        if self._sink is not None:
-            self._drain(self._sink)
         return number
 
     def output(self, step: int, time_s: float, outputs: Mapping[int, int] | None = None) -> None:
@@ -192,9 +158,8 @@ class RecordingBuilder:
         """
         if outputs is not None:
             self._schedule.fill_in("outputs", step, outputs)
-        row = step - self._steps.first
-        self._steps.columns["output_seq"][row] = self._seq
-        self._steps.columns["end_s"][row] = time_s
+        self._steps.columns["output_seq"][step] = self._seq
+        self._steps.columns["end_s"][step] = time_s
         self.copies.processed(step)
 
     def proposed(self, step: int, drafts: Mapping[int, int]) -> None:
@@ -288,15 +253,6 @@ class RecordingBuilder:
         """Record that the cached prefixes in `blocks` were evicted."""
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.EVICT, -1, 0, blocks)
 
-    def append(self, table: ColumnTable) -> None:
-        """Add any number of final rows, from an engine that reports rows in bulk."""
-        if table.name == Steps.name:
-            self._num_steps += len(table)
-        if self._sink is not None:
-            self._sink.append(table)
-        else:
-            self._extend[table.name](table)
-
     def mark(self) -> Mark:
         """Return the current position in the recording, to be passed to `since`. Call it only between engine steps."""
         return Mark(
@@ -314,7 +270,6 @@ class RecordingBuilder:
 
         The table of requests in the result has the rows in `requests` (ascending), and all that arrived since `mark`.
         """
-        assert self._sink is None, "the sink has taken the rows"
         extended = mark.open_rows[self._schedule.last_step(mark.open_rows) >= mark.num_steps]
         rows = np.concatenate((extended, np.arange(mark.num_schedule_rows, len(self._schedule))))
         chosen = np.concatenate((requests, np.arange(mark.num_requests, len(self._requests))))
@@ -330,7 +285,6 @@ class RecordingBuilder:
 
     def finish(self, meta: Meta, name: str = "") -> Recording:
         """Return everything recorded so far; steps whose output is pending end now."""
-        assert self._sink is None, "the sink has taken the rows"
         return Recording(
             meta=meta,
             name=name,
@@ -364,21 +318,3 @@ class RecordingBuilder:
         given = 0 if schedule.outputs is None else np.bincount(schedule.request, schedule.outputs, len(prompt))
         outputs: IntArray = (np.maximum(first + given, last) - prompt).astype(np.int64)
         return outputs
-
-    def close(self) -> None:
-        """Pass the remaining rows to the sink; nothing may be reported afterwards."""
-        assert self._sink is not None, "there is no sink to pass the rows to"
-        self._sink.append(self._requests.so_far())
-        self._sink.append(self._steps.so_far(self._seq + 1, self._last_token_s))
-        self._sink.append(self._schedule.so_far(self._num_steps))
-        self._sink.append(self._memory.so_far())
-        images, events = self._images.images(), self._images.events()
-        for optional in (self.copies.so_far(), self.transfers.so_far(), images, events):
-            if optional is not None:
-                self._sink.append(optional)
-
-    def _drain(self, sink: RowSink) -> None:
-        """Pass the final rows of the large tables to the sink."""
-        for growing in (self._steps, self._schedule, self._memory):
-            if growing.is_full:
-                sink.append(growing.take_final())

@@ -1,8 +1,4 @@
-"""Tables of a recording that grow row by row during a run; `RecordingBuilder` fills them.
-
-Each table knows which of its rows may still change. The rows before them are final and can be removed ("drained") to be
-written to disk, so that memory does not grow with the run.
-"""
+"""Tables of a recording that grow row by row during a run; `RecordingBuilder` fills them."""
 
 from __future__ import annotations
 
@@ -17,15 +13,13 @@ from kvsim.errors import RecordingError
 from kvsim.recording.tables import ColumnTable, IntArray, Memory, MemoryKind, Requests, Schedule, Steps, text_column
 from kvsim.workload import Ragged
 
-_ROWS_HELD = 1 << 16
-"""Minimum number of rows to drain at once: each time, the remaining rows are moved to the front."""
 _ALL = slice(None)
 
 
 class GrowingTable:
     """Table whose columns of numbers grow; a subclass keeps columns of texts and lists."""
 
-    __slots__ = ("_first_column", "_full_at", "_specs", "columns", "first")
+    __slots__ = ("_first_column", "_specs", "columns")
 
     def __init__(self, table: type[ColumnTable]) -> None:
         self._specs = {name: spec for name, spec in table.columns() if not spec.dtype.startswith(("list", "str"))}
@@ -34,29 +28,14 @@ class GrowingTable:
         }
         """Columns by name; an optional column stays empty until a value for it is reported."""
         self._first_column = next(iter(self.columns))
-        self.first = 0
-        """Number of drained rows, which is the number of the first remaining row in the whole run."""
-        self._full_at = _ROWS_HELD
 
     def __len__(self) -> int:
         return len(self.columns[self._first_column])
-
-    @property
-    def is_full(self) -> bool:
-        """True if the table has enough rows for its final rows to be drained."""
-        return len(self) >= self._full_at
 
     def append(self, *values: float) -> None:
         """Add a row with a value for each column, in order."""
         for column, value in zip(self.columns.values(), values, strict=True):
             column.append(value if column.typecode == "d" else int(value))
-
-    def extend(self, table: ColumnTable) -> None:
-        """Add the rows of `table`."""
-        for name, values in self.columns.items():
-            column = getattr(table, name)
-            if column is not None:
-                values.frombytes(np.ascontiguousarray(column, values.typecode).view(np.uint8).data)
 
     def check_row(self, columns: Mapping[str, Any], given_elsewhere: Iterable[str]) -> None:
         """Check that `columns` are numbers, and that the same columns are present as in earlier rows.
@@ -77,7 +56,7 @@ class GrowingTable:
                 raise ValueError(f"{name} should be a number")
 
     def rows(self, chosen: slice | IntArray = _ALL) -> dict[str, Any]:
-        """Return the columns of the `chosen` remaining rows as arrays of the declared types.
+        """Return the columns of the `chosen` rows as arrays of the declared types.
 
         Raises:
             RecordingError: a number does not fit into the type of its column.
@@ -89,17 +68,8 @@ class GrowingTable:
                 rows[name] = wide.astype(spec.dtype)
                 if wide.dtype.kind == "i" and (rows[name] != wide).any():
                     at = int(np.argmax(rows[name] != wide))
-                    row = self.first + int(np.arange(len(self))[chosen][at])
+                    row = int(np.arange(len(self))[chosen][at])
                     raise RecordingError(f"{name} of row {row} is {wide[at]}, which no run reaches.")
-        return rows
-
-    def take(self, end: int) -> dict[str, Any]:
-        """Drain the first `end` remaining rows, and return their columns."""
-        rows = self.rows(slice(end))
-        for column in self.columns.values():
-            del column[:end]
-        self.first += end
-        self._full_at = len(self) + _ROWS_HELD
         return rows
 
 
@@ -137,14 +107,6 @@ class GrowingRequests(GrowingTable):
                 values.append(value)
         return row
 
-    def extend(self, table: ColumnTable) -> None:
-        """Add the rows of `table`."""
-        assert isinstance(table, Requests)
-        super().extend(table)
-        self._ids.extend(table.id.tolist())
-        self._offsets.frombytes((table.prompt_hashes.offsets[1:] + len(self._hashes)).tobytes())
-        self._hashes.frombytes(table.prompt_hashes.values.tobytes())
-
     def so_far(self, chosen: IntArray | None = None) -> Requests:
         """Return a table of all requests that were added so far, or of those in the rows `chosen`."""
         if chosen is None:
@@ -159,21 +121,13 @@ class GrowingRequests(GrowingTable):
 class GrowingSteps(GrowingTable):
     """One row per step; the last steps have no output yet."""
 
-    __slots__ = ("_last_end_s",)
+    __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__(Steps)
-        self._last_end_s = 0.0  # latest end of the drained steps
-
-    def take_final(self) -> Steps:
-        """Drain the steps before the first whose output is pending, and return them."""
-        awaited = np.flatnonzero(np.array(self.columns["output_seq"]) < 0)
-        steps = Steps(**self.take(int(awaited[0]) if len(awaited) else len(self)))
-        self._last_end_s = float(steps.end_s.max(initial=self._last_end_s))
-        return steps
 
     def so_far(self, next_seq: int, heard_s: float, first: int = 0) -> Steps:
-        """Return the steps that are not drained, from row `first` on.
+        """Return the steps from row `first` on.
 
         Pending outputs get sequence numbers from `next_seq` on. Their steps end at the latest end of a step, or at
         `heard_s` if that is later.
@@ -181,9 +135,8 @@ class GrowingSteps(GrowingTable):
         steps = self.rows(slice(first, None))
         awaited = steps["output_seq"] < 0
         steps["output_seq"][awaited] = next_seq + np.arange(awaited.sum())
-        steps["end_s"][awaited] = max(
-            np.nanmax(steps["end_s"], initial=self._last_end_s), steps["start_s"].max(initial=0.0), heard_s
-        )
+        latest_s = (np.nanmax(steps["end_s"], initial=0.0), steps["start_s"].max(initial=0.0), heard_s)
+        steps["end_s"][awaited] = max(latest_s)
         return Steps(**steps)
 
 
@@ -217,16 +170,15 @@ class GrowingSchedule(GrowingTable):
         if known is not None:
             self._known.append(known)
         elif open_row is not None:
-            row = open_row - self.first
-            times = self._repeat[row]
+            times = self._repeat[open_row]
             if (
-                self._tokens[row] == tokens
-                and self._step[row] + times == step
-                and self._before[row] + tokens * times == computed_before
+                self._tokens[open_row] == tokens
+                and self._step[open_row] + times == step
+                and self._before[open_row] + tokens * times == computed_before
             ):
-                self._repeat[row] = times + repeat
+                self._repeat[open_row] = times + repeat
                 return
-        self._open_row[request] = self.first + len(self._step)
+        self._open_row[request] = len(self._step)
         self._step.append(step)
         self._request.append(request)
         self._before.append(computed_before)
@@ -246,7 +198,7 @@ class GrowingSchedule(GrowingTable):
     def add_decode(self, requests: Iterable[int], step: int) -> None:
         """Record that each of `requests`, which the previous step computed, computes one token in `step`."""
         for request in requests:
-            row = self._open_row[request] - self.first
+            row = self._open_row[request]
             if self._tokens[row] == 1:
                 self._repeat[row] += 1
             else:
@@ -255,10 +207,6 @@ class GrowingSchedule(GrowingTable):
     def end(self, request: int) -> None:
         """Record that `request` will not be scheduled again."""
         self._open_row.pop(request, None)
-
-    def take_final(self) -> Schedule:
-        """Drain the rows before the first open row, and return them."""
-        return Schedule(**self.take(min(self._open_row.values(), default=self.first + len(self)) - self.first))
 
     @property
     def open_rows(self) -> IntArray:
@@ -271,7 +219,7 @@ class GrowingSchedule(GrowingTable):
         return last
 
     def so_far(self, num_steps: int, chosen: slice | IntArray = _ALL) -> Schedule:
-        """Return the remaining rows, or those `chosen`, up to step `num_steps - 1`.
+        """Return the rows, or those `chosen`, up to step `num_steps - 1`.
 
         Rows may cover a later step, because a log may end before that step is complete.
         """
@@ -342,10 +290,6 @@ class GrowingMemory(GrowingTable):
         if self.has_repeats:
             columns["repeat"].append(repeat)
 
-    def take_final(self) -> Memory:
-        """Drain all rows, and return them."""
-        return Memory(**self.take(len(self)))
-
     def so_far(self, first: int = 0) -> Memory:
-        """Return the remaining rows from `first` on."""
+        """Return the rows from `first` on."""
         return Memory(**self.rows(slice(first, None)))

@@ -92,11 +92,6 @@ class CopiesUnderWay:
             self._rows.columns["reported_step"][row] = step
         self._reported.clear()
 
-    def extend(self, table: Copies) -> None:
-        """Add final rows."""
-        self._offloads = True
-        self._rows.extend(table)
-
     def so_far(self) -> Copies | None:
         """Return all copies, unreported ones last; None for an engine without host memory."""
         if not self._offloads and not len(self._rows) and not self._under_way:
@@ -148,11 +143,6 @@ class TransfersUnderWay:
         for name, value in (("ended_seq", seq), ("end_s", time_s), ("failed", failed)):
             self._rows.columns[name][row] = value
 
-    def extend(self, table: Transfers) -> None:
-        """Add final rows."""
-        self._exchanges = True
-        self._rows.extend(table)
-
     def so_far(self) -> Transfers | None:
         """Return all transfers; None for an engine that exchanges no KV."""
         if not self._exchanges and not len(self._rows):
@@ -191,16 +181,6 @@ class ImagesSoFar:
     def happened(self, kind: str, request: int, image: int, *, seq: int, step: int) -> None:
         """Record an event of the encoder cache; `kind` is the name of an `ImageEventKind` in lower case."""
         self._events.append(seq, step, ImageEventKind[kind.upper()], request, image)
-
-    def extend(self, table: PromptImages | EncoderEvents) -> None:
-        """Add final rows."""
-        if isinstance(table, EncoderEvents):
-            self._events.extend(table)
-            return
-        self._images.extend(table)
-        runs = Ragged.empty(len(table), np.int64) if table.embedded is None else table.embedded
-        self._runs += [runs[row].tolist() for row in range(len(table))]
-        self._has_runs |= table.embedded is not None
 
     def images(self, requests: IntArray | None = None) -> PromptImages | None:
         """Return the images of all `requests`, or of those in these rows; None if no prompt has an image."""

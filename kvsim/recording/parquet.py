@@ -26,7 +26,7 @@ from kvsim.files.arrow_columns import to_numpy
 from kvsim.files.parquet_footer import oversized
 from kvsim.recording import provenance
 from kvsim.recording.model import Meta, Outline, Recording
-from kvsim.recording.tables import TABLES, Column, ColumnTable, Memory, Requests, Steps, text_column
+from kvsim.recording.tables import TABLES, Column, ColumnTable, Memory, Requests, Steps, end_to_end, text_column
 from kvsim.workload import Ragged
 
 _ROWS_READ = 1 << 17
@@ -75,6 +75,7 @@ class TableFile:
             self._waiting.clear()  # an empty table may lack optional columns of later tables
         elif not len(table):
             return
+        table = table if len(table) else table.empty()
         self._encodings = _encodings(table)
         self._last_counts = {name: self._last_counts.get(name, 0) for name, spec in table.columns() if spec.counts}
         self._waiting.append(table.to_arrow())
@@ -257,7 +258,7 @@ def _read_column(chunks: Iterable[pa.Array], num_rows: int, file: Path, name: st
     """Return a whole column of `file`, which has `num_rows`, in the type of `spec`."""
     parts = _parts(chunks, num_rows, file, name, spec)
     if spec.dtype.startswith("list"):
-        return _concatenated([Ragged.empty(0, np.int64), *parts])
+        return end_to_end([Ragged.empty(0, np.int64), *parts])
     if spec.dtype == "str":
         return np.concatenate([np.empty(0, spec.dtype), *parts])
     # Copy each part to its rows of one array: allocating new memory for all parts would take longer than copying.
@@ -365,9 +366,3 @@ def _lists(data: pa.Array, file: Path, name: str) -> Ragged[np.int64]:
     if values.null_count:
         raise RecordingError(f"{file}: a list of {name} has an empty element.")
     return Ragged(to_numpy(values), offsets - offsets[0], np.int64)
-
-
-def _concatenated(parts: list[Ragged[np.int64]]) -> Ragged[np.int64]:
-    lengths = np.concatenate([part.lengths for part in parts])
-    values = np.concatenate([part.values for part in parts])
-    return Ragged(values, np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths))), np.int64)

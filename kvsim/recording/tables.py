@@ -6,10 +6,10 @@ may lack an `optional_column`. The modules that read, write and check files take
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +97,16 @@ def text_column(values: list[str], num_rows: int) -> npt.NDArray[np.str_]:
     return np.asarray(values, np.str_) if values else np.empty(0, np.str_)
 
 
+def end_to_end(parts: Sequence[Any]) -> Any:
+    """Return the rows of all `parts` of a column, which are arrays of one type, or `Ragged`."""
+    if len(parts) == 1:
+        return parts[0]
+    if not isinstance(parts[0], Ragged):
+        return np.concatenate(parts)
+    values, lengths = np.concatenate([part.values for part in parts]), np.concatenate([part.lengths for part in parts])
+    return Ragged(values, np.append(0, np.cumsum(lengths)), np.int64)
+
+
 class ColumnTable:
     """Base class of the tables."""
 
@@ -112,6 +122,22 @@ class ColumnTable:
         """Yield the name and storage of every column, in file order."""
         for item in fields(cls):  # type: ignore[arg-type]
             yield item.name, item.metadata["column"]
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Return a table without rows and without optional columns."""
+        required = [(name, spec.dtype) for name, spec in cls.columns() if not spec.optional]
+        no_lists = Ragged.empty(0, np.int64)
+        return cls(**{name: no_lists if dtype.startswith("list") else np.empty(0, dtype) for name, dtype in required})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return a table with the rows of all `parts`. Parts with rows have the same optional columns."""
+        filled = [part for part in parts if len(part)]
+        if not filled:
+            return cls.empty()
+        columns = {name: [getattr(part, name) for part in filled] for name, _ in cls.columns()}
+        return cls(**{name: end_to_end(values) for name, values in columns.items() if values[0] is not None})
 
     def __len__(self) -> int:
         first, _ = next(self.columns())
@@ -354,11 +380,6 @@ class Memory(ColumnTable):
         # `np.unique` returns the first index of each moment, which is the last row in reversed order.
         _, last = np.unique(moments[:, ::-1], axis=1, return_index=True)
         return np.sort(rows[::-1][last])
-
-    @classmethod
-    def empty(cls) -> Memory:
-        """Return a table without rows, for engines whose memory has no addresses."""
-        return cls(**{name: np.empty(0, spec.dtype) for name, spec in cls.columns() if not spec.optional})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

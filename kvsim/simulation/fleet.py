@@ -14,7 +14,8 @@ from kvsim.metrics.summary import Summary
 from kvsim.policies import AnyPolicy, Paged, base_of
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.routers import DataParallel, RouteName, Router, ServersOfRanks, rank_names
-from kvsim.recording import Recording, RecordingBuilder, write
+from kvsim.recording import Recording, write
+from kvsim.recording.row_sinks import RowSink, RowsInMemory
 from kvsim.recording.tables import Requests
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher, DuplicatePrefixes, sampled_arrivals
 from kvsim.simulation.machine import Machine, release_of
@@ -230,20 +231,20 @@ def _setup(
 
 def _simulate(setup: Setup, servers: Servers) -> tuple[list[Recording], Fleet]:
     """Run the servers and keep their recordings in memory."""
-    builders = [RecordingBuilder() for _ in servers.names()]
-    fleet = _serve(setup, servers, in_turn, builders)
-    built = zip(builders, fleet.servers, strict=True)
-    return [builder.finish(measured.meta, name=setup.name) for builder, measured in built], fleet
+    rows = [RowsInMemory() for _ in servers.names()]
+    fleet = _serve(setup, servers, in_turn, rows)
+    of_servers = zip(rows, fleet.servers, strict=True)
+    return [each.finish(measured.meta, name=setup.name) for each, measured in of_servers], fleet
 
 
-def _serve(setup: Setup, servers: Servers, spread: Spread, builders: Sequence[RecordingBuilder] = ()) -> Fleet:
-    """Run the servers to the end; record each with its builder in `builders`, unless that is empty."""
+def _serve(setup: Setup, servers: Servers, spread: Spread, sinks: Sequence[RowSink] = ()) -> Fleet:
+    """Run the servers to the end; record each to its sink in `sinks`, unless that is empty."""
     if isinstance(servers, Disaggregation):
-        return _finish_prefill_decode(PrefillDecodeRun(setup, servers, builders))
+        return _finish_prefill_decode(PrefillDecodeRun(setup, servers, sinks))
     dispatcher = Dispatcher.of(setup, servers.router(release_of(setup.base)), servers.route_lag_s)
     if _are_apart(setup, servers):
-        return _finish_apart(Apart.of(setup, servers.number, builders=builders), _measure_one, spread)
-    run = SimulationRun(setup, builders, num_replicas=servers.number, num_ranks=servers.ranks,
+        return _finish_apart(Apart.of(setup, servers.number, sinks=sinks), _measure_one, spread)
+    run = SimulationRun(setup, sinks, num_replicas=servers.number, num_ranks=servers.ranks,
                         dispatcher=dispatcher, store=servers.store)  # fmt: skip
     measured, duplicates = run.finish(), dispatcher.duplicates
     return Fleet(
@@ -298,23 +299,21 @@ class Apart:
     sample_s: tuple[float, ...]
     """Times in seconds at which duplicate prefixes are counted."""
     path: Path | None = None
-    builders: Sequence[RecordingBuilder] = ()
+    sinks: Sequence[RowSink] = ()
 
     @classmethod
-    def of(
-        cls, setup: Setup, num_servers: int, *, path: Path | None = None, builders: Sequence[RecordingBuilder] = ()
-    ) -> Apart:
-        """Return the servers of `setup`, recorded to folders in `path` or to `builders` if these are given."""
+    def of(cls, setup: Setup, num_servers: int, *, path: Path | None = None, sinks: Sequence[RowSink] = ()) -> Apart:
+        """Return the servers of `setup`, recorded to folders in `path` or to `sinks` if these are given."""
         arrival_s = setup.workload.arrival_s
         rows = sampled_arrivals(len(arrival_s), num_servers) if setup.demand.keys.values.size else range(0)
         sample_s = tuple(float(arrival_s[row]) for row in rows)
-        return cls(setup=setup, num_servers=num_servers, sample_s=sample_s, path=path, builders=builders)
+        return cls(setup=setup, num_servers=num_servers, sample_s=sample_s, path=path, sinks=sinks)
 
 
 def _measure_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]:
     """Run one server by itself."""
-    builders = [apart.builders[number]] if apart.builders else []
-    run = SimulationRun(apart.setup.every(apart.num_servers, number), builders, sample_s=apart.sample_s)
+    sinks = [apart.sinks[number]] if apart.sinks else []
+    run = SimulationRun(apart.setup.every(apart.num_servers, number), sinks, sample_s=apart.sample_s)
     [measured] = run.finish()
     return measured, run.samples
 

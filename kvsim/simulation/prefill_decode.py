@@ -24,7 +24,8 @@ from kvsim.errors import IntegrityError, UsageError
 from kvsim.policies import AnyPolicy, Paged
 from kvsim.policies.connectors import Connector, Exchange, KvLink, Remote, Role, refuse_with_connector
 from kvsim.policies.routers import RouteName, Router, ServersOfRanks, rank_names
-from kvsim.recording import Meta, RecordingBuilder
+from kvsim.recording import Meta
+from kvsim.recording.row_sinks import RowSink
 from kvsim.recording.tables import Requests
 from kvsim.simulation.dispatch import Dispatcher, DuplicatePrefixes
 from kvsim.simulation.machine import release_of
@@ -123,9 +124,9 @@ class PrefillDecodeRun(SimulationRun):
         self,
         setup: Setup,
         apart: Disaggregation,
-        builders: Sequence[RecordingBuilder] = (),
+        sinks: Sequence[RowSink] = (),
     ) -> None:
-        """Build the servers; `setup` is for decode servers. Prefill servers have the first of the `builders`."""
+        """Build the servers; `setup` is for decode servers. Prefill servers have the first of the `sinks`."""
         check_ranks(setup, apart.ranks)
         if setup.pipeline.pipeline_parallel_size > 1:
             raise UsageError("prefill and decode servers are modelled where one stage holds all layers; leave out "
@@ -146,7 +147,7 @@ class PrefillDecodeRun(SimulationRun):
         self._replicas = [
             self._replica(
                 source,
-                builders[number] if builders else None,
+                sinks[number] if sinks else None,
                 setup=of_kind,
                 connector=connector,
                 exchange=self._pair,

@@ -19,7 +19,8 @@ from kvsim.engine.totals import settle_unsure_slots
 from kvsim.memory.waste import SlotTotals
 from kvsim.metrics import Limits
 from kvsim.metrics.sums import STEPS_TOGETHER, GapFigures, StepFigures, Sums
-from kvsim.recording import Meta, Pool, RecordingBuilder, RequestStatus
+from kvsim.recording import Meta, Pool, RequestStatus
+from kvsim.recording.row_sinks import RowSink
 from kvsim.recording.tables import (
     Copies,
     EncoderEvents,
@@ -191,11 +192,11 @@ class Totals:
 
 
 class FinalRows:
-    """Rows of a recording, passed to a builder as soon as they are final."""
+    """Rows of a recording, passed to a sink as soon as they are final."""
 
-    def __init__(self, builder: RecordingBuilder, contents: npt.NDArray[np.int64] | None = None) -> None:
-        """Pass rows to `builder`. Entry `i` of `contents` is the workload's number of the engine's image `i + 1`."""
-        self._builder, self._contents = builder, contents
+    def __init__(self, sink: RowSink, contents: npt.NDArray[np.int64] | None = None) -> None:
+        """Pass rows to `sink`. Entry `i` of `contents` is the workload's number of the engine's image `i + 1`."""
+        self._sink, self._contents = sink, contents
         self._waiting: dict[str, npt.NDArray[Any]] = {}  # columns of the steps whose output is not processed yet
         self._copies: dict[str, npt.NDArray[Any]] = {}  # columns of copies whose step is not recorded yet
         self._num_steps = 0
@@ -217,10 +218,10 @@ class FinalRows:
 
     def finish(self, requests: Requests, transfers: Transfers | None, images: PromptImages | None) -> None:
         """Append the requests, the transfers and the images of the finished run."""
-        self._builder.append(requests)
+        self._sink.append(requests)
         for optional in (transfers, images):
             if optional is not None:
-                self._builder.append(optional)
+                self._sink.append(optional)
 
     def _number(self, engine: Engine) -> None:
         """Assign numbers in the recording to the requests that were sent since the last call, in that order."""
@@ -256,7 +257,7 @@ class FinalRows:
             optional = {"free_window_units": "free_windows", "cached_window_units": "cached_windows"}
         after = self._after_outputs(engine, num_outputs)
         same = ("start_s", "prefill_tokens", "num_scheduled", "running", "waiting", "preempted")
-        self._builder.append(
+        self._sink.append(
             Steps(
                 step=np.arange(num_outputs, dtype=np.int32) + engine.state.first_output,
                 schedule_seq=steps["seq"],
@@ -295,7 +296,7 @@ class FinalRows:
             del columns["repeat"]
         if engine.settings.num_groups <= 1:
             del columns["group"]
-        self._builder.append(Memory(**columns))
+        self._sink.append(Memory(**columns))
 
     def _take_copies(self, rows: Records[Any], num_rows: int) -> None:
         """Drain the copies between GPU and host that were reported in the slice.
@@ -305,20 +306,20 @@ class FinalRows:
         new = self._columns(Copies, rows, num_rows)
         every = {name: np.concatenate((self._copies.get(name, values[:0]), values)) for name, values in new.items()}
         is_final = every["begun_step"] < self._num_steps
-        self._builder.append(Copies(**{name: values[is_final] for name, values in every.items()}))
+        self._sink.append(Copies(**{name: values[is_final] for name, values in every.items()}))
         self._copies = {name: values[~is_final] for name, values in every.items()}
 
     def _take_encoder(self, engine: Engine, contents: npt.NDArray[np.int64]) -> None:
         """Drain the events of the encoder cache."""
         columns = self._columns(EncoderEvents, engine.encoder.rows, engine.encoder.state.num_rows)
-        self._builder.append(EncoderEvents(**columns | {"image": contents[columns["image"] - 1].astype(np.int32)}))
+        self._sink.append(EncoderEvents(**columns | {"image": contents[columns["image"] - 1].astype(np.int32)}))
 
     def _columns(
         self, table: type[Copies | EncoderEvents | Memory], rows: Records[Any], num_rows: int
     ) -> dict[str, npt.NDArray[Any]]:
         """Return the columns of `table` in the first `num_rows` of an engine's rows."""
-        columns = {name: column(rows, name, num_rows) for name, _ in table.columns()}
-        return columns | {"kind": columns["kind"].astype(np.uint8), "request": self._numbered(columns["request"])}
+        columns = {name: column(rows, name, num_rows).astype(spec.dtype, copy=False) for name, spec in table.columns()}
+        return columns | {"request": self._numbered(columns["request"])}
 
     def _take_schedule(self, engine: Engine) -> None:
         """Drain the rows before the first row that a later step may extend; running sequences have such rows."""
@@ -331,8 +332,8 @@ class FinalRows:
         names = ["step", "request", "computed_before", "tokens", "repeat"]
         if engine.settings.num_drafts:
             names.append("known")
-        final = {name: column(rows, name, num_final).copy() for name in names}
-        self._builder.append(Schedule(**final | {"request": self._numbered(final["request"])}))
+        final = {name: column(rows, name, num_final) for name in names}
+        self._sink.append(Schedule(**final | {"request": self._numbered(final["request"])}))
         still_open = np.maximum(open_rows - num_final, NO_ROW)
         if isinstance(rows, np.ndarray):
             rows[: num_rows - num_final] = rows[num_final:num_rows].copy()

@@ -36,7 +36,8 @@ from kvsim.policies.kinds import evicts_optimally
 from kvsim.policies.releases import defaults_of
 from kvsim.policies.settings import Order, PrefixEviction
 from kvsim.profiles.extrapolation import WatchedProfile
-from kvsim.recording import Meta, Recording, RecordingBuilder, RecordingWriter
+from kvsim.recording import Meta, Recording, RecordingWriter
+from kvsim.recording.row_sinks import RowSink, RowsInMemory
 from kvsim.recording.tables import Transfers
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher
 from kvsim.simulation.image_inputs import contents_of, encoding_of, recorded_images
@@ -79,10 +80,10 @@ def simulate(workload: Workload, policy: AnyPolicy, machine: Machine, **options:
         StalledError: the head of the queue can never be scheduled.
         IntegrityError: `check` found a defect.
     """
-    builder = RecordingBuilder()
-    run = SimulationRun(Setup.of(workload, policy, machine, options, records=True), [builder])
+    rows = RowsInMemory()
+    run = SimulationRun(Setup.of(workload, policy, machine, options, records=True), [rows])
     run.finish()
-    return builder.finish(run.meta(), name=run.setup.name)
+    return rows.finish(run.meta(), name=run.setup.name)
 
 
 def record(workload: Workload, policy: AnyPolicy, machine: Machine, path: Path, **options: Unpack[Options]) -> Measured:
@@ -99,10 +100,8 @@ def record_setup(setup: Setup, path: Path, sample_s: Sequence[float] = ()) -> tu
     from kvsim.metrics.contradictions import refuse_contradictions  # noqa: PLC0415  most runs record nothing
 
     with RecordingWriter(path) as writer:
-        builder = RecordingBuilder(writer)
-        run = SimulationRun(setup, [builder], sample_s=sample_s)
+        run = SimulationRun(setup, [writer], sample_s=sample_s)
         [measured] = run.finish()
-        builder.close()
         writer.commit(run.meta(), play=refuse_contradictions)
     return measured, run.samples
 
@@ -125,7 +124,7 @@ class SimulationRun:
     def __init__(
         self,
         setup: Setup,
-        builders: Sequence[RecordingBuilder] = (),
+        sinks: Sequence[RowSink] = (),
         *,
         num_replicas: int = 1,
         num_ranks: int = 1,
@@ -135,7 +134,7 @@ class SimulationRun:
     ) -> None:
         """Build the servers and the source of requests, which `finish` then runs.
 
-        Server `n` is recorded to `builders[n]`, if there are any. The cached keys of a single server are appended to
+        Server `n` is recorded to `sinks[n]`, if there are any. The cached keys of a single server are appended to
         `samples` at the times `sample_s`, in seconds.
         """
         self.setup = setup
@@ -151,7 +150,7 @@ class SimulationRun:
         self._replicas = [
             self._replica(
                 source,
-                builders[number] if builders else None,
+                sinks[number] if sinks else None,
                 connector=connector,
                 exchange=self.store,
                 lockstep=self.locksteps[number // num_ranks] if self.locksteps else None,
@@ -240,25 +239,25 @@ class SimulationRun:
     def _replica(
         self,
         source: Source,
-        builder: RecordingBuilder | None,
+        sink: RowSink | None,
         *,
         setup: Setup | None = None,
         connector: Connector | None = None,
         exchange: Exchanging | None = None,
         lockstep: WaitingRanks | None = None,
     ) -> Replica:
-        """Build a server with requests from `source`; it is recorded to `builder` and waits for ranks in `lockstep`."""
+        """Build a server with requests from `source`; it is recorded to `sink` and waits for ranks in `lockstep`."""
         setup = setup or self.setup
         base, machine = setup.base, setup.machine
         # Each server counts for itself the steps outside the range that the profile was fitted to.
         step_time = machine.step_time.anew() if isinstance(machine.step_time, WatchedProfile) else machine.step_time
         step_time = step_time.own if isinstance(step_time, RankTimes) else step_time
         answers = source.awaits_answers or exchange is not None
-        plan = self._plan(setup, step_time, connector, answers=answers, records=builder is not None)
+        plan = self._plan(setup, step_time, connector, answers=answers, records=sink is not None)
         totals = Totals(setup.pool, Limits.of(describe(setup.policy, base)))
         has_images = setup.workload.images is not None and plan.encoding is not None
         contents = contents_of(setup.workload) if has_images else None
-        tables = None if builder is None else FinalRows(builder, contents)
+        tables = None if sink is None else FinalRows(sink, contents)
         watch = partial(_watch, step_time)
         kernels = KernelsSeen(machine.gpu, machine.model, setup.options.get("earlier", ()))
         server = ServerProcess(

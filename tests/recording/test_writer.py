@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,17 +23,16 @@ from kvsim.errors import IntegrityError, RecordingError
 from kvsim.policies import Contiguous, Paged, Policy, Static
 from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.recording import (
-    Meta,
     Recording,
     RecordingBuilder,
     RecordingWriter,
-    RequestStatus,
-    growing,
     read,
+    row_sinks,
     write,
     writer,
 )  # fmt: skip
 from kvsim.recording.parquet import TableFile
+from kvsim.recording.row_sinks import RowsInMemory
 from kvsim.recording.tables import ColumnTable, Memory, Requests, Schedule, Steps
 from kvsim.simulation import simulation_run
 from kvsim.workload import Poisson, Ragged, SharedPrefixes, Uniform, Workload, generate
@@ -55,7 +55,7 @@ POLICIES: dict[str, Policy] = {
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hand rows over soon, and in other portions than those in which they are written."""
-    monkeypatch.setattr(growing, "_ROWS_HELD", 7)
+    monkeypatch.setattr(row_sinks, "_PARTS_JOINED", 2)
     monkeypatch.setattr(TableFile, "rows_per_group", ROWS_PER_GROUP)
 
 
@@ -105,22 +105,14 @@ def test_as_it_goes_and_at_once_give_the_same_bytes(
     monkeypatch.setattr("kvsim.engine.initialization.FIRST_ROWS", 10)
     write(at_once, tmp_path / "at once")
     portions: dict[str, list[int]] = {}
-    with RecordingWriter(tmp_path / "as it goes") as writer:
-        builder = RecordingBuilder(writer)
-        append = writer.append
+    append = RecordingWriter.append
 
-        def count(table: ColumnTable) -> None:
-            portions.setdefault(table.name, []).append(len(table))
-            append(table)
+    def count(writer: RecordingWriter, table: ColumnTable) -> None:
+        portions.setdefault(table.name, []).append(len(table))
+        append(writer, table)
 
-        def finish(meta: Meta, **_: str) -> None:
-            builder.close()
-            writer.commit(meta)
-
-        monkeypatch.setattr(writer, "append", count)
-        monkeypatch.setattr(builder, "finish", finish)
-        monkeypatch.setattr(simulation_run, "RecordingBuilder", lambda: builder)
-        simulation_run.simulate(workload, policy, make_machine(160), engine="interpreted")
+    monkeypatch.setattr(RecordingWriter, "append", count)
+    simulation_run.record(workload, policy, make_machine(160), tmp_path / "as it goes", engine="interpreted")
     assert contents(tmp_path / "as it goes") == contents(tmp_path / "at once")
     for name in ("steps", "schedule", "memory"):
         assert len(portions[name]) > 3, name
@@ -134,45 +126,35 @@ def test_as_it_goes_and_at_once_give_the_same_bytes(
 def test_however_rows_are_handed_over_the_bytes_are_the_same(
     recorded: Recording, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """In bulk, as a compiled engine does: to the writer, and to builders with and without one."""
+    """In memory and on disk."""
     folder = tmp_path_factory.mktemp("portions")
     portions = []
     for table in tables_of(recorded):
         cuts = sorted(data.draw(st.lists(st.integers(0, len(table)), max_size=5)))
         portions.append([part(table, *ends) for ends in zip([0, *cuts], [*cuts, len(table)], strict=True)])
-    builder = RecordingBuilder()
-    with RecordingWriter(folder / "writer") as writer, RecordingWriter(folder / "builder") as other:
-        through = RecordingBuilder(other)
+    in_memory = RowsInMemory()
+    with RecordingWriter(folder / "writer") as writer:
         for each in (portion for table in portions for portion in table):
             writer.append(each)
-            through.append(each)
-            builder.append(each)
+            in_memory.append(each)
         writer.commit(recorded.meta)
-        through.close()
-        other.commit(recorded.meta)
-    assert through.num_steps == builder.num_steps == len(recorded.steps)
-    write(builder.finish(recorded.meta), folder / "at once")
+    write(in_memory.finish(recorded.meta), folder / "at once")
     assert contents(folder / "writer") == contents(folder / "at once")
-    assert contents(folder / "builder") == contents(folder / "at once")
     assert pq.ParquetFile(folder / "writer" / "steps.parquet").metadata.num_row_groups > 1
 
 
-def test_a_request_that_goes_on_keeps_its_row_and_those_after_it(
-    make_meta: Callable[..., Meta], tmp_path: Path
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_the_columns_of_a_simulation_have_the_types_of_those_in_a_file(
+    policy: Policy, workload: Workload, make_machine: Callable[[int], Any], tmp_path: Path
 ) -> None:
-    """One sequence decodes all the time, others come and go: nothing after its row is final before it ends."""
-    with RecordingWriter(tmp_path / "rec") as writer:
-        builder = RecordingBuilder(writer)
-        report(builder, 100, long_until=50)
-        builder.close()
-        writer.commit(make_meta(101))
-    plain = RecordingBuilder()
-    report(plain, 100, long_until=50)
-    write(plain.finish(make_meta(101)), tmp_path / "at once")
-    assert contents(tmp_path / "rec") == contents(tmp_path / "at once")
-    schedule = read(tmp_path / "rec").schedule
-    assert schedule.repeats[0] == 50
-    assert len(schedule) == 101
+    recording = simulation_run.simulate(workload, policy, make_machine(160), engine="interpreted")
+    again = read(write(recording, tmp_path / "rec"))
+    assert [types_of(table) for table in recording.tables] == [types_of(table) for table in again.tables]
+
+
+def types_of(table: ColumnTable) -> dict[str, np.dtype[Any]]:
+    columns = {name: getattr(table, name) for name, spec in table.columns() if not spec.is_text}
+    return {name: column.dtype for name, column in columns.items() if isinstance(column, np.ndarray)}
 
 
 def test_columns_that_count_up_take_almost_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,72 +171,29 @@ def test_columns_that_count_up_take_almost_no_room(tmp_path: Path, monkeypatch: 
     assert (pq.read_table(tmp_path / "schedule.parquet")["step"].to_numpy() == count).all()
 
 
-def report(builder: RecordingBuilder, num_steps: int, long_until: int) -> None:
-    """In each step a new request comes, decodes a token and leaves; the first decodes in `long_until` steps."""
-    first = builder.arrived("long", 0.0, 1, num_steps)
-    builder.next_seq()
-    builder.append_blocks(first, 0, range(num_steps))
-    for step in range(num_steps):
-        row = builder.arrived(f"r{step}", float(step), 1, 1)
-        builder.next_seq()
-        if step < long_until:
-            builder.scheduled(first, step, 1, float(step))
-        builder.append_blocks(row, 0, [num_steps])
-        builder.scheduled(row, 0, 1, float(step))
-        goes_on = step < long_until
-        free_units = 0 if goes_on else num_steps
-        close_step(builder, num_scheduled=1 + goes_on, free_units=free_units, prefill_tokens=1 + (step == 0))
-        builder.emitted(row, step + 0.5)
-        builder.release(row, 1, 0)
-        builder.ended(row, RequestStatus.FINISHED, step + 0.5)
-        if step < long_until:
-            builder.emitted(first, step + 0.5)
-        if step + 1 == long_until:
-            builder.ended(first, RequestStatus.FINISHED, step + 0.5)
-            builder.release(first, num_steps, 0)
-
-
-def close_step(builder: RecordingBuilder, num_scheduled: int = 1, free_units: int = 0, prefill_tokens: int = 0) -> None:
-    step = builder.num_steps
-    number = builder.step(
-        start_s=float(step), prefill_tokens=prefill_tokens, decode_tokens=num_scheduled - prefill_tokens,
-        num_scheduled=num_scheduled,
-        running=num_scheduled, waiting=0, preempted=0, free_units=free_units,
-    )  # fmt: skip
-    builder.next_seq()
-    builder.output(number, step + 0.5)
-
-
-def test_memory_does_not_grow_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Nowhere:
-        def append(self, table: ColumnTable) -> None:
-            pass
-
-    def take_and_lose(num_steps: int) -> None:
-        for step in range(num_steps):
-            builder.next_seq()
-            builder.append_blocks(0, 0, [1])
-            builder.scheduled(0, 0, 1, float(step))
-            close_step(builder)
-            builder.release(0, 1, 0)
+def test_memory_does_not_grow_with_the_rows(recorded: Recording, tmp_path: Path) -> None:
+    file, row = TableFile(tmp_path / "steps.parquet"), part(recorded.steps, 3, 4)
 
     def held_bytes() -> int:
         """What kvsim holds: other threads of the tests come and go."""
         ours = tracemalloc.Filter(inclusive=True, filename_pattern=f"{Path(kvsim.__file__).parent}/*")
-        return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([ours]).traces)
+        held = sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([ours]).traces)
+        return held + pa.total_allocated_bytes()
 
-    monkeypatch.setattr(growing, "_ROWS_HELD", 100)
-    builder = RecordingBuilder(Nowhere())
-    builder.arrived("r0", 0.0, 1, 1)
+    def append(num_rows: int) -> None:
+        for _ in range(num_rows):
+            file.append(row)
+
     tracemalloc.start()
     try:
-        take_and_lose(500)
+        append(2 * ROWS_PER_GROUP)
         before = held_bytes()
-        take_and_lose(20_000)
+        append(60 * ROWS_PER_GROUP)
         after = held_bytes()
     finally:
         tracemalloc.stop()
-    assert after - before < 20_000, "forty times as many steps, and not a byte a step more"
+        file.abandon()
+    assert after - before < 60 * ROWS_PER_GROUP, "thirty times as many rows, and not a byte a row more"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,41 @@
+"""Receive the rows of a recording in bulk, once they are final: in memory here, on disk by a `RecordingWriter`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Protocol
+
+from kvsim.recording.model import Meta, Recording
+from kvsim.recording.tables import ColumnTable
+
+_PARTS_JOINED = 256
+"""Number of parts of a table that are joined during a run: many small arrays take several times the memory of one."""
+
+
+class RowSink(Protocol):
+    """Receiver of final rows."""
+
+    def append(self, table: ColumnTable) -> None:
+        """Add the next rows of a table."""
+
+
+class RowsInMemory:
+    """Sink that keeps all rows for a `Recording`."""
+
+    def __init__(self) -> None:
+        self._parts: dict[type[ColumnTable], list[Any]] = defaultdict(list)
+        self._latest: dict[type[ColumnTable], list[Any]] = defaultdict(list)
+
+    def append(self, table: ColumnTable) -> None:
+        """Add the next rows of a table, whose arrays must not change afterwards."""
+        latest = self._latest[type(table)]
+        latest.append(table)
+        if len(latest) == _PARTS_JOINED:
+            self._parts[type(table)].append(table.joined(latest))
+            latest.clear()
+
+    def finish(self, meta: Meta, name: str = "") -> Recording:
+        """Return the recording; it has the optional tables that were appended."""
+        kinds = self._latest.items()
+        tables: dict[str, Any] = {kind.name: kind.joined(self._parts[kind] + latest) for kind, latest in kinds}
+        return Recording(meta=meta, name=name, **tables)
