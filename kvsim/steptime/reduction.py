@@ -132,8 +132,9 @@ EXCHANGE_LAUNCHES = 6
 """Host time to exchange one tensor of one rank, if ranks have unequal numbers of tokens: vLLM then calls NCCL once for
 each rank and tensor. With this, a step of 257 to 2,048 tokens of Qwen3-30B-A3B on two H100s takes 119 ms on the host of
 the H100's card. The host of the one run that was measured is not known: such steps took 122 ms in the median, whatever
-their tokens, but 82 to 92 ms for five seconds. With four ranks such steps come out 11 % too long at light load, and
-40 % too short under load. In a loop of their own, the calls take two to three launches (`benchmarks/exchange.py`)."""
+their tokens, but 82 to 92 ms for five seconds. With four ranks such steps come out 11 % too long at light load; under
+load they took as long as the slowest of four hosts (`docs/fleets.md`). In a loop of their own, the calls take two to
+three launches (`benchmarks/exchange.py`)."""
 _ACTIVATION_BYTES = 2
 WORKER_STEP_S = 0.28e-3
 """Seconds to send a step to the worker processes of several GPUs, and its output back."""
