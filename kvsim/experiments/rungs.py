@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from kvsim.metrics.names import STATIC_BATCHES
 from kvsim.policies import AnyPolicy, Contiguous, Paged, Pipeline, Policy, Radix, Static
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.kinds import most_running
@@ -65,7 +64,7 @@ def rungs(
     paged = Paged(scheduler=limits, cache=pages)
     ways: list[tuple[str, str, Policy, bool]] = [
         ("one by one", "a request at a time", Static(scheduler=one), False),
-        (STATIC_BATCHES, f"{batch_size} requests at a time, padded to the longest", Static(scheduler=many), False),
+        ("static", f"{batch_size} requests at a time, padded to the longest", Static(scheduler=many), False),
         (
             "contiguous",
             "continuous batching; each reserves the longest",

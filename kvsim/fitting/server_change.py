@@ -43,7 +43,7 @@ class ServerChange:
     """Server that differs from another in a few settings."""
 
     words: str
-    """Description: `max_num_seqs 1,024 to 64`."""
+    """Description: `max_num_seqs 64 instead of 1,024`."""
     fields: tuple[str, ...]
     """Names of the changed fields; changes of the same fields are alternatives."""
     kind: Kind
@@ -71,7 +71,8 @@ def limit_changes(server: SearchedServer, limit: NamedLimit, values: Sequence[in
     """Yield a change of `limit` to each of `values` that it does not have already."""
     for value in values:
         if value != limit.value:
-            yield change(server, Kind.SETTING, f"{limit.name} {limit.value:,} to {value:,}", **{limit.name: value})
+            words = f"{limit.name} {value:,} instead of {limit.value:,}"
+            yield change(server, Kind.SETTING, words, **{limit.name: value})
 
 
 def model_change(server: SearchedServer, kind: Kind, words: str, **served: Any) -> ServerChange:

@@ -73,7 +73,7 @@ def _memory(server: SGLangServer) -> Iterator[ServerChange]:
                 left = changed.budget().free_later_bytes
             except BudgetError:
                 continue
-            words = f"mem_fraction_static {now:g} to {share:g}, which leaves {left / GIB:.1f} GiB to all else"
+            words = f"mem_fraction_static {share:g} instead of {now:g}, which leaves {left / GIB:.1f} GiB to all else"
             yield ServerChange(words=words, fields=("mem_fraction_static",), kind=Kind.SETTING, server=changed)
 
 
@@ -92,11 +92,11 @@ def _values(server: SGLangServer, setting: str, values: Iterable[float]) -> Iter
     now = getattr(server, setting)
     for value in values:
         if value != now:
-            yield change(server, Kind.SETTING, f"{setting} {now:g} to {value:g}", **{setting: value})
+            yield change(server, Kind.SETTING, f"{setting} {value:g} instead of {now:g}", **{setting: value})
 
 
 def _orders(server: SGLangServer) -> Iterator[ServerChange]:
     now = server.schedule_policy
     for order in _ORDERS:
         if order != now and not (server.disable_radix_cache and order in _ORDERS_BY_PREFIX):
-            yield change(server, Kind.SETTING, f"schedule_policy {now} to {order}", schedule_policy=order)
+            yield change(server, Kind.SETTING, f"schedule_policy {order} instead of {now}", schedule_policy=order)

@@ -66,7 +66,7 @@ def _memory(server: Server) -> Iterator[ServerChange]:
         return
     for share in _UTILIZATIONS:
         if share > server.gpu_memory_utilization + 1e-9:
-            words = f"gpu_memory_utilization {server.gpu_memory_utilization:g} to {share:g}"
+            words = f"gpu_memory_utilization {share:g} instead of {server.gpu_memory_utilization:g}"
             yield change(server, Kind.SETTING, words, gpu_memory_utilization=share)
 
 
@@ -100,7 +100,7 @@ def _length(server: Server, longest_tokens: int) -> Iterator[ServerChange]:
     except KvsimError:
         length = -(-longest_tokens // 256) * 256
         if length < server.max_model_len:
-            words = f"max_model_len {server.max_model_len:,} to {length:,}"
+            words = f"max_model_len {length:,} instead of {server.max_model_len:,}"
             yield change(server, Kind.SETTING, words, max_model_len=length)
 
 

@@ -1,4 +1,4 @@
-"""Names of policies, and names and colours of slot states, which are the same on the screen, in tables and in figures.
+"""Names and colours of slot states, which are the same on the screen, in tables and in figures.
 
 Columns of files and fields of the library keep the names of `SlotState`.
 """
@@ -14,8 +14,6 @@ from kvsim.policies import Paged, Radix
 if TYPE_CHECKING:
     from kvsim.recording import Recording
 
-STATIC_BATCHES: Final = "static batches"
-"""Shown name of the policy `static`."""
 STATE_NAMES: Final[dict[SlotState, str]] = {
     SlotState.TOKEN: "tokens",
     SlotState.RESERVED: "reserved",
@@ -71,8 +69,3 @@ def tells_owners(recording: Recording) -> bool:
     running = recording.steps.running
     most = int(running.max()) if len(running) else 0
     return most <= NUM_HUES or recording.meta.policy_name not in _SCATTERING
-
-
-def policy_name(name: str) -> str:
-    """Return the shown name of a policy; most names, and custom rules, are shown unchanged."""
-    return STATIC_BATCHES if name == "static" else name

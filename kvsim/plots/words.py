@@ -11,7 +11,7 @@ import numpy as np
 from kvsim.display.text import abridged, printable
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
-from kvsim.metrics.names import STATE_NAMES, policy_name
+from kvsim.metrics.names import STATE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -89,14 +89,14 @@ def source_line(recordings: Iterable[Recording]) -> str:
 
 def distinct_names(recordings: Iterable[Recording]) -> tuple[str, ...]:
     """Return a label for each recording: its name, or its policy if names are not unique."""
-    named = [(policy_name(label(recording.name)), policy_label(recording.meta.policy)) for recording in recordings]
+    named = [(label(recording.name), policy_label(recording.meta.policy)) for recording in recordings]
     names = {name for name, _ in named if name}
     return tuple(name if len(names) == len(named) else policy for name, policy in named)
 
 
 def policy_label(policy: Mapping[str, Any]) -> str:
     """Return the name of a policy for legends: "contiguous (reserve max)"."""
-    name = policy_name(label(policy.get("rules") or policy.get("name", "paged")))
+    name = label(policy.get("rules") or policy.get("name", "paged"))
     reserve = f" (reserve {label(policy['reserve'])})" if "reserve" in policy else ""
     eviction = " (optimal eviction)" if policy.get("eviction") == "optimal" else ""
     return f"{name}{reserve}{eviction}"

@@ -234,16 +234,17 @@ class Meta:
 
 
 class Outline(NamedTuple):
-    """Provenance, requests and steps of a recording, for views of many recordings that need no more."""
+    """Provenance, requests, steps and transfers of a recording, for views of many recordings that need no more."""
 
     meta: Meta
     requests: Requests
     steps: Steps
+    transfers: Transfers | None = None
 
     @classmethod
     def of(cls, recording: Recording) -> Outline:
         """Return the outline of a recording that was read as a whole."""
-        return cls(recording.meta, recording.requests, recording.steps)
+        return cls(recording.meta, recording.requests, recording.steps, recording.transfers)
 
     @property
     def duration_s(self) -> float:

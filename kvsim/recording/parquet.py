@@ -26,7 +26,17 @@ from kvsim.files.arrow_columns import to_numpy
 from kvsim.files.parquet_footer import oversized
 from kvsim.recording import provenance
 from kvsim.recording.model import Meta, Outline, Recording
-from kvsim.recording.tables import TABLES, Column, ColumnTable, Memory, Requests, Steps, end_to_end, text_column
+from kvsim.recording.tables import (
+    TABLES,
+    Column,
+    ColumnTable,
+    Memory,
+    Requests,
+    Steps,
+    Transfers,
+    end_to_end,
+    text_column,
+)
 from kvsim.workload import Ragged
 
 _ROWS_READ = 1 << 17
@@ -211,9 +221,15 @@ def _check_columns(present: list[str], specs: dict[str, Column], file: Path) -> 
 
 
 def read_outline_tables(folder: Path) -> Outline:
-    """Read the requests and the steps in `folder` without checking them."""
+    """Read the requests, the steps and the transfers in `folder` without checking them."""
     meta, identity = _read_meta(folder)
-    return Outline(meta, read_table(folder, Requests, identity), read_table(folder, Steps, identity))
+    has_transfers = (folder / f"{Transfers.name}.parquet").exists()
+    return Outline(
+        meta,
+        read_table(folder, Requests, identity),
+        read_table(folder, Steps, identity),
+        read_table(folder, Transfers, identity) if has_transfers else None,
+    )
 
 
 def _read_meta(folder: Path) -> tuple[Meta, str]:

@@ -299,7 +299,7 @@ def test_the_ladder_is_printed_and_written(kvsim: Kvsim, tmp_path: Path) -> None
     few = ["--num-requests", "40", "--arrivals", "at-once", "--model", "Meta-Llama-3-8B", "--gpu", "H200"]
     few += ["--kv-gib", "1", "--max-model-len", "1024"]
     printed = succeed(kvsim("compare", "--ladder", *few, "-o", str(tmp_path / "rungs")))
-    for name in ("one by one", "static batches", "continuous", "paged", "asynchronous"):
+    for name in ("one by one", "static", "continuous", "paged", "asynchronous"):
         assert name in printed
     assert len([path for path in (tmp_path / "rungs").iterdir() if path.is_dir()]) == 8
     document = strict_json(succeed(kvsim("compare", "--ladder", *few, "--json")))

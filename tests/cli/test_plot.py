@@ -43,7 +43,7 @@ def test_all_writes_what_suits_with_words_beside_it(kvsim: Run, folder: Path, tm
     assert (done.returncode, done.stderr) == (0, "")
     written = {path.name for path in (tmp_path / "all").iterdir()}
     kinds = {"waste-bars", "occupancy", "queue", "latency", "lifetimes", "free-runs"}
-    names = ("paged", "contiguous", "static-batches")  # what the figures call them
+    names = ("paged", "contiguous", "static")
     each = {f"{kind}-{name}" for kind in ("waste-over-time", "memory-map", "roofline") for name in names}
     assert written == {f"{stem}{ending}" for stem in kinds | each for ending in (".svg", ".alt.txt")}
     assert len(done.stdout.splitlines()) == len(written) // 2

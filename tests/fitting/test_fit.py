@@ -329,7 +329,7 @@ def test_caching_comes_before_types_and_gpus_where_it_makes_a_load_fit() -> None
     assert "--no-enable-prefix-caching" not in found.remedies[0].change.server.flags()
     tried = {each.change.words for each in found.tried}
     assert "asynchronous scheduling" in tried
-    assert "max_num_seqs 256 to 64 and max_num_batched_tokens 2,048 to 1,024" in tried
+    assert "max_num_seqs 64 instead of 256 and max_num_batched_tokens 1,024 instead of 2,048" in tried
 
 
 def test_large_numbers_are_written_out() -> None:

@@ -66,7 +66,9 @@ def test_a_batch_that_is_too_small_is_what_limits_and_a_larger_one_helps() -> No
     on, load = server(max_running_requests=2), users(4)
     found = answer(on, load, Goal(), INTERPRETED, most=0, find_largest=False)
     assert found.limit.startswith("the batch limit: 2 sequences run, and others wait (max_running_requests)")
-    larger = {each.words: each.server for each in changes(on, longest_tokens=90)}["max_running_requests 2 to 16"]
+    larger = {each.words: each.server for each in changes(on, longest_tokens=90)}[
+        "max_running_requests 16 instead of 2"
+    ]
     assert Goal().is_met(evaluate(larger, load, engine="interpreted"))
 
 

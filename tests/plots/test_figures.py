@@ -228,7 +228,7 @@ def test_provenance_says_once_what_several_runs_share(by_hand: Recording, static
     said = provenance(by_hand, static, oracle)
     assert said == (
         "simulated by kvsim, contiguous (reserve max) and contiguous (reserve oracle), tiny, A GPU; "
-        "measured on Transformers 5.17.0, static batches, granite-4.0-350m, NVIDIA H200"
+        "measured on Transformers 5.17.0, static, granite-4.0-350m, NVIDIA H200"
     )
 
 
@@ -343,7 +343,7 @@ def test_a_map_draws_external_fragmentation_where_it_is_counted() -> None:
 
 @pytest.mark.parametrize("purpose", ["paper", "paper-wide", "web"])
 def test_words_of_the_ladder_do_not_run_into_each_other(by_hand: Recording, purpose: Purpose) -> None:
-    names = ("one by one", "static batches", "contiguous", "paged", "asynchronous scheduling")
+    names = ("one by one", "static", "contiguous", "paged", "asynchronous scheduling")
     same = {"mean_batch": 12.0, "gain": 10.0, "memory_gain": 2.0, "time_gain": 5.0}
     rungs = [
         {"rung": number, "name": name, "change": "a change that takes several words to say"}
@@ -395,7 +395,7 @@ def test_narrow_parts_of_a_bar_have_their_numbers_apart_below_it(by_hand: Record
 
 
 def test_a_legend_has_as_many_columns_as_fit(by_hand: Recording, uncalibrated: Recording) -> None:
-    names = ("contiguous", "paged", "radix", "static batches")
+    names = ("contiguous", "paged", "radix", "static")
     for purpose, num_rows in (("paper", 1), ("paper-wide", 1)):
         picture = occupancy(by_hand, uncalibrated, by_hand, uncalibrated, purpose=purpose, names=names)
         picture.fix_layout()

@@ -14,6 +14,7 @@ from kvsim_tui.app import KvsimApp
 from kvsim_tui.dialogs.find_dialog import FindScreen
 from kvsim_tui.facts.telling import gap_of, story_of_comparison
 from kvsim_tui.look.states import COLOR
+from kvsim_tui.look.wording import duration
 from kvsim_tui.playback.compared_runs import ComparedRuns
 from kvsim_tui.playback.served import tokens_served
 from kvsim_tui.playback.session import Session
@@ -73,9 +74,9 @@ def test_tokens_served_are_counted_once(three_runs: list[Recording], pressure: R
     assert pressure.num_preemptions > 0
 
 
-def test_the_slowest_comes_first_and_all_share_the_clock(comparison: ComparedRuns) -> None:
+def test_the_fastest_comes_first_and_all_share_the_clock(comparison: ComparedRuns) -> None:
     durations = [lane.session.player.duration_s for lane in comparison.lanes]
-    assert durations == sorted(durations, reverse=True)
+    assert durations == sorted(durations)
     comparison.player.go_to_time(durations[1] / 2)
     comparison.show()
     assert [lane.session.replay.frame for lane in comparison.lanes] == [
@@ -84,11 +85,11 @@ def test_the_slowest_comes_first_and_all_share_the_clock(comparison: ComparedRun
 
 
 def test_a_run_that_is_over_stays_as_it_ended(comparison: ComparedRuns) -> None:
-    best = comparison.lanes[-1]
+    best = comparison.lanes[0]
     comparison.player.go_to_time((best.session.player.duration_s + comparison.player.duration_s) / 2)
     comparison.show()
     assert best.over
-    assert not comparison.lanes[0].over
+    assert not comparison.lanes[-1].over
     assert best.session.served[best.session.player.frame] == best.session.served[-1]
 
 
@@ -114,7 +115,7 @@ async def test_the_gap_is_on_the_screen(comparison: ComparedRuns) -> None:
         assert text.count("1 refused") == 3
         assert re.search(r"in all +[^ ]+ m?s, ×\d", text)
         assert "the fastest" in text
-        for label in ("static batches", "contiguous", "paged"):
+        for label in ("static", "contiguous", "paged"):
             assert label in text
 
 
@@ -249,13 +250,13 @@ async def test_bars_tell_how_long_each_run_takes(comparison: ComparedRuns) -> No
         race = app.query_one(Race)
         spans = [race.render_line(y).text[GUTTER:].count(COLOR.held) for y in range(3)]
     durations = [lane.session.player.duration_s for lane in comparison.lanes]
-    assert spans == sorted(spans, reverse=True)
-    assert spans[2] / spans[0] == pytest.approx(durations[2] / durations[0], abs=0.05)
+    assert spans == sorted(spans)
+    assert spans[0] / spans[2] == pytest.approx(durations[0] / durations[2], abs=0.05)
 
 
 def test_the_share_of_memory_is_what_ample_memory_would_take_away(three_runs: list[Recording]) -> None:
     comparison = ComparedRuns(three_runs)
-    slow, fast = comparison.lanes[0].session, comparison.lanes[-1].session
+    slow, fast = comparison.lanes[-1].session, comparison.lanes[0].session
     assert slow.served[-1] == fast.served[-1]
     assert not any("memory" in part for part in story_of_comparison(comparison).parts)
     gap = slow.player.duration_s / fast.player.duration_s
@@ -263,22 +264,21 @@ def test_the_share_of_memory_is_what_ample_memory_would_take_away(three_runs: li
     rates = [100.0 if run.name == slow.recording.name else 200.0 for run in three_runs]
     assert order == [0, 1, 2]
     comparison.learn(rates)
-    assert comparison.ample_tokens_per_s[0] == 100.0
-    story, near = story_of_comparison(comparison), comparison.lanes[-2].label
-    assert f"{near} (all of it is memory), " in story.parts[0]
-    assert story.parts[0].endswith(f"{slow.recording.meta.policy_name} batches (×{gap / 2:,.1f} of it is memory)")
-    short, shortest = story.shorter
-    assert re.search(rf"{near} \(all memory\) ×[\d.]+, .* batches \(memory ×{gap / 2:,.1f}\) ×{gap:,.1f}$", short)
-    assert re.search(rf"{near} ×[\d.]+ \(memory\), static ×{gap:,.1f} \(memory ×{gap / 2:,.1f}\)$", shortest)
-    assert gap_of(comparison, 0).because == f"of memory ×{gap / 2:,.1f}"
-    assert gap_of(comparison, len(comparison.lanes) - 2).because == "of memory, all of it"
+    assert comparison.ample_tokens_per_s[-1] == 100.0
+    story, near = story_of_comparison(comparison), comparison.lanes[1].label
+    assert re.search(
+        rf"longer: {near} ×[\d.]+ \(memory alone\), static ×{gap:,.1f} \(memory ×{gap / 2:,.1f} of it\)$",
+        story.parts[0],
+    )
+    assert re.search(rf"; {near} ×[\d.]+ \(memory\), static ×{gap:,.1f} \(memory ×{gap / 2:,.1f}\)$", story.shorter[0])
+    assert gap_of(comparison, 0).factor == "the fastest"
+    assert gap_of(comparison, 1).reason == "memory alone"
+    assert gap_of(comparison, len(comparison.lanes) - 1).reason == f"memory ×{gap / 2:,.1f} of it"
     comparison.learn([100.0 if run.name == slow.recording.name else 100.0 * gap for run in three_runs])
-    both = story_of_comparison(comparison)
-    assert both.parts[0].endswith("batches (not memory: padding)")
-    assert both.shorter[0].endswith(f"batches (not memory: padding) ×{gap:,.1f}")
-    assert both.shorter[1].endswith(f"static ×{gap:,.1f} (padding)")
-    assert f"as long as {comparison.lanes[-1].label} (not memory: padding)" in gap_of(comparison, 0).in_full
-    assert gap_of(comparison, 0).because == "of padding"
+    both, last = story_of_comparison(comparison), gap_of(comparison, len(comparison.lanes) - 1)
+    assert both.parts[0].endswith(f"static ×{gap:,.1f} (padding, not memory)")
+    assert both.shorter[0].endswith(f"static ×{gap:,.1f} (padding)")
+    assert last.in_full == f"{last.duration}, ×{gap:,.1f} (padding, not memory)"
 
 
 async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs: list[Recording]) -> None:
@@ -287,9 +287,8 @@ async def test_what_ample_memory_would_bring_is_said_once_it_is_known(three_runs
         await app.workers.wait_for_complete()
         await pilot.pause()
         screen = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-        assert len(re.findall("ample: 1,234|1,234 with ample memory", screen)) == 3
-        assert "tokens/s of the whole run; ample: memory for all" in screen
-        assert re.search("is memory|all memory|memory ×", screen)
+        assert len(re.findall("1,234 with ample memory|1,234, ample memory", screen)) == 3
+        assert re.search("memory alone|memory ×", screen)
 
 
 @pytest.mark.parametrize("size", [(120, 40), (160, 50)])
@@ -297,7 +296,7 @@ async def test_every_figure_of_a_run_has_a_label_in_the_same_line_of_all_runs(
     three_runs: list[Recording], size: tuple[int, int]
 ) -> None:
     comparison = ComparedRuns(three_runs)
-    slow, *_, fast = comparison.lanes
+    fast, *_, slow = comparison.lanes
     gap = slow.session.player.duration_s / fast.session.player.duration_s
     comparison.learn([100.0 if run.name == slow.session.recording.name else 100.0 * gap for run in three_runs])
     async with make(comparison).run_test(size=size) as pilot:
@@ -306,11 +305,12 @@ async def test_every_figure_of_a_run_has_a_label_in_the_same_line_of_all_runs(
             [figures.render_line(y).text for y in range(figures.size.height)]
             for figures in pilot.app.screen.query(LaneFigures)
         ]
-    labels = [[line.split()[0] for line in lane if line.strip()] for lane in lanes]
-    assert labels[0] == ["served", "memory", "running", "waiting", "in", "tokens/s", "because"]
-    assert all(lane == labels[0][: len(lane)] for lane in labels)
-    assert "of padding" in lanes[0][-1]
-    assert "the fastest" in lanes[-1][4]
+    labels = [[line[:9].strip() for line in lane if line.strip()] for lane in lanes]
+    assert labels[-1] == ["served", "memory", "running", "waiting", "in all", "tokens/s", "", "reason"]
+    assert all(lane == labels[-1][: len(lane)] for lane in labels)
+    assert "padding, not memory" in lanes[-1][-1]
+    assert "with ample memory" in lanes[-1][-2]
+    assert "the fastest" in lanes[0][4]
     assert not any("…" in line for lane in lanes for line in lane)
 
 
@@ -327,7 +327,7 @@ async def test_lanes_without_room_for_a_picture_have_names(three_runs: list[Reco
     async with app.run_test(size=(60, 16)) as pilot:
         await pilot.pause()
         screen = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-    for label in ("static batches", "contiguous", "paged"):
+    for label in ("static", "contiguous", "paged"):
         assert f"\u2500{label}\u2500" in screen
 
 
@@ -344,7 +344,7 @@ async def test_every_run_of_four_has_a_line_on_the_time_axis(three_runs: list[Re
 async def test_four_runs_have_whole_words_and_equal_lines_on_a_narrow_screen(
     three_runs: list[Recording], theme: str
 ) -> None:
-    names = ["contiguous", "static batches", "paged", "the same again"]
+    names = ["contiguous", "static", "paged", "the same again"]
     app = make(ComparedRuns([*three_runs, three_runs[-1]], names))
     async with app.run_test(size=(80, 24)) as pilot:
         app.theme = theme
@@ -352,10 +352,43 @@ async def test_four_runs_have_whole_words_and_equal_lines_on_a_narrow_screen(
         await pilot.pause()
         lines = screen_text(app).splitlines()
         places = [next(nth for nth, line in enumerate(lines) if line.startswith(name)) for name in names]
-        assert sorted(places) == list(range(min(places), min(places) + 16, 4))
+        assert sorted(places) == list(range(min(places), min(places) + 12, 3))
+        screen = pilot.app.screen
+        axis = [screen.query_one(Race).render_line(y).text for y in range(screen.query_one(Race).size.height)]
+        lanes = screen.comparison.lanes
+        assert [line[:GUTTER].split("  ")[0].strip() for line in axis[:-1]] == [lane.label for lane in lanes]
+        assert all(duration(lane.session.player.duration_s) in line for lane, line in zip(lanes, axis, strict=False))
+        assert axis[-1].rstrip().endswith(duration(screen.query_one(Race).edges_s(1)[-1]))
+        assert any("served: of output tokens; memory: of " in line for line in lines)
         for place in places:
             assert re.search(r"(now \d+ running · .*waiting|done after)", lines[place])
             assert lines[place + 1].startswith("served  ")
             assert re.search(r" \d+% of tokens$", lines[place + 1].rstrip())
             assert lines[place + 2].startswith("memory  ")
         assert "…" not in "".join(lines[1:-1])
+
+
+async def test_keys_of_a_single_run_are_not_listed_and_say_what_they_need(comparison: ComparedRuns) -> None:
+    app = make(comparison)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        footer = screen_text(app).splitlines()[-1]
+        assert "Owners" not in footer
+        assert "Why" not in footer
+        await pilot.press("v", "d")
+        assert all("Watch one run" in notification.message for notification in app._notifications)
+        assert len(app._notifications) == 2
+
+
+async def test_the_end_of_a_bar_does_not_divide_its_share(comparison: ComparedRuns) -> None:
+    app = make(comparison)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause()
+        for share in np.linspace(0, 1, 25):
+            comparison.player.go_to_time(share * comparison.player.duration_s)
+            app.screen.show_panels()
+            for figures in app.query(LaneFigures):
+                served = figures.render_line(0)
+                done = [segment for segment in served if "%" in segment.text]
+                assert len(done) == 1, "one segment has the whole share"
+                assert re.search(r"\d+%( of tokens)?$", done[0].text)

@@ -148,7 +148,7 @@ def test_residencies_are_the_spans_in_which_a_request_holds_memory(tiny: Recordi
 def test_the_headline_tells_a_real_run_from_a_simulation(tiny: Recording, shipped: Callable[[str], Recording]) -> None:
     assert headline(Session(shipped("static")), short=False)[:2] == [
         "real run of transformers 5.17.0",
-        "static batches",
+        "static",
     ]
     assert headline(Session(tiny), short=True)[0] == "simulation"
     rough = replace(tiny, meta=replace(tiny.meta, notes="uncalibrated: step times from the roofline"))

@@ -22,6 +22,7 @@ from kvsim.workload import LogNormal, Poisson, SharedPrefixes, generate
 from kvsim_tui import fleet_of, open_fleet
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.export.picture_file import drawn, svg_of
+from kvsim_tui.facts.fleet_telling import beside_strip, why_waiting
 from kvsim_tui.playback.fleet_servers import FleetServers
 from kvsim_tui.screens.wall import Wall
 from kvsim_tui.screens.watch import Watch
@@ -208,3 +209,58 @@ async def test_wall(recordings: list[Recording], picture: SnapshotAssertion, siz
             await pilot.press("n")
         await drawn(pilot)
         assert svg_of(app.screen, app.symbols) == picture
+
+
+def test_a_server_says_what_the_head_of_its_queue_needs_and_what_is_free(recordings: list[Recording]) -> None:
+    fleet, seen = fleet_of(recordings), 0
+    for server, recording in zip(fleet.servers, recordings, strict=True):
+        for step in range(len(recording.steps)):
+            time_s = float(recording.steps.start_s[step])
+            texts = why_waiting(fleet, server, time_s)
+            assert not texts or recording.steps.waiting[step] > 0
+            if texts and "needs" in texts[0]:
+                name, need, free = re.match(r"(\S+) needs ([\d,]+) blocks?, ([\d,]+) free", texts[0]).groups()  # type: ignore[union-attr]
+                row = recording.requests.id.tolist().index(name)
+                assert int(need) == -(-recording.requests.prompt_tokens[row] // 16)
+                assert int(free) == recording.steps.free_units[step] < int(need)
+                seen += 1
+            elif texts:
+                assert re.match(r"\d+ preempted requests? first, [\d,]+ blocks free", texts[0])
+    assert seen > 20
+
+
+def test_prefill_and_decode_servers_name_each_other(apart: list[Recording]) -> None:
+    fleet = fleet_of(apart, ["prefill-0", "decode-0", "decode-1"])
+    prefill, *decode = fleet.servers
+    sends = apart[0].transfers
+    assert sends is not None
+    kept_s = float(np.median(sends.begin_s)) + 1e-6
+    under_way = (sends.begin_s <= kept_s) & ~(sends.end_s <= kept_s)
+    assert sum(prefill.handovers.kept_for(kept_s).values()) == under_way.sum() > 0
+    for server in decode:
+        came = server.handovers.came_from(fleet.player.duration_s)
+        assert came == {0: len(server.requests)}
+        fleet.player.go_to_time(fleet.player.duration_s)
+        assert f"KV so far from prefill-0: {came[0]}" in beside_strip(fleet, server, server.at(kept_s), 60)
+    fleet.player.go_to_time(kept_s)
+    lines = beside_strip(fleet, prefill, prefill.at(kept_s), 60)
+    assert re.match(r"done, kept for decode-[01]: \d+", lines[0])
+
+
+def test_a_full_bar_is_the_longest_queue_at_every_width(recordings: list[Recording]) -> None:
+    fleet = fleet_of(recordings)
+    moments = np.unique(np.concatenate([server.waiting[0] for server in fleet.servers]))
+    assert fleet.most_waiting == fleet.waiting_at(moments).max()
+
+
+async def test_two_lines_a_server_are_enough_to_say_why_requests_wait(recordings: list[Recording]) -> None:
+    fleet = FleetServers.of(recordings * 3, [f"server {number}" for number in range(9)])
+    fleet.player.go_to_time(0.5 * fleet.player.duration_s)
+    app = KvsimApp(fleet, clock=lambda: 0.0)
+    async with app.run_test(size=(80, 26)) as pilot:
+        await pilot.pause()
+        lines, wall = lines_of(app), app.screen.query_one(PoolWall)
+        for place, number in enumerate(wall.shown):
+            why = why_waiting(fleet, fleet.servers[number], fleet.player.clock_s)
+            assert not why or any(text in lines[2 + 2 * place] for text in why)
+        assert sum(bool(why_waiting(fleet, server, fleet.player.clock_s)) for server in fleet.servers) >= 3

@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from kvsim.metrics.waiting import Limits
+
 from ..look.wording import gib, percent, plural, seconds
 from ..playback.session import Story
+from .wait_reasons import full_step, needs
 
 if TYPE_CHECKING:
-    from ..playback.fleet_servers import FleetServers, Stop
+    from collections.abc import Sequence
+
+    from ..playback.fleet_servers import FleetServer, FleetServers, ServerNow, Stop
 
 
 def fleet_headline(fleet: FleetServers, *, short: bool) -> list[str]:
@@ -40,6 +47,97 @@ def fleet_story(fleet: FleetServers) -> Story:
         plural(sum(server.preempted for server in now), "preemption"),
     )
     return Story(frame=fleet.player.frame, parts=parts, shorter=(whole,))
+
+
+def beside_strip(fleet: FleetServers, server: FleetServer, now: ServerNow, room: int) -> list[str]:
+    """Return lines of at most `room` characters about a server: its transfers, its queue, its sums.
+
+    The most important line comes first.
+    """
+    clock_s = fleet.player.clock_s
+    names, line = server.ids[server.queue(clock_s)[: room // 3]].tolist() if now.waiting else [], "first in line:"
+    for name in names:
+        if len(line) + len(name) + 1 > room:
+            break
+        line += f" {name}"
+    sums = (
+        f"computed so far: {plural(now.computed, 'token')}",
+        f"preempted so far: {plural(now.preempted, 'request')}",
+    )
+    return [text for text in (_transfers(fleet, server, clock_s, room), line * bool(names), *sums) if text]
+
+
+def about_all(fleet: FleetServers, now: Sequence[ServerNow], room: int) -> list[str]:
+    """Return lines of at most `room` characters about all servers together, the most important first."""
+    running, held = sum(state.running for state in now), percent(float(np.mean([state.held for state in now])), 1)
+    lines: list[tuple[str, ...]] = [
+        (f"all servers: {running:,} running, {held} held", f"{running:,} running, {held} held")
+    ]
+    if len(now) > 1:
+        balance = f"busiest computed {fleet.imbalance(now):.2f} times the mean"
+        lines.append((f"so far: {balance}", balance))
+    if fleet.hits(now)[0]:
+        lines.append((f"{percent(*fleet.hits(now))} of prompt tokens found in caches",))
+    lines.append(("up down enter: open a server",))
+    return list(filter(None, (that_fits(texts, room) for texts in lines)))
+
+
+def that_fits(texts: tuple[str, ...], room: int) -> str:
+    """Return the first of `texts` with at most `room` characters; empty if all are longer."""
+    return next((text for text in texts if len(text) <= room), "")
+
+
+def why_waiting(fleet: FleetServers, server: FleetServer, time_s: float) -> tuple[str, ...]:
+    """Return what the head of a server's queue waits for: a long text, then shorter ones; empty if it is unknown."""
+    step, steps = server.step_at(time_s), server.steps
+    limits = Limits.of(server.meta.policy, server.meta.engine)
+    if step is None or not steps.waiting[step] or limits is None or server.meta.policy_name == "static":
+        return ()
+    return full_step(limits, steps, step) or _short_of_memory(fleet, server, step, time_s)
+
+
+def _short_of_memory(fleet: FleetServers, server: FleetServer, step: int, time_s: float) -> tuple[str, ...]:
+    """Return what the head of the queue needs and how much is free, or that its KV is being fetched."""
+    steps, pool, queue = server.steps, server.meta.pool, server.queue(time_s)
+    free = int(steps.free_units[step])
+    # Preempted requests wait before those that were never scheduled; which ones they are is in no table that is read.
+    preempted = int(steps.waiting[step]) - len(server.queue(float(steps.start_s[step])))
+    if preempted > 0:
+        blocks = f"{free:,} {'block' if pool.unit_tokens > 1 else 'slot'}s free"
+        return (f"{plural(preempted, 'preempted request')} first, {blocks}", f"preempted first, {blocks}")
+    if not len(queue) or len(pool.groups) > 1 or pool.unit_tokens == 1:
+        return ()
+    name = str(server.ids[queue[0]])
+    source = server.handovers.fetched_from(int(queue[0]), time_s)
+    if source is not None:
+        return (f"{name} fetches its KV from {_name_of(fleet, server, source)}", f"{name} fetches its KV")
+    need = -(-int(server.requests.prompt_tokens[queue[0]]) // pool.unit_tokens)
+    if need <= free:
+        return ()
+    which = ("free or cached", "free") if server.meta.prefix_caching else ("free",)
+    return tuple(needs(name, need, "block", f"{free:,} {each}")[0] for each in which)
+
+
+def _transfers(fleet: FleetServers, server: FleetServer, time_s: float, room: int) -> str:
+    """Return the requests that a prefill server keeps for decode servers now, or whence a decode server got its KV."""
+    kept, came = server.handovers.kept_for(time_s), server.handovers.came_from(time_s)
+    if server.kind == "prefill" and kept:
+        begin, of_each = ("done, kept for ", "kept for "), kept
+    elif server.kind == "decode" and came:
+        begin, of_each = ("KV so far from ", "KV from "), came
+    else:
+        return ""
+    names = [f"{_name_of(fleet, server, number)}: {num:,}" for number, num in of_each.items()]
+    for end in range(len(names), 0, -1):
+        more = f", {len(names) - end:,} more" * (end < len(names))
+        if text := that_fits(tuple(each + ", ".join(names[:end]) + more for each in begin), room):
+            return text
+    return ""
+
+
+def _name_of(fleet: FleetServers, server: FleetServer, number: int) -> str:
+    others = fleet.others_of(server)
+    return others[number].name if number < len(others) else f"server {number}"
 
 
 def way(fleet: FleetServers, stops: list[Stop], arrow: str, *, short: bool) -> str:

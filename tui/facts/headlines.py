@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING
 
 from kvsim.machines import untimed_in
-from kvsim.metrics.names import STATIC_BATCHES
 
 from ..look.wording import gib, plural
 from .requests import place_in_row, request_facts
@@ -40,7 +39,7 @@ def headline(session: Session, *, short: bool) -> list[str]:
     """Return the parts of the headline of a session, the most important part first."""
     meta, replay = session.recording.meta, session.replay
     engine = " ".join(str(meta.engine[key]) for key in ("name", "version") if key in meta.engine) or meta.source
-    policy = STATIC_BATCHES if meta.policy_name == "static" else f"{meta.policy_name} memory"
+    policy = meta.policy_name if meta.policy_name == "static" else f"{meta.policy_name} memory"
     if meta.rules_name != meta.policy_name:
         policy = meta.rules_name
     model, gpu, num_gpus = _model(meta), meta.gpu, _num_gpus(session)
@@ -78,8 +77,8 @@ def comparison_headline(comparison: ComparedRuns, *, short: bool) -> list[str]:
     origins = [_origin(lane.session, "") for lane in comparison.lanes]
     notes = ["uncalibrated"] if any("uncalibrated" in origin for origin in origins) else []
     clock, memory = (", one clock", f"{size} each") if short else (" on one clock", f"{size} for KV in each")
-    if comparison.slowest_first:
-        clock = ", slowest first" if short else f"{clock}, slowest first"
+    if comparison.fastest_first:
+        clock = ", fastest first" if short else f"{clock}, fastest first"
     gpus = _gpus(gpu, num_gpus)
     return [f"the same {requests}{clock}", *notes, f"{model} on {gpus}", memory, *_untimed(meta)]
 

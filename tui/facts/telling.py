@@ -74,29 +74,23 @@ def _whole_run(frame: int, parts: tuple[str, ...]) -> Story:
 
 
 def story_of_comparison(comparison: ComparedRuns) -> Story:
-    """Return the story of a comparison: how much faster the fastest run is than each other run, and average batches.
+    """Return the story of a comparison: how much longer than the fastest run each other run takes, and average batches.
 
-    The run closest to the fastest comes first. Each factor states how much of it is due to memory, if that is known.
+    Each factor states how much of it is due to memory, if that is known.
     """
-    *rivals, fast = comparison.lanes
-    rivals.reverse()
+    fast, *rivals = comparison.lanes
     fast_s = fast.session.player.duration_s
     if fast.session.rows is not None or fast_s <= 0 or not rivals:
         return Story(frame=0, parts=())
-    begin = f"{fast.label} {seconds(fast_s, fast_s / 100)}"
-    places = range(2, len(comparison.lanes) + 1)
-    factors = [
-        f"{_factor_words(comparison, place)} {comparison.lanes[-place].label}{_because_of_memory(comparison, place)}"
-        for place in places
-    ]
-    batches = [(_mean_of(lane.session, "running"), lane.label) for lane in (fast, *rivals)]
-    running = ", ".join(f"{batch:,.0f} ({label})" for batch, label in batches)
-    shorter = (
-        f"{begin}; longer: {', '.join(_factor(comparison, place) for place in places)}",
-        f"{begin}; {', '.join(_factor_in_short(comparison, place) for place in places)}",
+    begin = f"{fast.label} {duration(fast_s)}"
+    numbers = range(1, len(comparison.lanes))
+    running = ", ".join(f"{_mean_of(lane.session, 'running'):,.0f} ({lane.label})" for lane in comparison.lanes)
+    factors, in_short = (
+        ", ".join(f"{comparison.lanes[number].label} {factor(comparison, number)}" for number in numbers)
+        for factor in (_factor, _factor_in_short)
     )
-    parts = (f"{begin}: {', '.join(factors)}", f"running on average: {running}")
-    return Story(frame=0, parts=parts, shorter=shorter)
+    parts = (f"{begin}; longer: {factors}", f"running on average: {running}")
+    return Story(frame=0, parts=parts, shorter=(f"{begin}; {in_short}",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,113 +99,73 @@ class Gap:
 
     duration: str = ""
     factor: str = ""
-    """Ratio to the duration of the fastest run: `11.9 times as long as paged`."""
-    factor_in_short: str = ""
-    because: str = ""
-    """Reason in a few words, after the label `because`: `of memory, all of it`."""
-    remark: str = ""
-    """The same reason in parentheses, after `factor`."""
+    """Ratio to the duration of the fastest run: `×11.9`; of that run, `the fastest`."""
+    reason: str = ""
+    """Reason in a few words: `memory alone`."""
 
     @property
     def in_full(self) -> str:
         """The duration, the ratio and the reason in one line."""
-        return f"{self.duration}{', ' * bool(self.factor)}{self.factor}{self.remark}"
+        return ", ".join(filter(None, (self.duration, f"{self.factor}{f' ({self.reason})' * bool(self.reason)}")))
 
 
 def gap_of(comparison: ComparedRuns, number: int) -> Gap:
     """Return the gap between lane `number` and the fastest lane, and how much of it is due to memory."""
-    duration_s, place = comparison.lanes[number].session.player.duration_s, len(comparison.lanes) - number
-    fast = comparison.lanes[-1]
-    words = duration(duration_s)
-    if not comparison.slowest_first or fast.session.player.duration_s <= 0:
+    words = duration(comparison.lanes[number].session.player.duration_s)
+    if not comparison.fastest_first or comparison.lanes[0].session.player.duration_s <= 0:
         return Gap(duration=words)
-    if place == 1:
-        return Gap(duration=words, factor_in_short="the fastest")
-    times = _times(_gap(comparison, place))
-    return Gap(
-        duration=words,
-        factor=f"{times} times as long as {fast.label}",
-        factor_in_short=f"×{times}",
-        because=_reason(comparison, place),
-        remark=_because_of_memory(comparison, place),
-    )
+    if not number:
+        return Gap(duration=words, factor="the fastest")
+    return Gap(duration=words, factor=_times(_gap(comparison, number)), reason=_reason(comparison, number))
 
 
-def _reason(comparison: ComparedRuns, place: int) -> str:
+def _reason(comparison: ComparedRuns, number: int) -> str:
     """Return the reason of `_gap` in a few words; empty if unknown."""
-    by_memory = _by_memory(comparison, place)
+    by_memory = _by_memory(comparison, number)
     if by_memory is None:
         return ""
-    if by_memory == _gap(comparison, place):
-        return "of memory, all of it"
+    if by_memory == _gap(comparison, number):
+        return "memory alone"
     if by_memory >= _NONE_LEFT:
-        return f"of memory ×{_times(by_memory)}"
-    return "of padding" if _is_static(comparison, place) else "not of memory"
+        return f"memory {_times(by_memory)} of it"
+    return "padding, not memory" if _is_static(comparison, number) else "not memory"
 
 
-def _factor_words(comparison: ComparedRuns, place: int) -> str:
-    """Return a comparison in words: how much faster the fastest run is than the run at `place` from the end."""
-    gap = _gap(comparison, place)
-    return f"{gap:,.1f} times as fast as" if gap >= _NOTICED else "hardly faster than"
+def _factor(comparison: ComparedRuns, number: int) -> str:
+    """Return how much longer than the fastest run lane `number` takes, and the reason."""
+    reason = _reason(comparison, number)
+    return _times(_gap(comparison, number)) + f" ({reason})" * bool(reason)
 
 
-def _factor(comparison: ComparedRuns, place: int) -> str:
-    """Return a short form: how much longer the run at `place` from the end takes, and the part due to memory."""
-    by_memory, gap = _by_memory(comparison, place), _gap(comparison, place)
-    share = ""
-    if by_memory is not None and by_memory >= _NONE_LEFT:
-        share = " (all memory)" if by_memory == gap else f" (memory ×{_times(by_memory)})"
-    elif by_memory is not None:
-        share = " (not memory: padding)" if _is_static(comparison, place) else " (not memory)"
-    return f"{comparison.lanes[-place].label}{share} ×{_times(gap)}"
-
-
-def _factor_in_short(comparison: ComparedRuns, place: int) -> str:
+def _factor_in_short(comparison: ComparedRuns, number: int) -> str:
     """Return the shortest form of `_factor`, with the reason in one or two words."""
-    by_memory, gap, static = _by_memory(comparison, place), _gap(comparison, place), _is_static(comparison, place)
-    reason = ""
-    if by_memory is not None and by_memory >= _NONE_LEFT:
-        reason = " (memory)" if by_memory == gap else f" (memory ×{_times(by_memory)})"
-    elif by_memory is not None and static:
-        reason = " (padding)"
-    return f"{'static' if static else comparison.lanes[-place].label} ×{_times(gap)}{reason}"
+    factor = _factor(comparison, number)
+    return factor.replace(" alone)", ")").replace(", not memory)", ")").replace(" of it)", ")")
 
 
 def _times(factor: float) -> str:
-    return f"{factor:,.2f}" if factor < _NEAR else f"{factor:,.1f}"
+    return f"×{factor:,.2f}" if factor < _NEAR else f"×{factor:,.1f}"
 
 
-def _gap(comparison: ComparedRuns, place: int) -> float:
-    """Return the duration of the run at `place` from the end, divided by the duration of the fastest run."""
-    return comparison.lanes[-place].session.player.duration_s / comparison.lanes[-1].session.player.duration_s
+def _gap(comparison: ComparedRuns, number: int) -> float:
+    """Return the duration of lane `number`, divided by the duration of the fastest run."""
+    return comparison.lanes[number].session.player.duration_s / comparison.lanes[0].session.player.duration_s
 
 
-def _because_of_memory(comparison: ComparedRuns, place: int) -> str:
-    """Return a remark about how much of `_gap` is due to memory; empty if unknown."""
-    by_memory = _by_memory(comparison, place)
-    if by_memory is None:
-        return ""
-    if by_memory == _gap(comparison, place):
-        return " (all of it is memory)"
-    if by_memory >= _NONE_LEFT:
-        return f" (×{by_memory:,.1f} of it is memory)"
-    return " (not memory: padding)" if _is_static(comparison, place) else " (not for lack of memory)"
+def _is_static(comparison: ComparedRuns, number: int) -> bool:
+    return comparison.lanes[number].session.recording.meta.policy_name == "static"
 
 
-def _is_static(comparison: ComparedRuns, place: int) -> bool:
-    return comparison.lanes[-place].session.recording.meta.policy_name == "static"
-
-
-def _by_memory(comparison: ComparedRuns, place: int) -> float | None:
+def _by_memory(comparison: ComparedRuns, number: int) -> float | None:
     """Return the factor of `_gap` that would vanish if both runs had ample memory; None if unknown.
 
     The whole gap counts as due to memory if both runs are about equally fast with ample memory.
     """
-    slow, fast = comparison.lanes[-place].session, comparison.lanes[-1].session
-    gap = _gap(comparison, place)
+    slow, fast = comparison.lanes[number].session, comparison.lanes[0].session
+    gap = _gap(comparison, number)
     if not comparison.ample_tokens_per_s or slow.served[-1] != fast.served[-1] or gap < _NOTICED:
         return None
-    left = comparison.ample_tokens_per_s[-1] / comparison.ample_tokens_per_s[-place]
+    left = comparison.ample_tokens_per_s[0] / comparison.ample_tokens_per_s[number]
     if left <= 0:
         return None
     return gap if left < _NONE_LEFT else gap / left

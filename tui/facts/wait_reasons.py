@@ -13,6 +13,8 @@ from kvsim.replay.unfolding import NO_OWNER
 from ..look.wording import plural
 
 if TYPE_CHECKING:
+    from kvsim.recording.tables import Steps
+
     from ..playback.session import Session
 
 
@@ -29,6 +31,15 @@ def wait_reason(session: Session) -> tuple[str, ...]:
     limits = Limits.of(meta.policy, meta.engine)
     if limits is None:
         return ()
+    return (
+        full_step(limits, steps, step)
+        or _short_of_adapters(session)
+        or _short_of_memory(session, beside_preemption=bool(steps.preempted[step]))
+    )
+
+
+def full_step(limits: Limits, steps: Steps, step: int) -> tuple[str, ...]:
+    """Return the reason if requests wait because `step` has no place or no tokens left; otherwise empty."""
     now = slice(step, step + 1)
     tokens = steps.prefill_tokens[now] + steps.decode_tokens[now]
     _, by_batch, by_tokens = limits.split(steps.waiting[now], steps.running[now], tokens)
@@ -36,7 +47,7 @@ def wait_reason(session: Session) -> tuple[str, ...]:
         return (f"batch full: {limits.max_num_seqs:,} requests at a time", "batch full")
     if by_tokens[0]:
         return (f"step full: {limits.max_num_batched_tokens:,} tokens at a time", "step full")
-    return _short_of_adapters(session) or _short_of_memory(session, beside_preemption=bool(steps.preempted[step]))
+    return ()
 
 
 def _short_of_adapters(session: Session) -> tuple[str, ...]:
@@ -65,13 +76,18 @@ def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str,
         free = int(ownerless.sum())
         which = "free or cached" if (session.replay.cached & ownerless).any() else "free"
         if need > free:
-            return (f"{name} needs {plural(need, unit)}, {free:,} {which}", f"needs {need:,} {unit}s, {free:,} {which}")
+            return needs(name, need, unit, f"{free:,} {which}")
         # A step that preempts admits no request, although blocks are free.
         return ("a step that preempts admits none",) if beside_preemption else unknown
     longest = int(free_extent_lengths(session.replay).max(initial=0))
     if need <= longest:
         return unknown
     return (f"{name} needs {need:,} {unit}s in a row, {longest:,} free", f"needs {need:,} in a row, {longest:,} free")
+
+
+def needs(name: str, need: int, unit: str, free: str) -> tuple[str, str]:
+    """Return what the request `name` waits for: a number of units, beside the `free` ones; long, and without name."""
+    return f"{name} needs {plural(need, unit)}, {free}", f"needs {need:,} {unit}s, {free}"
 
 
 def units_needed(session: Session, request: int) -> int | None:

@@ -75,7 +75,7 @@ class Drawing(Enum):
 
 _COSTS: Final = {
     "one by one": "every token reads all weights",
-    "static batches": "all wait for the longest",
+    "static": "all wait for the longest",
     "contiguous": "mostly empty memory",
     "paged": "block tables; preemptions",
     "prefix cache": "a hash of every full block",

@@ -62,7 +62,7 @@ class Guided:
         """All runs on one clock; None for a lesson with one run."""
         if len(recordings) > 1:
             labels = [run.label for run in lesson.runs]
-            self.comparison = ComparedRuns(recordings, labels, slowest_first=False)
+            self.comparison = ComparedRuns(recordings, labels, fastest_first=False)
             by_label = {lane.label: lane.session for lane in self.comparison.lanes}
             self.sessions = [by_label[run.label] for run in lesson.runs]
         else:

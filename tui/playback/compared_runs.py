@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.metrics.names import policy_name
 from kvsim.recording.tables import RequestStatus
 
 from .player import DEFAULT_PLAY_S, Player
@@ -47,16 +46,16 @@ class ComparedRuns:
         labels: Sequence[str] = (),
         *,
         at_s: float | None = None,
-        slowest_first: bool = True,
+        fastest_first: bool = True,
     ) -> None:
         """`labels` name the runs; without labels, they are named after their policies. Playback begins at `at_s`.
 
-        The run that takes longest comes first; without `slowest_first`, runs keep the order of `recordings`.
+        The run that takes the least time comes first; without `fastest_first`, runs keep the order of `recordings`.
         """
-        names = labels or [policy_name(recording.meta.rules_name) for recording in recordings]
+        names = labels or [recording.meta.rules_name for recording in recordings]
         lanes = [ComparedRun(label=name, session=Session(run)) for name, run in zip(names, recordings, strict=True)]
-        self.slowest_first = slowest_first
-        self.lanes = sorted(lanes, key=lambda lane: -lane.session.player.duration_s * slowest_first)
+        self.fastest_first = fastest_first
+        self.lanes = sorted(lanes, key=lambda lane: lane.session.player.duration_s * fastest_first)
         self._order = [lanes.index(lane) for lane in self.lanes]
         self.ample_tokens_per_s: tuple[float, ...] = ()
         """Output tokens per second that each lane would reach with ample memory; empty if unknown."""

@@ -13,6 +13,7 @@ from kvsim.errors import RecordingError
 from kvsim.metrics import means_between, waste
 from kvsim.metrics.gaps import Gaps
 
+from .handovers import Handovers
 from .player import Player
 from .session import printable_ids
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from kvsim.recording.model import Meta, Outline, Recording
-    from kvsim.recording.tables import FloatArray, Requests, Steps
+    from kvsim.recording.tables import FloatArray, IntArray, Requests, Steps
 
 _MOST_FRAMES = 20_000
 """Largest number of frames of the player. A fleet with more steps is divided into this many equally long frames."""
@@ -72,9 +73,10 @@ class FleetServer:
         self.kind = next((kind for kind in ("prefill", "decode") if name.startswith(kind)), "")
         """`prefill` or `decode`, from the name; empty for a server that does both."""
         self.ids = printable_ids(recording.requests.id)
+        self.handovers = Handovers(recording.transfers, len(recording.requests))
         self.duration_s = recording.duration_s
         steps, requests = self.steps, self.requests
-        self._held, self._running, self._waiting = _courses(recording, reopen)
+        self._held, self._running, self.waiting = _courses(recording, reopen)
         self.times_s = self._running[0]
         """Times in seconds at which a step begins, or an output comes while no other step is in flight."""
         self._preempted = np.cumsum(steps.preempted)
@@ -90,7 +92,7 @@ class FleetServer:
         step = int(np.searchsorted(self.steps.start_s, time_s, side="right")) - 1
         begun = int(np.searchsorted(self._begin_s, time_s, side="right"))
         held, running, waiting = (
-            _values_at(course, np.array([time_s]))[0] for course in (self._held, self._running, self._waiting)
+            _values_at(course, np.array([time_s]))[0] for course in (self._held, self._running, self.waiting)
         )
         return ServerNow(
             held=float(held),
@@ -108,16 +110,21 @@ class FleetServer:
 
     def waiting_at(self, times_s: FloatArray) -> npt.NDArray[np.int64]:
         """Return the number of waiting requests at each of `times_s`."""
-        return _values_at(self._waiting, times_s).astype(np.int64)
+        return _values_at(self.waiting, times_s).astype(np.int64)
 
-    def waiting_ids(self, time_s: float, most: int) -> list[str]:
-        """Return the ids of up to `most` requests that have arrived and are not scheduled yet, in order of arrival."""
+    def queue(self, time_s: float) -> IntArray:
+        """Return the rows of the requests that have arrived and are not scheduled yet, in order of arrival."""
         requests = self.requests
         # Times are NaN for what never happens, and comparisons with NaN are false: "not yet" is ~(time <= now).
         rows = np.flatnonzero(
             (requests.arrival_s <= time_s) & ~(requests.first_scheduled_s <= time_s) & ~(requests.finished_s <= time_s)
         )
-        return [str(self.ids[row]) for row in rows[np.argsort(requests.arrival_s[rows], kind="stable")][:most]]
+        return rows[np.argsort(requests.arrival_s[rows], kind="stable")]
+
+    def step_at(self, time_s: float) -> int | None:
+        """Return the number of the last step that began by `time_s`; None before the first and after the last one."""
+        step = int(np.searchsorted(self.steps.start_s, time_s, side="right")) - 1
+        return step if step >= 0 and time_s < self.duration_s else None
 
     def stop(self, number: int, row: int) -> Stop:
         """Return the visit of the request in row `row`; `number` is this server's number in the fleet."""
@@ -201,9 +208,15 @@ class FleetServers:
 
     @cached_property
     def most_waiting(self) -> int:
-        """Largest number of requests that wait on all servers together, at many equally spaced times; at least 1."""
-        times_s = np.linspace(self.player.begin_s, self.player.duration_s, 10 * _SAMPLES + 1)
-        return max(int(self.waiting_at(times_s).max()), 1)
+        """Largest number of requests that ever wait on all servers together; at least 1."""
+        courses = [server.waiting for server in self.servers]
+        times_s = np.concatenate([since_s for since_s, _ in courses])
+        changes = np.concatenate([np.diff(values.astype(np.int64), prepend=0) for _, values in courses])
+        order = np.argsort(times_s, kind="stable")
+        waiting = np.cumsum(changes[order])
+        # Of changes at one moment, the last one gives the number that waits.
+        settled = np.append(np.diff(times_s[order]) > 0, True)
+        return max(int(waiting[settled].max()), 1)
 
     @cached_property
     def _busiest_s(self) -> float:
@@ -234,6 +247,11 @@ class FleetServers:
         """
         states = [state for state, server in zip(now, self.servers, strict=True) if server.kind != "decode"]
         return sum(state.hit_tokens for state in states), sum(state.prompt_tokens for state in states)
+
+    def others_of(self, server: FleetServer) -> list[FleetServer]:
+        """Return the servers of the other kind, prefill or decode, in the order in which transfers number them."""
+        other = {"prefill": "decode", "decode": "prefill"}.get(server.kind)
+        return [each for each in self.servers if each.kind == other] if other else []
 
     def imbalance(self, now: Sequence[ServerNow]) -> float:
         """Return the largest imbalance: tokens computed by a server, divided by the mean of the servers of its kind."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.memory.waste import SlotState
+from kvsim.metrics.names import STATE_NAMES
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.wording import ending
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from .tiling import Tiling
 
 _LONGEST_NAME = 12
+_FREE = STATE_NAMES[SlotState.FREE]
 
 _WIDE_ENOUGH = 3
 """Smallest width of a unit with a name, in characters; a name would hide a narrower unit."""
@@ -183,7 +186,8 @@ def name_lines(
 ) -> None:
     """Write the owner's name left of each row or reservation among `cells`, with a mark before the name of `marked`.
 
-    `lines` has one line of characters of each row of cells, with the margin: shape (rows, characters).
+    A row without an owner is named free. `lines` has one line of characters of each row of cells, with the margin:
+    shape (rows, characters).
     """
     for line, row in zip(lines, cells.reshape(-1, tiling.columns), strict=True):
         owners = replay.owner[tiling.units_of(int(row[0]))]
@@ -191,6 +195,8 @@ def name_lines(
         if len(held):
             mark = ">" if held[0] == marked else " "
             _write(mark + _name(replay, int(held[0]), tiling.margin - 2), line, weak=False)
+        elif len(owners) and tiling.margin - 2 >= len(_FREE):
+            _write(f" {_FREE}", line)
 
 
 def name_runs(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from textual import on
+from textual.binding import Binding
 from textual.containers import Container, Vertical
 
 from ..facts.headlines import comparison_headline
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from textual.app import ComposeResult
+    from textual.binding import BindingType
 
     from ..lessons import Guided
     from ..look.states import Symbols
@@ -32,11 +34,19 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 
+_LINES_OF_FOUR: Final = 23
+"""Number of lines from which a narrow screen has a line on the time axis for each of four runs."""
+
+
 class Compare(PlaybackScreen):
     """Plays a lane for each run. Lanes are beside each other if there is room, or else above each other."""
 
     compares = True
     PANELS = "HostMap, LaneFigures, ScheduleChart, LessonDrawing, Legend, Race"
+    BINDINGS: ClassVar[list[BindingType]] = [  # these need the screen of a single run, and say so
+        Binding("v", "arrange", show=False, id="compare.arrange"),
+        Binding("d", "diagnose", show=False, id="compare.diagnose"),
+    ]
 
     def __init__(
         self,
@@ -112,6 +122,7 @@ class Compare(PlaybackScreen):
 
     def on_resize(self) -> None:
         """Give all lanes the same height if they have no pools; a remainder of lines stays below the last lane."""
+        self.set_class(self.guided is None and self.size.height >= _LINES_OF_FOUR, "-roomy")
         self.call_after_refresh(self._even_out)
 
     def _even_out(self) -> None:
@@ -189,6 +200,10 @@ class Compare(PlaybackScreen):
         legend = self.query_one(Legend)
         legend.color_by = color_by
         legend.refresh()
+
+    def action_diagnose(self) -> None:
+        """Ask the user to watch a single run first."""
+        self.notify("Watch one run to see what would help it.", timeout=3)
 
     @on(PoolView.Selected)
     def _unit_selected(self, message: PoolView.Selected) -> None:

@@ -14,12 +14,12 @@ from ..facts.headlines import selection
 from ..facts.telling import Gap
 from ..look.stack import bar_text
 from ..look.wording import duration, plural, shortened
+from .pool_picture import PoolPicture
 from .waste_bar import state_bar
 
 if TYPE_CHECKING:
     from ..look.states import Symbols
     from ..playback.compared_runs import ComparedRun
-    from .pool_picture import PoolPicture
 
 _TOO_MANY_TO_NAME = 12
 """Smallest number of waiting requests of which none is named."""
@@ -27,7 +27,7 @@ MOST_POOLS_NARROW: Final = 3
 """Largest number of runs whose pools are shown on a narrow screen."""
 _LABEL = 9
 """Width of the label of a line, in columns."""
-_WITHOUT_CELL = 7
+_WITHOUT_CELL = 8
 """Number of lines that have no room for the size of a cell."""
 _WIDE = 28
 """Width from which the share beside the bar says what it is a share of, in columns."""
@@ -103,9 +103,10 @@ class LaneFigures(Widget):
                 *(["memory"] if height > 2 else []),
                 *(["counts"] if height < 6 else ["running", "waiting"]),
             ]
-            kinds += ["gap"]
-            kinds += ["speed", *(["because"] if self._gap.because else [])]
-            kinds = ["cell"] * (height > _WITHOUT_CELL and bool(self._pool.cell_words)) + kinds
+            kinds += ["gap", "speed", *(["ample"] if self._ample else []), *(["reason"] if self._gap.reason else [])]
+            # Lines of all lanes are about the same figure.
+            untitled = not all(pool.sizes_cells for pool in self.screen.query(PoolPicture))
+            kinds = ["cell"] * (height > _WITHOUT_CELL and untitled) + kinds
         return kinds[: height - len(last)] + last
 
     def _segments(self, kind: str, width: int) -> list[Segment]:
@@ -113,7 +114,7 @@ class LaneFigures(Widget):
         text, label, room = self._style("text"), self._style("label"), width - _LABEL
         match kind:
             case "name":
-                counts = self._counts(width, with_rate=True)
+                counts = self._counts(width - len(self._lane.label) - 1, with_rate=True)
                 room = width - len(counts) - 1
                 name = shortened(self._lane.label, room, "").ljust(room + 1)
                 return [Segment(name, self._style("name")), Segment(counts, text)]
@@ -131,8 +132,9 @@ class LaneFigures(Widget):
             "running": self._running_words,
             "waiting": self._waiting_words,
             "gap": self._in_all,
-            "because": lambda: ("because", self._gap.because),
+            "reason": self._why_longer,
             "speed": self._speed,
+            "ample": self._with_ample_memory,
             "cell": self._cell,
         }[kind]()
         value = next((each for each in texts if len(each) <= room), texts[-1])
@@ -173,11 +175,15 @@ class LaneFigures(Widget):
                 Segment(left, self._style("left")),
             ]
         )
-        begin = max(room - len(share), 0)
-        covered = min(max(int(self._done * room) - begin, 0), len(share)) if self._symbols.color else 0
+        # The end of the bar must not divide the words: they are left or right of it, and shorter if need be.
+        end = len(done)
+        share = next((each for each in (share, share[:5]) if len(each) <= max(end - 1, room - end)), share[:5])
+        begin = max(end - len(share) - 1 if room - end < len(share) else room - len(share), 0)
         on_bar = Style(color=self._style("left").bgcolor, bgcolor=self._style("served").color, bold=True)
-        words = [Segment(share[:covered], on_bar), Segment(share[covered:], self._style("left") + self._on_left)]
-        return [Segment(label.ljust(_LABEL), self._style("label")), *bar.crop(0, begin), *words]
+        style = on_bar if self._symbols.color and begin < end else self._style("left") + self._on_left
+        words = Segment(share[: room - begin], style)
+        rest = bar.crop(begin + len(words.text), room)
+        return [Segment(label.ljust(_LABEL), self._style("label")), *bar.crop(0, begin), words, *rest]
 
     @property
     def _on_left(self) -> Style:
@@ -191,7 +197,7 @@ class LaneFigures(Widget):
             return str(session.rows) if len(str(session.rows)) <= width else session.rows.in_short
         parts = [f"{session.num_refused:,} refused"] if session.num_refused else []
         if with_rate and self._rate:
-            parts.append(f"{self._rate} tokens/s in all")
+            parts.append(f"{self._rate} tokens/s" + f", {self._ample:,.0f} with ample memory" * bool(self._ample))
         if self._lane.over:
             done = f"done after {duration(session.player.duration_s)}"
             return next((text for text in (f" {dot} ".join([done, *parts]), done) if len(text) <= width), done)
@@ -232,21 +238,18 @@ class LaneFigures(Widget):
 
     def _in_all(self) -> tuple[str, ...]:
         gap = self._gap
-        times = [f", {words}" for words in (gap.factor, gap.factor_in_short) if words]
         if self._replaces_pool:
             return "in all", gap.in_full
-        return "in all", *(gap.duration + words for words in times), gap.duration
+        return "in all", *([f"{gap.duration}, {gap.factor}"] if gap.factor else []), gap.duration
+
+    def _speed(self) -> tuple[str, ...]:
+        return "tokens/s", f"{self._rate} in the whole run", f"{self._rate} (whole run)", self._rate
+
+    def _with_ample_memory(self) -> tuple[str, ...]:
+        return "", f"{self._ample:,.0f} with ample memory", f"{self._ample:,.0f}, ample memory"
+
+    def _why_longer(self) -> tuple[str, ...]:
+        return "reason", self._gap.reason
 
     def _cell(self) -> tuple[str, ...]:
         return "1 cell", self._pool.cell_words
-
-    def _speed(self) -> tuple[str, ...]:
-        """Return the throughput of the whole run, beside the one with ample memory if that is known."""
-        rate = self._rate
-        if not self._ample or not rate:
-            return "tokens/s", f"{rate} in the whole run", rate
-        return (
-            "tokens/s",
-            f"{rate} in the whole run, {self._ample:,.0f} with ample memory",
-            f"{rate}, ample: {self._ample:,.0f}",
-        )

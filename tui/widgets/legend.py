@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from rich.segment import Segment
 from textual.strip import Strip
@@ -12,15 +12,25 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 
 from ..look.states import STACK
+from ..look.wording import gib
 from ..pool.legend_entries import legend_entries
-from ..pool.paint import DIM, ColorBy
+from ..pool.paint import DIM, ColorBy, UnitChange
 from ..pool.swatches import paint_swatch
 from .entries import whole_entries
 from .pool_picture import PoolPicture
 
 if TYPE_CHECKING:
+    from rich.style import Style
+
     from ..look.states import Symbols
     from ..playback.compared_runs import ComparedRuns
+
+_CHANGES: Final = (
+    (UnitChange.TAKEN, "taken"),
+    (UnitChange.HIT, "hit in the cache"),
+    (UnitChange.EVICTED, "evicted"),
+    (UnitChange.FREED, "freed"),
+)
 
 
 class Legend(Widget):
@@ -45,8 +55,13 @@ class Legend(Widget):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Render the legend; states are explained if there is room, and otherwise only named."""
-        del y
+        """Render the legend; states are explained if there is room, and otherwise only named.
+
+        A second line explains the bars, and the changes that the pools highlight.
+        """
+        return self._below(self.get_component_rich_style("legend--text")) if y else self._first_line()
+
+    def _first_line(self) -> Strip:
         style, width = self.get_component_rich_style("legend--text"), self.size.width
         pools = [pool for pool in self.screen.query(PoolPicture) if pool.size.area]
         if self.color_by is not ColorBy.STATE and pools:
@@ -67,8 +82,28 @@ class Legend(Widget):
             for segment in (paint_swatch(int(state), self._symbols), Segment(text, style), gap)
         ]
         used = sum(segment.cell_length for segment in segments)
-        of = "a server's tokens" if self._is_fleet else "output tokens"
-        bars = f"served: of {of}; memory: of the pool"
-        if (self._explains or self._is_fleet) and used + len(bars) <= width:
-            segments.append(Segment(bars.rjust(width - used), style))
+        if self.size.height == 1 and (self._explains or self._is_fleet) and used + len(self._bars) <= width:
+            segments.append(Segment(self._bars.rjust(width - used), style))
+        return Strip(segments).adjust_cell_length(width, style)
+
+    @property
+    def _bars(self) -> str:
+        """What the bars of the lanes are shares of, in words."""
+        sizes = {gib(session.recording.meta.pool.num_bytes) for session in self._sessions}
+        pool = sizes.pop() if len(sizes) == 1 else "the pool"
+        tokens = "a server's tokens" if self._is_fleet else "output tokens"
+        return f"served: of {tokens}; memory: of {pool}"
+
+    def _below(self, style: Style) -> Strip:
+        """Return the second line: the bars, and the changes that are highlighted in the pools now."""
+        # Lanes without pools have the throughput beside figures of this moment.
+        rates = "; tokens/s: of the whole run" * self.screen.has_class("-narrow")
+        segments, width = [Segment(self._bars + rates, style)], self.size.width
+        if any(pool.lights_changes for pool in self.screen.query(PoolPicture) if pool.size.area):
+            for nth, (change, word) in enumerate(_CHANGES):
+                segments += [
+                    Segment("    last step: " if not nth else "  ", style),
+                    paint_swatch(change, self._symbols),
+                    Segment(f" {word}", style),
+                ]
         return Strip(segments).adjust_cell_length(width, style)

@@ -257,11 +257,13 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def cell_words(self) -> str:
-        """Size of a cell in words, if the title has no room for it; else empty."""
-        if not self._zoom.ready:
-            return ""
-        words = self._zoom.cell_words(self._replay.unit_tokens, self._symbols)
-        return "" if self._zoom.size_in_title(words, self.size.width - 2) else words
+        """Size of a cell in words; empty before the size of the picture is known."""
+        return self._zoom.cell_words(self._replay.unit_tokens, self._symbols) if self._zoom.ready else ""
+
+    @property
+    def sizes_cells(self) -> bool:
+        """True if the title has the size of a cell."""
+        return not self.cell_words or bool(self._zoom.size_in_title(self.cell_words, self.size.width - 2))
 
     def _scroll_to_cursor(self) -> None:
         if self.cursor is not None:

@@ -16,9 +16,9 @@ from textual.style import Style as TextualStyle
 from kvsim.display.palette import mixed
 from kvsim.memory.waste import SlotState
 
-from ..facts.fleet_telling import way
+from ..facts.fleet_telling import about_all, beside_strip, that_fits, way, why_waiting
 from ..look.stack import EIGHTHS, bar_text, columns
-from ..look.wording import duration, ending, percent, plural, seconds, shortened
+from ..look.wording import duration, ending, percent, seconds, shortened
 from .panel import LineBox
 from .scrubber import GUTTER, Scrubber, under_cursor
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
     from ..look.states import Symbols
-    from ..playback.fleet_servers import FleetServer, FleetServers, ServerNow, Stop
+    from ..playback.fleet_servers import FleetServers, ServerNow, Stop
 
 _HELD, _RUNNING, _WAITING, _HITS = 7, 9, 9, 12
 """Widths of the columns of figures beside a strip, in characters."""
@@ -40,8 +40,8 @@ _MOST_BAR, _LEAST_AXIS = 10, 56
 """Width of the bar of waiting requests, and the least width that the time axis must keep beside the bar."""
 _MOST_LINES = 9
 """Largest number of lines of a strip, including the empty line below it."""
-_BELOW = 1
-"""Number of lines below the strips: a line about the followed request or the whole fleet."""
+_LEAST_APART = 4
+"""Least number of lines of a strip of which the last has no text, so that texts of two servers are apart."""
 
 
 def columns_right_of_axis(width: int) -> int:
@@ -81,7 +81,7 @@ class PoolWall(LineBox):
         self.show_frame()
 
     def write(self) -> list[Strip]:
-        """Return the heading, the strips, and a line about the followed request or the whole fleet."""
+        """Return the heading, the strips, and a line about the followed request if there is one."""
         width, height = self.size
         fleet, axis_width = self._fleet, width - GUTTER - columns_right_of_axis(width)
         if axis_width < 1 or height < 3:
@@ -99,8 +99,10 @@ class PoolWall(LineBox):
         if len(title) > width - 4:
             title = f"share of each pool held over the run {self.symbols.dot} {first}fullest first"
         self.border_title = shortened(title, width - 4, self.symbols.cut)
-        room = height - 1 - _BELOW
-        lines_each = min(max((room + 1) // len(ranked), 1), _MOST_LINES)  # the last strip needs no line below it
+        # The last line is about the followed request, or says what the last strip is.
+        room = height - 1 - bool(stops)
+        lines_each = min(max((height - 1) // len(ranked), 1), _MOST_LINES)
+        room -= len(ranked) > room and not stops
         num_own = len(ranked) if len(ranked) <= room else room - 1
         self.shown, self._lines_each = ranked[:num_own], lines_each
         self.picked = min(self.picked, max(num_own - 1, 0))
@@ -110,15 +112,17 @@ class PoolWall(LineBox):
             drawn += self._strip(number, now, stops, most_waiting, picked=place == self.picked)
         if num_own < len(ranked):
             drawn.append(self._folded(ranked[num_own:], now, most_waiting))
-        drawn += [self.blank()] * (height - _BELOW - len(drawn))
-        return [*drawn[: height - _BELOW], self._telling(now, stops, num_folded=len(ranked) - num_own)]
+        last = self._last_line(stops, num_folded=len(ranked) - num_own)
+        drawn += [self.blank()] * (height - len(last) - len(drawn))
+        return [*drawn[: height - len(last)], *last]
 
     def _heading(self, stops: Sequence[Stop], axis_width: int) -> Strip:
         """Return the legend above the charts, and the names of the figures."""
         figures = f"{'held':>{_HELD}}{'running':>{_RUNNING}}{'cache hits':>{_HITS}}{'waiting':>{_WAITING}}"
         legend, note = self._legend(stops, axis_width), "now:"
+        legend_width = legend.cell_length
         legend = legend.adjust_cell_length(axis_width, self.get_component_rich_style("panel--text"))
-        if axis_width > 50:
+        if legend_width - 1 + len(note) <= axis_width:
             legend = Strip.join([legend.crop(0, axis_width - len(note)), Strip([self.text(note, "weak")])])
         return Strip([self.text(" " * GUTTER), *legend, self.text(figures, "label")])
 
@@ -143,20 +147,19 @@ class PoolWall(LineBox):
             ],
             *([self.text(" " * GUTTER), *line] for line in chart[1:]),
         ]
-        beside = (
-            *([self._who_waits(server)] if one.waiting else []),
-            self.text(f"  computed so far: {one.computed:,} tokens", "weak"),
-            self.text(f"  preempted so far: {plural(one.preempted, 'request')}", "weak"),
-        )
-        for line, text in zip(lines[1:], beside, strict=False):
-            line.append(text)
         if below:
             lines.append([self.text(" " * GUTTER), *self._stay_below(stay)])
+        room = columns_right_of_axis(self.size.width) - 2
+        why = that_fits(why_waiting(self._fleet, server, self._fleet.player.clock_s), room)
+        beside = [(why, "text")] * bool(why) + [(text, "weak") for text in beside_strip(self._fleet, server, one, room)]
+        with_text = lines[1 : self._lines_each - (self._lines_each >= _LEAST_APART)]
+        for line, (text, kind_of_text) in zip(with_text, beside, strict=False):
+            line.append(self.text(f"  {text}", kind_of_text))
         return [Strip(line) for line in lines]
 
     def _figures(self, one: ServerNow, most_waiting: int, *, finds: bool = True) -> list[Segment]:
         bar = columns_right_of_axis(self.size.width) - FIGURES
-        hits = percent(one.hit_tokens, one.prompt_tokens) if finds and one.prompt_tokens else ""
+        hits = percent(one.hit_tokens, one.prompt_tokens) if finds and one.prompt_tokens else self.symbols.dash
         text = f"{percent(one.held, 1):>{_HELD}}{one.running:>{_RUNNING},}{hits:>{_HITS}}"
         return [
             self.text(text),
@@ -167,17 +170,6 @@ class PoolWall(LineBox):
     def _bar(self, value: int, most: int, width: int) -> Segment:
         text = bar_text(value / max(most, 1), width - 1, self.symbols)
         return Segment(text.ljust(width), self.get_component_rich_style("wall--bar"))
-
-    def _who_waits(self, server: FleetServer) -> Segment:
-        """Return the ids of the first requests in a server's queue, for the second line of its strip."""
-        room = columns_right_of_axis(self.size.width) - 2
-        names = server.waiting_ids(self._fleet.player.clock_s, room // 3)
-        text = "  first in line:"
-        for name in names:
-            if len(text) + len(name) + 1 > room:
-                break
-            text += f" {name}"
-        return self.text(text if names else "", "weak")
 
     def _folded(self, numbers: Sequence[int], now: Sequence[ServerNow], most_waiting: int) -> Strip:
         """Return the strip that the servers `numbers` share: the mean held share, and sums of the other figures."""
@@ -267,41 +259,30 @@ class PoolWall(LineBox):
             entries = [
                 (mark, held, f"held{by}"),
                 *here,
-                (blank, free if symbols.color else palette.free_glyph, "free or cached"),
+                (blank, free if symbols.color else palette.free_glyph, "free or cached" if by else "free, cached"),
             ]
             if sum(len(words) + 4 for _, _, words in entries) - 2 <= width:
                 break
         segments = [
             segment
             for glyph, color, words in entries
-            for segment in (Segment(glyph, Style(color=color)), self.text(f" {words}  ", "weak"))
+            for segment in (Segment(glyph, Style(color=color)), self.text(f" {words}{' ' * (1 + bool(by))}", "weak"))
         ]
         return Strip(segments)
 
-    def _telling(self, now: Sequence[ServerNow], stops: Sequence[Stop], *, num_folded: int) -> Strip:
-        """Return a line about the way of the followed request, or else about the whole fleet at the current time."""
+    def _last_line(self, stops: Sequence[Stop], *, num_folded: int) -> list[Strip]:
+        """Return a line about the way of the followed request, or about the strip that several servers share."""
         width, name = self.size.width, self._fleet.followed
         if stops:
             texts = [
                 f"{name}  {way(self._fleet, list(stops), self.symbols.arrow, short=short)}" for short in (False, True)
             ]
             text = next((text for text in texts if len(text) <= width), shortened(texts[-1], width, self.symbols.cut))
-            return Strip([self.text(text, "strong")])
-        parts = [
-            f"now {sum(state.running for state in now):,} run",
-            f"{sum(state.waiting for state in now):,} wait",
-            f"mean {percent(float(np.mean([state.held for state in now])), 1)} held",
-            *([f"{num_folded:,} more: mean held, else sums"] if num_folded else []),
-            f"so far: busiest computed {self._fleet.imbalance(now):.2f} times the mean",
-            *([f"{percent(*self._fleet.hits(now))} of prompt tokens found"] if self._fleet.hits(now)[0] else []),
-            "up down enter: open a server",
-            "n follows a request",
-        ]
-        text = f" {self.symbols.dot} ".join(parts)
-        while len(text) > width - GUTTER and len(parts) > 1:
-            parts.pop()
-            text = f" {self.symbols.dot} ".join(parts)
-        return Strip([self.text("all servers".ljust(GUTTER), "label"), self.text(text, "strong")])
+            return [Strip([self.text(text, "strong")])]
+        if num_folded:
+            text = f"{num_folded:,} more: mean held, sums of the other figures"
+            return [Strip([self.text(" " * GUTTER), self.text(text, "weak")])]
+        return []
 
     def on_click(self, event: events.Click) -> None:
         """Select the clicked strip; open its server on a double click."""
@@ -373,6 +354,9 @@ class FleetClock(Scrubber):
             cells = [Segment(self.symbols.up[eighths], bar_style) for eighths in queue[y]]
             here = Segment(self.symbols.up[columns(now, most, height - 1)[y, 0]], bar_style)
             cells[column] = under_cursor(here, self.symbols)
+            room = columns_right_of_axis(self.size.width) - 2
+            texts = about_all(self._fleet, self._fleet.at(clock_s), room)[y : y + 1]
+            cells += [Segment(f"  {text}", label_style if y else rest) for text in texts]
         if last:
             cells[column] = Segment(self.symbols.knob, Style(color=self.symbols.palette.cursor, bold=True))
             cells.append(Segment(f" {duration(self.player.duration_s)}", label_style))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,17 +11,28 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.style import Style as TextualStyle
 
+from ..facts.telling import gap_of
 from ..look.wording import duration, seconds, shortened
 from ..widgets.scrubber import Scrubber
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..look.states import Symbols
-    from ..playback.compared_runs import ComparedRuns
+    from ..playback.compared_runs import ComparedRun, ComparedRuns
     from ..playback.session import Session
 
 _LABEL = 14
 _TIME = 9
-"""Number of columns right of the axis, for the duration of a run that is as long as the axis."""
+"""Number of columns right of the axis, for its last time."""
+_GAP = 7
+"""Number of further columns right of the axis, for how much longer than the fastest a run takes: `, ×11.9`."""
+_TICKS = (1, 2, 5, 10)
+"""Distances of the numbers on an axis, times a power of ten."""
+_LEAST_TICK = 12
+"""Smallest distance of two numbers on the axis, in columns."""
+_PACE = 28
+"""Width of the title without the marks, in columns."""
 _MOST_TIMES = 4
 """Length of a shortened axis, as a multiple of the shortest run; used if a run takes at least twice as long."""
 
@@ -35,6 +47,7 @@ class Race(Scrubber):
         timed = comparison.lanes[0].session.rows is None
         self.set_class(timed and len(comparison.lanes) == 2, "-two").set_class(not timed, "-untimed")
         self.set_class(timed and len(comparison.lanes) > 3, "-four")
+        self._gaps = [gap_of(comparison, number) for number in range(len(comparison.lanes))]
 
     def on_resize(self) -> None:
         """Write the title for the new width."""
@@ -47,7 +60,13 @@ class Race(Scrubber):
     @property
     def axis_width(self) -> int:
         """Width of the axis in columns."""
-        return max(super().axis_width - _TIME * self._has_lines, 0)
+        more = _GAP * (self._has_lines and self._comparison.fastest_first)
+        return max(super().axis_width - (_TIME + more) * self._is_timed, 0)
+
+    @property
+    def _is_timed(self) -> bool:
+        """False for rows of a training batch, which are filled without a clock."""
+        return self._comparison.lanes[0].session.rows is None
 
     @property
     def _has_lines(self) -> bool:
@@ -62,27 +81,35 @@ class Race(Scrubber):
         return min(whole_s, _MOST_TIMES * min(durations_s)) if whole_s > 2 * _MOST_TIMES * min(durations_s) else whole_s
 
     def marks(self) -> list[tuple[str, TextualStyle, str]]:
-        """Return the entries of the title: marks at the ends of runs, and the figures beside the lanes."""
-        style = TextualStyle.from_rich_style(self._style("value"))
-        ending = [lane for lane in reversed(self._comparison.lanes) if not self._is_beyond(lane.session)]
-        mark = "#" if self.symbols.ascii else "■"
-        if self._comparison.lanes[0].session.rows is not None:
+        """Return the entries of the title: marks at the ends of runs, with their names if no line has them."""
+        if not self._is_timed:
             return []
-        if not self._has_lines:  # one entry for each end, in the order of the axis
-            ending.sort(key=lambda lane: lane.session.player.duration_s)
-            return [(mark, style, f"{lane.label} {duration(lane.session.player.duration_s)}") for lane in ending]
-        marks = [(mark, style, "a run ends")]
-        if any(self._is_beyond(lane.session) for lane in self._comparison.lanes):
-            marks.append((self.symbols.arrow, style, "ends beyond the axis"))
-        if self._comparison.ample_tokens_per_s:
-            marks.append(("tokens/s", style, "of the whole run; ample: memory for all"))
-        return marks
+        style = TextualStyle.from_rich_style(self._style("value"))
+        lanes = sorted(self._comparison.lanes, key=lambda lane: lane.session.player.duration_s)
+        inside, beyond = ([lane for lane in lanes if self._is_beyond(lane.session) is later] for later in (False, True))
+        mark = "#" if self.symbols.ascii else "■"
+        if self._has_lines:
+            return [(mark, style, "a run ends"), *([(self._beyond, style, "ends beyond the axis")] if beyond else [])]
+        named = [
+            [(mark, style, _listed(inside, times=times)), (self.symbols.arrow, style, _listed(beyond, times=times))]
+            for times in (True, False)
+        ]
+        short = [(mark, style, "a run ends"), (self.symbols.arrow, style, "ends later")]
+        entries = next(
+            (each for each in named if sum(len(words) + 5 for _, _, words in each if words) <= self.size.width - _PACE),
+            short,
+        )
+        return entries[: 1 + bool(beyond)]
+
+    @property
+    def _beyond(self) -> str:
+        """Mark of a line that goes on beyond the end of the axis."""
+        return "//" if self.symbols.ascii else "╱╱"
 
     @property
     def pace(self) -> str:
         """Speed of the playback in words; rows of a training batch are filled without a clock."""
-        is_timed = self._comparison.lanes[0].session.rows is None
-        return super().pace if is_timed else f"{self.player.speed:g} sequences a second"
+        return super().pace if self._is_timed else f"{self.player.speed:g} sequences a second"
 
     def place(self) -> str:
         """Return an empty text, because the runs share no step number."""
@@ -126,13 +153,14 @@ class Race(Scrubber):
         session = self._comparison.lanes[number].session
         end = self._column_of_end(session, width)
         gone = min(self.cursor_column, end)
-        when = f" {self.symbols.arrow}" if self._is_beyond(session) else ""
         # The blank before the time leaves room for the cursor at the end of the run.
-        when += f" {duration(session.player.duration_s)} "
+        when = f" {', '.join(filter(None, (duration(session.player.duration_s), self._gaps[number].factor)))} "
         cells = [Segment(self.symbols.held, self._style("value"))] * (gone + 1)
         cells += [Segment(self.symbols.track, self._style("bar"))] * (end - gone)
+        if self._is_beyond(session):
+            cells[-len(self._beyond) :] = [Segment(letter, self._style("value")) for letter in self._beyond]
         over = self._comparison.lanes[number].over
-        width += _TIME
+        width += _TIME + _GAP
         cells += [Segment(" ", self._style("text"))] * (width - len(cells))
         begin = max(min(end + 1, width - len(when)), 0)
         style = self._style("value" if over else "label")
@@ -148,10 +176,38 @@ class Race(Scrubber):
         return int(self.column_of(np.array([session.player.duration_s]), width)[0])
 
     def _track(self, width: int) -> list[Segment]:
-        """Return the scrubber with a mark at the end of each run."""
+        """Return the scrubber with times along it, its last time at the right, and a mark at the end of each run."""
         cells = [Segment(self.symbols.track, self._style("track")) for _ in range(width)]
-        for lane in self._comparison.lanes:
+        if not self._is_timed:
+            return cells
+        ends = [self._column_of_end(lane.session, width) for lane in self._comparison.lanes]
+        for column, words in self._ticks(width):
+            begin = column - len(words) // 2
+            if not any(begin - 1 <= mark <= begin + len(words) for mark in (*ends, self.cursor_column)):
+                cells[begin : begin + len(words)] = [Segment(letter, self._style("label")) for letter in words]
+        for lane, end in zip(self._comparison.lanes, ends, strict=True):
             if not self._is_beyond(lane.session):
-                mark = "#" if self.symbols.ascii else "■"
-                cells[self._column_of_end(lane.session, width)] = Segment(mark, self._style("value"))
-        return cells
+                cells[end] = Segment("#" if self.symbols.ascii else "■", self._style("value"))
+        if not self._has_lines and any(self._is_beyond(lane.session) for lane in self._comparison.lanes):
+            cells[-1] = Segment(self.symbols.arrow, self._style("value"))
+        return [*cells, Segment(f" {duration(self.begin_s + self._span_s)}", self._style("label"))]
+
+    def _ticks(self, width: int) -> list[tuple[int, str]]:
+        """Return the columns of round times on the axis, and these times in words, each with a blank on both sides."""
+        least_s = _LEAST_TICK * self._span_s / max(width, 1)
+        power = 10.0 ** math.floor(math.log10(max(least_s, 1e-9)))
+        distance_s = next(each * power for each in _TICKS if each * power >= least_s)
+        times_s = np.arange(math.ceil(self.begin_s / distance_s + 0.5), self._span_s / distance_s, 1) * distance_s
+        columns = self.column_of(times_s, width)
+        inside = columns < width - _LEAST_TICK // 2
+        return [
+            (int(column), f" {seconds(time_s, distance_s) if distance_s >= 1 else duration(time_s)} ")
+            for column, time_s in zip(columns[inside].tolist(), times_s[inside].tolist(), strict=True)
+        ]
+
+
+def _listed(lanes: Sequence[ComparedRun], *, times: bool) -> str:
+    """Return the names of `lanes`, with `times` also how long each run takes."""
+    return ", ".join(
+        f"{lane.label} {duration(lane.session.player.duration_s)}" if times else lane.label for lane in lanes
+    )

@@ -19,6 +19,10 @@ HINTS: Final = (
 """Hints of the screens with a pool, the longest first."""
 
 
+_GAP: Final = 6
+"""Least number of columns between the story and the hint."""
+
+
 class StoryLine(Widget):
     """Shows the parts of the story that fit, and at the right a hint about keys until a key has been pressed."""
 
@@ -52,7 +56,9 @@ class StoryLine(Widget):
         if short and len(parts) == 1 and (used > width - 1 or used < len(short) < width):
             parts = [short]
         text = self._text(parts)
-        hint = next((hint for hint in self._hints if len(text) + len(hint) + 3 <= width), "") if self._hinting else ""
+        hint = (
+            next((hint for hint in self._hints if len(text) + len(hint) + _GAP <= width), "") if self._hinting else ""
+        )
         return Strip(
             [Segment(f" {text}".ljust(width - len(hint) - 1), text_style), Segment(hint, hint_style)]
         ).adjust_cell_length(width, text_style)

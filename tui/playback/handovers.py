@@ -1,0 +1,49 @@
+"""Transfers of KV between one server of a fleet and the others: who brings, who fetches, what is under way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.recording.tables import TransferKind
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from kvsim.recording.tables import Transfers
+
+
+class Handovers:
+    """Transfers of one server. Other servers have their numbers among those of their kind."""
+
+    def __init__(self, transfers: Transfers | None, num_requests: int) -> None:
+        """Keep the `transfers` of `num_requests` known requests with known servers; the file was not checked."""
+        columns = ("kind", "request", "server", "begin_s", "end_s")
+        if transfers is None:
+            kind, request, server, begin_s, end_s = (np.empty(0) for _ in columns)
+        else:
+            kind, request, server, begin_s, end_s = (getattr(transfers, name) for name in columns)
+        known = (server >= 0) & (request >= 0) & (request < num_requests)
+        self._load, self._send = (known & (kind == each) for each in (TransferKind.LOAD, TransferKind.SEND))
+        self._request, self._server, self._begin_s, self._end_s = request, server, begin_s, end_s
+
+    def came_from(self, time_s: float) -> dict[int, int]:
+        """Return the number of requests whose KV was fetched up to `time_s`, by the server it came from."""
+        return self._count(self._load & (self._end_s <= time_s))
+
+    def kept_for(self, time_s: float) -> dict[int, int]:
+        """Return the number of ended requests whose blocks are kept at `time_s`, by the server that fetches them."""
+        return self._count(self._send & self._under_way(time_s))
+
+    def fetched_from(self, request: int, time_s: float) -> int | None:
+        """Return the server from which the KV of `request` is being fetched at `time_s`; None if it is not."""
+        rows = np.flatnonzero(self._load & (self._request == request) & self._under_way(time_s))
+        return int(self._server[rows[0]]) if len(rows) else None
+
+    def _under_way(self, time_s: float) -> npt.NDArray[np.bool_]:
+        return (self._begin_s <= time_s) & ~(self._end_s <= time_s)
+
+    def _count(self, rows: npt.NDArray[np.bool_]) -> dict[int, int]:
+        return dict(sorted(Counter(self._server[rows].tolist()).items()))
