@@ -88,7 +88,7 @@ class Legend(Widget):
 
     @property
     def _bars(self) -> str:
-        """What the bars of the lanes are shares of, in words."""
+        """Explanation of the bars of the lanes: the totals that they show shares of."""
         sizes = {gib(session.recording.meta.pool.num_bytes) for session in self._sessions}
         pool = sizes.pop() if len(sizes) == 1 else "the pool"
         tokens = "a server's tokens" if self._is_fleet else "output tokens"
