@@ -88,7 +88,7 @@ class WorkerDiedError(KvsimError):
     """A worker process was killed; the reason is unknown."""
 
     def __init__(self, under_way: Collection[str]) -> None:
-        """`under_way` are the keys of the calls that were sent to workers and have no result."""
+        """`under_way` has the keys of the calls that were sent to workers and have no result."""
         self.under_way = frozenset(under_way)
         super().__init__(
             "a process that simulated a part of this was killed, which a machine does when its memory is full; fewer "

@@ -49,8 +49,9 @@ def with_mean_excess(times: Roofline, observed: Sequence[Observed]) -> Roofline:
         errors["piecewise_s"].append(error[usual & ~slow_launch & ~large & prefill])
         errors["step_s"].append(error[usual & ~slow_launch & ~prefill])
     excess = {name: _trimmed_mean(np.concatenate(parts)) for name, parts in errors.items() if parts}
-    excess["piecewise_s"] -= excess["step_s"]  # such a step pays both
-    excess["masked_launch_s"] -= excess["eager_launch_s"]  # such a step pays both
+    # A step with `piecewise_s` has `step_s`, too, and a launch with `masked_launch_s` has `eager_launch_s`.
+    excess["piecewise_s"] -= excess["step_s"]
+    excess["masked_launch_s"] -= excess["eager_launch_s"]
     corrected: dict[str, Any] = {name: max(getattr(times, name) + value, 0.0) for name, value in excess.items()}
     return replace(times, **corrected)
 

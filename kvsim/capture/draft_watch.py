@@ -18,7 +18,7 @@ _KEYS = (
     *("disable_eagle_block_drop", "disable_lookahead_block_hashes"),
 )
 _DROPS = ("use_eagle_block_drop", "use_eagle")
-"""Attributes that tell whether the last block of a hit is computed again; the name depends on the release."""
+"""Names, by release, of the attribute that tells whether the last block of a prefix hit is computed again."""
 
 
 def speculates(scheduler: Any) -> bool:
@@ -43,7 +43,7 @@ def num_draft_modules(scheduler: Any) -> int:
 
 
 def draft_settings(scheduler: Any) -> dict[str, int]:
-    """Return the number of draft modules, and the number of tokens beyond its block that a hash covers."""
+    """Return the number of draft modules, and of tokens after a block that the hash of the block covers, too."""
     ahead = int(getattr(scheduler, "num_hash_lookahead_tokens", 0))
     return {"num_draft_modules": num_draft_modules(scheduler)} | ({"num_hash_lookahead_tokens": ahead} if ahead else {})
 

@@ -44,7 +44,7 @@ _KEEP_ALL = ("FullAttentionManager",)
 _CLOCK_STEP_S = 0.001
 """Difference in seconds between wall clock and monotonic clock above which the wall clock has been set."""
 _LONGEST_DELAY_S = 600.0
-"""Seconds after which a request cannot still be on its way to the engine: its stamp is of another clock."""
+"""Longest time from the front end to the engine, in seconds. A stamp that is older is not of the wall clock."""
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
@@ -340,7 +340,7 @@ class SchedulerRecorder:
             self._ended.append(request)
 
     def _is_full(self, block: Any) -> bool:
-        """Tell whether a cached block is full; with drafts, a block of full attention may have the key of a part."""
+        """Tell whether a cached block is full. With drafts, another block may have a key of its first tokens."""
         num_tokens = getattr(block, "block_hash_num_tokens", None)
         if num_tokens is None or not isinstance(block.block_hash, bytes):
             return True
@@ -392,7 +392,7 @@ class SchedulerRecorder:
         return 0 if adapter is None else self._adapters.setdefault(adapter.lora_name, len(self._adapters) + 1)
 
     def _group_field(self, group: int) -> tuple[int, ...]:
-        """Return the group as the last field of an event, or no field if the engine has one group."""
+        """Return the number of a group as the last field of an event; no field if the engine has a single group."""
         return (group,) if len(self._layout.groups) > 1 else ()
 
     @_harmless
@@ -486,7 +486,8 @@ class SchedulerRecorder:
         """Return the seconds from when the front end of the server got `request` until `time_s`.
 
         vLLM stamps a request there by the wall clock, before the text of its prompt is converted to tokens. The front
-        end may be another process, which has only this clock in common. The delay is 0 if the stamp is of no such time.
+        end may be another process, which has only this clock in common. The delay is 0 if the stamp is of another
+        clock.
         """
         assert self._begin_s is not None
         # The distance of the clocks is kept, so that delays are exact enough for the order of requests.

@@ -30,7 +30,7 @@ MAX_QUEUED_BYTES = 16 << 20
 SNAPSHOT_PERIOD_S = 1.0
 """Seconds between two snapshots; viewers that come in between wait for the next one."""
 ACCEPT_PERIOD_S = 0.01
-"""Seconds between two connections."""
+"""Least seconds between two connections that are accepted."""
 _EXHAUSTED_S = 1.0
 """Seconds to wait if the process has no descriptor left."""
 _FAREWELL_S = 1.0

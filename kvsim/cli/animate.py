@@ -11,7 +11,7 @@ from kvsim.cli.show import output_option, overwrite_option
 from kvsim.errors import UsageError
 
 _MOST_FRAMES = 6_000
-"""Maximum frames of a film: ten minutes with ten frames a second."""
+"""Maximum number of frames of a film."""
 
 
 @click.command("animate")
@@ -47,8 +47,8 @@ def command(
 ) -> None:
     """Film the memory pool of one to four RECORDINGS, side by side on one clock.
 
-    A page (.html) plays in any browser and can be scrubbed; an .mp4 needs ffmpeg. An .svg is a race of any number of
-    runs, such as those of kvsim compare --ladder -o FOLDER.
+    A page (.html) plays in any browser and can be scrubbed; an .mp4 needs ffmpeg. An .svg shows
+    the progress of any number of runs, a bar for each, such as those of kvsim compare --ladder -o FOLDER.
     """
     from kvsim.files.overwriting import may_replace
     from kvsim.plots import FILMS, film_of, write_race

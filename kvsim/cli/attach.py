@@ -66,7 +66,7 @@ def attach(
 ) -> None:  # fmt: skip
     """Watch the server at `address` until the user quits, and write the observations to `output`.
 
-    A server without a web page is expected to publish the events of `kvsim capture`.
+    A server without a page of metrics is one that publishes kvsim's own events (KVSIM_PUBLISH).
     """
     from kvsim.live.address import page_of
 
@@ -150,10 +150,10 @@ def _watch_events(
 
 
 class _Result:
-    """File or folder that is written at most once, although several threads may save it."""
+    """File or folder that is written once, also if several threads save it."""
 
     def __init__(self, output: Path | None, write: Callable[[Path], bool]) -> None:
-        """`write` returns False if there is nothing to write yet."""
+        """Save to `output` (None: nowhere) by calling `write`, which returns False if there is nothing to write yet."""
         self.is_written = False
         self._output, self._write, self._lock = output, write, Lock()
 

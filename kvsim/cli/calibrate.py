@@ -52,9 +52,9 @@ def command(
 ) -> None:
     """Fit step times to RECORDINGS of one GPU, model and engine, and write a profile.
 
-    With --card, write a machine card instead: the card of the recorded machine, with three factors fitted to
-    RECORDINGS, which may be of any models. Prints the error of the step times on each recording, and, where a model is
-    fitted anew to several recordings, also the error of a fit without that recording (not with --no-held-out).
+    With --card, write a machine card instead: that card with three factors fitted to RECORDINGS, which may be of any
+    models. Prints the error of the fitted step times on each recording. For a profile of several recordings, also
+    prints the error on each recording of step times that were fitted to the others; --no-held-out leaves this out.
     """
     from kvsim.calibration import calibrate, calibrate_host
     from kvsim.experiments.validation import matching_profile

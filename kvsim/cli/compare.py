@@ -147,7 +147,7 @@ def _print(
     scenario: Scenario, policies: Mapping[str, AnyPolicy], recordings: Mapping[str, Recording], notes: Sequence[str],
     *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the comparison, and the throughput of each policy with ample memory, for which all are simulated again."""
+    """Simulate each policy again with ample memory, and print the comparison with the throughputs of these runs."""
     from kvsim.metrics import summarize
 
     summaries = [replace(summarize(recording), policy=name) for name, recording in recordings.items()]
@@ -205,7 +205,7 @@ def _check_one_comparison(
     ladder: bool,
     uniform_cache: bool,
 ) -> None:
-    """Check that the flags ask for one comparison: of policies, values of a flag, servers, ways to serve or caches."""
+    """Check that the flags ask for one comparison only: of policies, values of one flag, servers, rungs or caches."""
     if ladder and uniform_cache:
         raise UsageError("--ladder and --uniform-cache compare different things; give only one.")
     compared = several.flag if several else "--prefill, --decode or --data-parallel-size" if _is_fleet(flags) else ""
@@ -306,7 +306,7 @@ def _most_sequences(scenario: Scenario, grouped: Paged, uniform: Paged) -> str:
 def with_memory_for_everything(
     scenario: Scenario, policies: Mapping[str, AnyPolicy], report: Callable[[int, int], None]
 ) -> list[float]:
-    """Return the output tokens per second of each policy with ample memory, where only other differences remain."""
+    """Return the output tokens per second of each policy in a simulation in which the pool never runs short."""
     from kvsim.experiments.rungs import with_ample_memory
     from kvsim.simulation import measure
 

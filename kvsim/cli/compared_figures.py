@@ -1,4 +1,4 @@
-"""Figures of runs that `kvsim compare` prints side by side: rows of a table, the change of each, and a sentence."""
+"""Figures of runs that `kvsim compare` prints side by side: a table with a row per figure, and a sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _share(value: float) -> str:
 
 
 _LEAST_CHANGE = 0.01
-"""Smallest change of a figure that the sentence names: relative, but absolute for shares."""
+"""Smallest change that the sentence names: relative to the old value; for a share, the difference of both values."""
 _MOST_NAMED = 5
 """Largest number of figures in the sentence."""
 
@@ -203,9 +203,9 @@ def _moves(name: str, runs: Sequence[SideRun]) -> bool:
 
 
 def _spread(name: str, runs: Sequence[SideRun]) -> float:
-    """Return the largest value of a figure divided by the smallest.
+    """Return the ratio of a figure's largest value to its smallest.
 
-    A small constant is added to both if the figure is often 0.
+    To both values of a figure that may be 0, a small constant is added first.
     """
     values = [run.figures[name] for run in runs]
     raised = 0 if _FIGURES[name].form is seconds else 0.01 if _FIGURES[name].form is _share else 1

@@ -51,9 +51,10 @@ def command(
 ) -> None:
     """Diagnose a server: waiting and preemptions, their causes, and remedies.
 
-    From a RECORDING (a folder, or the name of one that comes with kvsim) or a server that publishes at HOST:PORT: the
-    moments, and the predicted effect of each change of a setting on the same requests. From a web server's /metrics, at
-    HOST:PORT or its http:// address: the facts in these metrics, and the way to record the others.
+    SOURCE is a RECORDING (a folder, or the name of one that comes with kvsim), or HOST:PORT of a server that publishes
+    its events. Of these, the times at which requests waited are described, and the effect of each change of a setting
+    on the same requests is predicted. HOST:PORT or the http:// address of a server's /metrics is also accepted: it has
+    only some of the facts, and the way to record the others is described.
     """
     from kvsim.diagnosis import diagnose, engine_of
     from kvsim.fitting import Goal, Search
@@ -173,7 +174,7 @@ def _print(found: Diagnosis) -> None:
     lost = f"{summary.vain_tokens:,} of {summary.computed_tokens:,} computed tokens"
     rows = [
         ("recording", f"{found.recording.name}, {found.load.workload.description}"),
-        ("server", f"{server.flags()}  # {server.num_gpus} x {server.gpu.name}"),
+        ("server", f"{server.command()}  # {server.num_gpus} x {server.gpu.name}"),
         ("KV cache", pool_words(found.recording.meta)),
         ("wasted", f"{lost} by preemptions and late stops; {wasted_percent(summary):.1f} % of the pool by rounding"),
         ("prefix hits", found.hits),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _GAIN = 1.01
 """Smallest factor on the throughput for which a change is advised."""
 _MOST = 5
-"""Maximum number of described retractions, those with the largest loss of throughput."""
+"""Maximum number of retractions that are described. Those that lose most output tokens are."""
 
 
 def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None:
@@ -60,7 +60,7 @@ def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None
 
 
 def advice(tried: list[Tried]) -> list[str]:
-    """Return sentences on the simulated alternatives: conservativeness, the better direction first, then memory.
+    """Return sentences on the simulated settings: the best other schedule_conservativeness, and more memory.
 
     `tried` begins with the present settings and ends with more memory, as `try_remedies` returns them.
     """
@@ -95,7 +95,7 @@ def _effect(tried: Tried, now: Tried) -> str:
 
 
 def _missing_tokens(retraction: Retraction) -> float:
-    """Return the output tokens that are lost until admission is as optimistic as before the retraction."""
+    """Return the output tokens that are lost until new_token_ratio is again as low as before the retraction."""
     lost_per_s = retraction.before.tokens_per_s - retraction.after.tokens_per_s
     return max(lost_per_s, 0.0) * (retraction.back_s - retraction.at_s)
 

@@ -97,9 +97,9 @@ class _Row:
 def command(*, source: str, as_json: bool, **flags: Any) -> None:
     """Explain what a server says of its memory, beside kvsim's own account.
 
-    From its start-up LOG, each line about memory; from its /METRICS, in a file or at its address, and from a RECORDING
-    (a folder, or the name of one that comes with kvsim), the size of the cache. Settings are those of the source; flags
-    replace them, and say what it does not, such as --gpu.
+    SOURCE is a start-up LOG, whose lines about memory are explained one by one; or /METRICS, in a file or at an
+    address, or a RECORDING (a folder, or the name of one that comes with kvsim), of which the size of the cache is
+    explained. Settings are read from SOURCE. Flags replace these, and add those that it lacks, such as --gpu.
     """
     log, meta = _read(source)
     if not log.figures and not log.failures:

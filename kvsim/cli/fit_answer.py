@@ -30,7 +30,7 @@ def print_fit(answer: Answer) -> None:
     gpus = f"{server.num_gpus} x {server.gpu.name}" if server.num_gpus > 1 else server.gpu.name
     rows: list[tuple[str, ...]] = [
         ("requests", load_words(answer)),
-        ("server", server.flags()),
+        ("server", server.command()),
         ("GPUs", ", ".join(filter(None, (gpus, server.fleet_words)))),
     ]
     if not outcome.error:
@@ -61,7 +61,7 @@ def print_without_gain(remedies: Sequence[Remedy], *, fits: bool) -> None:
 
 
 def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -> None:
-    """Print a table of the remedies, with the figures that become worse than `before`, and the flags of each."""
+    """Print a table of the remedies, with the figures that become worse than `before`, and the command of each."""
     if not remedies:
         echo(
             "No change that was tried brings more, or answers much sooner."
@@ -83,7 +83,7 @@ def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -
     for number, each in enumerate(remedies, 1):
         behind = f", {words}" if (words := each.change.server.fleet_words) else ""
         on = f"  # {each.change.server.num_gpus} x {each.change.server.gpu.name}{behind}"
-        echo(f"{number}  {each.change.server.flags()}{on}")
+        echo(f"{number}  {each.change.server.command()}{on}")
 
 
 def print_growth(rows: Sequence[Grown], multiples: Sequence[float]) -> None:

@@ -26,8 +26,8 @@ class Flag(click.Option):
     ) -> None:
         """Declare a flag below the heading `section` of the help.
 
-        It is refused without a flag in `requires`, and together with a flag in `excludes`: names of parameters, of
-        which the command may lack some.
+        The flag is refused if it is given without any flag in `requires`, or with a flag in `excludes`. Both have names
+        of parameters; those that the command lacks are ignored.
         """
         super().__init__(*names, **settings)
         self.section, self._requires, self._excludes = section, requires, excludes

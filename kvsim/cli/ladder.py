@@ -1,4 +1,4 @@
-"""`kvsim compare --ladder`: the same requests served in eight ways, each with one more change."""
+"""`kvsim compare --ladder`: the same requests served in eight ways (rungs), each with one more change."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _DECIDED = {
     *("async_scheduling", "enable_chunked_prefill", "enforce_eager", "check", "refuse_misfits"),
     *("load", "rate", "ramp", "burstiness", "rate_profile"),
 }
-"""Flags that every rung decides itself: all requests arrive at once, and misfits are refused."""
+"""Flags without an effect, because each rung fixes these settings: all requests arrive at once, for example."""
 
 
 def check_ladder_flags(context: click.Context) -> None:
-    """Check that every given flag has an effect on a rung: rungs decide some settings, and lack others."""
+    """Check that every given flag has an effect on at least one rung."""
     check_defaults(context)
     for option in context.command.params:
         name = str(option.name)

@@ -88,7 +88,10 @@ def check_load(flags: Mapping[str, Any]) -> None:
 
 
 def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
-    """Return enough requests to show the effect of the load, and the recording that they come from, if any."""
+    """Return the requests of a search, and the recording that they come from, if any.
+
+    If the flags do not state the number of generated requests, it is large enough to show the effect of the load.
+    """
     from kvsim.fitting import requests_for
 
     if flags["workload"] is not None or not (is_generated(flags) or flags["users"] or flags["rate"]):

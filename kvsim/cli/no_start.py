@@ -69,7 +69,7 @@ def _logged(error: BudgetError) -> str:
 
 
 def change_words(found: list[StartingSettings]) -> str:
-    """Return a line for each change, with the tokens that the cache then holds."""
+    """Return a line for each change: its flags, and the number of tokens that the cache then holds."""
     if not found:
         return "No change of a single setting makes it start."
     lines = [f"  {change.flags}: room for {change.budget.plan.num_tokens:,} tokens" for change in found]

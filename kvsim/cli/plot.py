@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _MOST_PIXELS = 100_000_000
 _DEFAULT_DPI = 300
-"""Highest resolution of the purposes."""
+"""Resolution that is assumed for the limit of pixels if --dpi is not given: the highest of all --for."""
 _DEFAULT_SIDE_INCHES = 11.0
-"""Width of the widest purpose, also taken for the height."""
+"""Width and height that are assumed for the limit of pixels if --size is not given: the largest of all --for."""
 _KINDS = (
     "waste-bars, occupancy, queue, latency, lifetimes, free-runs (one or several recordings); "
     "ladder (what kvsim compare --ladder -o wrote); waste-over-time, memory-map, roofline (one); "
@@ -125,7 +125,7 @@ def _check_pixels(inches: tuple[float, float] | None, dpi: int | None) -> None:
 
 
 def _picture(kind: str, names: Sequence[str], labels: tuple[str, ...], order: str | None, **style: Any) -> Picture:
-    """Draw the recordings or tables called `names`; `style` has the purpose and the size."""
+    """Draw the recordings or tables called `names`; `style` has the medium (--for) and the size."""
     from kvsim.plots import FIGURES, OF_A_SWEEP, OF_SEVERAL
 
     runs = _points(names) if kind in OF_A_SWEEP else _read(names)
@@ -138,7 +138,7 @@ def _picture(kind: str, names: Sequence[str], labels: tuple[str, ...], order: st
 def _arranged(
     runs: list[Recording], labels: tuple[str, ...], order: str | None
 ) -> tuple[list[Recording], tuple[str, ...]]:
-    """Return the recordings in the order of --order, and their names."""
+    """Return the recordings in the order that --order states, and their names in this order."""
     from kvsim.plots.words import names_for
 
     names = names_for(runs, labels, len(runs))
@@ -147,7 +147,7 @@ def _arranged(
     wanted = [name.strip() for name in order.split(",")]
     if sorted(wanted) != sorted(names):
         raise UsageError(f"--order should name each recording once ({', '.join(names)}), not {printable(order)!r}.")
-    # Names may be equal: each is used up once, so that no run is drawn twice.
+    # Two recordings may have equal names: each recording is taken once.
     unused = list(enumerate(names))
     arranged = []
     for name in wanted:

@@ -23,7 +23,7 @@ class RunAnswer:
     """Figures and notes of one server, or of several servers behind one router."""
 
     def __init__(self, fleet: Fleet, *, shows_fleet: bool) -> None:
-        """`shows_fleet` tells that the figures of all servers together come first."""
+        """Take the results of `fleet`. With `shows_fleet`, the figures of all servers together are printed first."""
         self._runs, self._summaries = fleet.servers, fleet.summaries()
         self._fleet = fleet if shows_fleet else None
         self._band: Band | None = None
@@ -33,7 +33,7 @@ class RunAnswer:
         """Sentences below the figures."""
 
     def add_band(self, workload: Workload, policy: AnyPolicy, machine: Machine, options: Options) -> None:
-        """Compute the prediction intervals of a single server, unless they take too long."""
+        """Compute prediction intervals by further simulations of a single server, unless these take too long."""
         [summary] = self._summaries
         if not is_worth_a_band(summary, len(workload)):
             return

@@ -106,8 +106,8 @@ class Scenario:
     def machine(self, policy: AnyPolicy) -> Machine:
         """Return the machine that `policy` runs on.
 
-        With the flag `clock` at `one`, all policies have the step times of vLLM, so that a comparison is fair.
-        Otherwise static batches have those of Hugging Face.
+        With `--times one` of `kvsim compare`, all policies have the step times of vLLM. Otherwise static batches have
+        those of Hugging Face.
         """
         from kvsim.policies import Static
         from kvsim.simulation import Machine
@@ -120,7 +120,7 @@ class Scenario:
         """Return the step times of the given profile or machine card, or the best ones for the machine
         (`kvsim.machines`).
 
-        With `clock` at `own`, a profile of another engine is ignored: a comparison may include two engines.
+        With `--times own`, a profile of another engine than that of `policy` is ignored.
         """
         from kvsim.machines import KERNELS, is_card, step_times
         from kvsim.policies import Radix, Static
@@ -192,7 +192,7 @@ class Scenario:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on the settings that vLLM adjusts under these flags, and on optimal eviction."""
+        """Sentences on the defaults that vLLM adjusts to the other settings, and on optimal eviction."""
         words = adjusted_words(self.flags, self.gpu, self.max_model_len)
         if self.flags["eviction"] == PrefixEviction.OPTIMAL.value:
             words.append("optimal eviction knows all requests: a bound for rules of eviction, which no server reaches")
@@ -229,7 +229,7 @@ _HOST_TIERS = ("kv_offloading_size", "enable_hierarchical_cache")
 
 
 def _link_of(flags: dict[str, Any], gpu: Gpu, tier: str) -> dict[str, float]:
-    """Return the settings of the link to host memory, if the flags ask for the host memory that setting `tier` gives.
+    """Return the settings of the link to host memory; empty if setting `tier`, which gives host memory, is off.
 
     Raises:
         UsageError: the speed of the link is given, and no host memory.
@@ -248,18 +248,18 @@ def _link_of(flags: dict[str, Any], gpu: Gpu, tier: str) -> dict[str, float]:
 
 
 _SIZES = ("kv_gib", "num_blocks", "gpu_memory_utilization", "mem_fraction_static")
-"""Flags that state the memory."""
+"""Flags that state the size of the KV cache."""
 _OF_WEIGHTS = ("quantization", "tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size")
-"""Flags that change how much memory the weights or the tokens take."""
+"""Flags that change the bytes of the weights, or of the KV of a token, on a GPU."""
 
 
 def _keeps_memory(flags: Mapping[str, Any]) -> bool:
-    """Tell whether a machine of a recording keeps the memory that it had there."""
+    """Tell whether no flag changes the memory of a recorded machine."""
     return all(flags[name] is None for name in _SIZES + _OF_WEIGHTS)
 
 
 def _is_sized_by_sglang(model: Model) -> bool:
-    """Tell whether the slots of a model follow from SGLang's rules; others are refused with the policy itself."""
+    """Tell whether SGLang's rules determine the slots of a model. (Its policy refuses all other models.)"""
     return model.pipeline_parallel_size == 1 and not model.recurrent_layers
 
 
@@ -276,8 +276,8 @@ def build_scenario(
 ) -> Scenario:
     """Build the scenario that the flags describe; `requests_of` returns the requests for the flags.
 
-    If no memory is stated, the policy that runs `alone` gets the memory that its engine takes by default. Several
-    policies that are compared get the same memory, which is that of vLLM.
+    `alone` is the name of the only policy; None if several are compared. If no memory is stated, a single policy gets
+    the memory that its engine takes by default, and several policies get that of vLLM.
     """
     from kvsim.hardware import find_gpu
     from kvsim.policies import Radix

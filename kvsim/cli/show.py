@@ -120,7 +120,7 @@ def size(num_bytes: float) -> str:
 
 
 def change_words(before: float, after: float, form: Callable[[float], str]) -> str:
-    """Return the change of a figure in percent, or in points of a share; empty if `form` makes both texts equal."""
+    """Return the change of a figure in percent, or of a share in percentage points; empty if `form` hides it."""
     if before != before or after != after or form(before) == form(after):
         return ""
     if form(0.5).endswith("%"):

@@ -170,7 +170,7 @@ def _shows_no_run(
     recording_name: str | None, flags: Mapping[str, Any], lesson: str | None, attach: str | None, compare: bool,
     screenshot: Path | None,
 ) -> str:  # fmt: skip
-    """Return what is shown in words if nothing can be simulated beside it; otherwise an empty text."""
+    """Return, in words, the content that is shown without a simulation; empty if the interface may simulate."""
     if recording_name is not None and flags["workload"] is not None:
         raise UsageError(f"--workload has no effect with the recording {recording_name!r}; leave one out.")
     if recording_name is not None and screenshot is not None and not compare:

@@ -37,7 +37,7 @@ _SHORT = {
     "longest_sequence_bytes": "longest takes",
     "gpu_kv_cache_size_tokens": "logged tokens",
 }
-"""Short headings of the figures that the table of rules shows if a rule changes them."""
+"""Short headings of the figures in the table of rules, which has those that at least one rule changes."""
 
 
 def compare_releases(old: str, new: str, flags: dict[str, Any], *, as_json: bool) -> None:

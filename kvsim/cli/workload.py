@@ -26,7 +26,7 @@ DEFAULT_TOKENS = "200:0.8"
 _DEFAULT_CV = 2.0
 """Coefficient of variation of the gaps between gamma arrivals."""
 _MOST_CUT = 0.1
-"""Largest share of generated requests that is shortened to the model's longest sequence without --max-model-len."""
+"""Largest share of generated requests that may be shortened to the model's longest sequence without --max-model-len."""
 REQUESTS, SEED = bounded(at_most=1 << 24), bounded(at_most=(1 << 63) - 1)
 """Bounds of the number of requests, and of a seed."""
 
@@ -261,9 +261,9 @@ def _with_load(workload: Workload, flags: Mapping[str, Any]) -> Workload:
 
 
 def cut_at(workload: Workload, max_model_len: int, *, stated: bool) -> Workload:
-    """Shorten generated requests to the longest sequence.
+    """Shorten generated requests to `max_model_len` tokens.
 
-    If the user has not stated this limit (`stated`), it is a `UsageError` that it shortens many requests.
+    `stated` tells that the user has stated this limit. Otherwise it is a `UsageError` if many requests are longer.
     """
     cut = workload.cut(max_model_len)
     if workload.turns is None:

@@ -39,7 +39,7 @@ _AWAY = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Means over a span of time; what an output leaves counts until the next step begins."""
+    """Means over a span of time. From an output until the next step begins, the state after the output counts."""
 
     running: float
     waiting: float
@@ -49,7 +49,7 @@ class Span:
 
 
 class _Course:
-    """Course of a recording over time, for means over spans of it."""
+    """State of a recorded server over time, from which means over spans of time are computed."""
 
     def __init__(self, recording: Recording) -> None:
         self._steps = recording.steps

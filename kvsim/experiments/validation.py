@@ -379,7 +379,7 @@ def _statistic(summary: Summary, name: str, statistic: str) -> float:
 
 
 def _occupancy_error(measured: Recording, simulated: Recording) -> float:
-    """Return the mean absolute difference of the two occupancies over time, in points of the pool."""
+    """Return the mean absolute difference of the two occupancies over time, in percentage points."""
     end_s = max(measured.duration_s, simulated.duration_s)
     moments = np.linspace(0.0, end_s, _TIMELINE_POINTS)
     return 100 * float(np.mean(np.abs(_occupancy(measured, moments) - _occupancy(simulated, moments))))

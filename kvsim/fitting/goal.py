@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 TOO_SHORT = "too short to tell"
 """Key in `Goal.misses` of a load that misses no target, but whose rate has not settled."""
 _FEW = 0.01
-"""Tolerated preemptions per request, share of waiting requests, and growth of the queueing time."""
+"""Tolerated preemptions per request, share of requests that wait (0 to 1), and seconds by which the queueing time
+grows each second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Goal:
                 raise UsageError(f"{name} should be a positive number of seconds, not {value}.")
 
     def misses(self, outcome: Outcome) -> dict[str, float]:
-        """Return by how much each missed condition is exceeded; empty if the load fits."""
+        """Return the amount by which each missed condition is exceeded, by its name; empty if the load fits."""
         if outcome.error:
             return {"does not start": math.inf}
         found = {

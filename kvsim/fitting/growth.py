@@ -54,7 +54,7 @@ class Grown:
             "gpu": self.server.gpu.name,
             "price_per_hour": self.price_per_hour,
             "price_per_million_output_tokens": self.price_per_million,
-            "command": self.server.flags() if self.server.starts else None,
+            "command": self.server.command() if self.server.starts else None,
             **self.outcome.as_dict(),
         }
 

@@ -171,7 +171,10 @@ def _bound(server: SearchedServer, outcome: Outcome, num_changes: int, most: int
 
 def command_dict(server: SearchedServer) -> dict[str, Any]:
     """Return the command that starts a server, or the missing checkpoint, for JSON."""
-    return {"command": server.flags() if server.starts else None, "needs": None if server.starts else server.flags()}
+    return {
+        "command": server.command() if server.starts else None,
+        "needs": None if server.starts else server.command(),
+    }
 
 
 def bands(band: dict[str, tuple[float, float]]) -> dict[str, list[float]]:

@@ -35,7 +35,7 @@ _ENOUGH = 6.0
 _UNIT_TOKENS = 16
 """Tokens per hash, if hashes are made from token ids."""
 _BEYOND_KEYS = 44
-"""Lowest bit of a hash that is free for the number of the repetition."""
+"""Lowest bit of a hash into which the number of the repetition is written, so that repeated prompts differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

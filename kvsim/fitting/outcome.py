@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _NONE = Distribution(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)
 _HOST = 2.0
-"""Relative error of host times, divided by the relative error of GPU times."""
+"""Relative error of host times, as a multiple of the relative error of GPU times."""
 _OVERLOADED_S = 1.0
 """Smallest growth of the queueing time that counts as overload."""
 
@@ -37,7 +37,7 @@ _FEWEST_WAITS = 8
 _HOPELESS = 0.5
 """Growth of the queueing time, in seconds per second, above which the load is not lengthened to find its rate."""
 _IDLE = 0.05
-"""Largest share of all requests that replicas may have without being judged."""
+"""Largest share of all requests of those replicas together that are left out because each has too few requests."""
 _PRICE = 1.5
 """Smallest factor by which a latency must grow to be mentioned as the price of a change."""
 _LESS = 0.05
@@ -60,7 +60,7 @@ class Outcome:
     output_tokens_per_s: float = np.nan
     """Output tokens per second of all replicas: in the steady part if there is one, else over the whole run."""
     steadiness: Steadiness = Steadiness.STEADY
-    """True if the output rate of an open loop has settled."""
+    """Whether the output rate of an open loop has settled; STEADY in a closed loop."""
     num_requests: int = 0
     """Number of simulated requests, repetitions included."""
     requests_per_s: float = np.nan
@@ -174,10 +174,10 @@ def _rates(
 
 
 def _busy(runs: Sequence[Measured]) -> list[Measured]:
-    """Return the replicas with enough requests for a rate; all replicas if the others have too many requests together.
+    """Return the replicas with enough requests for a rate; all replicas if the others have more than `_IDLE` requests.
 
-    A mostly idle fleet sends nearly all requests to its first servers, so the last ones would have enough only after
-    hours.
+    A router may send nearly all requests of a light load to its first servers. Then it would take hours of simulation
+    until the last servers have enough.
     """
     busy = [run for run in runs if len(run.requests) >= FEWEST_REQUESTS]
     num_requests, num_busy = (sum(len(run.requests) for run in some) for some in (runs, busy))

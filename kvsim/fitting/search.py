@@ -41,14 +41,14 @@ _RERUN = 2.3
 Example: runs of the same load on two machines had 44, 52, 52 and 75 preemptions.
 """
 _NOTICED = 0.98
-"""Smallest ratio of two figures that count as equal."""
+"""Smallest ratio of two figures at which the smaller one counts as equal."""
 _NEARER = 0.95
 """Largest ratio of the new shortfall to the old one with which a change counts as helpful."""
 _SOONER = 0.8
 """Largest ratio of the new mean end-to-end time to the old one with which a change counts as faster."""
 _SHOWN = 6
 _WORTH_COMPILING = 2_000_000
-"""Output tokens over all points from which compiling pays: half a minute of interpreted simulation."""
+"""Output tokens of all simulations together from which compiling pays: half a minute of interpreted simulation."""
 
 _MOST_OF_FLEETS = 3_000_000
 """Servers times requests over all runs of a fit: about a minute on two cores."""
@@ -56,7 +56,7 @@ _MOST_RANK_STEPS = 250_000
 """Steps of ranks that wait for each other, over all ranks and runs of a fit: about a minute on two cores. The clock
 stops at each of these steps, so they take much longer than those of separate servers."""
 _RUNS_TO_LARGEST = 40
-"""Number of runs that take as long as the search for the largest load."""
+"""Number of simulations in the search for the largest load, as an estimate."""
 
 MOST_TOKENS_OF_SPLITS = 500_000
 """Largest number of output tokens for which splits are tried: their simulation takes about ten times as long."""
@@ -290,7 +290,7 @@ def band_of(
 def engine_for(load: Load, num_points: int, memory: MemoryManager, num_servers: int = 1) -> EngineName:
     """Return the engine for `num_points` runs of `load` on `num_servers` servers with this kind of `memory`.
 
-    If the runs are long together, they share the cost of compiling; otherwise each run chooses its own engine.
+    It is "compiled" if all runs together are long enough to repay compiling; otherwise each run chooses its engine.
     """
     is_long = num_servers * num_points * int(load.workload.output_tokens.sum()) >= _WORTH_COMPILING
     return engine_for_several(memory) if is_long else "auto"

@@ -107,7 +107,7 @@ class SearchedServer(ABC):
 
     @property
     def starts(self) -> bool:
-        """True if a checkpoint with the server's type of weights is known, so that `flags` can be run as a command."""
+        """True if a checkpoint with the server's type of weights is known, so that `command` is one that runs."""
         return checkpoint_of(self.model, self.name) is not None
 
     @property
@@ -166,7 +166,7 @@ class SearchedServer(ABC):
         """Return `num_units` blocks or pages of the pool as text, in the engine's unit."""
 
     @abstractmethod
-    def flags(self) -> str:
+    def command(self) -> str:
         """Return the command that starts one replica, or a sentence on the checkpoint that is missing."""
 
 

@@ -54,7 +54,7 @@ def candidates(server: SGLangServer) -> CandidateChanges:
 
 
 def _switches(server: SGLangServer) -> Iterator[ServerChange]:
-    """Yield each of these that is off: radix cache, overlapped scheduling, mixed steps of cut prompts."""
+    """Yield changes that turn on what is off: the radix cache, the overlap scheduler, mixed chunks."""
     if server.disable_radix_cache:
         yield change(server, Kind.SETTING, "the radix cache", disable_radix_cache=False)
     if server.disable_overlap_schedule:
@@ -64,7 +64,7 @@ def _switches(server: SGLangServer) -> Iterator[ServerChange]:
 
 
 def _memory(server: SGLangServer) -> Iterator[ServerChange]:
-    """Yield larger shares for weights and slots; their words state the memory that is left to all else."""
+    """Yield larger values of `mem_fraction_static`; their words state the memory that is left to all else."""
     now = server.fraction
     for share in _FRACTIONS:
         if share > now + 1e-9:

@@ -165,7 +165,7 @@ class SGLangServer(SearchedServer, SGLangSettings):
         slots = f"{num_units * self.page_size:,} slots"
         return slots if self.page_size == 1 else f"{slots} in pages of {self.page_size}"
 
-    def flags(self) -> str:
+    def command(self) -> str:
         """Return the command that starts one replica, or a sentence on the checkpoint that is missing."""
         program = [*self._environment(), "python", "-m", "sglang.launch_server", "--model-path"]
         return command_of(program, self.model, self.name, self._arguments())

@@ -1,7 +1,8 @@
 """Shares of the time of a run: reading weights, reading keys and values, arithmetic, and the rest.
 
-The shares are the work of the whole run times the coefficients of its step times. Reading and arithmetic overlap, so
-the shares need not add up to 1. The rest is the host, the start of kernels, and waiting for requests.
+A share is the time that one kind of work takes in the whole run, by the coefficients of its step times, divided by the
+duration of the run. Reading and arithmetic overlap, so that the shares need not add up to 1. The rest is the host, the
+start of kernels, and waiting for requests.
 """
 
 from __future__ import annotations

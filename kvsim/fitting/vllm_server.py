@@ -150,7 +150,7 @@ class Server(SearchedServer, ContinuousSettings):
             return replace(self, max_model_len=longest)
         return self
 
-    def flags(self) -> str:
+    def command(self) -> str:
         """Return the command that starts one replica, or a sentence on the checkpoint that is missing."""
         return command_of(["vllm", "serve"], self.model, self.name, self._settings())
 

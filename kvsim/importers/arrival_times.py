@@ -104,7 +104,7 @@ class Clock:
     _power: str = field(default="", init=False)
     """First number whose power of ten hides digits, such as 1.7E+12."""
     _falls: list[bool] = field(default_factory=lambda: [False, False], init=False)
-    """True for each reading of the marks (decimal, thousands) in which times decrease."""
+    """Whether some time is below the one before: with marks read as decimal marks, and with marks read as thousands."""
     _last: tuple[float, float] = field(default=(0.0, 0.0), init=False)
 
     def read(self, row: SourceRow, value: Any) -> float | int:
@@ -252,7 +252,7 @@ class Clock:
     def _check_marks(self) -> None:
         """Refuse numbers whose marks may separate thousands.
 
-        A point is refused only if times are in order with points that separate thousands, but not with decimal points.
+        Points are refused only if times ascend when points separate thousands, and not when points are decimal marks.
         """
         as_decimals, as_thousands = self._falls
         ordered = as_decimals and not as_thousands

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TurnLines:
-    """Turns of one file, in its order, without those of failed requests."""
+    """Turns of one file, in the order of its lines; turns of failed requests are left out."""
 
     after: list[int] = field(default_factory=list)
     pause_s: list[float] = field(default_factory=list)

@@ -128,7 +128,7 @@ def _images(table: pa.Table, path: str | os.PathLike[str]) -> Images | None:
 
 
 def _turns(table: pa.Table) -> Turns:
-    """Return the turns; files of earlier versions have no column of turns that wait for several."""
+    """Return the turns. Files of earlier versions lack the column `also_after`."""
     from kvsim.files.arrow_columns import to_numpy  # noqa: PLC0415
 
     also = _ragged(table["also_after"], np.int64) if "also_after" in table.column_names else None

@@ -32,7 +32,7 @@ MAX_VALUES = 4_000_000
 MAX_REQUESTS = 100_000
 """Maximum number of requests that are kept."""
 _WEIGHED_BYTES = 1 << 18
-"""Received bytes between two checks of the memory use; each byte adds less than one value."""
+"""Received bytes between two checks against `MAX_VALUES`; a byte adds less than one table row or hash."""
 _TOO_MUCH = "it holds more than can be shown of a server"
 MAX_UNITS = 1 << 22
 """Maximum number of units of a pool that is shown live."""

@@ -54,9 +54,9 @@ class Mirror:
         self._cached: set[int] = set()
         """Free blocks with a cached prefix."""
         self._computed_before: Sequence[int] = ()
-        """Tokens computed before the snapshot for each of its requests, while the snapshot is read."""
+        """Tokens computed before the snapshot, for each of its requests; empty unless a snapshot is being read."""
         self._columns: dict[str, float] = {}
-        """Columns of the last step."""
+        """Columns of the last step in `steps`, by name."""
         self._time_s = 0.0
         self._spell_out = False
         """True if the next `again` has to be replaced by `tokens`, see `apply`."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvsim.replay import Replay
 
 MAX_REELS = 4
-"""Maximum number of recordings in a film; four would be too small to see."""
+"""Maximum number of recordings in a film; the pools of more would be too small to see."""
 _BEYOND_SHORTEST = 0.25
 """Time that a film continues after the end of the shortest run, as a share of the duration of that run."""
 _CELLS = {1: 3200, 2: 1800, 3: 1500, 4: 1200}
@@ -63,7 +63,7 @@ class Film:
     by_owner: bool
     """True if tokens have a hue for each request; it is the same for all pools, because they share a legend."""
     preempted: npt.NDArray[np.int64]
-    """Frames up to which requests were preempted since the frame before, ascending."""
+    """Numbers of the frames with a preemption since the frame before, ascending."""
     source: str
     """The source of the film, as a sentence."""
 
@@ -117,7 +117,7 @@ def film_of(recordings: Sequence[Recording], *, num_frames: int, until_s: float 
 def _num_cells(recordings: Sequence[Recording]) -> int:
     """Return the number of cells of a pool. It is the same for all, so that equal pools look equally large.
 
-    It is above that in `_CELLS` if a pool is then shown completely.
+    It is that in `_CELLS`, or the number of units of the largest pool with at most 1.5 times as many units.
     """
     most = _CELLS[len(recordings)]
     sizes = [replay_of(recording).num_units for recording in recordings]

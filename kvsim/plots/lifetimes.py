@@ -42,7 +42,7 @@ class Lifetimes:
     held_s: FloatArray
     """Seconds for which a request held each extent of units; extents that were never freed are left out."""
     num_units: IntArray
-    """Number of units in each extent of units that `held_s` has."""
+    """Number of units in each extent in `held_s`."""
     units_by_uses: npt.NDArray[np.int64]
     """Number of units whose content was used by 0, 1, 2, ..., and by 32 or more requests: int64[33]."""
 

@@ -34,11 +34,15 @@ GRAPH_BYTES = 450 * _MIB
 
 EXPERT_GRAPH_BYTES = int(4.7 * _MIB)
 EXPERT_GRAPH_LAYER_BYTES = int(0.3 * _MIB)
-"""The same for models with experts: per captured size, and per captured size and layer. From starts on an H200 with 51
-captured sizes: of Qwen3-30B-A3B with 48 layers, and of Mixtral-8x7B with 16."""
+"""Bytes that captured graphs of models with experts take: per captured size, and per captured size and layer.
+
+Fitted to starts of Qwen3-30B-A3B with 48 layers and of Mixtral-8x7B with 16 layers on an H200, with 51 captured sizes.
+"""
 RANK_GRAPH_LAYER_BYTES = int(0.58 * _MIB)
-"""The latter for data-parallel ranks that share experts, whose graphs also hold the exchange of tokens. vLLM 0.25.1
-printed 1.12 GiB for two ranks of Qwen3-30B-A3B with 35 captured sizes, the only such start."""
+"""Bytes per captured size and layer on data-parallel ranks that share experts; their graphs also exchange tokens.
+
+Fitted to a single start: vLLM 0.25.1 logged 1.12 GiB for two ranks of Qwen3-30B-A3B with 35 captured sizes.
+"""
 
 SAMPLER_BYTES = 4
 """Bytes of a logit's copy in float32."""
@@ -47,11 +51,13 @@ OLDER_SAMPLER_BYTES = 3 * SAMPLER_BYTES
 
 _CAPTURED_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16))
 _MOST_CAPTURED, _MOST_CAPTURED_OF_GPT_OSS = 512, 1024
-"""Numbers of tokens for which vLLM captures graphs. They are at most 512, and at most twice the sequences of a step; of
-gpt-oss, at most 1,024."""
+"""Largest number of tokens in a captured graph of vLLM. Except for gpt-oss, it is also at most twice `max_num_seqs`."""
 
 _MIXTURES_ON_THE_NEWER = ("DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM")
-"""Architectures with experts on vLLM 0.25.1's newer model runner. Models without experts use it, except hybrids."""
+"""Architectures with experts that run on vLLM 0.25.1's newer model runner.
+
+Models without experts do, too, unless they have recurrent layers.
+"""
 
 
 def on_older_runner(model: Model) -> bool:

@@ -40,7 +40,7 @@ _META_MIB, _MIB_PER_TOKEN, _MIB_PER_GRAPH, _LEAST_TOKENS, _MIB_OF_GROUP = 512, 1
 _MANY = 4
 """Number of GPUs from which larger batches have a captured graph."""
 _RUNNING, _RUNNING_PER_CONTEXT = (2048, 4096), 512
-"""Bounds of the default `max_running_requests`, and its value for each context length that the slots hold."""
+"""Bounds of the default `max_running_requests`, and requests per sequence of `context_length` that the slots hold."""
 _BLACKWELL = "Blackwell GB100"
 """Architecture of B200, B300 and their kin, without those of workstations."""
 _PAGES_ON_BLACKWELL = (64, 16, 32, 128)

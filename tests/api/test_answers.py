@@ -16,7 +16,7 @@ def requests() -> kvsim.Workload:
 def test_a_load_fits_a_server_or_not(requests: kvsim.Workload) -> None:
     easy = kvsim.fit(requests, "H200/Llama-3-8B", most=0, num_jobs=1)
     assert easy.fits
-    assert "vllm serve" in easy.server.flags()
+    assert "vllm serve" in easy.server.command()
     hard = kvsim.fit(requests, "H200/Llama-3-8B", tpot_p99_s=1e-4, most=1, num_jobs=1)
     assert not hard.fits
     assert len(hard.tried) == 1
@@ -28,7 +28,7 @@ def test_a_load_fits_a_server_or_not(requests: kvsim.Workload) -> None:
 def test_a_server_by_name() -> None:
     server = kvsim.server("4xH100/Llama-3.1-70B-Instruct", kv_cache_dtype="fp8", max_num_seqs=64)
     assert (server.model.tensor_parallel_size, server.max_num_seqs) == (4, 64)
-    assert "--kv-cache-dtype fp8" in server.flags()
+    assert "--kv-cache-dtype fp8" in server.command()
     with pytest.raises(UsageError, match="max_seqs is no setting"):
         kvsim.server("H200/Llama-3-8B", max_seqs=1)
     with pytest.raises(UsageError, match="a GPU and a model"):

@@ -147,7 +147,7 @@ def test_host_memory_is_part_of_the_server_that_was_recorded() -> None:
     recording = read(find("vllm-h200-llama-3-8b-offload"))
     server = server_of(recording)
     assert server.cache.kv_offloading_size == 8
-    assert server.flags().endswith("--kv-offloading-size 8")
+    assert server.command().endswith("--kv-offloading-size 8")
     assert server.policy().cache.kv_offloading_size == 8
     without = next(each for each in changes(server, longest_tokens=90) if each.words == "no host memory for the cache")
     assert without.server.policy().cache.kv_offloading_size == 0

@@ -215,17 +215,17 @@ def test_changes_change_what_they_say_and_nothing_else() -> None:
 
 def test_the_flags_of_a_server_are_those_of_vllm() -> None:
     base = replace(server(50), model=find_model("Meta-Llama-3-8B").served(kv_cache_dtype="fp8", tensor_parallel_size=2))
-    assert base.flags() == (
+    assert base.command() == (
         "vllm serve meta-llama/Meta-Llama-3-8B --tensor-parallel-size 2 --num-gpu-blocks-override 50 "
         "--max-num-seqs 256 --max-num-batched-tokens 2048 --max-model-len 256 --kv-cache-dtype fp8"
     )
-    assert "--gpu-memory-utilization 0.92 " in server().flags()
-    assert replace(base, name="./mine").flags().startswith("vllm serve ./mine --")
-    assert replace(base, name="llama-3-8b").flags().startswith("vllm serve meta-llama/Meta-Llama-3-8B --")
+    assert "--gpu-memory-utilization 0.92 " in server().command()
+    assert replace(base, name="./mine").command().startswith("vllm serve ./mine --")
+    assert replace(base, name="llama-3-8b").command().startswith("vllm serve meta-llama/Meta-Llama-3-8B --")
     tuned = replace(base, name="Meta-Llama-3-8B-Instruct")
-    assert tuned.flags().startswith("vllm serve meta-llama/Meta-Llama-3-8B-Instruct --")
+    assert tuned.command().startswith("vllm serve meta-llama/Meta-Llama-3-8B-Instruct --")
     careful = replace(base, watermark=0.05, long_prefill_token_threshold=512, enable_chunked_prefill=False)
-    assert careful.flags().removeprefix(base.flags()) == (
+    assert careful.command().removeprefix(base.command()) == (
         " --watermark 0.05 --long-prefill-token-threshold 512 --no-enable-chunked-prefill"
     )
 
@@ -237,18 +237,18 @@ def test_weights_that_vllm_cannot_make_are_another_checkpoint() -> None:
             model = model.served(quantization=find_quantization(quantization))
         return Server(gpu=find_gpu("H200"), model=model, name=name, max_model_len=4096)
 
-    online = served("Qwen3-32B", "fp8").flags()
+    online = served("Qwen3-32B", "fp8").command()
     assert online.startswith("vllm serve Qwen/Qwen3-32B --")
     assert online.endswith(" --quantization fp8")
     for name, quantization in (("Qwen3-32B", "awq"), ("Qwen3-32B-AWQ", None), ("Qwen/Qwen3-32B-AWQ", None)):
         sibling = served(name, quantization)
         assert sibling.starts
-        assert sibling.flags().startswith("vllm serve Qwen/Qwen3-32B-AWQ --")
-        assert "--quantization" not in sibling.flags()
-    assert "--quantization" not in served("openai/gpt-oss-20b", None).flags(), "its checkpoint is in mxfp4"
+        assert sibling.command().startswith("vllm serve Qwen/Qwen3-32B-AWQ --")
+        assert "--quantization" not in sibling.command()
+    assert "--quantization" not in served("openai/gpt-oss-20b", None).command(), "its checkpoint is in mxfp4"
     unknown = served("Qwen3-0.6B", "awq")
     assert not unknown.starts
-    assert unknown.flags().startswith("a checkpoint of Qwen/Qwen3-0.6B with awq weights is needed, served with --")
+    assert unknown.command().startswith("a checkpoint of Qwen/Qwen3-0.6B with awq weights is needed, served with --")
 
 
 def test_what_a_recorded_pool_had_beyond_its_account_stays_with_every_change() -> None:
@@ -326,7 +326,7 @@ def test_caching_comes_before_types_and_gpus_where_it_makes_a_load_fit() -> None
     assert not found.fits
     assert found.remedies[0].fits
     assert found.remedies[0].change.words == "prefix caching"
-    assert "--no-enable-prefix-caching" not in found.remedies[0].change.server.flags()
+    assert "--no-enable-prefix-caching" not in found.remedies[0].change.server.command()
     tried = {each.change.words for each in found.tried}
     assert "asynchronous scheduling" in tried
     assert "max_num_seqs 64 instead of 256 and max_num_batched_tokens 1,024 instead of 2,048" in tried

@@ -108,12 +108,12 @@ def test_every_line_that_is_printed_is_taken_back_as_the_same_server(asked: SGLa
     for each in (asked, *(change.server for change in found)):
         assert isinstance(each, SGLangServer)
         if not each.starts:
-            assert each.flags().startswith("a checkpoint of ")
+            assert each.command().startswith("a checkpoint of ")
             continue
-        again = parsed(each.flags(), each.gpu.name.replace(" ", "-"))
+        again = parsed(each.command(), each.gpu.name.replace(" ", "-"))
         assert again.policy() == each.policy()
         with suppress(BudgetError):  # such a change is never printed
-            assert again.machine().kv_bytes == each.machine().kv_bytes, each.flags()
+            assert again.machine().kv_bytes == each.machine().kv_bytes, each.command()
         assert again.num_gpus * each.replicas == each.num_gpus
         assert again.captured == each.captured
 
@@ -131,7 +131,7 @@ def test_a_change_leaves_room_for_the_largest_step() -> None:
 
 
 def test_settings_without_an_argument_are_variables() -> None:
-    line = server(retract_decode_steps=10, init_new_token_ratio=0.5, enable_priority_scheduling=True).flags()
+    line = server(retract_decode_steps=10, init_new_token_ratio=0.5, enable_priority_scheduling=True).command()
     assert line.startswith(
         "SGLANG_INIT_NEW_TOKEN_RATIO=0.5 SGLANG_RETRACT_DECODE_STEPS=10 python -m sglang.launch_server --model-path "
     )
@@ -141,11 +141,11 @@ def test_settings_without_an_argument_are_variables() -> None:
 def test_weights_that_sglang_cannot_make_are_another_checkpoint() -> None:
     on = server("H100/Qwen3-32B")
     fp8, awq = (on.changed(model=on.model.served(quantization=find_quantization(name))) for name in ("fp8", "awq"))
-    assert fp8.flags().endswith(" --quantization fp8")
-    assert " --model-path Qwen/Qwen3-32B-AWQ " in awq.flags()
+    assert fp8.command().endswith(" --quantization fp8")
+    assert " --model-path Qwen/Qwen3-32B-AWQ " in awq.command()
     small = server("H100/Qwen3-0.6B")
     unknown = small.changed(model=small.model.served(quantization=find_quantization("awq")))
-    assert unknown.flags().startswith("a checkpoint of Qwen/Qwen3-0.6B with awq weights is needed, served with --mem")
+    assert unknown.command().startswith("a checkpoint of Qwen/Qwen3-0.6B with awq weights is needed, served with --mem")
 
 
 @pytest.mark.parametrize(
@@ -172,16 +172,16 @@ def test_what_sglang_refuses_is_never_printed(settings: dict[str, object], sente
 
 def test_pages_are_those_of_the_kernels() -> None:
     assert server("B200/Qwen3-8B").page_size == 64
-    assert "--page-size 64" in server("B200/Qwen3-8B").flags()
+    assert "--page-size 64" in server("B200/Qwen3-8B").command()
     with pytest.raises(UsageError, match="on B200 have pages of 16, 32, 64, 128 slots, not 1"):
         server("B200/Qwen3-8B", page_size=1)
     hopper = server("H200/Qwen3-8B")
     moved = next(each.server for each in changes(hopper, longest_tokens=90, most=200) if each.fields[0] == "gpu")
-    assert (moved.gpu.name, moved.changed().flags().count("--page-size 64")) == ("B200", 1)
+    assert (moved.gpu.name, moved.changed().command().count("--page-size 64")) == ("B200", 1)
 
 
 def test_other_limits_of_the_cache_stay_with_every_change() -> None:
     on = server(cache=replace(server().cache, radix_eviction_policy="lfu"))
     assert on.policy().cache.radix_eviction_policy == "lfu"
-    assert "--radix-eviction-policy lfu" in on.changed(page_size=16).flags()
+    assert "--radix-eviction-policy lfu" in on.changed(page_size=16).command()
     assert on.changed(page_size=16).policy().cache.page_size == 16

@@ -114,9 +114,9 @@ def check_lines(refusal: Refusal, release: str, number: int, seed: int) -> None:
         candidates = changes(server, longest_tokens=256, most=200)
         for each in (server, *(change.server for change in rng.sample(candidates, min(4, len(candidates))))):
             if not each.starts:
-                assert not each.flags().startswith("vllm")
+                assert not each.command().startswith("vllm")
                 continue
-            line, wanted = each.flags(), each.model.quantization
+            line, wanted = each.command(), each.model.quantization
             if own is None and wanted is not None:
                 assert line.endswith("--quantization fp8") or line.split()[2].endswith(("AWQ", "AWQ-INT4"))
             else:

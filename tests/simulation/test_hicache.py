@@ -197,8 +197,8 @@ def test_the_answer_says_what_was_copied_and_that_its_times_are_a_model() -> Non
 def test_a_fit_states_hicache_by_sglang_s_arguments_alone() -> None:
     cache = RadixSettings(enable_hierarchical_cache=True, hicache_size=40.0, store_gb_per_s=12.0)
     server = SGLangServer(gpu=GPU, model=MODEL, name="Llama-3-8B", cache=cache)
-    assert "--enable-hierarchical-cache --hicache-size 40.0" in server.flags()
-    assert "gb-per-s" not in server.flags()
+    assert "--enable-hierarchical-cache --hicache-size 40.0" in server.command()
+    assert "gb-per-s" not in server.command()
     result = CliRunner().invoke(cli, ["fit", *SMALL[:2], "--enable-hierarchical-cache", "--rate", "2", "--points", "0",
                                       "--prompt-tokens", "60", "--output-tokens", "12"])  # fmt: skip
     assert result.exit_code == 0, result.output

@@ -49,7 +49,7 @@ class RemediesScreen(Page):
         verdict = Text(found.verdict.replace(" %", "%"), "bold")  # percentages as on the screens
         if not found.remedies:
             return Group(verdict, "", "No change that was tried would help.", "", found.cause)
-        command = Text.assemble(("Command of the first remedy: ", "bold"), found.remedies[0].change.server.flags())
+        command = Text.assemble(("Command of the first remedy: ", "bold"), found.remedies[0].change.server.command())
         # The cause comes last, because a low screen shows the first lines alone.
         return Group(verdict, "", self._table(), _ENOUGH, _TERMS, "", command, "", found.cause, "", _SIMULATED)
 
