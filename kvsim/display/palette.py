@@ -2,8 +2,8 @@
 
 The hue of a request depends on its row in the recording alone, so that it is the same everywhere. Consecutive hues
 differ in lightness, too, and are distinct with any colour blindness. Every hue is at least 0.1 in OKLab from the states
-that are drawn beside it: tokens, reserved, never written, padding and cached. None is a lighter or darker green of
-cached memory, which no request holds.
+that are drawn beside it: tokens, reserved, never written, padding, expired and cached. None is a lighter or darker
+green of cached memory, which no request holds.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ STATES_ON_DARK: Final[dict[SlotState, str]] = {
     SlotState.RESERVED: "#1f5fa8",
     SlotState.INTERNAL: "#e2601a",
     SlotState.PADDING: "#f9ec5c",
-    SlotState.EXPIRED: "#9d81d6",
+    SlotState.EXPIRED: "#a57bef",
     SlotState.CACHED: "#31846a",
     SlotState.EXTERNAL: "#d58fb8",
     SlotState.FREE: "#3a424d",

@@ -43,7 +43,14 @@ def test_requests_that_follow_each_other_look_different_to_all_eyes(palette: Pal
 
 @pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
 def test_no_request_has_the_colour_of_a_state(palette: Palette) -> None:
-    beside = (SlotState.TOKEN, SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.CACHED)
+    beside = (
+        SlotState.TOKEN,
+        SlotState.RESERVED,
+        SlotState.INTERNAL,
+        SlotState.PADDING,
+        SlotState.CACHED,
+        SlotState.EXPIRED,
+    )
     states = [_oklab(palette.states[state], "usual") for state in beside]
     assert min(np.linalg.norm(_oklab(hue, "usual") - state) for hue in palette.hues for state in states) > 0.1
 

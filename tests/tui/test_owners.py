@@ -10,10 +10,11 @@ import pytest
 
 from kvsim.memory.waste import SlotState
 from kvsim.recording import find, read
-from kvsim_tui.facts.owners import Owner, OwnerGroup, holdings
+from kvsim_tui.facts.owners import Owner, OwnerGroup, holdings, largest_owner, units_of
+from kvsim_tui.look.stack import EIGHTHS
 from kvsim_tui.playback.session import Session
-from kvsim_tui.pool.paint import TINT, TINTS, ColorBy
-from kvsim_tui.pool.picture import DrawnUnits, Paints
+from kvsim_tui.pool.free_queue import next_units
+from kvsim_tui.pool.paint import FOLLOWED, FOLLOWED_SHARED, NEXT, PARTLY
 from kvsim_tui.widgets.below_pool import BelowPool
 from kvsim_tui.widgets.owner_strips import MANY, OwnerStrips, _OwnerLine, _unbroken
 from kvsim_tui.widgets.pool_view import PoolView
@@ -79,13 +80,16 @@ async def test_no_request_is_left_out_of_the_strips(
         assert re.match(rf"{len(found)} requests(:| hold) {(session.replay.refs > 0).sum():,} blocks", lines[0])
         largest = max((owner for one in found for owner in one.owners), key=lambda owner: owner.num_tokens)
         assert f"most {session.request_name(largest.request)}: {largest.num_tokens:,}" in lines[0]
+        assert "0.5% free" in lines[0]
         names = [session.request_name(one.owners[0].request) for one in found]
         shown = [name for name in names if any(f" {name} " in line for line in lines)]
         assert shown == names[: len(shown)], "the largest are shown"
         if len(shown) < len(names):
             rest = found[len(shown) :]
             tokens = sum(one.owners[0].num_tokens for one in rest)
-            assert any(f"{len(rest)} more" in line and f"{tokens:,}" in line for line in lines)
+            first, last = (session.request_name(one.owners[0].request) for one in (rest[0], rest[-1]))
+            words = rf"{len(rest)} more +{tokens:,} ({first}:? {rest[0].num_tokens} to {last}|[\d,]+ each)"
+            assert any(re.search(words, line) for line in lines)
 
 
 async def test_a_panel_of_one_line_says_how_many_requests_hold_the_pool(
@@ -128,22 +132,21 @@ async def test_who_holds_most_is_told_with_what_it_shares_and_what_comes_free(
         shared = shared[session.replay.refs[shared] > 1]
         tokens = int(session.replay.slots(shared)[:, SlotState.TOKEN].sum())
         name, lines = session.request_name(most.request), lines_of(app)
-        assert f"most {name}: {most.num_tokens:,} tokens + {tokens:,} shared" in lines[0]
+        assert most.num_tokens == most.own_tokens + tokens == session.replay.computed(np.array([most.request]))[0]
+        assert re.search(rf"most {name}: {most.num_tokens:,}( tokens)? \({tokens:,} shared\)", lines[0])
+        assert "free" in lines[0]
         assert "free when it ends" in str(app.query_one(OwnerStrips).border_title)
         saved = int(session.replay.refs.sum() - (session.replay.refs > 0).sum())
         below = app.query_one("#below")
         assert f"shared, saves {saved:,} blocks" in below.render_line(0).text  # type: ignore[attr-defined]
-        for line in lines:
-            for number, total, mean in re.findall(r"([\d,]+) more +([\d,]+) together, ([\d,]+) each", line):
-                count, in_all, each = (int(text.replace(",", "")) for text in (number, total, mean))
-                assert count > 1
-                assert each == round(in_all / count)
+        assert not any(re.search(r"\b1 more", line) for line in lines)
 
 
 def test_no_group_is_parted_that_fits_a_column() -> None:
     none = np.zeros(len(SlotState), np.int64)
     alone = _OwnerLine("a", "1", none)
-    group = [_OwnerLine("2 share", "1", none, edge="╭", shared=True), *[_OwnerLine("b", "1", none, edge="│")] * 3]
+    pair = OwnerGroup(owners=(), num_shared=1, shared=none)
+    group = [_OwnerLine("2 share", "1", none, edge="╭", group=pair), *[_OwnerLine("b", "1", none, edge="│")] * 3]
     lines = _unbroken([alone] * 3 + group + [alone], 5)
     assert [line.name for line in lines] == ["a"] * 3 + [""] * 2 + ["2 share", "b", "b", "b", "a"]
     assert _unbroken(group, 3) == group, "it does not fit"
@@ -183,7 +186,9 @@ async def test_a_followed_request_has_its_own_strip_in_a_folded_group(
     make_app: Callable[..., KvsimApp], prefixes: Recording
 ) -> None:
     none = np.zeros(len(SlotState), np.int64)
-    owners = tuple(Owner(request=row, num_units=1, num_shared=1, slots=none) for row in range(9, -1, -1))
+    owners = tuple(
+        Owner(request=row, num_units=1, num_shared=1, slots=none, shared_tokens=0) for row in range(9, -1, -1)
+    )
     group = OwnerGroup(owners=owners, num_shared=1, shared=none)
     app = make_app(prefixes, at_s=5.0, by_owner=True)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -212,27 +217,129 @@ def test_slots_of_owners_are_in_states_of_held_memory(shipped: Callable[[str], R
     assert in_all.sum() == in_all[HELD].sum()
 
 
-def test_neighbours_of_different_requests_have_different_tints(shipped: Callable[[str], Recording]) -> None:
-    replay = Session(shipped("paged"), at_s=5.0).replay
-    paints = Paints(replay, DrawnUnits(replay), ColorBy.OWNER).whole
-    tinted = (paints >= TINT) & (paints < TINT + TINTS)
-    assert tinted.mean() > 0.9
-    both = tinted[1:] & tinted[:-1]
-    same = replay.owner[1:] == replay.owner[:-1]
-    assert (paints[1:] == paints[:-1])[both & same].all(), "one request, one tint"
-    assert (paints[1:] != paints[:-1])[both & ~same].mean() > 0.5
+@pytest.mark.parametrize("size", SIZES)
+async def test_no_group_is_parted_and_every_group_is_there(
+    make_app: Callable[..., KvsimApp], prefixes: Recording, size: tuple[int, int]
+) -> None:
+    app = make_app(prefixes, at_s=4.0, by_owner=True)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        strips = app.query_one(OwnerStrips)
+        groups = [one for one in holdings(app.playback.session) if one.num_shared]
+        shown = lines_of(app)[1:]
+        columns = [[line[begin:] for line in shown] for begin in range(0, strips.size.width, strips._column_width)]
+        edges = ["".join(line[:1] for line in column).strip() for column in columns]
+        found = [group for column in edges for group in column.replace(" ", "").split("╭")[1:]]
+        assert len(found) == len(groups)
+        assert all(re.fullmatch("│*╰", group) for group in found)
+        assert not any(column.startswith(("│", "╰")) for column in edges)
 
 
-async def test_physical_order_tells_pieces_and_who_holds_most(
+async def test_bars_of_unequal_requests_are_unequal(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording]
+) -> None:
+    app = make_app(shipped("paged"), at_s=5.0, by_owner=True)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        strips = app.query_one(OwnerStrips)
+        owners = [one.owners[0] for one in holdings(app.playback.session)][:10]
+        most = max(int(owner.slots.sum()) for owner in owners)
+        lengths = []
+        for owner in owners:
+            bar = list(strips._bar(strips._line(owner, " "), 23, most))
+            void = app.symbols.palette.void
+            filled = [
+                app.symbols.right.index(cell.text) if cell.style.bgcolor.get_truecolor().hex == void else EIGHTHS
+                for cell in bar
+                if cell.style is not None and cell.style.bgcolor is not None
+            ]
+            lengths.append(sum(filled))
+        expected = [owner.slots.sum() / most * 23 * EIGHTHS for owner in owners]
+        assert np.abs(np.array(lengths) - expected).max() <= 1
+
+
+async def test_physical_order_tells_who_holds_most_and_where(
     make_app: Callable[..., KvsimApp], prefixes: Recording
 ) -> None:
     app = make_app(prefixes, at_s=5.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        found = holdings(app.playback.session)
-        below = app.query_one(BelowPool)
-        text = below.render_line(0).text
-        owners = [owner for group in found for owner in group.owners]
-        assert re.search(rf"{len(owners)} requests.* [\d,]+ pieces", text)
-        most = max(owners, key=lambda owner: owner.num_tokens)
-        assert re.search(rf"{most.num_tokens:,}( tokens)? \+ {16 * most.num_shared:,} shared", text)
+        session = app.playback.session
+        most = largest_owner(holdings(session))
+        assert most is not None
+        name, units = session.request_name(most.request), units_of(session, most.request)
+        assert len(units) == most.num_units
+        places = 1 + int((np.diff(units) != 1).sum())
+        begin = f"{name} holds most: {most.num_tokens:,} tokens ({most.shared_tokens:,} shared)"
+        assert re.search(rf"{re.escape(begin)}.* at {places} places", app.query_one(BelowPool).render_line(0).text)
+        assert f"colour: {name} and state" in str(app.query_one(PoolView).border_title)
+
+
+async def test_the_followed_request_has_a_colour_in_physical_order_and_else_the_largest(
+    make_app: Callable[..., KvsimApp], prefixes: Recording
+) -> None:
+    app = make_app(prefixes, at_s=5.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        screen, session, pool = app.playback, app.playback.session, app.query_one(PoolView)
+        largest = largest_owner(holdings(session))
+        assert largest is not None
+        other = next(row for row in session.replay.live_requests().tolist() if row != largest.request)
+        waiting = int(session.replay.waiting_requests()[0])
+        for followed, marked in ((None, largest.request), (other, other), (waiting, largest.request)):
+            screen.follow(followed)
+            await pilot.pause()
+            paints, refs = pool._canvas._paints.whole, session.replay.refs
+            own = units_of(session, marked)
+            assert np.array_equal(np.flatnonzero(np.isin(paints, (FOLLOWED, FOLLOWED_SHARED))), own)
+            assert (refs[paints == FOLLOWED_SHARED] > 1).all()
+            assert pool.marked_name == session.request_name(marked)
+
+
+def test_the_next_free_units_are_those_that_are_allocated_next(prefixes: Recording) -> None:
+    session = Session(prefixes, at_s=0.5)
+    replay = session.replay
+    expected, frame = next_units(replay, 40).tolist(), replay.frame
+    free = set(np.flatnonzero(replay.refs == 0).tolist())
+    assert len(expected) == 40
+    assert set(expected) <= free
+    held = list[int]()
+    while len(set(held)) < 10:
+        replay.seek(replay.frame + 1)
+        held += [unit for unit in np.flatnonzero(replay.refs > 0).tolist() if unit in free and unit not in held]
+    replay.seek(frame)
+    assert set(held) <= set(expected) or set(held[:10]) & set(expected)
+    replay.seek(replay.num_frames - 1)
+    assert not len(next_units(replay))
+
+
+async def test_the_head_of_the_free_queue_is_marked_and_told(
+    make_app: Callable[..., KvsimApp], prefixes: Recording
+) -> None:
+    for at_s, size in ((0.5, (120, 40)), (4.0, (120, 40)), (4.0, (80, 24))):
+        app = make_app(prefixes, at_s=at_s)
+        async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            replay = app.playback.session.replay
+            units = next_units(replay)
+            paints = app.query_one(PoolView)._canvas._paints.whole
+            assert np.array_equal(np.flatnonzero(paints == NEXT), np.sort(units))
+            below = app.query_one(BelowPool)
+            text = " ".join(below.render_line(y).text for y in range(below.size.height))
+            assert f"{(replay.refs == 0).sum():,} blocks free" in text
+            assert re.search(rf"next: (block )?{units[0] + replay.first_unit:,}\b", text)
+            assert "■ next" in text
+
+
+async def test_a_partly_written_block_has_its_own_colour_where_a_block_has_one(
+    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording]
+) -> None:
+    app = make_app(shipped("paged"), at_s=5.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        replay = app.playback.session.replay
+        written = replay.slots()[:, SlotState.TOKEN]
+        paints = app.query_one(PoolView)._canvas._paints.whole
+        assert (paints == PARTLY).any()
+        partly = (written > 0) & (written <= 14) & ~np.isin(paints, (FOLLOWED, FOLLOWED_SHARED, SlotState.INTERNAL))
+        assert np.array_equal(paints == PARTLY, partly)

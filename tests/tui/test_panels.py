@@ -294,7 +294,7 @@ def test_a_headline_counts_the_gpus_of_a_model() -> None:
     assert headline(session, short=True)[2].endswith("on 2 x H200")
 
 
-async def test_the_column_under_the_cursor_is_the_frame_that_is_shown(
+async def test_a_line_through_all_charts_marks_the_frame_whose_values_are_at_the_left(
     make_app: Callable[..., KvsimApp], pressure: Recording
 ) -> None:
     app = make_app(pressure)
@@ -305,8 +305,7 @@ async def test_the_column_under_the_cursor_is_the_frame_that_is_shown(
             session.player.go_to_time(share * session.player.duration_s)
             app.playback.show_panels()
             await pilot.pause()
-            lines = [chart.render_line(y).text[GUTTER + chart.cursor_column] for y in range(chart.size.height)]
-            for name, cell in zip(("running", "waiting"), lines[-3:-1], strict=True):
-                values = session.counts(name)
-                eighths = max(round(8 * values[session.player.frame] / values.max()), values[session.player.frame] > 0)
-                assert cell == (app.symbols.up[eighths] if eighths else "│")
+            lines = [chart.render_line(y).text for y in range(chart.size.height)]
+            assert {line[GUTTER + chart.cursor_column] for line in lines[:-1]} == {"┃"}
+            for name, line in zip(("running", "waiting"), lines[-3:-1], strict=True):
+                assert line[:GUTTER].split() == [name, f"{session.counts(name)[session.player.frame]:,}"]

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.display.palette import NUM_HUES
 from kvsim.memory.waste import SlotState
 from kvsim.recording import Memory, MemoryKind, Recording
 from kvsim.replay import Replay
@@ -21,7 +20,17 @@ from kvsim_tui.pool.canvas import Canvas
 from kvsim_tui.pool.cells import Cells
 from kvsim_tui.pool.levels import levels
 from kvsim_tui.pool.line_lengths import LineLengths
-from kvsim_tui.pool.paint import EMPTY, HOLDERS, NUM_PAINTS, OWNER, SHARED, ColorBy
+from kvsim_tui.pool.paint import (
+    EMPTY,
+    FOLLOWED,
+    FOLLOWED_SHARED,
+    HOLDERS,
+    NEXT,
+    NUM_PAINTS,
+    OWNER,
+    SHARED,
+    ColorBy,
+)
 from kvsim_tui.pool.picture import DrawnUnits, Paints
 
 if TYPE_CHECKING:
@@ -188,11 +197,9 @@ def test_a_followed_request_is_seen_in_every_cell_that_has_something_of_it(
         canvas.followed = request
         keys = canvas.draw(0, size[1])
         paints = np.stack((keys & 0xFF, keys >> 8 & 0xFF))
-        coloured = (paints >= OWNER) & (paints < HOLDERS)
-        hue = request % NUM_HUES
-        assert set(paints[coloured].tolist()) <= {OWNER + hue}
+        assert not ((paints >= OWNER) & (paints < HOLDERS)).any()
         units = replay.block_table(request)[1] - replay.first_unit
-        seen = (coloured | (paints == SHARED)).any(axis=0)
+        seen = np.isin(paints, (FOLLOWED, FOLLOWED_SHARED)).any(axis=0)
         assert seen.sum() == len(np.unique(tiling.cell_of(units)))
 
 
@@ -212,5 +219,6 @@ def test_free_memory_in_pieces_too_short_for_the_queue_is_drawn_as_the_bar_count
         paints.update(states.update())
         empty = states.dominant == SlotState.FREE
         assert empty.any()
-        assert set(paints.whole[empty].tolist()) == {SlotState.EXTERNAL if frame % 3 == 1 else SlotState.FREE}
+        marks = {NEXT} if by is ColorBy.OWNER else set()
+        assert set(paints.whole[empty].tolist()) == marks | {SlotState.EXTERNAL if frame % 3 == 1 else SlotState.FREE}
         assert np.array_equal(paints.whole, Paints(replay, DrawnUnits(replay), by).whole)

@@ -17,7 +17,18 @@ from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES, STATES_ON_DARK, STA
 from kvsim.plots.style import STATE_COLORS, STATE_LABELS
 from kvsim.replay import Replay
 from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, STACK, Palette, Symbols, luma
-from kvsim_tui.pool.paint import CURSOR, DIM, OWNER, ColorBy, paint_colors
+from kvsim_tui.pool.paint import (
+    CURSOR,
+    DIM,
+    FOLLOWED,
+    FOLLOWED_SHARED,
+    NEXT,
+    OWNER,
+    PARTLY,
+    SHARED,
+    ColorBy,
+    paint_colors,
+)
 from kvsim_tui.pool.picture import DrawnUnits, Paints
 from kvsim_tui.pool.swatches import paint_swatch, swatch
 
@@ -119,24 +130,36 @@ def test_what_holds_no_token_has_the_colour_of_its_state_whatever_colour_means(
     replay.seek(replay.num_frames // 2)
     states = DrawnUnits(replay)
     paints = Paints(replay, states, by)
-    free = replay.refs == 0
+    ordinary = paints.whole != NEXT
+    free = (replay.refs == 0) & ordinary
     assert np.array_equal(paints.whole[free], states.dominant[free])
     if by not in (ColorBy.SHARING, ColorBy.AGE):
-        assert np.array_equal(paints.rest, states.rest)
+        assert np.array_equal(paints.rest[ordinary], states.rest[ordinary])
 
 
-def test_more_requests_than_hues_in_scattered_memory_have_no_hues_but_the_followed_one(
+def test_of_more_requests_than_hues_in_scattered_memory_the_followed_one_alone_has_a_colour(
     shipped: Callable[[str], Recording],
 ) -> None:
     replay = Replay(shipped("paged"))
     assert replay.recording.steps.running.max() > NUM_HUES
     replay.seek(replay.num_frames // 2)
     paints = Paints(replay, DrawnUnits(replay), ColorBy.OWNER)
-    hued = range(OWNER, OWNER + NUM_HUES)
-    assert not np.isin(paints.whole, hued).any()
+    colored = [*range(OWNER, OWNER + NUM_HUES), FOLLOWED]
+    assert not np.isin(paints.whole, colored).any()
     request = int(replay.live_requests()[3])
     paints.follow(request)
-    own = np.isin(paints.whole, hued)
-    assert own.any()
-    assert (replay.owner[own] == request).all()
-    assert not np.isin(paints.follow(None), np.flatnonzero(np.isin(paints.whole, hued))).any()
+    own = replay.block_table(request)[1] - replay.first_unit
+    assert np.array_equal(np.flatnonzero(np.isin(paints.whole, colored)), np.sort(own))
+    paints.follow(None)
+    assert not np.isin(paints.whole, colored).any()
+
+
+@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
+def test_what_marks_units_beside_the_states_has_the_colour_of_none(palette: Palette) -> None:
+    colors = paint_colors(palette)
+    marks = [colors[paint] for paint in (FOLLOWED, FOLLOWED_SHARED, PARTLY, NEXT, SHARED)]
+    others = [*palette.states.values(), palette.void]
+    lab = {color: _lab(_linear(color)) for color in (*marks, *others)}
+    for nth, mark in enumerate(marks):
+        for other in (*others, *marks[:nth]):
+            assert float(np.linalg.norm(lab[mark] - lab[other])) > 14, (mark, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import dist
 
 import pytest
@@ -69,8 +70,12 @@ async def test_the_legend_says_which_request_is_lit_and_what_the_others_look_lik
             below.show_frame()
             await pilot.pause()
             legend = " ".join(below.render_line(y).text for y in range(below.size.height)).partition("last step")[0]
-            assert ("r113" in legend) == (follow is not None)
-            assert ("all others" in legend) == (follow is not None)
+            if color_by is ColorBy.OWNER:  # hues do not identify requests: one has a colour, the others that of tokens
+                assert ("r113 holds" in legend) == (follow is not None)
+                assert re.search(r"■ (r113|r14)( |,).*■ (tokens of )?others", legend)
+            else:
+                assert ("r113 alone" in legend or "r113 in" in legend) == (follow is not None)
+                assert ("all others" in legend) == (follow is not None)
 
 
 @pytest.mark.parametrize("number", ["2", "5", "12"])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from kvsim.memory.waste import SlotState
-from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.wording import percent, plural
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 Slots: TypeAlias = "npt.NDArray[np.int64]"
 """Number of slots in each state, in the order of `SlotState`."""
 Units: TypeAlias = "npt.NDArray[np.integer[Any]]"
-_MOST_GROUPS: Final = 12
-"""Largest number of groups whose sizes are listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,10 +35,18 @@ class Owner:
     slots: Slots
     """Slots of the units that no other request holds."""
 
+    shared_tokens: int
+    """Number of written tokens in the units that other requests hold as well."""
+
     @property
-    def num_tokens(self) -> int:
+    def own_tokens(self) -> int:
         """Number of written tokens in the units that no other request holds."""
         return int(self.slots[SlotState.TOKEN])
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of written tokens in all units of the request."""
+        return self.own_tokens + self.shared_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,7 +54,7 @@ class OwnerGroup:
     """Requests that share units, or a single request that shares none. A picture draws a group as one shape."""
 
     owners: tuple[Owner, ...]
-    """The requests, the one with the most tokens of its own first."""
+    """The requests, the one with the most tokens first."""
     num_shared: int
     """Number of units with several holders; each is counted once."""
     shared: Slots
@@ -63,18 +68,29 @@ class OwnerGroup:
     @property
     def num_tokens(self) -> int:
         """Number of written tokens of the group; each unit is counted once."""
-        return int(self.shared[SlotState.TOKEN]) + sum(owner.num_tokens for owner in self.owners)
+        return int(self.shared[SlotState.TOKEN]) + sum(owner.own_tokens for owner in self.owners)
 
 
 def holdings(session: Session) -> list[OwnerGroup]:
     """Return the groups that hold memory at the current frame, the group with the most tokens first."""
     tables: dict[int, Units] = {
-        int(request): np.unique(session.replay.block_table(int(request))[1]) - session.replay.first_unit
-        for request in session.replay.live_requests()
+        int(request): units_of(session, int(request)) for request in session.replay.live_requests()
     }
-    groups = _sharing(session, tables)
-    found = [_owner_group(session, {request: tables[request] for request in group}) for group in groups]
-    return sorted((group for group in found if group.owners), key=lambda group: (-group.num_tokens, -group.size))
+    tables = {request: units for request, units in tables.items() if len(units)}
+    if not tables:
+        return []
+    held = np.unique(np.concatenate(list(tables.values())))
+    slots = session.replay.slots(held)
+    found = [
+        _owner_group(session, {request: tables[request] for request in group}, held, slots)
+        for group in _sharing(session, tables)
+    ]
+    return sorted(found, key=lambda group: (-group.num_tokens, -group.size))
+
+
+def units_of(session: Session, request: int) -> Units:
+    """Return the units that `request` holds, counted from 0, in address order."""
+    return np.unique(session.replay.block_table(request)[1]) - session.replay.first_unit
 
 
 def _sharing(session: Session, tables: dict[int, Units]) -> list[list[int]]:
@@ -95,24 +111,32 @@ def _sharing(session: Session, tables: dict[int, Units]) -> list[list[int]]:
     return list(members.values())
 
 
-def _owner_group(session: Session, tables: dict[int, Units]) -> OwnerGroup:
+def _owner_group(session: Session, tables: dict[int, Units], held: Units, slots: Slots) -> OwnerGroup:
+    """Return the group of the requests of `tables`; `slots` has a row for each of the units `held`."""
     refs = session.replay.refs
-    owners = [
-        Owner(
-            request=request,
-            num_units=len(units),
-            num_shared=int((refs[units] > 1).sum()),
-            slots=session.replay.slots(units[refs[units] <= 1]).sum(axis=0),
+    owners = []
+    for request, units in tables.items():
+        rows, shared = np.searchsorted(held, units), refs[units] > 1
+        owners.append(
+            Owner(
+                request=request,
+                num_units=len(units),
+                num_shared=int(shared.sum()),
+                slots=slots[rows[~shared]].sum(axis=0),
+                shared_tokens=int(slots[rows[shared], SlotState.TOKEN].sum()),
+            )
         )
-        for request, units in tables.items()
-        if len(units)
-    ]
-    shared = np.unique(np.concatenate([units[refs[units] > 1] for units in tables.values()]))
+    units = np.unique(np.concatenate([units[refs[units] > 1] for units in tables.values()]))
     return OwnerGroup(
         owners=tuple(sorted(owners, key=lambda owner: -owner.num_tokens)),
-        num_shared=len(shared),
-        shared=session.replay.slots(shared).sum(axis=0) if len(shared) else np.zeros(len(SlotState), np.int64),
+        num_shared=len(units),
+        shared=slots[np.searchsorted(held, units)].sum(axis=0),
     )
+
+
+def largest_owner(found: Sequence[OwnerGroup]) -> Owner | None:
+    """Return the request with the most tokens; None if no request holds memory."""
+    return max(_owners(found), key=lambda owner: owner.num_tokens, default=None)
 
 
 def owners_line(session: Session, found: Sequence[OwnerGroup], width: int, dot: str) -> str:
@@ -120,13 +144,12 @@ def owners_line(session: Session, found: Sequence[OwnerGroup], width: int, dot: 
 
     If the line exceeds `width`, texts are shortened or left out.
     """
-    unit, owners = session.unit_name, _owners(found)
+    unit = session.unit_name
     shared, saved = _shared_and_saved(found)
-    held = shared + sum(owner.num_units - owner.num_shared for owner in owners)
     free, cached = (int(session.breakdown[state]) for state in (SlotState.FREE, SlotState.CACHED))
-    most = _most_words(session, owners)
-    requests, or_cached = _requests_hold(owners), " or cached" * session.recording.meta.prefix_caching
-    begin, free_words = f"{requests} {plural(held, unit)}", f"{percent(free, session.capacity)} free"
+    most = _most_words(session, largest_owner(found))
+    or_cached = " or cached" * session.recording.meta.prefix_caching
+    begin, free_words = _held_words(session, found), f"{percent(free, session.capacity)} free"
     long = (
         begin,
         most,
@@ -134,48 +157,61 @@ def owners_line(session: Session, found: Sequence[OwnerGroup], width: int, dot: 
         f"{percent(free + cached, session.capacity)} free{or_cached}",
     )
     # What is left out is said elsewhere on the screen.
-    less = (begin, most, free_words) if shared else (begin, most.replace(" tokens", ""), "nothing shared", free_words)
-    return _first_that_fits((long, less, (begin, most), (begin,)), width, dot)
+    less = (begin, most, "nothing shared" * (not shared), free_words)
+    least = tuple(text.replace(" tokens", "") for text in less)
+    return _first_that_fits((long, less, least, (begin, most), (begin,)), width, dot)
 
 
-def scatter_lines(session: Session, found: Sequence[OwnerGroup], width: int, dot: str, *, num_lines: int) -> list[str]:
-    """Describe the held memory for the pool in physical order: its pieces, the largest request, and sharing.
+def scatter_lines(session: Session, found: Sequence[OwnerGroup], lit: int | None, width: int, dot: str) -> list[str]:
+    """Describe the held memory for the pool in physical order.
 
-    The last of two lines is about sharing alone; it is there only if requests share units.
+    The first line is about the request `lit`, which has a colour of its own, and the request with the most tokens. The
+    second line is about all requests, and about sharing.
     """
-    owners = _owners(found)
     shared, saved = _shared_and_saved(found)
-    most = _most_words(session, owners)
-    requests, pieces = plural(len(owners), "request"), plural(_num_pieces(session.replay.owner), "piece")
-    units = plural(shared + sum(owner.num_units - owner.num_shared for owner in owners), session.unit_name)
-    groups = f"{plural(len([group for group in found if group.num_shared]), 'group')} share" if shared else ""
-    sharing = groups or "nothing shared"
-    in_short = most.replace(" tokens", "")
-    texts = (
-        (f"{_requests_hold(owners)} {units} in {pieces}", most, sharing),
-        (f"{requests} in {pieces}", most, sharing),
-        (f"{requests} in {pieces}", in_short, sharing),
-        (f"{requests}, {pieces}", in_short),
-        (f"{requests}, {pieces}",),
+    largest = largest_owner(found)
+    owner = next((each for each in _owners(found) if each.request == lit), None)
+    first: tuple[tuple[str, ...], ...]
+    if largest is None or owner is None:
+        first = ((_most_words(session, largest),),)
+    else:
+        units = units_of(session, owner.request)
+        size, name = plural(len(units), session.unit_name), session.request_name(owner.request)
+        place = f"at {plural(_num_pieces(units), 'place')} of the pool"
+        is_most = owner is largest
+        most = "" if is_most else _most_words(session, largest)
+        begin = f"{name} holds {'most' if is_most else size}: {_tokens_words(owner)}"
+        first = (
+            (f"{begin}{f' in {size}' if is_most else ''} {place}", most),
+            (f"{begin} {place}", most),
+            (f"{begin} {place}",),
+            (begin,),
+        )
+    groups = plural(len([group for group in found if group.num_shared]), "group")
+    saves = f", saving {plural(saved, session.unit_name)}"
+    held = _held_words(session, found)
+    second = (
+        ((held, _group_words(found) + saves), (_group_words(found) + saves,), (_group_words(found),), (groups,))
+        if shared
+        else ((held, "no block is shared"), (held,))
     )
-    lines = [_first_that_fits(texts, width, dot)]
-    if shared and num_lines > 1:
-        saves = f", which saves {plural(saved, session.unit_name)}"
-        lines.append(_first_that_fits(((_group_words(found) + saves,), (_group_words(found),), (groups,)), width, dot))
-    return lines
+    return [_first_that_fits(texts, width, dot) for texts in (first, second)]
 
 
-def _requests_hold(owners: Sequence[Owner]) -> str:
-    return f"{plural(len(owners), 'request')} hold{'s' * (len(owners) == 1)}"
+def _held_words(session: Session, found: Sequence[OwnerGroup]) -> str:
+    owners = _owners(found)
+    held = _shared_and_saved(found)[0] + sum(owner.num_units - owner.num_shared for owner in owners)
+    return f"{plural(len(owners), 'request')} hold{'s' * (len(owners) == 1)} {plural(held, session.unit_name)}"
 
 
-def _most_words(session: Session, owners: Sequence[Owner]) -> str:
-    """Describe the request with the most tokens of its own; empty without requests."""
-    largest = max(owners, key=lambda owner: owner.num_tokens, default=None)
-    if largest is None:
-        return ""
-    words = f"most {session.request_name(largest.request)}: {largest.num_tokens:,} tokens"
-    return words + f" + {largest.num_shared * session.replay.unit_tokens:,} shared" * (largest.num_shared > 0)
+def _most_words(session: Session, largest: Owner | None) -> str:
+    """Describe the request with the most tokens; empty without requests."""
+    return "" if largest is None else f"most {session.request_name(largest.request)}: {_tokens_words(largest)}"
+
+
+def _tokens_words(owner: Owner) -> str:
+    """Return the number of tokens of a request: `971 tokens`, `1,927 tokens (512 shared)`."""
+    return plural(owner.num_tokens, "token") + f" ({owner.shared_tokens:,} shared)" * (owner.num_shared > 0)
 
 
 def _owners(found: Sequence[OwnerGroup]) -> list[Owner]:
@@ -188,10 +224,9 @@ def _shared_and_saved(found: Sequence[OwnerGroup]) -> tuple[int, int]:
     return shared, sum(owner.num_shared for owner in _owners(found)) - shared
 
 
-def _num_pieces(owner: Units) -> int:
-    """Count the runs of neighbouring units with one owner; `owner` is the owner of each unit, or `NO_OWNER`."""
-    begins = np.append(True, owner[1:] != owner[:-1])
-    return int((begins & (owner != NO_OWNER)).sum())
+def _num_pieces(units: Units) -> int:
+    """Count the runs of neighbouring units; `units` are in address order."""
+    return int((np.diff(units, prepend=-2) != 1).sum())
 
 
 def _first_that_fits(texts: Sequence[Sequence[str]], width: int, dot: str) -> str:
@@ -201,13 +236,11 @@ def _first_that_fits(texts: Sequence[Sequence[str]], width: int, dot: str) -> st
 
 
 def _group_words(found: Sequence[OwnerGroup]) -> str:
-    """Describe the groups that share units: `13, 9 and 7 requests share 512 tokens each`, `20 groups of up to 13`."""
-    sizes = sorted((len(group.owners) for group in found if group.num_shared), reverse=True)
+    """Describe the groups that share units: `8 groups of 3 to 13 requests share 512 tokens each`."""
+    sizes = sorted(len(group.owners) for group in found if group.num_shared)
     tokens = {int(group.shared[SlotState.TOKEN]) for group in found if group.num_shared}
     amount = f"{tokens.pop():,} tokens" if len(tokens) == 1 else "blocks"
     if len(sizes) == 1:
         return f"{sizes[0]:,} requests share {amount}"
-    if len(sizes) > _MOST_GROUPS:
-        return f"{len(sizes):,} groups of up to {sizes[0]:,} requests share {amount} each"
-    *most, last = (f"{size:,}" for size in sizes)
-    return f"{', '.join(most)} and {last} requests share {amount} each"
+    members = f"{sizes[0]:,} to {sizes[-1]:,}" if sizes[0] < sizes[-1] else f"{sizes[0]:,}"
+    return f"{len(sizes):,} groups of {members} requests share {amount} each"

@@ -41,8 +41,6 @@ STACK: Final = (
 VOID_COLOR: Final = "#12151a"
 """Background of dark pictures, and dark text on light colours."""
 LIGHT_INK: Final = "#ffffff"
-_LIGHT: Final = 100
-"""Luminance above which dark text has more contrast than light text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +67,10 @@ class Palette:
     ink: str
     """Colour of text."""
     cursor: str
+    followed: str
+    """Colour of the followed request in pools of more requests than there are hues."""
+    next_free: str
+    """Colour of the free units that are allocated next."""
 
     def on(self, background: str, ink: str) -> Palette:
         """Return the palette for another dark (or light) background.
@@ -98,6 +100,8 @@ DARK: Final = Palette(
     void=VOID_COLOR,
     ink="#d7dde5",
     cursor="#ffffff",
+    followed="#cf0a2c",
+    next_free="#a8d820",
 )
 LIGHT: Final = Palette(
     states=STATES_ON_LIGHT,
@@ -111,6 +115,8 @@ LIGHT: Final = Palette(
     void="#f9fafb",
     ink="#1c2430",
     cursor="#000000",
+    followed="#b00034",
+    next_free="#86c81e",
 )
 
 
@@ -136,7 +142,7 @@ def luma(color: str) -> float:
 
 def ink_on(color: str) -> str:
     """Return the colour of text, dark or light, that has more contrast with the background `color`."""
-    return VOID_COLOR if luma(color) > _LIGHT else LIGHT_INK
+    return max(VOID_COLOR, LIGHT_INK, key=lambda ink: contrast(ink, color))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -116,6 +116,8 @@ class Session:
             self.player.go_to_time(at_s)
         self.followed: int | None = None
         """Row of the request that the user follows."""
+        self.marked: int | None = None
+        """Row of the request that has a colour of its own if hues do not identify requests."""
         self.diagnosis: Diagnosis | None = None
         """Diagnosis of the run, once the user has asked for it."""
         self.story: Story | None = None

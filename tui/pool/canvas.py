@@ -16,8 +16,8 @@ from .brush import BLANK, DIGIT, GLYPH, RIGHT, UP, half_keys, keys_of, reverse
 from .cell_shapes import cut_apart, hairlines_above, ledges, settled, spread, spread_glyphs
 from .cells import Cells
 from .labels import names_every_line, write_names
-from .paint import CURSOR, DIM, EMPTY, TINT, ColorBy
-from .picture import DrawnUnits, Paints, dimmed, with_one_owner_lit, without_tints
+from .paint import CURSOR, DIM, EMPTY, ColorBy
+from .picture import DrawnUnits, Paints, dimmed, with_one_owner_lit
 from .slots import paints_of_slots
 from .tiling import Detail, Tiling
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 _LEAST_WIDE = 4
 """Width up to which a cell without colours shows its fill as a digit; wider cells show it by their glyphs."""
-
-_FEW_UNITS = 4
-"""Largest number of units in a cell up to which tints tell the owners of the units apart."""
 
 
 class Canvas:
@@ -55,17 +52,7 @@ class Canvas:
     @tiling.setter
     def tiling(self, tiling: Tiling) -> None:
         self._tiling = tiling
-        self._cells = Cells(tiling, self._mixed_paints) if tiling.detail is Detail.MIX else None
-
-    @property
-    def has_tints(self) -> bool:
-        """True if cells are small enough for tints, which would be noise in cells of many units."""
-        return self._tiling.units_per_cell <= _FEW_UNITS
-
-    @property
-    def _mixed_paints(self) -> PaintArray:
-        """Paints of all units, for cells of several units."""
-        return self._paints.whole if self.has_tints else without_tints(self._paints.whole)
+        self._cells = Cells(tiling, self._paints.whole) if tiling.detail is Detail.MIX else None
 
     @property
     def followed(self) -> int | None:
@@ -118,16 +105,14 @@ class Canvas:
 
     def _repaint(self, units: IndexArray) -> None:
         if self._cells is not None and len(units):
-            self._cells.update(units, self._mixed_paints)
+            self._cells.update(units, self._paints.whole)
 
     def shows(self, paint: int) -> bool:
-        """Tell whether `paint`, one of a state or a tint, is in the picture; rare states have no place in large cells.
+        """Tell whether `paint`, one of a state or a mark, is in the picture; rare states have no place in large cells.
 
         At the level of single slots, all states that occur are in the picture.
         """
         paints, fill = self._paints, self._states.fill
-        if paint >= TINT:
-            return self.has_tints
         match self.tiling.detail:
             case Detail.SLOTS:
                 return True
@@ -255,8 +240,7 @@ class Canvas:
         """Draw cells of one unit with its written part and the rest."""
         tiling, lit = self.tiling, self._lit(cells)
         units = np.minimum(cells, tiling.num_units - 1)
-        written = self._paints.written if self._half_blocks else without_tints(self._paints.written)
-        first, second = (dimmed(paints[units], lit) for paints in (written, self._paints.rest))
+        first, second = (dimmed(paints[units], lit) for paints in (self._paints.written, self._paints.rest))
         fill = self._states.fill[units].copy()
         first, second = (np.where(cells < tiling.num_units, paints, EMPTY) for paints in (first, second))
         if self._half_blocks:  # expired slots come first: they precede the tokens that are still read
@@ -318,9 +302,17 @@ class Canvas:
         return picture
 
     @property
+    def is_neutral(self) -> bool:
+        """True if colours mean states and one followed request, because hues would not identify requests."""
+        return self._paints.is_neutral
+
+    @property
     def lit_request(self) -> int | None:
-        """Request that alone keeps its colours: the followed one, if it holds memory and lines have no names."""
-        if self.followed is None or names_every_line(self.tiling, self._replay):
+        """Request that alone keeps its colours: the followed one, if it holds memory and lines have no names.
+
+        Where colours mean states, all units keep their colours.
+        """
+        if self.followed is None or self._paints.is_neutral or names_every_line(self.tiling, self._replay):
             return None
         return self.followed if len(self._replay.block_table(self.followed)[1]) else None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import tells_owners
 
-from .paint import OWNER, ColorBy, hue_of
+from .paint import FOLLOWED, OWNER, ColorBy, hue_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def paint_of(session: Session, request: int) -> int:
-    """Return the paint of the slots that `request` has written: its hue if hues mean owners or it is followed."""
-    is_hued = request == session.followed or tells_owners(session.recording)
-    return OWNER + hue_of(request) if is_hued else int(SlotState.TOKEN)
+    """Return the paint of the slots that `request` has written: its hue if hues identify requests."""
+    if tells_owners(session.recording):
+        return OWNER + hue_of(request)
+    return FOLLOWED if request == session.marked else int(SlotState.TOKEN)
 
 
 def default_color(replay: Replay) -> ColorBy:

@@ -13,9 +13,23 @@ from kvsim.memory.waste import HELD, SlotState
 from kvsim.metrics.names import STATE_NAMES, tells_owners
 
 from ..look.wording import plural, seconds
-from ..pool.paint import AGE, AGES, DIM, HOLDERS, OWNER, SHARED, TINT, TINTS, ColorBy, hue_of
-from ..pool.swatches import paint_swatch
+from .colors import paint_of
 from .layer_kinds import layer_kinds
+from .paint import (
+    AGE,
+    AGES,
+    DIM,
+    FOLLOWED,
+    FOLLOWED_SHARED,
+    HOLDERS,
+    NEXT,
+    OWNER,
+    PARTLY,
+    SHARED,
+    ColorBy,
+    hue_of,
+)
+from .swatches import paint_swatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,12 +43,20 @@ _MOST_OWNERS: Final = 8
 LegendEntry: TypeAlias = tuple[tuple[int, ...], str]
 """The paints of an entry of the legend, and their meaning."""
 
-_TINTED: Final[LegendEntry] = (
-    tuple(range(TINT, TINT + TINTS)),
-    "tokens till the request ends; new tint: another",
+_MARKS: Final = (FOLLOWED, FOLLOWED_SHARED, PARTLY, NEXT)
+"""Paints of pools whose colours mean states and one followed request."""
+_UNWRITTEN: Final = int(SlotState.RESERVED) + DIM
+"""Paint of unwritten slots of the requests beside the only lit one."""
+_SHORTER: Final = (
+    ("sliding window", "window"),
+    ("full attention", "full"),
+    (" alone in colour", " in colour"),
+    ("tokens of others", "others"),
+    ("its shared blocks", "its shared"),
+    ("partly written", "partly"),
+    ("next to be allocated", "next"),
 )
-"""Entry for tokens where consecutive requests have different tints."""
-_TINTED_IN_SHORT: Final = "tokens; new tint: new request"
+"""Texts of entries, and shorter ones."""
 
 
 def legend_entries(
@@ -45,6 +67,7 @@ def legend_entries(
     room: int,
     *,
     lit: str | None = None,
+    marked: str | None = None,
     bars: bool = False,
     shows: Callable[[int], bool] | None = None,
     counts_holders: bool = False,
@@ -58,27 +81,25 @@ def legend_entries(
         style: style of the text.
         room: number of characters in a line; texts are shortened if the legend is longer.
         lit: id of the request that alone is in colour.
+        marked: words about the request that has a colour of its own where hues do not identify requests.
         bars: True if bars of states are beside the pools; tokens then get an entry, even if `by` does not colour them.
-        shows: tells whether the paint of a state is in the picture; None if each that occurs is.
+        shows: tells whether the paint of a state or a mark is in the picture; None if each state that occurs is.
         counts_holders: True if shared units have the number of their holders.
     """
-    entries = [entry for entry in legend(by, sessions, lit) if _occurs(entry[0], sessions, lit, shows)]
+    entries = [entry for entry in legend(by, sessions, lit, marked) if _occurs(entry[0], sessions, lit, shows)]
     if counts_holders:
         entries = [(paints, text.replace("shared,", "shared (digit: holders, + from 10),", 1))
                    if paints == (SHARED,) else (paints, text) for paints, text in entries]  # fmt: skip
     tokens = (int(SlotState.TOKEN),)
-    if shows is not None and not shows(TINT):
-        entries = [(tokens, "tokens, of any request") if entry == _TINTED else entry for entry in entries]
     if bars and all(paints != tokens for paints, _ in entries) and _occurs(tokens, sessions):
         entries.append((tokens, "tokens, in bars"))
-    if _length(entries) > room:
-        entries = [(paints, _TINTED_IN_SHORT if text == _TINTED[1] else text) for paints, text in entries]
+    for words in (", which holds most", ", saves "):
+        if _length(entries) > room:
+            entries = [(paints, text.partition(words)[0]) for paints, text in entries]
     if _length(entries) > room:
         entries = [(paints[:1], text.removesuffix(", in bars")) for paints, text in entries]
     if _length(entries) > room:
         entries = [(paints, _in_short(text)) for paints, text in entries]
-    if _length(entries) > room:
-        entries = [(paints, text.partition(", saves ")[0]) for paints, text in entries]
     found = list[list[Segment]]()
     for paints, text in entries:
         segments = [Segment("  ", style)] if found else []
@@ -102,7 +123,7 @@ def owner_entries(
         if (_occurs(paints, [session]) if paints == (SHARED,) else shows(paints[0]))
     ]
     if session.followed is not None and len(session.replay.block_table(session.followed)[1]):
-        entries.append((OWNER + hue_of(session.followed), session.request_name(session.followed)))
+        entries.append((paint_of(session, session.followed), session.request_name(session.followed)))
     found = list[list[Segment]]()
     for paint, text in entries:
         sample = paint_swatch(paint, symbols)
@@ -118,10 +139,15 @@ def _occurs(
     shows: Callable[[int], bool] | None = None,
 ) -> bool:
     """Tell whether a pool shows the paints of an entry now; entries other than states and sharing always count."""
+    if len(paints) == 1 and paints[0] in _MARKS:
+        return shows is not None and shows(paints[0])
     if paints == (SHARED,):
         return any(bool((session.replay.refs > 1).any()) for session in sessions)
-    if paints and paints[0] >= DIM:  # the greys of the requests beside the only lit one
-        return any(len(session.replay.live_requests()) > 1 for session in sessions)
+    if paints and paints[0] >= DIM:  # a grey of the requests beside the only lit one
+        unwritten = [SlotState.RESERVED, SlotState.INTERNAL]
+        written = paints != (_UNWRITTEN,)
+        others = (session for session in sessions if len(session.replay.live_requests()) > 1)
+        return any(written or bool(session.breakdown[unwritten].any()) for session in others)
     if len(paints) != 1 or paints[0] >= len(SlotState):
         return True
     if lit is not None and len(sessions) == 1 and paints[0] in HELD:  # the pool shows those of the others in grey
@@ -136,13 +162,15 @@ def _length(entries: list[LegendEntry]) -> int:
 
 
 def _in_short(text: str) -> str:
-    for words, fewer in (("sliding window", "window"), ("full attention", "full"), (" alone in colour", " in colour")):
+    for words, fewer in _SHORTER:
         text = text.replace(words, fewer)
     return text
 
 
-def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> list[LegendEntry]:
-    """Return all entries of the legend: the paints of each entry, and their meaning."""
+def legend(
+    by: ColorBy, sessions: Sequence[Session], lit: str | None = None, marked: str | None = None
+) -> list[LegendEntry]:
+    """Return all entries of the legend: the paints of each entry, and their meaning. Arguments are as above."""
     # The run with the most kinds of layers, and with prefix caching, needs the most entries.
     session = max(sessions, key=lambda each: (len(each.replay.groups), each.recording.meta.prefix_caching))
     caches = session.recording.meta.prefix_caching
@@ -151,18 +179,23 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
     match by:
         case ColorBy.OWNER:
             sharing_too = [((SHARED,), _shared_words(session)), *kept] if caches else []
-            return [*_owners(sessions, lit), *_waste(sessions), reserved, *sharing_too, free]
+            owners = _owners(sessions, lit)
+            if not all(tells_owners(each.recording) for each in sessions):
+                marks: list[LegendEntry] = [((PARTLY,), "partly written"), reserved, *_waste(sessions)]
+                after: list[LegendEntry] = [*kept, ((NEXT,), "next to be allocated"), free]
+                return [*owners, *_marked(marked), *sharing_too[:1], *marks, *after]
+            return [*owners, *_waste(sessions), reserved, *sharing_too, free]
         case ColorBy.STATE:
-            followed = [] if lit is None else _lit_and_others(lit, (int(SlotState.TOKEN),))
+            followed = [] if lit is None else _lit_and_others(lit)
             return [*followed, _state(SlotState.TOKEN), *_waste(sessions), reserved, *kept, free]
         case ColorBy.LAYERS:
             kinds = layer_kinds(session.replay)
-            followed = [] if lit is None else _lit_and_others(lit, tuple(kind.paint for kind in kinds))
+            followed = [] if lit is None else _lit_and_others(lit)
             entries: list[LegendEntry] = [((kind.paint,), kind.words) for kind in kinds]
             return [*followed, *entries, *_waste(sessions), reserved, *kept, free]
         case ColorBy.SHARING:
             degrees = (HOLDERS, HOLDERS + 1, HOLDERS + 3, HOLDERS + 5)
-            followed = [] if lit is None else _lit_and_others(lit, degrees[:3])
+            followed = [] if lit is None else _lit_and_others(lit)
             return [
                 *followed,
                 ((), sharing(session) or "no block is shared"),
@@ -175,7 +208,7 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
             oldest_s = session.recording.recorded_s / 4
             ages = tuple(range(AGE + AGES - 2, AGE, -1))
             return [
-                *([] if lit is None else _lit_and_others(lit, ages[::2])),
+                *([] if lit is None else _lit_and_others(lit)),
                 ((AGE + AGES - 1,), "just taken"),
                 (ages, ""),
                 ((AGE,), f"held for {seconds(oldest_s / 2, oldest_s / 100)} and more"),
@@ -185,19 +218,23 @@ def legend(by: ColorBy, sessions: Sequence[Session], lit: str | None = None) -> 
 
 def _owners(sessions: Sequence[Session], lit: str | None) -> list[LegendEntry]:
     """Return the entries for the hues of owners; for the request that alone is `lit`, if there is one."""
-    hued = {tells_owners(session.recording) for session in sessions}
-    hues = tuple(range(OWNER, OWNER + 4)) if True in hued else _TINTED[0]
-    entries: list[LegendEntry] = []
+    hues = tuple(range(OWNER, OWNER + 4))
     if lit is not None:
         known = next(session.recording for session in sessions if lit in session.recording.requests.id)
-        entries = _lit_and_others(lit, hues[:3], OWNER + hue_of(known.row_of(lit)))
-    elif True in hued:
-        few = len(sessions[0].recording.requests) <= NUM_HUES
-        named = _named_owners(sessions) if few else None
-        entries = [(hues, "one request each" if few else "requests")] if named is None else named
-    if lit is None and False in hued:
-        entries.append(_TINTED)
-    return entries
+        return _lit_and_others(lit, OWNER + hue_of(known.row_of(lit)))
+    if not any(tells_owners(session.recording) for session in sessions):
+        return []
+    few = len(sessions[0].recording.requests) <= NUM_HUES
+    named = _named_owners(sessions) if few else None
+    return [(hues, "one request each" if few else "requests")] if named is None else named
+
+
+def _marked(words: str | None) -> list[LegendEntry]:
+    """Return the entries for tokens where hues do not identify requests; one request has a colour of its own."""
+    tokens = (int(SlotState.TOKEN),)
+    if words is None:
+        return [(tokens, "tokens")]
+    return [((FOLLOWED,), words), ((FOLLOWED_SHARED,), "its shared blocks"), (tokens, "tokens of others")]
 
 
 def _named_owners(sessions: Sequence[Session]) -> list[LegendEntry] | None:
@@ -210,11 +247,12 @@ def _named_owners(sessions: Sequence[Session]) -> list[LegendEntry] | None:
     return [((owners[name],), name) for name in sorted(owners)] if len(owners) <= _MOST_OWNERS else None
 
 
-def _lit_and_others(name: str, others: tuple[int, ...], *paints: int) -> list[LegendEntry]:
-    """Return two entries: the only lit request with its `paints`, and the paints of the `others` in grey."""
+def _lit_and_others(name: str, *paints: int) -> list[LegendEntry]:
+    """Return the entries of the only lit request with its `paints`, and of all others in grey."""
     return [
         (paints, name if paints else f"{name} alone in colour"),
-        (tuple(other + DIM for other in (*others, SlotState.RESERVED)), "all others"),
+        ((int(SlotState.TOKEN) + DIM,), "all others"),
+        ((_UNWRITTEN,), "not written"),
     ]
 
 

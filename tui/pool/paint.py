@@ -64,29 +64,30 @@ KEPT: Final = KIND + _NUM_KINDS
 """First of the paints of copies on their way to host memory, one per hue: darker than the hues of owners."""
 _KEPT_SHARE: Final = 0.55
 """Share of the background in the colour of a copy on its way to host memory."""
-TINTS: Final = 3
-"""Number of tints of tokens. Consecutive requests get different tints if there are too many requests for hues."""
-TINT: Final = KEPT + NUM_HUES
-"""First of these paints."""
-_TINT_SHARES: Final = (("#ffffff", 0.0), ("#ffffff", 0.35), ("#0b3b66", 0.22))
-"""Colour that is mixed into the colour of tokens for each tint, and its share."""
-NUM_PAINTS: Final = TINT + TINTS
+FOLLOWED: Final = KEPT + NUM_HUES
+"""Paint of the followed request if more requests hold memory than there are hues."""
+FOLLOWED_SHARED: Final = FOLLOWED + 1
+"""Paint of the units that this request shares with others."""
+PARTLY: Final = FOLLOWED + 2
+"""Paint of a unit that is partly written, in cells that show a unit in one colour."""
+NEXT: Final = FOLLOWED + 3
+"""Paint of the free units that are allocated next."""
+NUM_PAINTS: Final = FOLLOWED + 4
 assert NUM_PAINTS <= DIM
 
 _HELD_BY_NONE: Final = frozenset((SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL, EMPTY, *UnitChange))
 """Paints that keep their colour in grey pictures: units without a holder, and recent changes."""
 _UNWRITTEN: Final = frozenset((SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED))
-"""Paints of held slots without live tokens; they get the darkest grey."""
-_DARKEST_SHADE: Final = 0.27
-"""Share of the theme's text colour in the grey of unwritten slots."""
-_SHADES: Final = 0.29
-"""Additional share of the text colour in the grey of written slots with the brightest colour."""
+"""Paints of held slots without live tokens; they get the darker grey."""
+_SHADES_ON_DARK: Final = (0.34, 0.56)
+_SHADES_ON_LIGHT: Final = (0.28, 0.48)
+"""Shares of white, or of black in light themes, in the greys of unwritten and of written slots."""
 
 _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *UnitChange)
 """Paints that must be visible in a cell of many units even if a single unit has them."""
 
 
-WRITTEN: Final = np.array((SlotState.TOKEN, *range(OWNER, AGE), *range(KIND, KEPT), *range(TINT, NUM_PAINTS)))
+WRITTEN: Final = np.array((SlotState.TOKEN, *range(OWNER, AGE), *range(KIND, KEPT), FOLLOWED, PARTLY))
 """Paints of written slots of tokens."""
 
 
@@ -101,6 +102,8 @@ def importance() -> list[int]:
         weights[paint] = MATTERS  # written slots weigh more than reserved ones
     for paint in _IMPORTANT:
         weights[paint] = 1 << 20
+    weights[FOLLOWED] = weights[FOLLOWED_SHARED] = 1 << 25
+    weights[NEXT] = 1 << 24
     weights[SlotState.FREE] = 1
     return weights
 
@@ -122,6 +125,8 @@ def paint_colors(palette: Palette) -> tuple[str, ...]:
         palette.shared_by_two,
         palette.aged,
         palette.cursor,
+        palette.followed,
+        palette.next_free,
         palette.void,
     )
 
@@ -136,6 +141,8 @@ def _colors(
     shared_by_two: str,
     aged: str,
     cursor: str,
+    followed: str,
+    next_free: str,
     void: str,
 ) -> tuple[str, ...]:
     colors = [void] * DIM
@@ -151,17 +158,17 @@ def _colors(
     ]
     colors[KIND : KIND + _NUM_KINDS] = kinds
     colors[KEPT : KEPT + NUM_HUES] = [mixed(hue, void, _KEPT_SHARE) for hue in hues]
-    colors[TINT : TINT + TINTS] = [mixed(bright, other, share) for other, share in _TINT_SHARES]
+    colors[FOLLOWED], colors[FOLLOWED_SHARED] = followed, mixed(followed, "#ffffff", 0.45)
+    colors[PARTLY], colors[NEXT] = mixed(bright, states[SlotState.RESERVED], 0.5), next_free
     return (*colors, *(_shade(paint, color, void) for paint, color in enumerate(colors)))
 
 
 def _shade(paint: int, color: str, void: str) -> str:
-    """Return the grey version of `paint`; grey means nothing, as hues do."""
+    """Return the grey version of `paint`, which tells only whether slots are written."""
     if paint in _HELD_BY_NONE:
         return color
-    written = 0.0 if paint in _UNWRITTEN else luma(color) / 255
-    ink = "#ffffff" if luma(void) < 128 else "#000000"
-    return mixed(void, ink, _DARKEST_SHADE + _SHADES * written)
+    ink, shades = ("#ffffff", _SHADES_ON_DARK) if luma(void) < 128 else ("#000000", _SHADES_ON_LIGHT)
+    return mixed(void, ink, shades[paint not in _UNWRITTEN])
 
 
 def paint_glyphs(symbols: Symbols) -> str:
@@ -177,5 +184,5 @@ def paint_glyphs(symbols: Symbols) -> str:
     glyphs[HOLDERS : HOLDERS + len(HOLDER_STEPS) + 1] = "12489+"
     glyphs[KIND:KEPT] = "FWVSTX"
     glyphs[KEPT : KEPT + NUM_HUES] = letters
-    glyphs[TINT:NUM_PAINTS] = symbols.states[SlotState.TOKEN] * TINTS
+    glyphs[FOLLOWED:NUM_PAINTS] = "@%hn"
     return "".join(glyphs)

@@ -15,8 +15,24 @@ from kvsim.metrics.names import tells_owners
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.stack import EIGHTHS
+from .free_queue import next_units
 from .layer_kinds import places_of_units
-from .paint import AGE, AGES, DIM, EMPTY, HOLDER_STEPS, HOLDERS, KIND, OWNER, SHARED, TINT, TINTS, ColorBy
+from .paint import (
+    AGE,
+    AGES,
+    DIM,
+    EMPTY,
+    FOLLOWED,
+    FOLLOWED_SHARED,
+    HOLDER_STEPS,
+    HOLDERS,
+    KIND,
+    NEXT,
+    OWNER,
+    PARTLY,
+    SHARED,
+    ColorBy,
+)
 
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
@@ -92,8 +108,11 @@ class Paints:
         self.written = np.full(replay.num_units, SlotState.FREE, np.uint8)
         self.rest = self.written.copy()
         self.whole = self.written.copy()
-        self._is_neutral = by is ColorBy.OWNER and not tells_owners(replay.recording)
-        self._followed = NO_OWNER
+        self.is_neutral = by is ColorBy.OWNER and not tells_owners(replay.recording)
+        """True if colours mean states and one followed request, because hues would not identify requests."""
+        self._followed: int | None = None
+        self._own_units = self._next_units = np.empty(0, np.int64)
+        """Units of the followed request, and the free units that are allocated next, where hues mean no owners."""
         self._is_fragmented = is_fragmented(replay)
         self._lit = np.zeros(replay.num_units, np.uint8)
         self._lit_units = np.empty(0, np.int64)
@@ -106,17 +125,30 @@ class Paints:
             self._is_fragmented, units = fragmented, np.arange(len(self.whole))
         if self.by is ColorBy.AGE:
             units = np.union1d(units, self._replay.occupied())
+        if self.is_neutral:
+            units = np.union1d(units, self._mark())
         if len(units):
             self._paint(units)
         return units
 
     def follow(self, request: int | None) -> IndexArray:
-        """Give `request` its hue if requests have none by default; return the units that may look different now."""
-        followed = NO_OWNER if request is None else request
-        if not self._is_neutral or followed == self._followed:
+        """Give `request` a colour if requests have none by default; return the units that may look different now."""
+        if not self.is_neutral or request == self._followed:
             return np.empty(0, np.int64)
-        self._followed = followed
-        return self.update(self._replay.occupied())
+        self._followed = request
+        return self.update(np.empty(0, np.int64))
+
+    def _mark(self) -> IndexArray:
+        """Find the followed request's units and the next free units; return the units to paint again for them."""
+        before = self._own_units, self._next_units
+        replay, followed = self._replay, self._followed
+        addresses = np.empty(0, np.int64) if followed is None else replay.block_table(followed)[1]
+        self._own_units = np.unique(addresses).astype(np.int64) - replay.first_unit
+        self._next_units = np.sort(next_units(replay))
+        changed: IndexArray = np.concatenate(
+            [np.setxor1d(*pair) for pair in zip(before, (self._own_units, self._next_units), strict=True)]
+        )
+        return changed
 
     def light_up(self, lights: Lights) -> IndexArray:
         """Highlight `lights` and end older highlights; return the units that may look different now."""
@@ -147,10 +179,8 @@ class Paints:
             case ColorBy.STATE:
                 pass
             case ColorBy.OWNER:
-                hued = OWNER + (owner % NUM_HUES).astype(np.uint8)
-                if self._is_neutral:
-                    hued = np.where(owner == self._followed, hued, TINT + (owner % TINTS).astype(np.uint8))
-                written = np.where(written == SlotState.PADDING, SlotState.PADDING, hued)
+                hued = SlotState.TOKEN if self.is_neutral else OWNER + (owner % NUM_HUES).astype(np.uint8)
+                written = np.where(written == SlotState.PADDING, SlotState.PADDING, hued).astype(np.uint8)
                 written[refs > 1] = SHARED
             case ColorBy.LAYERS:
                 written = KIND + places_of_units(replay, units)
@@ -165,9 +195,14 @@ class Paints:
         elif self.by in (ColorBy.OWNER, ColorBy.LAYERS):
             # A reservation that will never be used is shown as waste until its first slot is written.
             whole = np.where((dominant == SlotState.INTERNAL) & (fill == 0), SlotState.INTERNAL, whole)
-            if self._is_neutral:  # hues do not identify requests, so colours are left for the states of units
-                whole = np.where((dominant == SlotState.TOKEN) | (owner == self._followed), whole, dominant)
         whole = np.where(held, whole, dominant)
+        if self.is_neutral:
+            whole = np.where(np.isin(dominant, (SlotState.INTERNAL, SlotState.EXPIRED)), dominant, whole)
+            partly = (whole == SlotState.TOKEN) & (fill < EIGHTHS) & (rest == SlotState.RESERVED)
+            whole = np.where(partly, PARTLY, whole)
+            written, whole = self._marked(units, written), self._marked(units, whole)
+            is_next = np.isin(units, self._next_units)
+            dominant, rest = np.where(is_next, NEXT, dominant), np.where(is_next, NEXT, rest)
         lit = self._lit[units]
         for paints, values in (
             (self.written, np.where(held, written, dominant)),
@@ -175,6 +210,13 @@ class Paints:
             (self.whole, whole),
         ):
             paints[units] = np.where(lit > 0, lit, values)
+
+    def _marked(self, units: IndexArray, paints: PaintArray) -> PaintArray:
+        """Return the `paints` of `units` with those of the followed request and of the next free units."""
+        own = np.where(self._replay.refs[units] > 1, FOLLOWED_SHARED, FOLLOWED)
+        marked: PaintArray = np.where(np.isin(units, self._own_units), own, paints).astype(np.uint8)
+        marked[np.isin(units, self._next_units)] = NEXT
+        return marked
 
     def _ages(self, units: IndexArray) -> PaintArray:
         """Return the age of each of `units` as a level. Level 0 is for units held longer than 1/8 of the recorded time.
@@ -207,12 +249,6 @@ def is_fragmented(replay: Replay) -> bool:
     if steps.unusable_units is None or frame >= len(steps) or replay.after_output:
         return False
     return 0 < int(steps.free_units[frame]) <= int(steps.unusable_units[frame])
-
-
-def without_tints(paints: PaintArray) -> PaintArray:
-    """Return `paints` with one paint for tokens, for cells of many units, in which tints would be noise."""
-    plain: PaintArray = np.where((paints >= TINT) & (paints < TINT + TINTS), np.uint8(SlotState.TOKEN), paints)
-    return plain
 
 
 def dimmed(paints: PaintArray, lit: MaskArray) -> PaintArray:

@@ -9,7 +9,7 @@ import numpy as np
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.replay.unfolding import NO_OWNER
 
-from .paint import ColorBy
+from .paint import NEXT, ColorBy
 from .picture import dimmed
 
 if TYPE_CHECKING:
@@ -53,4 +53,6 @@ def _paints_of_states(replay: Replay, units: IndexArray, written: PaintArray, co
     if color_by is ColorBy.STATE:
         return paints
     paints[held, SlotState.TOKEN] = written[held]
+    is_next = written == NEXT
+    paints[is_next, SlotState.FREE] = paints[is_next, SlotState.CACHED] = NEXT
     return paints

@@ -75,8 +75,10 @@ class Zoom:
         self._level, self._chosen = level, True
         return True
 
-    def title(self, unit_tokens: int, meaning: str, symbols: Symbols, width: int) -> str:
+    def title(self, unit_tokens: int, meaning: str, symbols: Symbols, width: int, *, scattered: bool = False) -> str:
         """Return a title: the pool, the size of a cell, and the `meaning` of colour.
+
+        The title of a `scattered` pool also states the order of the units, if there is room.
 
         If several pools are shown, the title is the name of the pool, followed by the size of a cell if that fits into
         `width`, also behind the longest name.
@@ -84,7 +86,9 @@ class Zoom:
         cell = self.cell_words(unit_tokens, symbols)
         if self._heading is None:
             units = plural(self.tiling.num_units, _unit_name(unit_tokens))
-            return f"memory pool, {units}: 1 cell = {cell} {symbols.dot} colour: {meaning}"
+            title = f"memory pool, {units}: 1 cell = {cell} {symbols.dot} colour: {meaning}"
+            ordered = title.replace("memory pool", "memory in physical order", 1)
+            return ordered if scattered and len(ordered) <= width else title
         return self._heading + self.size_in_title(cell, width)
 
     def size_in_title(self, cell: str, width: int) -> str:

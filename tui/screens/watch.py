@@ -128,7 +128,7 @@ class Watch(PlaybackScreen):
 
     def follow(self, request: int | None) -> None:
         """Follow one request, or none: show it in colour and all others in grey, and show its figures."""
-        self.session.followed = request
+        self.session.followed = self.session.marked = request
         self.set_class(request is not None, "-following")
         self.query_one(PoolView).follow(request)
         self.show_panels()

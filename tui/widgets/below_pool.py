@@ -11,8 +11,10 @@ from textual.widget import Widget
 
 from kvsim.metrics.names import tells_owners
 
+from ..facts.free_units import free_line
 from ..facts.last_step import last_step
-from ..facts.owners import holdings, scatter_lines
+from ..facts.owners import holdings, largest_owner, scatter_lines
+from ..facts.units import unit_summary
 from ..pool.legend_entries import legend_entries, owner_entries
 from ..pool.swatches import paint_swatch
 from .entries import num_that_fit, whole_entries
@@ -28,10 +30,15 @@ _SAMPLE = 2
 """Width of a sample of a colour, including the gap after it."""
 _LONGEST_ENTRY = 30
 """Largest usual width of an entry of the legend."""
+_LEAST_HEIGHT = 20
+"""Least number of lines of a screen with room for more than one line about owners."""
 
 
 class BelowPool(Widget):
-    """Legend and last step: one line each, or two lines if needed and if the screen is tall enough."""
+    """Owners, legend and last step: one line each, or more if needed and if the screen is tall enough.
+
+    If hues would not identify requests, it also chooses the request that has a colour of its own in the pool.
+    """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"below--text", "below--weak", "below--strong"}
 
@@ -57,15 +64,16 @@ class BelowPool(Widget):
         if not self.size.width:
             return
         roomy = self.screen.has_class("-tall") or self.screen.has_class("-xtall")
-        legend = self._packed(*self._legend(num_lines=1), num_lines=1 + roomy)
-        if len(legend) > 1:  # two lines have room for longer texts
+        owners = self._owners(roomy=roomy)
+        scattered = not self.screen.has_class("-by-owner") and not tells_owners(self._session.recording)
+        legend = self._packed(*self._legend(num_lines=1 + (roomy and scattered)), num_lines=1 + roomy)
+        if len(legend) > 1 and not scattered:  # two lines have room for longer texts
             legend = self._packed(*self._legend(num_lines=2), num_lines=2)
         change = self._packed(*self._change(), num_lines=1 + roomy, others="changes")
         # The number of lines must not change from step to step, because that would move the picture. So the legend
         # never gives back a line, and the changes always have the same number of lines.
         legend += [Strip([])] * (self._most_legend - len(legend))
         self._most_legend = len(legend)
-        owners = self._owners(num_lines=1 + roomy)
         owners += [Strip([])] * (self._most_owners - len(owners))
         self._most_owners = len(owners)
         self._lines = owners + legend + change
@@ -115,22 +123,49 @@ class BelowPool(Widget):
             style,
             room,
             lit=pool.lit_name,
+            marked=self._marked_words(),
             shows=pool.shows,
             counts_holders=pool.counts_holders,
         )
         return label, entries
 
-    def _owners(self, num_lines: int) -> list[Strip]:
-        """Return lines about the requests that hold memory, if the colours of the pool do not identify them."""
+    def _marked_words(self) -> str | None:
+        """Return words about the request that has a colour of its own in the pool; None if there is none."""
+        name = self._pool.marked_name
+        if name is None:
+            return None
+        return f"{name}, followed" if self._pool.followed == self._session.followed else f"{name}, which holds most"
+
+    def _owners(self, *, roomy: bool) -> list[Strip]:
+        """Return lines about the requests that hold memory, if the colours of the pool do not identify them.
+
+        The followed request, or else the one that holds most, gets a colour of its own in the pool.
+        """
         session = self._session
-        if self.screen.has_class("-by-owner") or tells_owners(session.recording):
+        if tells_owners(session.recording):
+            return []
+        followed = session.followed
+        holds = followed is not None and len(session.replay.block_table(followed)[1]) > 0
+        session.marked = followed if holds else None
+        if self.screen.has_class("-by-owner"):
             self._most_owners = 0
             return []
-        label = Segment("" if self.screen.has_class("-narrow") else "owners     ", self._style("weak"))
-        room = self.size.width - label.cell_length
-        texts = scatter_lines(session, holdings(session), room, self._symbols.dot, num_lines=num_lines)
-        labels = [label, *[Segment(" " * label.cell_length, self._style("text"))] * (len(texts) - 1)]
-        return [Strip([begin, Segment(text, self._style("strong"))]) for begin, text in zip(labels, texts, strict=True)]
+        found = holdings(session)
+        if not holds and (largest := largest_owner(found)) is not None:
+            session.marked = largest.request
+        alone = session.marked if self._pool.is_neutral else followed
+        if alone != self._pool.followed:
+            self._pool.follow(alone)
+        labels = ["", "", ""] if self.screen.has_class("-narrow") else ["owners     ", "           ", "free queue "]
+        room = self.size.width - len(labels[0])
+        one, every = scatter_lines(session, found, session.marked, room, self._symbols.dot)
+        if session.selected is not None and not roomy:  # there is no inspector
+            one = unit_summary(session, session.selected)
+        texts = [one, every, free_line(session, room)]
+        shown = range(3) if roomy else (0, 2) if self.screen.size.height >= _LEAST_HEIGHT else (0,)
+        return [
+            Strip([Segment(labels[at], self._style("weak")), Segment(texts[at], self._style("strong"))]) for at in shown
+        ]
 
     def _change(self) -> tuple[Segment, list[list[Segment]]]:
         entries = list[list[Segment]]()

@@ -23,16 +23,14 @@ def num_that_fit(entries: Sequence[list[Segment]], room: int) -> int:
 def whole_entries(entries: Sequence[list[Segment]], room: int, style: Style, cut: str, others: str = "more") -> Strip:
     """Return the leading `entries` that fit into `room` characters, followed by the number of the others.
 
-    `others` is the noun for that number; without room for it, "more" is used. The first entry is always shown; if it
-    does not fit, `cut` replaces its end.
+    `others` is the noun for that number. The first entry is always shown; if it does not fit, `cut` replaces its end.
     """
     for kept in range(len(entries), 0, -1):
         shown = Strip(segment for entry in entries[:kept] for segment in entry)
         hidden = len(entries) - kept
-        for words in (others, "more"):
-            more = Strip([Segment(f" +{hidden} {words}", style)] if hidden else [])
-            if shown.cell_length + more.cell_length <= room:
-                return Strip.join([shown, more])
+        more = Strip([Segment(f" +{hidden} {others}", style)] if hidden else [])
+        if shown.cell_length + more.cell_length <= room:
+            return Strip.join([shown, more])
     if not entries:
         return Strip([])
     return Strip.join([shown.crop(0, room - more.cell_length - len(cut)), Strip([Segment(cut, style)]), more])

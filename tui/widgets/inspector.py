@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from textual.strip import Strip
 
+from kvsim.memory.waste import SlotState
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..facts.requests import request_facts, request_lines
@@ -18,6 +19,8 @@ from .panel import LABEL_WIDTH, Panel
 from .waste_bar import state_bar
 
 if TYPE_CHECKING:
+    from rich.segment import Segment
+
     from ..look.states import Symbols
     from ..playback.session import Session
 
@@ -65,7 +68,7 @@ class Inspector(Panel):
             return [*lines, Strip([self.text("enter or / follows a request", "weak")])]
         facts = request_facts(session, session.followed)
         heading = self.text(f"request {session.request_name(session.followed)} ", "strong")
-        lines.append(Strip([heading, self.sample(paint_of(session, session.followed))]))
+        lines.append(Strip([heading, *self._square(session.followed)]))
         lines += self.labelled(request_lines(session, session.followed, facts))
         if facts.holds:
             label = self.text("its slots".ljust(LABEL_WIDTH), "label")
@@ -76,5 +79,10 @@ class Inspector(Panel):
     def _unit_heading(self, unit: int) -> Strip:
         """Return the name of a unit, with a sample of its owner's colour, which the cursor hides in the picture."""
         owner = int(self.session.replay.owner[unit])
-        sample = [] if owner == NO_OWNER else [self.sample(paint_of(self.session, owner))]
+        sample = [] if owner == NO_OWNER else self._square(owner)
         return Strip([self.text(f"{unit_heading(self.session, unit)} ", "strong"), *sample])
+
+    def _square(self, request: int) -> list[Segment]:
+        """Return a sample of the request's colour; nothing if it has the colour of all others."""
+        paint = paint_of(self.session, request)
+        return [] if paint == SlotState.TOKEN else [self.sample(paint)]

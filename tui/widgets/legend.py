@@ -66,7 +66,19 @@ class Legend(Widget):
         pools = [pool for pool in self.screen.query(PoolPicture) if pool.size.area]
         if self.color_by is not ColorBy.STATE and pools:
             lit = next((name for pool in pools if (name := pool.lit_name) is not None), None)
-            entries = legend_entries(self.color_by, self._sessions, self._symbols, style, width, lit=lit, bars=True)
+            marked = next((name for pool in pools if (name := pool.marked_name) is not None), None)
+            entries = legend_entries(
+                self.color_by,
+                self._sessions,
+                self._symbols,
+                style,
+                width,
+                lit=lit,
+                marked=marked,
+                bars=True,
+                # The bars show states that the pools may have no room for.
+                shows=lambda paint: paint < len(SlotState) or any(pool.shows(paint) for pool in pools),
+            )
             return whole_entries(entries, width, style, self._symbols.cut).adjust_cell_length(width, style)
         gap = Segment("  ", style)
         others = [paint_swatch(SlotState.TOKEN + DIM, self._symbols), Segment(" held by others", style), gap]

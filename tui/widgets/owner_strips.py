@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
@@ -17,8 +18,8 @@ from ..facts.owners import Owner, OwnerGroup, holdings, owners_line
 from ..look.stack import EIGHTHS, stacked
 from ..look.states import STACK
 from ..look.wording import ending, plural
-from ..pool.paint import OWNER, SHARED, hue_of
-from ..pool.swatches import stack_cells
+from ..pool.colors import paint_of
+from ..pool.paint import EMPTY, SHARED, paint_colors
 from .panel import Panel
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _NAME, _TOKENS = 11, 7
 """Widths of the columns for the name of a request and for its tokens."""
 _LEAST_BAR, _GAP = 10, 2
 """Smallest width of a bar, and width of the gap between two columns of strips."""
-_MOST_MEMBERS = (1 << 30, 16, 12, 8, 6, 5, 4, 3, 2)
+_MOST_MEMBERS = (1 << 30, 16, 12, 8, 6, 5, 4, 3, 2, 1, 0)
 """Limits on the number of requests of a group that have their own strips. They are tried in order until all fits."""
 
 
@@ -52,14 +53,17 @@ class _OwnerLine:
     """Number of slots in each state, for the bar."""
     edge: str = " "
     """Character of the bracket around a group; a space for a request alone."""
-    request: int | None = None
-    """Row of the request; None for the shared units of a group, for several requests, and in a blank line."""
-    shared: bool = False
-    """True for the units that the requests of a group share."""
-    number: int = 1
-    """Number of requests that share the strip; 0 for the shared units of a group."""
+    owners: tuple[Owner, ...] = ()
+    """The requests of the strip; empty for the shared units of a group, and in a blank line."""
     num_tokens: int = 0
-    """Number of tokens of these requests."""
+    """Number of tokens that the figure states."""
+    group: OwnerGroup | None = None
+    """The group whose shared units the strip shows."""
+
+    @property
+    def request(self) -> int | None:
+        """Row of the request, if the strip shows a single one."""
+        return self.owners[0].request if len(self.owners) == 1 else None
 
 
 class OwnerStrips(Panel):
@@ -87,7 +91,7 @@ class OwnerStrips(Panel):
         dot = self.symbols.dot
         width, height = self.size
         self._show_title(width - 2)
-        summary = Strip([self.text(owners_line(self.session, found, width, dot), "strong")])
+        summary = Strip([self.text(owners_line(self.session, found, width - _GAP, dot), "strong")])
         room = height - 1
         if room < 1:
             self._requests, self._drawn, self.scale = {}, set(), ""
@@ -113,6 +117,7 @@ class OwnerStrips(Panel):
         titles = (
             f"tokens by owner, {first}free when it ends{', what is shared when all end' * caches}{view} order",
             f"tokens by owner, {first}free when it ends{', shared ones when all end' * caches}{view}",
+            f"by owner, largest first: free when it ends{', shared ones when all end' * caches}{view}",
             f"tokens by owner: free when it ends{', shared ones when all end' * caches}{view}",
         )
         self.border_title = next((title for title in titles if len(title) <= room), titles[-1])
@@ -125,43 +130,42 @@ class OwnerStrips(Panel):
         """
         edges = ("+", "|", "+") if not self.symbols.right and self.symbols.ascii else ("╭", "│", "╰")
         for most_members in _MOST_MEMBERS:
-            lines = [line for holding in found for line in self._lines_of(holding, edges, most_members)]
+            strips = [line for holding in found for line in self._lines_of(holding, edges, most_members)]
+            lines = _unbroken(strips, room)
             if len(lines) <= most_columns * room:
                 break
         num_columns = min(max(-(-len(lines) // room), 1), most_columns)
-        if len(lines) > num_columns * room:
-            return _folded(lines, num_columns * room, edges), num_columns
-        whole = _unbroken(lines, room)
-        return (whole if len(whole) <= num_columns * room else lines), num_columns
+        return (_folded(lines, num_columns * room) if len(lines) > num_columns * room else lines), num_columns
 
     def _lines_of(self, holding: OwnerGroup, edges: tuple[str, str, str], most_members: int) -> Iterator[_OwnerLine]:
         if len(holding.owners) == 1:
             yield self._line(holding.owners[0], " ")
             return
         top, side, bottom = edges
-        words, tokens = f"{len(holding.owners):,} share", f"{int(holding.shared[SlotState.TOKEN]):,}"
-        yield _OwnerLine(words, tokens, holding.shared, edge=top, shared=True, number=0)
+        words, tokens = f"{len(holding.owners):,} share", int(holding.shared[SlotState.TOKEN])
+        # Without strips of requests, the bar of the shared units goes on with the units of all requests.
+        slots = holding.shared + (0 if most_members else sum(owner.slots for owner in holding.owners))
+        yield _OwnerLine(words, f"{tokens:,}", slots, edge=top, num_tokens=tokens, group=holding)
         followed = self.session.followed
         # The followed request comes first, so that it has its own strip.
         ranked = sorted(holding.owners, key=lambda owner: owner.request != followed)
         # A single remaining request gets a strip of its own: a strip "1 more" would take the same line.
-        num_own = most_members + (len(ranked) == most_members + 1)
-        own = sorted(ranked[:num_own], key=lambda owner: -owner.num_tokens)
+        least = ranked[0].request == followed
+        num_own = max(most_members + (len(ranked) == most_members + 1), least)
+        own = sorted(ranked[:num_own], key=lambda owner: -owner.own_tokens)
         rest = ranked[num_own:]
         for nth, owner in enumerate(own):
             yield self._line(owner, bottom if not rest and nth == len(own) - 1 else side)
-        if rest:
-            yield _more(len(rest), sum(owner.num_tokens for owner in rest), edge=bottom)
+        if rest and not own:
+            yield replace(_more(rest, holding.num_tokens - tokens, edge=bottom), name="their own")
+        elif rest:
+            yield _more(rest, sum(owner.own_tokens for owner in rest), edge=bottom)
 
     def _line(self, owner: Owner, edge: str) -> _OwnerLine:
-        return _OwnerLine(
-            self.session.request_name(owner.request),
-            f"{owner.num_tokens:,}",
-            owner.slots,
-            edge=edge,
-            request=owner.request,
-            num_tokens=owner.num_tokens,
-        )
+        tokens = owner.own_tokens
+        figure = f"{tokens:,}" if edge == " " else f"+{tokens:,}"  # in addition to what the group shares
+        name = self.session.request_name(owner.request)
+        return _OwnerLine(name, figure, owner.slots, edge=edge, owners=(owner,), num_tokens=tokens)
 
     def _strip(self, line: _OwnerLine, bar: int, most: int) -> Strip:
         followed = self._is_followed(line)
@@ -176,39 +180,62 @@ class OwnerStrips(Panel):
         return line.request is not None and line.request == self.session.followed
 
     def _bar(self, line: _OwnerLine, width: int, most: int) -> Iterator[Segment]:
-        """Yield the bar of a strip: slots by state, or one colour for shared blocks and for the followed request.
+        """Yield the bar of a strip: slots by state, or one colour for shared blocks.
 
         Several requests together have words in place of a bar. The longest bar, of `most` slots, is `width` wide.
         """
-        if line.number > 1:
-            each = f"{line.num_tokens / line.number:,.0f} each"
-            yield self.text(next((words for words in (f"together, {each}", each) if len(words) <= width), ""), "weak")
+        if len(line.owners) > 1:
+            yield self.text(self._words_of_several(line, width), "weak")
             return
         total = int(line.slots.sum())
-        cells = max(round(total / most * width), min(total, 1))
-        if line.shared or self._is_followed(line):
-            sample = self.sample(OWNER + hue_of(line.request) if line.request is not None else SHARED)
-            character = self._full if self.symbols.right else sample.text
-            yield Segment(character * cells, sample.style or Style())
-        elif cells:
-            yield from self._states(line.slots, cells)
-
-    def _states(self, slots: Slots, cells: int) -> Iterator[Segment]:
-        """Yield the `cells` characters of a bar of slots by state; each character shows one state."""
-        first, second, shares = stacked(slots[None, list(STACK)], cells)
-        # A character shows the state that has most of it, so that a bar claims no slots that are not there.
-        layers = np.where(shares[0] >= EIGHTHS // 2, first[0], second[0]).tolist()
-        self._drawn |= {int(STACK[layer]) for layer in layers}
-        if not self.symbols.right:
-            yield from stack_cells(((layer, layer, EIGHTHS) for layer in layers), "", self.symbols)
+        share = total / most
+        if line.group is None:
+            tokens = int(SlotState.TOKEN)
+            if line.request is not None and self._is_followed(line):
+                tokens = paint_of(self.session, line.request)
+            yield from self._states(line.slots, share * width, tokens)
             return
-        for layer, run in groupby(layers):
-            yield Segment(self._full * len(list(run)), Style(color=self.symbols.palette.states[STACK[layer]]))
+        yield from self._states(line.slots, share * width, int(SlotState.TOKEN), line.group.shared)
+        words = f" {line.group.num_tokens:,} in all"
+        yield self.text(words * (math.ceil(share * width) + len(words) <= width), "weak")
 
-    @property
-    def _full(self) -> str:
-        """Character of a bar in colour: seven eighths of a line, so that neighbouring strips stay apart."""
-        return self.symbols.up[EIGHTHS - 1]
+    def _words_of_several(self, line: _OwnerLine, width: int) -> str:
+        """Return the names of the first and the last of several requests with their tokens, or else the mean."""
+        largest, *_, least = sorted(line.owners, key=lambda owner: -owner.own_tokens)
+        name = self.session.request_name
+        own = sum(owner.own_tokens for owner in line.owners)
+        words = f"{name(largest.request)}: {largest.own_tokens:,} to {name(least.request)}: {least.own_tokens:,}"
+        texts = (words, words.replace(":", ""), f"{own / len(line.owners):,.0f} each")
+        return next((words for words in texts if len(words) <= width), "")
+
+    def _states(self, slots: Slots, length: float, token_paint: int, shared: Slots | int = 0) -> Iterator[Segment]:
+        """Yield a bar of `length` characters of slots by state, the `shared` ones first, with tokens in `token_paint`.
+
+        It ends at an eighth of a character where the terminal shows eighths.
+        """
+        total, num_shared = int(slots.sum()), int(np.sum(shared))
+        if not total:
+            return
+        step = 1 if self.symbols.right else EIGHTHS
+        eighths = max(round(length * EIGHTHS / step), 1) * step
+        cells = math.ceil(eighths / EIGHTHS)
+        beyond = total * (cells * EIGHTHS - eighths) / eighths
+        parts = np.array([num_shared, *(slots - shared)[list(STACK)], beyond])
+        first, second, shares = (values[0].tolist() for values in stacked(parts[None], cells))
+        colors = paint_colors(self.symbols.palette)
+        paints = [SHARED, *(token_paint if state is SlotState.TOKEN else int(state) for state in STACK), EMPTY]
+        if self.symbols.right and eighths % EIGHTHS and second[-1] != len(paints) - 1:
+            # The last character has three parts; the smaller one of two states is left out.
+            first[-1] = first[-1] if shares[-1] >= EIGHTHS // 2 else second[-1]
+            second[-1], shares[-1] = len(paints) - 1, eighths % EIGHTHS
+        for low, high, part in zip(first, second, shares, strict=True):
+            layers = {low, high} if part < EIGHTHS else {low}
+            self._drawn |= {int(STACK[layer - 1]) for layer in layers if 0 < layer <= len(STACK)}
+            if self.symbols.right:
+                style = Style(color=colors[paints[low]], bgcolor=colors[paints[high]])
+                yield Segment(self.symbols.right[part], style)
+            else:
+                yield from [self.sample(paints[low if part >= EIGHTHS // 2 else high])]
 
     def on_click(self, event: events.Click) -> None:
         """Follow the request of the clicked strip."""
@@ -222,30 +249,35 @@ class OwnerStrips(Panel):
 def _unbroken(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
     """Return `lines` with blank lines inserted, so that columns of `room` lines split no group that fits into one."""
     found: list[_OwnerLine] = []
-    begins = [at for at, line in enumerate(lines) if line.edge == " " or line.shared] + [len(lines)]
-    for begin, end in pairwise(begins):
+    for group in _groups(lines):
         left = -len(found) % room
-        if left < end - begin <= room:
+        if left < len(group) <= room:
             found += [_OwnerLine("", "", np.zeros(len(SlotState), np.int64))] * left
-        found += lines[begin:end]
+        found += group
     return found
 
 
-def _folded(lines: list[_OwnerLine], room: int, edges: tuple[str, str, str]) -> list[_OwnerLine]:
-    """Return the first `room` - 1 lines, and a last line for all others together."""
-    kept, rest = lines[: room - 1], lines[room - 1 :]
-    if kept and kept[-1].edge == edges[1]:  # the group has more requests; its bracket ends here
-        kept[-1] = replace(kept[-1], edge=edges[2])
-    return [*kept, _more(sum(line.number for line in rest), sum(line.num_tokens for line in rest))]
+def _groups(lines: list[_OwnerLine]) -> list[list[_OwnerLine]]:
+    """Return the lines of each group of requests."""
+    begins = [at for at, line in enumerate(lines) if line.edge == " " or line.group is not None]
+    return [lines[begin:end] for begin, end in pairwise([*begins, len(lines)])]
 
 
-def _more(number: int, num_tokens: int, edge: str = " ") -> _OwnerLine:
+def _folded(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
+    """Return the first groups that fit into `room` - 1 lines, and a last line for all other requests together."""
+    kept: list[_OwnerLine] = []
+    for nth, group in enumerate(groups := _groups(lines)):
+        if len(kept) + len(group) >= room:
+            rest = [line for group in groups[nth:] for line in group]
+            owners = [owner for line in rest for owner in line.owners]
+            blank = [_OwnerLine("", "", np.zeros(len(SlotState), np.int64))] * (room - 1 - len(kept))
+            return [*kept, *blank, _more(owners, sum(line.num_tokens for line in rest))]
+        kept += group
+    return kept
+
+
+def _more(owners: Sequence[Owner], num_tokens: int, edge: str = " ") -> _OwnerLine:
     """Return the line of several requests together. It has no bar, because bars are scaled to the longest one."""
-    return _OwnerLine(
-        f"{number:,} more",
-        f"{num_tokens:,}",
-        np.zeros(len(SlotState), np.int64),
-        edge=edge,
-        number=number,
-        num_tokens=num_tokens,
-    )
+    figure = f"{num_tokens:,}" if edge == " " else f"+{num_tokens:,}"
+    none = np.zeros(len(SlotState), np.int64)
+    return _OwnerLine(f"{len(owners):,} more", figure, none, edge=edge, owners=tuple(owners), num_tokens=num_tokens)

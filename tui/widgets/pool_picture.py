@@ -15,8 +15,6 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from kvsim.metrics.names import tells_owners
-
 from ..pool.brush import BLANK, Brush
 from ..pool.canvas import Canvas
 from ..pool.colors import default_color
@@ -118,6 +116,24 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         """Id of the request that keeps its colours while all others are grey; None if all requests are in colour."""
         request = self._canvas.lit_request
         return None if request is None else str(self._replay.recording.requests.id[request])
+
+    @property
+    def followed(self) -> int | None:
+        """Request that has a colour of its own, or alone keeps its colours."""
+        return self._canvas.followed
+
+    @property
+    def is_neutral(self) -> bool:
+        """True if colours mean states and one request, because hues would not identify requests."""
+        return self._canvas.is_neutral
+
+    @property
+    def marked_name(self) -> str | None:
+        """Id of the request that has a colour of its own where hues do not identify requests; None without one."""
+        request = self._canvas.followed
+        if request is None or not self._canvas.is_neutral or not len(self._replay.block_table(request)[1]):
+            return None
+        return str(self._replay.recording.requests.id[request])
 
     @property
     def counts_holders(self) -> bool:
@@ -250,10 +266,13 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     def _show_title(self) -> None:
         if self._zoom.ready:
-            meaning = self.color_by.value
-            if meaning is ColorBy.OWNER.value and self.lit_name is None and not tells_owners(self._replay.recording):
-                meaning = ColorBy.STATE.value
-            self.border_title = self._zoom.title(self._replay.unit_tokens, meaning, self._symbols, self.size.width - 2)
+            meaning, scattered = self.color_by.value, self._canvas.is_neutral
+            if scattered:
+                own = "" if self.marked_name is None else f"{self.marked_name} and "
+                meaning = own + ColorBy.STATE.value
+            self.border_title = self._zoom.title(
+                self._replay.unit_tokens, meaning, self._symbols, self.size.width - 2, scattered=scattered
+            )
 
     @property
     def cell_words(self) -> str:

@@ -14,11 +14,13 @@ from textual.style import Style as TextualStyle
 from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS, columns, stacked
-from ..look.states import STACK
+from ..look.states import STACK, ink_on
 from ..look.wording import percent, seconds
 from ..playback.run_events import ENDS, NOTABLE, WORDS, EventKind
+from ..pool.colors import paint_of
+from ..pool.paint import paint_colors
 from ..pool.swatches import stack_cells
-from .scrubber import GUTTER, Scrubber, under_cursor
+from .scrubber import GUTTER, Scrubber
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -36,6 +38,24 @@ _MOST_KINDS = 2
 _FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
 
 
+_MOSTLY_FILLED = "▅▆▇█"
+"""Characters of charts that show mostly their first colour."""
+
+
+def _with_line(cell: Segment, symbols: Symbols) -> Segment:
+    """Return a character of a chart with the line of the clock: a vertical line on its more frequent colour.
+
+    Without colours, an empty character or free memory becomes a line, and other characters become bold.
+    """
+    palette, style = symbols.palette, cell.style or Style()
+    if not symbols.color:
+        blank = cell.text in (" ", symbols.states[SlotState.FREE])
+        return Segment("|" if blank else cell.text, Style(color=palette.cursor, bold=True))
+    ground = style.color if cell.text in _MOSTLY_FILLED else style.bgcolor
+    color = palette.void if ground is None else ground.get_truecolor().hex
+    return Segment("┃", Style(color=ink_on(color), bgcolor=color))
+
+
 class TimelineChart(Scrubber):
     """Charts over time above a scrubber, all with one axis and one cursor."""
 
@@ -51,8 +71,6 @@ class TimelineChart(Scrubber):
         self._charts, self._num_before = session.charts, session.num_frames_before
         self._notable = self._charts.events.notable
         self._lines: list[Strip] = []
-        self._now: tuple[tuple[int, int | None], list[Strip]] = ((-1, None), [])
-        """Row of the charts at the clock, and the characters that show this row alone, one per line."""
         self._drawn_size = Size(0, 0)
         self._followed = session.followed
         self._column = -1
@@ -82,16 +100,15 @@ class TimelineChart(Scrubber):
         if self._drawn_size != self.size:
             self._drawn_size, self._followed = self.size, self._session.followed
             self._lines = self._draw_charts(self.axis_width, self.size.height)
-            self._now = ((-1, None), [])
         if not 0 <= y < len(self._lines) or not self.axis_width:
             return Strip.blank(self.size.width, self.get_component_rich_style("timeline--text"))
         column = self.cursor_column
         chart = self._lines[y]
         before, after = chart.crop(0, column), chart.crop(column + 1)
         cursor = (
-            Segment(self.symbols.knob, Style(color=self._knob_color(column), bold=True))
+            self._knob(column)
             if y == len(self._lines) - 1
-            else under_cursor(self._cell_now(y), self.symbols)
+            else _with_line(next(iter(chart.crop(column, column + 1))), self.symbols)
         )
         return Strip([*self._label(y), *before, cursor, *after]).adjust_cell_length(
             self.size.width, self.get_component_rich_style("timeline--text")
@@ -132,29 +149,25 @@ class TimelineChart(Scrubber):
         return [("running", charts.running), ("waiting", charts.waiting)][: (height > 1) + (height > 3)]
 
     def _rich(self, name: str) -> Style:
-        return Style(color=self._mark_color()) if name == "tick" else self.get_component_rich_style(f"timeline--{name}")
+        if name == "tick":
+            return Style(color=self._mark_color())
+        return self._held_style if name == "held" else self.get_component_rich_style(f"timeline--{name}")
+
+    @property
+    def _held_style(self) -> Style:
+        """Style of the time in which the followed request holds memory: its colour, where it has one."""
+        style = self.get_component_rich_style("timeline--held")
+        followed = self._session.followed
+        if followed is None or not self.symbols.color:
+            return style
+        paint = paint_of(self._session, followed)
+        return style if paint == SlotState.TOKEN else style + Style(color=paint_colors(self.symbols.palette)[paint])
 
     def _mark_color(self) -> str:
         """Return the colour of the marks: the pool's colour of freed units if an event is a shortage, else plain."""
         shortage = bool(np.isin(self._marked_events().kind, NOTABLE).any())
         palette = self.symbols.palette
         return palette.changes[1] if shortage else palette.cursor
-
-    def _cell_now(self, y: int) -> Segment:
-        """Return the character of line `y` under the cursor: it shows the current frame alone.
-
-        The other columns show all their frames together.
-        """
-        session, charts = self._session, self._charts
-        row = self._num_before + session.player.frame
-        moment = (row, session.player.gap)
-        if self._now[0] != moment:
-            slots = session.breakdown[None] if len(charts.slots) else np.zeros((1, len(SlotState)))
-            running, waiting = self._counts_now(row)
-            strips = self._draw_values(slots, np.array([running]), np.array([waiting]), self.size.height)
-            self._now = (moment, strips)
-        (segment,) = self._now[1][y]
-        return segment
 
     def _counts_now(self, row: int) -> tuple[int, int]:
         """Return the numbers of running and of waiting requests in the frame of `row` of the charts, or in its gap."""
@@ -247,7 +260,7 @@ class TimelineChart(Scrubber):
         # In few columns, events have a square, like the sample in the title; where there are many, bars count them.
         glyphs = symbols.up if symbols.ascii or not self._has_squares else " " + "■" * EIGHTHS
         held = self._residency(width)
-        track, hold = (self.get_component_rich_style(f"timeline--{name}") for name in ("track", "held"))
+        track, hold = self.get_component_rich_style("timeline--track"), self._held_style
         tick = Style(color=self._mark_color(), bold=True)
         return Strip(
             [
@@ -260,10 +273,13 @@ class TimelineChart(Scrubber):
             ]
         ).simplify()
 
-    def _knob_color(self, column: int) -> str:
-        """Return the colour of the marks if the knob hides the only sign of an event: a square, not a bar."""
+    def _knob(self, column: int) -> Segment:
+        """Return the character of the clock on the axis; a square that marks an event stays visible."""
         hides = len(self._events) > column and self._events[column] > 0 and self._has_squares
-        return self._mark_color() if hides else self.symbols.palette.cursor
+        if hides and not self.symbols.ascii:
+            return Segment("■", Style(color=self._mark_color(), bold=True))
+        color = self._mark_color() if hides else self.symbols.palette.cursor
+        return Segment(self.symbols.knob, Style(color=color, bold=True))
 
     @property
     def _full_mark(self) -> int:

@@ -10,6 +10,7 @@ from rich.style import Style
 from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
+from kvsim.memory.waste import SlotState
 from kvsim.recording.tables import RequestStatus
 
 from ..facts.wait_reasons import units_needed, wait_reason
@@ -158,9 +159,14 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         kind = "cursor" if request == self._cursor else "strong" if mark == ">" else "text"
         return [
             self.text(mark, kind),
-            self.sample(paint_of(self.session, request)),
+            self._square(request),
             self.text(f" {name}".ljust(width - 2), kind),
         ]
+
+    def _square(self, request: int) -> Segment:
+        """Return a sample of the request's colour; a space if it has the colour of all others."""
+        paint = paint_of(self.session, request)
+        return self.text(" ") if paint == SlotState.TOKEN else self.sample(paint)
 
     def _need(self, request: int, *, short: bool) -> str:
         """Return a text about the tokens and blocks that a waiting request needs; if `short`, about blocks alone."""

@@ -1,0 +1,44 @@
+"""Free memory in one line: the number of free units, and those that are allocated next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..look.wording import plural
+from ..pool.free_queue import next_units
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..playback.session import Session
+
+
+def free_line(session: Session, width: int) -> str:
+    """Return the number of free units and, in order, the numbers of those that are allocated next.
+
+    As many numbers as fit into `width` are listed.
+    """
+    replay, unit = session.replay, session.unit_name
+    num_free = int((replay.refs == 0).sum())
+    if not num_free:
+        texts = [f"no {unit} is free until a request ends or is preempted", f"no {unit} is free"]
+        return next((text for text in texts if len(text) <= width), texts[-1])
+    free = f"{plural(num_free, unit)} free" + " or cached" * bool(replay.cached.any())
+    numbers = (next_units(replay) + replay.first_unit).tolist()
+    if not numbers:
+        return free
+    runs = list(_runs(numbers))
+    for kept in range(len(runs), 0, -1):
+        listed = ", then ".join(filter(None, (runs[0], ", ".join(runs[1:kept]))))
+        for begin in (f"{free}, allocated next: {unit} ", f"{free}, next: "):
+            if len(begin + listed) <= width:
+                return begin + listed
+    return free
+
+
+def _runs(numbers: list[int]) -> Iterator[str]:
+    """Yield runs of consecutive `numbers`: `1,203`, `412 to 419`."""
+    for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
+        yield f"{run[0]:,}" if len(run) == 1 else f"{run[0]:,} to {run[-1]:,}"

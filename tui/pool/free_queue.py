@@ -1,0 +1,40 @@
+"""Free units in the order in which they are allocated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from kvsim.recording.order import expanded
+from kvsim.recording.tables import MemoryKind
+
+if TYPE_CHECKING:
+    from kvsim.replay.replay import Replay
+
+    from .array_types import IndexArray
+
+MOST_NEXT: Final = 8
+"""Largest number of free units that are marked as the next ones."""
+_MOST_ROWS: Final = 1024
+"""Largest number of later rows of a recording that are searched for allocations."""
+
+
+def next_units(replay: Replay, most: int = MOST_NEXT) -> IndexArray:
+    """Return the first `most` units, counted from 0, of those that are free now, in the order of their allocation.
+
+    The order is the recorded one. A unit whose prefix is found again before that is left out. Units that are not
+    allocated any more have no order.
+    """
+    memory = replay.recording.memory
+    begin = int(np.searchsorted(memory.seq, replay.seq, side="right"))
+    rows = slice(begin, begin + _MOST_ROWS)
+    used = np.isin(memory.kind[rows], (MemoryKind.APPEND, MemoryKind.SHARE))
+    run, offset = expanded(memory.length[rows][used].astype(np.int64))
+    units = memory.address[rows][used].astype(np.int64)[run] + offset - replay.first_unit
+    is_free = (units >= 0) & (units < replay.num_units)
+    is_free[is_free] = replay.refs[units[is_free]] == 0
+    units, allocated = units[is_free], (memory.kind[rows][used][run] == MemoryKind.APPEND)[is_free]
+    first = np.sort(np.unique(units, return_index=True)[1])
+    found: IndexArray = units[first][allocated[first]][:most]
+    return found
