@@ -15,7 +15,8 @@ from pages import with_rows
 from kvsim.calibration.clocks import in_words
 from kvsim.diagnosis import load_of, server_of
 from kvsim.experiments.bands import band_of
-from kvsim.experiments.validation import as_sent, policy_of, users_of, validate
+from kvsim.experiments.recorded_run import as_sent, policy_of, users_of
+from kvsim.experiments.validation import validate
 from kvsim.fitting import Search
 from kvsim.fitting.outcome import outcome_of
 from kvsim.hardware import find_gpu

@@ -42,7 +42,7 @@ def fleet_of(recordings: Sequence[Recording], folders: Sequence[str] = ()) -> Fl
 
     Args:
         recordings: one recording for each server.
-        folders: names of the folders that `kvsim run -o` writes them to; by default their numbers.
+        folders: name of the folder of each server, as `kvsim run -o` chooses it; by default its number.
 
     Raises:
         RecordingError: no server has steps.

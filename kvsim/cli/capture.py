@@ -14,7 +14,8 @@ from kvsim.cli.machine_flags import FIND
 from kvsim.cli.options import bounded
 from kvsim.cli.scenario_flags import settings_options
 from kvsim.cli.show import command_line, output_option, overwrite_option, progress
-from kvsim.cli.workload import workload_of_flags, workload_options
+from kvsim.cli.workload import workload_of_flags
+from kvsim.cli.workload_flags import workload_options
 from kvsim.errors import UsageError
 from kvsim.policies.speculative_config import read_config
 

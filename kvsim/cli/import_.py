@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.flag import flag, with_options
+from kvsim.cli.generated_workload import arrivals_of_flags
 from kvsim.cli.options import bounded
 from kvsim.cli.show import json_option, output_option, overwrite_option, print_json, print_table
-from kvsim.cli.workload import ARRIVAL_OPTIONS, REQUESTS, SEED, arrivals_of_flags, columns_of, first_requests
+from kvsim.cli.workload import columns_of, first_requests
+from kvsim.cli.workload_flags import ARRIVAL_OPTIONS, REQUESTS, SEED
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:

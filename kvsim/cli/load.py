@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.flag import Command, section
-from kvsim.cli.workload import DEFAULT_TOKENS, has_sessions, is_generated, multiple, workload_and_source
+from kvsim.cli.generated_workload import DEFAULT_RATE_PER_S, DEFAULT_TOKENS, has_sessions
+from kvsim.cli.workload import is_generated, multiple, workload_and_source
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRe
         return workload_and_source(flags | {"arrivals": "at-once", "num_requests": number})
     if flags["rate_profile"] is not None:
         return workload_and_source(flags)
-    rate = flags["rate"] or 30.0
+    rate = flags["rate"] or DEFAULT_RATE_PER_S
     # An invalid rate is refused later, when arrivals are generated.
     shown = min(max(round(_SHOWN_S * min(rate, 1e6)), _FEWEST), _MOST) if rate > 0 else _FEWEST
     # Burstiness, a ramp or an infinite rate imply an arrival process; otherwise it is Poisson.

@@ -9,7 +9,8 @@ import click
 from kvsim.cli.flag import SectionedCommand
 from kvsim.cli.options import bounded
 from kvsim.cli.show import json_option, print_json, print_table
-from kvsim.cli.workload import workload_of_flags, workload_options
+from kvsim.cli.workload import workload_of_flags
+from kvsim.cli.workload_flags import workload_options
 
 
 @click.command("pack", cls=SectionedCommand)

@@ -9,7 +9,7 @@ import click
 from kvsim.cli.flag import Command, section, with_options
 from kvsim.cli.machine_flags import tokens_or_auto
 from kvsim.cli.options import flags_of
-from kvsim.cli.workload import workload_options
+from kvsim.cli.workload_flags import workload_options
 from kvsim.errors import UsageError
 from kvsim.policies.settings import MACHINE, ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.policies.sglang import RadixSettings, SGLangSettings

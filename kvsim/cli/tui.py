@@ -245,7 +245,7 @@ def _recording(name: str | None, policy: str | None, flags: dict[str, Any], repo
     if policy is not None:  # without a comparison, the policy has the step times of its own engine
         alone = {flag: value for flag, value in flags.items() if flag != "clock"}
         return _simulate(build_scenario(alone=policy, **alone), policy, report)
-    from kvsim.cli.workload import DEFAULT_WORKLOAD
+    from kvsim.cli.workload_flags import DEFAULT_WORKLOAD
     from kvsim.recording import find, read
 
     return read(find(name or DEFAULT_WORKLOAD))

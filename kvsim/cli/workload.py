@@ -1,126 +1,23 @@
-"""Flags that choose the requests of a simulation: a recording, a file, or generated requests."""
+"""Requests that flags describe: those of a recording or a file, or generated ones, with adapters and images."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from kvsim.cli.flag import section, with_options
-from kvsim.cli.options import bounded
+from kvsim.cli.generated_workload import generated, has_sessions
+from kvsim.cli.workload_flags import DEFAULT_WORKLOAD
 from kvsim.errors import UnknownNameError, UsageError, shortened
 
 if TYPE_CHECKING:
     from kvsim.recording import RecordedRequests, Recording
-    from kvsim.workload import Arrivals, Lengths, Pauses, SharedPrefixes, Workload
+    from kvsim.workload import Workload
 
-DEFAULT_WORKLOAD = "vllm-h200-llama-3-8b-sharegpt-pressure"
-"""Recording of a real server under memory pressure, whose requests are the default."""
 _MOST_ADAPTERS, _MOST_SKEW = 1 << 20, 100
-_DEFAULT_NUM_REQUESTS = 400
-_DEFAULT_NUM_SESSIONS, _DEFAULT_TURNS = 100, "5"
-DEFAULT_TOKENS = "200:0.8"
-_DEFAULT_CV = 2.0
-"""Coefficient of variation of the gaps between gamma arrivals."""
 _MOST_CUT = 0.1
 """Largest share of generated requests that may be shortened to the model's longest sequence without --max-model-len."""
-REQUESTS, SEED = bounded(at_most=1 << 24), bounded(at_most=(1 << 63) - 1)
-"""Bounds of the number of requests, and of a seed."""
-
-_requests = section("Requests")
-ARRIVAL_OPTIONS = (
-    _requests(
-        "--arrivals",
-        type=click.Choice(["poisson", "gamma", "constant", "at-once"]),
-        help="Arrival process of generated requests.",
-    ),
-    _requests(
-        "--rate",
-        "--request-rate",
-        type=float,
-        metavar="PER_S",
-        help="Requests per second, to which recorded arrivals are rescaled; inf: all at once.",
-    ),
-    _requests(
-        "--burstiness",
-        type=float,
-        metavar="SHAPE",
-        help="Shape of gamma-distributed gaps, as in vllm bench serve: 1 is Poisson, less is burstier.  [0.25]",
-    ),
-    _requests("--ramp", type=float, metavar="SECONDS", help="Ramp the rate from 0 to --rate over SECONDS."),
-    _requests(
-        "--rate-profile",
-        metavar="FILE",
-        help="Repeating arrival-rate profile: CSV with hour (or minute, time_s) and rate_per_s.",
-    ),
-)
-_OPTIONS = (
-    _requests(
-        "--workload",
-        metavar="FILE",
-        help=f"Serve the requests of a recording, or of a file that kvsim import can read.  [{DEFAULT_WORKLOAD}]",
-    ),
-    _requests(
-        "--columns",
-        metavar="OURS=THEIRS,...",
-        requires=("workload",),
-        help="Column names in the CSV file of --workload: arrival_s=ts,...",
-    ),
-    _requests("--num-requests", "--num-prompts", type=int, callback=REQUESTS, help="Maximum number of requests."),
-    _requests("--load", metavar="2x", help="Load multiplier: of the arrival rate, or of --users."),
-    _requests("--answers", metavar="2x", help="Output-length multiplier."),
-    *ARRIVAL_OPTIONS,
-    _requests(
-        "--prompt-tokens",
-        "--random-input-len",
-        metavar="MEAN[:SIGMA]",
-        help="Lengths of generated prompts: fixed, or log-normal with a sigma.",
-    ),
-    _requests(
-        "--output-tokens",
-        "--random-output-len",
-        metavar="MEAN[:SIGMA]",
-        help="Lengths of generated outputs, in the same form.",
-    ),
-    _requests(
-        "--random-range-ratio",
-        type=float,
-        metavar="SHARE",
-        help="Share by which fixed lengths vary uniformly up and down, as in vllm bench serve.",
-    ),
-    _requests(
-        "--shared-prefix",
-        metavar="GROUPSxTOKENS",
-        help="Shared prefixes of generated prompts: their number, and the tokens of each.",
-    ),
-    _requests(
-        "--adapters",
-        metavar="NUMBER[:SKEW]",
-        help="Number of adapters (LoRA) that requests name, the n-th 1/n^SKEW as often as the first.  [SKEW 1]",
-    ),
-    _requests(
-        "--images",
-        metavar="NUMBER@SIZE,...",
-        help="Images of each request, beside its prompt: number@sizes in pixels or tokens, such as 2@1920x1080,576; "
-        ":50 for 50 different ones.",
-    ),
-    _requests(
-        "--sessions",
-        type=int,
-        callback=REQUESTS,
-        help="Number of sessions to generate, whose turns wait for answers; --rate is the rate of sessions.",
-    ),
-    _requests("--turns", metavar="MEAN[:SIGMA]", help="Turns of a generated session.  [5]"),
-    _requests("--pause", metavar="MEAN[:SIGMA]", help="Seconds from the end of a turn to the next, in a session.  [0]"),
-    _requests(
-        "--seed", type=int, callback=SEED, default=0, show_default=True, help="Seed of everything that is generated."
-    ),
-)
-workload_options = with_options(*_OPTIONS)
-"""Decorator that adds the flags of a workload to a command."""
 
 
 def workload_of_flags(flags: dict[str, Any]) -> Workload:
@@ -160,7 +57,7 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
             "--workload serves recorded requests, so it excludes --arrivals, --prompt-tokens, --output-tokens, "
             "--shared-prefix and --sessions; kvsim import can give them new arrivals."
         )
-    return _adjusted(_generated(flags), flags, factor), None
+    return _adjusted(generated(flags), flags, factor), None
 
 
 def _check_seed(flags: Mapping[str, Any]) -> None:
@@ -178,6 +75,7 @@ def _adjusted(workload: Workload, flags: Mapping[str, Any], answer_factor: float
 
 
 def _with_adapters(workload: Workload, flags: Mapping[str, Any]) -> Workload:
+    """Assign an adapter to each request, as --adapters asks."""
     if flags["adapters"] is None:
         return workload
     number, _, skew = flags["adapters"].partition(":")
@@ -194,6 +92,7 @@ def _with_adapters(workload: Workload, flags: Mapping[str, Any]) -> Workload:
 
 
 def _with_images(workload: Workload, flags: Mapping[str, Any]) -> Workload:
+    """Add images to the prompts, as --images asks."""
     text = flags["images"]
     if text is None:
         return workload
@@ -216,11 +115,6 @@ def is_generated(flags: Mapping[str, Any]) -> bool:
     """Tell whether the flags describe generated requests rather than those of a file."""
     names = ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix", "burstiness", "ramp", "rate_profile")
     return has_sessions(flags) or any(flags[name] is not None for name in (*names, "random_range_ratio"))
-
-
-def has_sessions(flags: Mapping[str, Any]) -> bool:
-    """Tell whether the flags describe generated sessions."""
-    return any(flags[name] is not None for name in ("sessions", "turns", "pause"))
 
 
 def multiple(flag: str, text: str | None) -> float:
@@ -292,54 +186,6 @@ def first_requests(workload: Workload, num_requests: int, hint: str = "") -> Wor
     return first(workload, num_requests)
 
 
-def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
-    """Return the arrival process of --arrivals, --rate, --burstiness, --ramp and --rate-profile."""
-    from kvsim.workload import AllAtOnce, Constant, Gamma, Poisson
-
-    name, rate = flags["arrivals"], 30.0 if flags["rate"] is None else flags["rate"]
-    if flags["ramp"] is not None or flags["rate_profile"] is not None:
-        return _varying(flags, rate)
-    shape = flags["burstiness"]
-    if shape is not None and name not in (None, "gamma"):
-        raise UsageError(f"--burstiness is of gamma arrivals; leave out --arrivals {name}.")
-    if name == "at-once" and flags["rate"] is not None:
-        raise UsageError("--rate has no effect on --arrivals at-once; leave one out.")
-    waiting = flags.get("users") is not None or flags.get("max_concurrency") is not None
-    is_closed_loop = waiting and flags["rate"] is None
-    if (rate == math.inf or is_closed_loop) and name is None and shape is None:
-        return AllAtOnce()
-    processes: dict[str, Callable[[], Arrivals]] = {
-        "poisson": lambda: Poisson(rate_per_s=rate),
-        "gamma": lambda: Gamma(rate_per_s=rate, cv=_cv(shape)),
-        "constant": lambda: Constant(rate_per_s=rate),
-        "at-once": AllAtOnce,
-    }
-    return processes[name or ("poisson" if shape is None else "gamma")]()
-
-
-def _cv(shape: float | None) -> float:
-    """Return the coefficient of variation of gamma-distributed gaps of this shape: shape^-1/2."""
-    if shape is not None and not 0 < shape < math.inf:
-        raise UsageError(f"--burstiness should be a positive number, 1 for Poisson, not {shape}.")
-    return _DEFAULT_CV if shape is None else shape**-0.5
-
-
-def _varying(flags: dict[str, Any], rate: float) -> Arrivals:
-    from kvsim.importers import read_profile
-    from kvsim.workload import Varying
-
-    ramp, profile = flags["ramp"], flags["rate_profile"]
-    if flags["arrivals"] not in (None, "poisson") or flags["burstiness"] is not None:
-        raise UsageError("--ramp and --rate-profile are Poisson arrivals of a changing rate; leave --arrivals out.")
-    if profile is not None and (ramp is not None or flags["rate"] is not None):
-        raise UsageError("--rate-profile says which rate holds when; leave out --rate and --ramp.")
-    if profile is not None:
-        return read_profile(profile)
-    if not 0 < ramp < math.inf:
-        raise UsageError(f"--ramp should be a positive number of seconds, not {ramp}.")
-    return Varying(time_s=(0.0, ramp), rate_per_s=(0.0, rate))
-
-
 def _part(workload: Workload, flags: dict[str, Any]) -> Workload:
     """Return the first --num-requests requests, with the arrival rate of --rate."""
     if flags["num_requests"] is not None:
@@ -357,88 +203,3 @@ def _part(workload: Workload, flags: dict[str, Any]) -> Workload:
             )
         workload = workload.scaled_rate(flags["rate"] / recorded)
     return workload
-
-
-def _generated(flags: dict[str, Any]) -> Workload:
-    from kvsim.workload import Varying, generate
-
-    if has_sessions(flags):
-        return _sessions(flags)
-    arrivals, number = arrivals_of_flags(flags), flags["num_requests"]
-    if number is None and isinstance(arrivals, Varying) and arrivals.repeats:
-        number = max(round(arrivals.requests_in_profile), 1)
-    ratio = flags["random_range_ratio"]
-    return generate(
-        _DEFAULT_NUM_REQUESTS if number is None else number,
-        arrivals=arrivals,
-        prompt=_lengths("--prompt-tokens", flags["prompt_tokens"] or DEFAULT_TOKENS, ratio),
-        output=_lengths("--output-tokens", flags["output_tokens"] or DEFAULT_TOKENS, ratio),
-        prefixes=_prefixes(flags["shared_prefix"]),
-        seed=flags["seed"],
-    )
-
-
-def _sessions(flags: dict[str, Any]) -> Workload:
-    from kvsim.workload import converse
-
-    if flags["num_requests"] is not None:
-        raise UsageError("--num-requests counts requests, and turns come by the session; give --sessions instead.")
-    ratio, number = flags["random_range_ratio"], flags["sessions"]
-    return converse(
-        _DEFAULT_NUM_SESSIONS if number is None else number,
-        turns=_lengths("--turns", flags["turns"] or _DEFAULT_TURNS, None),
-        pauses=_pauses(flags["pause"] or "0"),
-        arrivals=arrivals_of_flags(flags),
-        prompt=_lengths("--prompt-tokens", flags["prompt_tokens"] or DEFAULT_TOKENS, ratio),
-        output=_lengths("--output-tokens", flags["output_tokens"] or DEFAULT_TOKENS, ratio),
-        prefixes=_prefixes(flags["shared_prefix"]),
-        seed=flags["seed"],
-    )
-
-
-def _pauses(text: str) -> Pauses:
-    from kvsim.workload import Pauses
-
-    mean, colon, sigma = text.partition(":")
-    try:
-        return Pauses(mean_s=float(mean), sigma=float(sigma) if colon else 0.0)
-    except ValueError:
-        raise UsageError(
-            f"--pause should be a number of seconds such as 5, or a mean and a sigma such as 5:0.8, not {text!r}."
-        ) from None
-
-
-def _lengths(flag: str, text: str, ratio: float | None) -> Lengths:
-    """Return the lengths that `text` describes: a mean and a sigma, or one length, which `ratio` spreads evenly."""
-    from kvsim.workload import Fixed, LogNormal, Uniform
-
-    (mean, _, sigma), unit = text.partition(":"), "turns" if flag == "--turns" else "tokens"
-    if ratio is not None and (sigma or not 0 <= ratio < 1):
-        raise UsageError(
-            f"--random-range-ratio should be a share from 0 to below 1 of a fixed length, not {ratio} of {flag} {text}."
-        )
-    try:
-        if sigma:
-            return LogNormal(mean_tokens=float(mean), sigma=float(sigma))
-        tokens = int(mean)
-    except ValueError:
-        raise UsageError(
-            f"{flag} should be a number of {unit} such as 200, or a mean and a sigma such as 200:0.8, not {text!r}."
-        ) from None
-    if not ratio:
-        return Fixed(tokens=tokens)
-    return Uniform(low=max(math.floor(tokens * (1 - ratio)), 1), high=math.ceil(tokens * (1 + ratio)))
-
-
-def _prefixes(text: str | None) -> SharedPrefixes | None:
-    from kvsim.workload import SharedPrefixes
-
-    if text is None:
-        return None
-    groups, _, tokens = text.partition("x")
-    try:
-        return SharedPrefixes(num_groups=int(groups), tokens=int(tokens))
-    except ValueError:
-        raise UsageError(
-            f"--shared-prefix should be a number of groups and of tokens such as 4x512, not {text!r}."
-        ) from None

@@ -15,7 +15,7 @@ import numpy as np
 
 from kvsim.diagnosis.losses import Loss, losses_of
 from kvsim.errors import UsageError
-from kvsim.experiments.validation import as_sent, users_of
+from kvsim.experiments.recorded_run import as_sent, users_of
 from kvsim.hardware import find_gpu
 from kvsim.machines import served_model, step_times
 from kvsim.metrics import means_between, waste

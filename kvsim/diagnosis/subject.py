@@ -13,7 +13,7 @@ from kvsim.conformance.comparable import host_blocks_of
 from kvsim.engine.host.tiered import TIERED
 from kvsim.engine.paged.kv_cache import PAGED
 from kvsim.errors import BudgetError, UsageError
-from kvsim.experiments.validation import as_sent, is_stamped_at_entry, policy_of, users_of
+from kvsim.experiments.recorded_run import as_sent, is_stamped_at_entry, policy_of, users_of
 from kvsim.fitting import Load, Server, engine_for
 from kvsim.hardware import find_gpu
 from kvsim.machines import is_in_process, served_model

@@ -2,6 +2,7 @@
 
 rungs       ablation: the same requests served in eight ways, each with one more improvement
 bands       sensitivity of figures to the error of the step times
+recorded_run policy, memory and requests of a recording, to simulate it again
 validation  simulation of a recording's requests, compared with the measurements
 sweeps      simulations of many settings, as one table
 workers     processes that run simulations in parallel (on_loky, on_dask, on_ray; batches, interrupts)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvsim.cli.workload import DEFAULT_WORKLOAD
+from kvsim.cli.workload_flags import DEFAULT_WORKLOAD
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,15 +14,8 @@ from click.testing import CliRunner
 from kvsim.cli.calibrate import command as calibrate_command
 from kvsim.cli.validate import command as validate_command
 from kvsim.errors import UsageError
-from kvsim.experiments.validation import (
-    Validation,
-    ValidationRow,
-    as_sent,
-    matching_profile,
-    policy_of,
-    users_of,
-    validate,
-)
+from kvsim.experiments.recorded_run import as_sent, policy_of, users_of
+from kvsim.experiments.validation import Validation, ValidationRow, matching_profile, validate
 from kvsim.hardware import find_gpu
 from kvsim.machines import step_times
 from kvsim.models import find_model

@@ -9,7 +9,8 @@ import pytest
 
 from kvsim.calibration import calibrate_card
 from kvsim.errors import UsageError
-from kvsim.experiments.validation import policy_of, times_of, validate
+from kvsim.experiments.recorded_run import policy_of
+from kvsim.experiments.validation import times_of, validate
 from kvsim.hardware import find_gpu
 from kvsim.machines import (
     Basis,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvsim.cli.workload import DEFAULT_WORKLOAD
+from kvsim.cli.workload_flags import DEFAULT_WORKLOAD
 from kvsim.errors import RecordingError
 from kvsim.importers import workload_of
 from kvsim.recording import RecordedRequests, Recording, find, read, read_requests

@@ -63,7 +63,7 @@ class Cells:
 
     @staticmethod
     def _with_written(counts: IndexArray, first: IndexArray, second: IndexArray) -> tuple[IndexArray, IndexArray]:
-        """Return the two paints of cells; where no written slots would show, they replace reserved slots."""
+        """Return the two paints of cells. If neither is of written slots, these take the place of reserved slots."""
         written = WRITTEN[counts[:, WRITTEN].argmax(axis=1)]
         hidden = counts[np.arange(len(counts)), written] > 0
         hidden &= ~np.isin(first, WRITTEN) & ~np.isin(second, WRITTEN) & (first != second)

@@ -25,7 +25,7 @@ GOING: Final = int(UnitChange.TAKEN)
 COMING: Final = int(UnitChange.HIT)
 """Paint, without colours, of a slot whose block is being copied back."""
 _COMING_HUED: Final = CURSOR
-"""The same in colours, different from all greens."""
+"""Paint, in colours, of a slot whose block is being copied back; it is different from all greens."""
 OVERWRITTEN: Final = int(UnitChange.EVICTED)
 """Paint of a slot whose block has just been overwritten."""
 _MOST_NAMED: Final = 6

@@ -17,11 +17,11 @@ _MOST_MARGIN = 0.25
 _LEAST_FILL = 0.9
 """Least share of the picture that the pool should cover."""
 _FEW = 4
-"""Columns of units, drawn slot by slot, below which more columns are better; and rows below which they are not."""
+"""A picture slot by slot with fewer columns of units, and with at least as many rows, is replaced by a coarser one."""
 _MOST_CUT = 512
 """Largest number of units that are cut apart and bear their holders."""
 _ROUND = {10: 0.12, 20: 0.12, 40: 0.12, 8: 0.06, 16: 0.06, 5: 0.06}
-"""Share of the picture that a number of columns by which units are easily counted is worth."""
+"""Numbers of columns that make units easy to count, each with the share of the picture that may stay empty for it."""
 
 
 def levels(
@@ -83,7 +83,8 @@ _UNIT = {True: Detail.HALF, False: Detail.MIX}
 def best_level(tilings: list[Tiling], height: int) -> int:
     """Return the index of the finest of `tilings` that shows the whole pool in `height` lines of characters.
 
-    Slots in a few columns take more room than they are worth if units can have their numbers and names below them.
+    If the finest one draws single slots in less than `_FEW` columns of units, and the level before it has the numbers
+    and names of units below them, that level is returned.
     """
     whole = [
         index

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from ..playback.compared_runs import ComparedRun
 
 _TOO_MANY_TO_NAME = 12
-"""Smallest number of waiting requests of which none is named."""
+"""Number of waiting requests from which on their names are left out."""
 MOST_POOLS_NARROW: Final = 3
 """Largest number of runs whose pools are shown on a narrow screen."""
 _LABEL = 9
 """Width of the label of a line, in columns."""
 _WITHOUT_CELL = 8
-"""Number of lines that have no room for the size of a cell."""
+"""Height of the widget, in lines, up to which the size of a cell is left out."""
 _WIDE = 28
-"""Width from which the share beside the bar says what it is a share of, in columns."""
+"""Width of the widget, in columns, from which on the share beside the bar is followed by its denominator."""
 
 
 class LaneFigures(Widget):

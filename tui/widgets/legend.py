@@ -48,7 +48,7 @@ class Legend(Widget):
         self._is_fleet = is_fleet
         self.color_by = color_by
         self._explains = len(self._sessions) > 2 and self._sessions[0].rows is None
-        """True if the shares beside the bars are too many to have words of their own."""
+        """True if the legend explains the percentages beside the bars, because the bars have no room for it."""
 
     def show_frame(self) -> None:
         """Redraw, because the entries depend on the current frame and on the pools' level of detail."""
