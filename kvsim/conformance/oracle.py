@@ -326,7 +326,7 @@ class OracleRun:
             "received": [self._name(number) for number in received],
             "sent": [self._name(number) for number in sent],
             "bad": bad,
-            "params": handed_out(self._driver, ended, outputs, self._workload.scheduler.vllm, self._name),
+            "params": handed_out(self._driver, ended, outputs, self._workload, self._name),
         }
 
     def _drafts_of_step(self) -> dict[str, Any]:

@@ -97,7 +97,11 @@ def connector_state(driver: Driver, arrived: list[int], name: Callable[[int], st
 
 
 def handed_out(
-    driver: Driver, ended: list[int], outputs: Mapping[str, int], release: str, name: Callable[[int], str]
+    driver: Driver,
+    ended: list[int],
+    outputs: Mapping[str, int],
+    workload: OracleWorkload,
+    name: Callable[[int], str],
 ) -> dict[str, Any]:
     """Return the transfer parameters that a prefill server passes to the decode server, by ended request."""
     parameters = {}
@@ -116,8 +120,9 @@ def handed_out(
             "tp_size": 1,
             "remote_num_tokens": computed,
         }
-        if release != "0.25.1":
-            parameters[name(number)] |= {"dcp_size": 1, "pp_size": 1, "transfer_mode": "pull"}
+        if workload.scheduler.vllm != "0.25.1":
+            num_stages = workload.pipeline.pipeline_parallel_size
+            parameters[name(number)] |= {"dcp_size": 1, "pp_size": num_stages, "transfer_mode": "pull"}
             if outputs.get(name(number)) == 0:  # vLLM states this only together with the first output
                 parameters[name(number)] |= {"remote_prefill_cached_tokens": int(sequence.cached_tokens)}
     return parameters

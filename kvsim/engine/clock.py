@@ -218,13 +218,18 @@ def _fed_back(engine: Engine) -> int:
 @part
 def finish_oldest(engine: Engine) -> None:
     """Await the oldest step in flight and process its outputs."""
-    state = engine.state
+    settings, state = engine.settings, engine.state
     launched = engine.launched[in_flight.oldest(engine)]
+    counts_outputs = settings.num_drafts > 0 and settings.records_schedule and launched.is_recorded
     if launched.is_recorded:
         state.host_s = max(state.host_s, launched.done_s)
     state.seq += 1
     processed_s = state.host_s  # an update that takes time does not delay its outputs
+    if counts_outputs:
+        journal.count_outputs(engine, -1)
     engine.scheduler.update(engine)
+    if counts_outputs:
+        journal.count_outputs(engine, 1)
     if launched.is_recorded:
         output = engine.outputs[state.num_outputs - state.first_output]
         output.seq, output.time_s = state.seq, processed_s

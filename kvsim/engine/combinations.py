@@ -8,18 +8,17 @@ from kvsim.policies.drafts import Drafts
 from kvsim.policies.settings import PagedSettings
 
 
-def check_pipeline(policy: Policy, pipeline: Pipeline, *, is_custom: bool) -> None:
+def check_pipeline(policy: Policy, pipeline: Pipeline, drafts: Drafts | None, *, is_custom: bool) -> None:
     """Check that a policy with several pipeline stages has only settings that are modelled for them."""
     if pipeline.pipeline_parallel_size == 1 or isinstance(policy, Static):
         return
     cache = policy.cache if isinstance(policy, Paged) else PagedSettings()
-    drafts = isinstance(policy, Paged) and bool(policy.scheduler.speculative_config)
     for what, flag, is_asked in (
         ("a policy of your own", "another --policy", is_custom),
         ("SGLang's scheduler", "another --policy", isinstance(policy, Radix)),
         ("native offload", "--kv-offloading-size 0", cache.kv_offloading_size > 0),
         ("swapping to host memory", "--swap-gib 0", cache.swap_gib > 0),
-        ("speculative decoding", "no --speculative-config", drafts),
+        ("speculative decoding", "no --speculative-config", drafts is not None),
     ):
         if is_asked:
             raise UsageError(

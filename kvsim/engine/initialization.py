@@ -157,7 +157,7 @@ class EnginePlan:
     def _check(self, layout: KVCacheLayout) -> None:
         """Refuse settings that kvsim does not simulate together, or not with these KV-cache groups."""
         policy, is_custom = self.policy, self.rules is not None
-        combinations.check_pipeline(policy, self.pipeline, is_custom=is_custom)
+        combinations.check_pipeline(policy, self.pipeline, self.drafts, is_custom=is_custom)
         combinations.check_drafts(policy, self.drafts, is_custom=is_custom)
         if not isinstance(policy, Paged):
             return
@@ -283,7 +283,7 @@ class EnginePlan:
         if self.encoding is not None and isinstance(policy, Paged):
             chosen |= settings_of_images(self.encoding, policy)
         if self.connector is not None and isinstance(policy, Paged):
-            chosen |= settings_of_connector(self.connector, policy)
+            chosen |= settings_of_connector(self.connector, policy, chosen["most_in_flight"])
         settings = make_one(records.Settings, compiled=compiled)
         for name, value in chosen.items():
             setattr(settings, name, value)

@@ -97,7 +97,23 @@ def scheduled(engine: Engine, sequence: Sequence, computed_before: int, tokens: 
     row = rows[state.num_schedule_rows]
     state.num_schedule_rows += 1
     row.step, row.request, row.known = state.num_steps, sequence.number - 1, sequence.num_tokens
+    row.outputs = 0
     row.computed_before, row.tokens, row.repeat = computed_before, tokens, repeat
+
+
+@part
+def count_outputs(engine: Engine, sign: int) -> None:
+    """Add `sign` times the known tokens of each sequence of the oldest step in flight to the outputs of its row.
+
+    With -1 before an output is processed and 1 after it, a row has the number of tokens that the output gave.
+    """
+    state, rows = engine.state, engine.schedule_rows
+    index = state.num_schedule_rows - 1
+    while index >= 0 and rows[index].step >= state.num_outputs:
+        row = rows[index]
+        if row.step == state.num_outputs:
+            row.outputs += sign * engine.sequences[row.request + 1].num_tokens
+        index -= 1
 
 
 @part

@@ -146,14 +146,14 @@ def settings_of_images(encoding: Encoding, policy: Paged) -> dict[str, Any]:
     }
 
 
-def settings_of_connector(connector: Connector, policy: Paged) -> dict[str, Any]:
-    """Return the settings of the scheduler that depend on a KV connector.
+def settings_of_connector(connector: Connector, policy: Paged, most_in_flight: int) -> dict[str, Any]:
+    """Return the settings of a scheduler with at most `most_in_flight` steps in flight that depend on a KV connector.
 
     They replace `frees_late` and `notes_every_step`, which native offload sets: the two are never used together.
     """
     rules = rules_of(policy.scheduler.vllm)
     return {
-        "frees_late": connector.consumes and bool(policy.scheduler.async_scheduling),
+        "frees_late": connector.consumes and most_in_flight > 1,
         "drops_late": connector.produces and rules.delivers_kept,
         "caches_processed": rules.caches_processed,
         "notes_every_step": True,

@@ -848,3 +848,5 @@ class ScheduleRow:
     repeat: Small = 0
     known: Small = 0
     """Number of known tokens when the step was scheduled; in runs with drafts."""
+    outputs: Small = 0
+    """Number of tokens that the output of the step gave the request; in runs with drafts."""

@@ -72,6 +72,7 @@ class Point:
         if len(workload.prompt_hashes.values):
             digest.update(workload.prompt_hashes.offsets.tobytes())
             digest.update(str(workload.hash_unit_tokens).encode())
+            digest.update(f"+{workload.hash_ahead_tokens}".encode() if workload.hash_ahead_tokens else b"")
         if workload.prompt_token_ids is not None:
             digest.update(workload.prompt_token_ids.offsets.tobytes())
             digest.update(workload.prompt_token_ids.values.tobytes())

@@ -109,9 +109,9 @@ def repeated(workload: Workload, num_requests: int) -> Workload:
         rows, times = _whole_sessions(turns, num_requests)
         turns, num_arrivals = _again(turns, rows, times), int((turns.after < 0).sum())
     lasts_s = float(np.ptp(workload.arrival_s)) * num_arrivals / max(num_arrivals - 1, 1)
-    hashes, unit_tokens = workload.prompt_hashes, workload.hash_unit_tokens
+    hashes, unit_tokens, ahead = workload.prompt_hashes, workload.hash_unit_tokens, workload.hash_ahead_tokens
     if workload.prompt_token_ids is not None:
-        unit_tokens = _UNIT_TOKENS
+        unit_tokens, ahead = _UNIT_TOKENS, 0
         hashes = prompt_keys(workload, unit_tokens)
     taken = hashes.take(rows)
     _, which, count = np.unique(taken.values[: len(hashes.values)], return_inverse=True, return_counts=True)
@@ -123,6 +123,7 @@ def repeated(workload: Workload, num_requests: int) -> Workload:
         prefix_names=workload.prefix_names,
         prompt_hashes=Ragged(taken.values ^ again << _BEYOND_KEYS, taken.offsets, np.int64),
         hash_unit_tokens=unit_tokens,
+        hash_ahead_tokens=ahead,
         turns=turns,
         name=workload.name,
         description=workload.description,

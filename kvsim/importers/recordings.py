@@ -48,6 +48,7 @@ def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True
         adapter=None if requests.adapter is None else requests.adapter[rows],
         prompt_hashes=requests.prompt_hashes.take(rows),
         hash_unit_tokens=recording.meta.hash_block_size,
+        hash_ahead_tokens=recording.meta.hash_ahead_tokens,
         images=None if images is None else _images(images, len(requests)).take(rows),
         turns=turns,
         ids=[str(name) for name in requests.id[rows]],

@@ -59,6 +59,7 @@ def within(workload: Workload, limits: LengthLimits) -> Workload:
         prefix_names=workload.prefix_names,
         prompt_hashes=workload.prompt_hashes.take(rows),
         hash_unit_tokens=workload.hash_unit_tokens,
+        hash_ahead_tokens=workload.hash_ahead_tokens,
         prompt_token_ids=None if prompts is None else prompts.take(rows),
         turns=None if workload.turns is None else workload.turns.take(rows),
         ids=[workload.ids[row] for row in rows.tolist()],

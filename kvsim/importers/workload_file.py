@@ -60,6 +60,7 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> Path:
         "name": workload.name,
         "description": workload.description,
         "hash_unit_tokens": workload.hash_unit_tokens,
+        "hash_ahead_tokens": workload.hash_ahead_tokens,
         "prefix_names": list(workload.prefix_names),
     }
     table = pa.table(columns).replace_schema_metadata({FORMAT: json.dumps(about)})
@@ -108,6 +109,7 @@ def read(path: str | os.PathLike[str]) -> Workload:
         ids=ids,
         prefix_names=tuple(about["prefix_names"]),
         hash_unit_tokens=about["hash_unit_tokens"],
+        hash_ahead_tokens=about.get("hash_ahead_tokens", 0),
         name=about["name"],
         description=about["description"],
     )
@@ -148,7 +150,13 @@ def _about(metadata: dict[bytes, bytes], path: str | os.PathLike[str]) -> dict[s
     texts = isinstance(about.get("name"), str) and isinstance(about.get("description"), str)
     named = isinstance(names, list) and all(isinstance(name, str) for name in names)
     whole = is_integer(unit, 1, (1 << 31) - 1)
-    for name, holds in (("name and description", texts), ("prefix_names", named), ("hash_unit_tokens", whole)):
+    ahead = is_integer(about.get("hash_ahead_tokens", 0), 0, (1 << 31) - 1)  # files of earlier versions lack it
+    for name, holds in (
+        ("name and description", texts),
+        ("prefix_names", named),
+        ("hash_unit_tokens", whole),
+        ("hash_ahead_tokens", ahead),
+    ):
         if not holds:
             raise WorkloadError(f"{path} is damaged: its {name} are missing or of another type.")
     return about

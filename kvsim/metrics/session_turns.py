@@ -138,7 +138,7 @@ def _first_evictions(recording: Recording, lost: IntArray) -> tuple[FloatArray, 
     turns, sizes = requests.turns, np.array(_block_sizes(recording))
     if turns is None or (sizes % hash_tokens).any() or not lost.any():
         return evicted_s, evicted_for
-    keys = with_answers(turns, requests.prompt_hashes, hash_tokens)
+    keys = with_answers(turns, requests.prompt_hashes, hash_tokens, recording.meta.hash_ahead_tokens)
     evictions = _evictions(memory, keys.values, keys.offsets, sizes // hash_tokens)
     schedule_s = recording.steps.start_s
     for request in np.flatnonzero(lost > 0).tolist():

@@ -324,7 +324,7 @@ class Schedule(ColumnTable):
     known: IntArray | None = optional_column("int32")
     """Number of known tokens when the step was scheduled; in runs with drafts, where each row covers one step."""
     outputs: IntArray | None = optional_column("int32")
-    """Number of tokens that the output of the step gave the request; in captured runs with drafts."""
+    """Number of tokens that the output of the step gave the request; in runs with drafts."""
     proposed: IntArray | None = optional_column("int32")
     """Number of drafts proposed after the step; in captured runs that schedule a step once its drafts are known."""
 

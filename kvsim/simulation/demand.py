@@ -134,14 +134,16 @@ def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None
 def recorded_hashes(
     workload: Workload, policy: Policy, layout: KVCacheLayout | None, demand: Demand, rows: range
 ) -> Ragged[np.int64]:
-    """Return the prompt hashes of a recording: keys that cover no tokens after their block.
+    """Return the prompt hashes of a recording; `rows` are the rows of the prompts in the workload of all servers."""
+    covered = np.maximum(workload.prompt_tokens - hash_ahead_tokens(workload, policy), 0)
+    return all_prompt_keys(demand.keys, covered // hash_tokens(workload, policy, layout), rows)
 
-    `rows` are the rows of the prompts in the workload of all servers.
-    """
-    unit, keys = hash_tokens(workload, policy, layout), demand.keys
-    if _tokens_ahead(policy) and len(keys.values):
-        keys = _prefix_keys(workload, unit, 0)
-    return all_prompt_keys(keys, workload.prompt_tokens // unit, rows)
+
+def hash_ahead_tokens(workload: Workload, policy: Policy) -> int:
+    """Return the number of tokens after its block that a prompt hash of a recording also covers."""
+    if isinstance(policy, Paged | Radix):
+        return _tokens_ahead(policy) if knows_prefixes(workload) else 0
+    return workload.hash_ahead_tokens
 
 
 def provenance_of_hashes(workload: Workload, policy: Policy) -> dict[str, int]:

@@ -322,7 +322,10 @@ class FinalRows:
         return columns | {"request": self._numbered(columns["request"])}
 
     def _take_schedule(self, engine: Engine) -> None:
-        """Drain the rows before the first row that a later step may extend; running sequences have such rows."""
+        """Drain the rows before the first row that may still change.
+
+        A later step may extend the last row of a running sequence. With drafts, the output of a step changes its rows.
+        """
         num_rows, rows = engine.state.num_schedule_rows, engine.schedule_rows
         sequences: Any = engine.sequences
         numbers = column(rows, "request", num_rows) + 1  # only rows of these sequences may be extended
@@ -331,7 +334,8 @@ class FinalRows:
         num_final = int(extensible.min(initial=num_rows))
         names = ["step", "request", "computed_before", "tokens", "repeat"]
         if engine.settings.num_drafts:
-            names.append("known")
+            names += ["known", "outputs"]
+            num_final = int(np.searchsorted(column(rows, "step", num_rows), engine.state.num_outputs))
         final = {name: column(rows, name, num_final) for name in names}
         self._sink.append(Schedule(**final | {"request": self._numbered(final["request"])}))
         still_open = np.maximum(open_rows - num_final, NO_ROW)

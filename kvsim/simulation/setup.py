@@ -16,7 +16,14 @@ from kvsim.machines.known_errors import served_otherwise
 from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, Radix, describe
 from kvsim.profiles.extrapolation import provenance
 from kvsim.recording import Meta, Pool
-from kvsim.simulation.demand import demand_of, hash_tokens, provenance_of_hashes, recorded_hashes, refused
+from kvsim.simulation.demand import (
+    demand_of,
+    hash_ahead_tokens,
+    hash_tokens,
+    provenance_of_hashes,
+    recorded_hashes,
+    refused,
+)
 from kvsim.simulation.image_inputs import encoder_limits, with_image_tokens
 from kvsim.simulation.machine import Machine, check_stages, release_of
 from kvsim.simulation.modes import EngineName
@@ -157,13 +164,15 @@ class Setup:
             del model["decode_context_parallel_size"]
         drafting = machine.draft_layers(self.base) if isinstance(self.base, Paged) else ()
         draft_bytes = sum(machine.model.layer_bytes_per_token(layer) for layer in drafting)
+        ahead = hash_ahead_tokens(self.workload, self.base)
         return Meta(
             source="simulation",
             engine={"name": "kvsim", "step_time": self.times_label, "calibrated": step_time.calibrated}
             | encoder_limits(self.workload, self.base, machine.model)
             | (asdict(self.pipeline) if self.pipeline.pipeline_parallel_size > 1 else {})
             | {cause: number for cause, number in failures.items() if number}
-            | ({"hash_block_size": hash_tokens(self.workload, self.base, self.layout)} if self.pool.groups else {}),
+            | ({"hash_block_size": hash_tokens(self.workload, self.base, self.layout)} if self.pool.groups else {})
+            | ({"num_hash_lookahead_tokens": ahead} if ahead else {}),
             gpu=machine.gpu.name,
             model=model
             | {"kv_bytes_per_token": machine.model.kv_bytes_per_token}

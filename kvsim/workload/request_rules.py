@@ -56,6 +56,8 @@ class _WorkloadColumns(Protocol):
     @property
     def hash_unit_tokens(self) -> int: ...
     @property
+    def hash_ahead_tokens(self) -> int: ...
+    @property
     def prompt_token_ids(self) -> Ragged[np.int32] | None: ...
     @property
     def images(self) -> Images | None: ...
@@ -100,6 +102,8 @@ def _check_shape(workload: _WorkloadColumns) -> None:
         raise UsageError(f"hash_unit_tokens is {workload.hash_unit_tokens}; a hash covers at least 1 token.")
     if workload.hash_unit_tokens > MAX_TOKENS:
         raise UsageError(f"hash_unit_tokens is {workload.hash_unit_tokens:,}; a hash covers at most {MAX_TOKENS:,}.")
+    if workload.hash_ahead_tokens < 0:
+        raise UsageError(f"hash_ahead_tokens is {workload.hash_ahead_tokens}; it must be 0 or more.")
     for column in ("prompt_hashes", "prompt_token_ids", "turns", "ids"):
         rows = getattr(workload, column)
         if rows is not None and len(rows) != num_rows:
@@ -162,7 +166,7 @@ def _rules_of_prefixes(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np
         ),
         (
             f"it has more prompt_hashes than its {{prompt_tokens}} prompt_tokens have full units of {unit} tokens",
-            workload.prompt_hashes.lengths > prompt // unit,
+            workload.prompt_hashes.lengths > np.maximum(prompt - workload.hash_ahead_tokens, 0) // unit,
         ),
     ]
     if workload.prompt_token_ids is not None:

@@ -85,6 +85,8 @@ class Workload:
     prompt_hashes: Ragged[np.int64]
     """Chained hashes of each prompt, at most one per full `hash_unit_tokens` tokens: int64 values."""
     hash_unit_tokens: int
+    hash_ahead_tokens: int
+    """Number of tokens after its unit that a hash also covers: those of a server whose draft layers read ahead."""
     prompt_token_ids: Ragged[np.int32] | None
     """Token ids of each prompt; an empty row if they are not known."""
     images: Images | None
@@ -114,6 +116,7 @@ class Workload:
         prefix_names: Sequence[str] = (),
         prompt_hashes: Ragged[np.int64] | None = None,
         hash_unit_tokens: int = 16,
+        hash_ahead_tokens: int = 0,
         prompt_token_ids: Ragged[np.int32] | None = None,
         images: Images | None = None,
         turns: Turns | None = None,
@@ -140,6 +143,7 @@ class Workload:
             prefix_names=prefix_names,
             prompt_hashes=Ragged.empty(n, np.int64) if prompt_hashes is None else prompt_hashes,
             hash_unit_tokens=hash_unit_tokens,
+            hash_ahead_tokens=hash_ahead_tokens,
             prompt_token_ids=prompt_token_ids,
             images=images if images is not None and len(images.content) else None,
             turns=turns,
@@ -255,6 +259,7 @@ class Workload:
             prefix_names=self.prefix_names,
             prompt_hashes=self.prompt_hashes,
             hash_unit_tokens=self.hash_unit_tokens,
+            hash_ahead_tokens=self.hash_ahead_tokens,
             prompt_token_ids=self.prompt_token_ids,
             images=self.images,
             ids=self.ids,

@@ -17,7 +17,7 @@ from kvsim.conformance import read_records, verify_answer, verify_oracle
 from kvsim.conformance.oracle import OracleRun
 from kvsim.conformance.oracle_files import parse_workload, read_pair_records
 from kvsim.conformance.oracle_pd import verify_pair
-from kvsim.errors import RecordingError, WorkloadError
+from kvsim.errors import RecordingError, UsageError, WorkloadError
 
 from .modes import in_every_way
 
@@ -112,7 +112,7 @@ def test_connectors_decide_in_every_workload_that_has_them() -> None:
         if any("bad" in request for request in json.loads(file.read_text())["requests"]):
             num_bad += 1
             num_sound += not verify_oracle(parse_workload(_without(file, "bad"), "workload"), records).equal
-    assert len(KV) == 54
+    assert len(KV) == 56
     assert num_slower > 48
     assert num_bad == 19
     assert num_sound > 16  # one names a block that is not loaded
@@ -128,7 +128,7 @@ def test_a_pair_of_servers_follows_what_it_is_told_of_transfers(field: str) -> N
             request.pop("load", None)
         records = read_pair_records(file.with_suffix(".jsonl.gz"))
         num_different += not verify_pair(document, "workload", records).equal
-    assert len(PD) == 29
+    assert len(PD) == 30
     assert num_different > 24
 
 
@@ -144,6 +144,12 @@ def test_a_pair_of_servers_follows_what_it_is_told_of_transfers(field: str) -> N
 def test_connectors_that_are_not_known_are_refused(kv: dict[str, Any], words: str) -> None:
     with pytest.raises(WorkloadError, match=words):
         parse_workload(PLAIN | {"kv": kv}, "workload.json")
+
+
+def test_drafts_in_a_pipeline_are_refused() -> None:
+    document = PLAIN | {"spec": {"method": "eagle", "k": 2}, "pipeline_parallel_size": 2}
+    with pytest.raises(UsageError, match="speculative decoding is modelled where one stage holds all layers"):
+        OracleRun(parse_workload(document, "workload.json").of_release("0.33.0"))
 
 
 def test_connectors_of_other_releases_and_models_are_refused() -> None:

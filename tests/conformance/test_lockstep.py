@@ -23,6 +23,7 @@ from kvsim.conformance import (
 )
 from kvsim.conformance.generated import realistic, small
 from kvsim.errors import RecordingError, WorkloadError
+from kvsim.importers import workload_of
 from kvsim.policies import Contiguous, Paged
 from kvsim.policies.settings import ContinuousSettings, Order, PagedSettings
 from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus, find, read
@@ -482,35 +483,72 @@ def _drafted(machine: Machine, method: str, prefix_tokens: int, **settings: Any)
     """A simulated recording with drafts, whose prompts share `prefix_tokens`."""
     size = 8
     workload = Workload(
-        arrival_s=np.arange(size) / 50,
+        arrival_s=np.arange(size) / 500,
         prompt_tokens=np.full(size, 50),
-        output_tokens=np.arange(size) + 9,
+        output_tokens=3 * np.arange(size) + 9,
         max_tokens=np.full(size, 40),
         prefix_group=np.full(size, 0 if prefix_tokens else -1),
         prefix_tokens=np.full(size, prefix_tokens),
         prefix_names=["a"],
     )
+    return simulate(workload, _with_drafts(method, **settings), machine)
+
+
+def _with_drafts(method: str, **settings: Any) -> Paged:
     config = {"method": method, "model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 3}
-    scheduler = ContinuousSettings(max_num_seqs=4, max_model_len=128, speculative_config=config, **settings)
-    return simulate(workload, Paged(scheduler=scheduler), machine)
+    return Paged(scheduler=ContinuousSettings(max_num_seqs=4, max_model_len=128, speculative_config=config, **settings))
 
 
 @pytest.mark.parametrize("method", ["eagle", "draft_model", "ngram_gpu"])
+@pytest.mark.parametrize("acceptance", [0.0, 0.6])
+@pytest.mark.parametrize("num_tokens", [320, 2_000])
 def test_a_simulation_with_drafts_scheduled_ahead_is_compared(
-    method: str, make_machine: Callable[[int], Machine]
+    method: str, acceptance: float, num_tokens: int, make_machine: Callable[[int], Machine]
 ) -> None:
-    """A request stops while its next step is in flight, whose output is discarded."""
-    recording = _drafted(make_machine(2_000), method, 0, acceptance=0.0)
-    assert recording.schedule.outputs is None
+    """A request stops while its next step is in flight, whose output is discarded.
+
+    In a small pool, requests are preempted while steps are in flight, and get two outputs between two of their steps.
+    """
+    recording = _drafted(make_machine(num_tokens), method, 0, acceptance=acceptance)
     verdict = verify_recording(recording)
     assert verdict.equal, verdict
     assert verdict.num_steps == len(recording.steps)
+    assert (verdict.num_preemptions > 0) == (num_tokens == 320)
+    schedule, requests = recording.schedule, recording.requests
+    assert schedule.outputs is not None
+    outputs = np.bincount(schedule.request, schedule.outputs, len(requests))
+    assert outputs.tolist() == requests.output_tokens.tolist()
+
+
+def test_the_sum_of_two_outputs_is_not_compared(make_machine: Callable[[int], Machine]) -> None:
+    """Recordings of earlier versions have no column of outputs."""
+    recording = _drafted(make_machine(144), "ngram_gpu", 0, acceptance=0.6)
+    recording = replace(recording, schedule=replace(recording.schedule, outputs=None))
+    with pytest.raises(RecordingError, match="got two outputs between two of its steps"):
+        verify_recording(recording)
+
+
+@pytest.mark.parametrize("prefix_tokens", [32, 33, 47])
+def test_hashes_of_a_simulation_cover_what_keys_cover(
+    prefix_tokens: int, make_machine: Callable[[int], Machine]
+) -> None:
+    """From vLLM 0.33 on, a block of a prompt is found only if the token after it is equal, too."""
+    machine, num_hits = make_machine(2_000), []
+    for method, release, ahead in (("eagle", "0.33.0", 1), ("eagle", "0.25.1", 0), ("ngram_gpu", "0.33.0", 0)):
+        recording = _drafted(machine, method, prefix_tokens, vllm=release)
+        assert recording.meta.hash_ahead_tokens == ahead
+        verdict = verify_recording(recording)
+        assert verdict.equal, verdict
+        num_hits.append(verdict.num_hits)
+        # Its requests, served again by the same server, have the same hits.
+        again = simulate(workload_of(recording), _with_drafts(method, vllm=release), machine)
+        assert again.requests.cached_tokens.tolist() == recording.requests.cached_tokens.tolist()
+    assert num_hits[0] == num_hits[2] - (prefix_tokens == 32) * 7
 
 
 def test_hashes_that_do_not_cover_what_keys_cover_are_not_compared(make_machine: Callable[[int], Machine]) -> None:
-    """From vLLM 0.33 on, a block of a prompt is found only if the token after it is equal, too."""
-    machine = make_machine(2_000)
+    """Recordings of earlier versions have hashes of whole blocks."""
+    recording = _drafted(make_machine(2_000), "eagle", 32)
+    engine = {name: value for name, value in recording.meta.engine.items() if name != "num_hash_lookahead_tokens"}
     with pytest.raises(RecordingError, match="hashes of whole blocks"):
-        verify_recording(_drafted(machine, "eagle", 32, async_scheduling=False))
-    assert verify_recording(_drafted(machine, "eagle", 32, async_scheduling=False, vllm="0.25.1")).equal
-    assert verify_recording(_drafted(machine, "ngram_gpu", 32, async_scheduling=False)).equal
+        verify_recording(replace(recording, meta=replace(recording.meta, engine=engine)))

@@ -163,11 +163,13 @@ def _codes_of_hashes(workload: Workload, block_size: int, ahead: int) -> tuple[C
         return np.full(len(workload), -1), np.empty(0, np.int64), 0
     _check_sizes(unit_tokens, block_size)
     blocks_per_unit = max(unit_tokens // block_size, 1)
-    known = np.minimum(workload.prompt_tokens, hashes.lengths * unit_tokens).astype(np.int64)
+    covered = workload.hash_ahead_tokens
+    known = np.minimum(workload.prompt_tokens, hashes.lengths * unit_tokens + covered).astype(np.int64)
     lengths = _full_blocks(known, block_size, ahead)
     block, row = _blocks_of_rows(lengths)
     # Two units with different hashes count as different from their first token on: no finer data is known.
-    unit = hashes.offsets[row] + ((block + 1) * block_size - 1 + ahead) // unit_tokens
+    last_token = np.maximum((block + 1) * block_size - 1 + ahead - covered, 0)
+    unit = hashes.offsets[row] + last_token // unit_tokens
     distinct, number = np.unique(hashes.values, return_inverse=True)
     codes = number[unit] * blocks_per_unit + block % blocks_per_unit
     return np.where(hashes.lengths > 0, lengths, -1), codes, len(distinct) * blocks_per_unit
