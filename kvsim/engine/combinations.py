@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvsim.errors import UsageError
 from kvsim.policies import Contiguous, Paged, Pipeline, Policy, Radix, Static
 from kvsim.policies.drafts import Drafts
+from kvsim.policies.releases import rules_of
 from kvsim.policies.settings import PagedSettings
 
 
@@ -25,6 +26,17 @@ def check_pipeline(policy: Policy, pipeline: Pipeline, drafts: Drafts | None, *,
                 f"{what} is modelled where one stage holds all layers; with pipeline_parallel_size "
                 f"{pipeline.pipeline_parallel_size}, take {flag}, or --pipeline-parallel-size 1."
             )
+
+
+def check_loads(policy: Paged, pipeline: Pipeline) -> None:
+    """Check that no request is admitted again while blocks of its earlier admission wait for a step in flight."""
+    scheduler = policy.scheduler
+    depth = pipeline.most_in_flight(async_scheduling=bool(scheduler.async_scheduling))
+    if depth > 2 and not rules_of(scheduler.vllm).spares_busy:
+        raise UsageError(
+            f"kvsim does not follow vLLM {scheduler.vllm} where a server that loads KV has {depth} steps in flight; "
+            "take two pipeline stages with --no-async-scheduling, or --vllm 0.33.0."
+        )
 
 
 def check_drafts(policy: Policy, drafts: Drafts | None, *, is_custom: bool) -> None:

@@ -172,6 +172,8 @@ class EnginePlan:
             self.encoding.check(release)
         if self.connector is not None:
             self.connector.check(release, num_groups)
+            if self.connector.consumes:
+                combinations.check_loads(policy, self.pipeline)
 
     @property
     def _tokens_ahead(self) -> int:

@@ -8,6 +8,7 @@ decoding (`spec`), KV connectors (`kv`), a prefill beside a decode server (`pd`)
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,15 @@ def test_drafts_in_a_pipeline_are_refused() -> None:
     document = PLAIN | {"spec": {"method": "eagle", "k": 2}, "pipeline_parallel_size": 2}
     with pytest.raises(UsageError, match="speculative decoding is modelled where one stage holds all layers"):
         OracleRun(parse_workload(document, "workload.json").of_release("0.33.0"))
+
+
+def test_loads_in_deep_pipelines_are_refused_where_requests_with_steps_in_flight_are_preempted() -> None:
+    """In vLLM 0.25 such a request may be admitted again before its earlier blocks are free."""
+    document = PLAIN | {"kv": {"connector": "store"}, "pipeline_parallel_size": 2}
+    for release, ahead, refused in (("0.25.1", True, True), ("0.25.1", False, False), ("0.33.0", True, False)):
+        workload = parse_workload(document | {"async_scheduling": ahead}, "workload.json").of_release(release)
+        with pytest.raises(UsageError, match="has 3 steps in flight") if refused else nullcontext():
+            assert OracleRun(workload).has_work() is False
 
 
 def test_connectors_of_other_releases_and_models_are_refused() -> None:
