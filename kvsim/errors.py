@@ -91,8 +91,7 @@ class WorkerDiedError(KvsimError):
         """`under_way` has the keys of the calls that were sent to workers and have no result."""
         self.under_way = frozenset(under_way)
         super().__init__(
-            "a process that simulated a part of this was killed, which a machine does when its memory is full; fewer "
-            "at a time (--jobs) need less of it."
+            "a worker process was killed, as a machine does when its memory is full; a smaller --jobs needs less of it."
         )
 
 

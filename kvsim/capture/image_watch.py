@@ -94,7 +94,7 @@ class ImageWatch:
             problem = "some images overlap"
         sizes = [(each.identifier, int(each.mm_position.get_num_embeds())) for each in features]
         if any(not size or self._outputs.setdefault(image, size) != size for image, size in sizes):
-            problem = "one is empty, or as large as no equal one before it"
+            problem = "one is empty, or differs in size from an equal image before it"
         try:
             limits = encoder_settings(self._scheduler)
             Encoding(

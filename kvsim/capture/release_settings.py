@@ -73,7 +73,8 @@ def check_features(scheduler: Any, layout: KVCacheLayout, *, offloads: bool) -> 
     _check_parallelism(scheduler, layout, offloads=offloads)
     _check_blocks(scheduler)
     _refuse(
-        offloads and speculates(scheduler), "the engine speculates and offloads blocks, and kvsim follows one of both."
+        offloads and speculates(scheduler),
+        "the engine speculates and offloads blocks, and kvsim follows only one of the two.",
     )
     connector = getattr(scheduler, "connector", None)
     _refuse(

@@ -31,13 +31,13 @@ _TASKS = {
     },
     "Ask about a server": {
         "size": "Explain how many blocks a GPU and a model leave room for.",
-        "fit": "Say whether a load fits a server, what limits it, and what would help.",
-        "diagnose": "Say what happened to a server, why, and what would have helped.",
+        "fit": "Tell whether a load fits a server, what limits it, and which changes help.",
+        "diagnose": "Tell why requests of a server waited or were preempted, and which changes help.",
         "doctor": "Explain what a server's log, metrics or recording say of its memory.",
     },
     "Simulate": {
         "run": "Simulate one policy and summarise what happened.",
-        "compare": "Put the same requests through several policies, or compare values of a flag.",
+        "compare": "Serve the same requests under several policies, or with several values of a flag.",
         "sweep": "Run a grid of settings and write one table.",
         "pack": "Pack sequences for training into rows, beside padded batches.",
     },
@@ -45,7 +45,7 @@ _TASKS = {
         "plot": "Draw a figure from recordings.",
         "animate": "Film the memory pool: a GIF, an MP4 or a page with a play button.",
         "report": "Write a page with everything about some recordings.",
-        "reproduce": "Put figures from papers, posts and logs beside ours.",
+        "reproduce": "Compare figures from papers, posts and logs with simulations.",
     },
     "Record, import, export": {
         "capture": "Record a real run of vLLM or Hugging Face.",

@@ -44,7 +44,7 @@ def print_answer(
 def band_notes(band: Band | None) -> list[str]:
     """Return the note that explains the intervals in brackets, or why there are none."""
     if band is None:
-        return ["no brackets: fewer than three recordings tell how far off such times are"]
+        return ["no brackets: fewer than three recordings show the error of such times"]
     return [f"in brackets: with {band.words()}"]
 
 

@@ -275,8 +275,8 @@ def _named_policies(
         return {policy.name: policy for policy in policies}, []
     if scenario.model.recurrent_layers:
         left_out = (
-            f"contiguous, static and radix are left out: {scenario.model.name} keeps recurrent states, and they hand "
-            "out memory by tokens"
+            f"contiguous, static and radix are left out: {scenario.model.name} keeps recurrent states, and they "
+            "allocate memory by tokens"
         )
         return {Paged.name: scenario.policy(Paged.name)}, [left_out]
     if scenario.workload.images is not None:

@@ -137,7 +137,10 @@ def _glance(url: str, seconds: float, ranks: KvEventRanks | None) -> Glance:
     try:
         _warn_of_end(_watch(feed, seconds))
         if feed.restarts:
-            echo("warning: counters fell: the server began anew. This is about what came after.", err=True)
+            echo(
+                "warning: counters fell, because the server restarted. The diagnosis is of the time after the restart.",
+                err=True,
+            )
         if ranks is None:
             return glance(feed.looks())
         _warn_of_end(ranks.ended)
@@ -157,7 +160,7 @@ def _watch(feed: LiveFeed | MetricsFeed, seconds: float) -> str | None:
 
 def _warn_of_end(ended: str | None) -> None:
     if ended is not None:
-        echo(f"warning: {message(ended)} This is about what was seen before.", err=True)
+        echo(f"warning: {message(ended)} The diagnosis is of the time before.", err=True)
 
 
 def _print(found: Diagnosis) -> None:

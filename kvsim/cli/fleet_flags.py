@@ -73,7 +73,7 @@ replicas_options = with_options(
         metavar="SECONDS",
         default=0.0,
         show_default=True,
-        help="Age of what the router knows of the servers' prefix caches.",
+        help="Age of the router's knowledge of the servers' prefix caches.",
     ),
     _fleet(
         "--prefix-store-gib",

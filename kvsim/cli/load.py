@@ -83,7 +83,7 @@ def check_load(flags: Mapping[str, Any]) -> None:
         lengths = [name for name in ("prompt_tokens", "output_tokens", "shared_prefix") if flags[name] is not None]
         if lengths:
             raise UsageError(
-                f"--{lengths[0].replace('_', '-')} says what requests are and not how many come: give --users N or "
+                f"--{lengths[0].replace('_', '-')} describes the requests and not how many come: give --users N or "
                 "--rate PER_S as well."
             )
 

@@ -60,8 +60,8 @@ _KINDS = (
     show_default=True,
     help="One column of a paper or both, a slide or a page: decides size and letters.",
 )
-@click.option("--size", metavar="WIDTHxHEIGHT", help="Size in inches, such as 3.3x2.2.  [of the purpose]")
-@click.option("--dpi", type=click.IntRange(30, 2400), help="Pixels of an inch in PNG.  [of the purpose]")
+@click.option("--size", metavar="WIDTHxHEIGHT", help="Size in inches, such as 3.3x2.2.  [by --for]")
+@click.option("--dpi", type=click.IntRange(30, 2400), help="Pixels per inch in PNG.  [by --for]")
 @flag("--title", metavar="TEXT", excludes=("no_title",), help="Title to use instead of the finding.")
 @click.option(
     "--label", "labels", metavar="TEXT", multiple=True, help="Name of a recording; give one for each, in their order."

@@ -55,7 +55,11 @@ _WORTH_PROCESSES = 50_000
     help="http: TTFT and end to end as a client of vLLM's server sees them, with what its front end adds. A recording "
     "is without.",
 )
-@click.option("--no-band", is_flag=True, help="Do not repeat a run with preemptions to see how far its figures move.")
+@click.option(
+    "--no-band",
+    is_flag=True,
+    help="Print no prediction intervals, for which a run with preemptions is repeated with other step times.",
+)
 @flag(
     "--all",
     "show_all",

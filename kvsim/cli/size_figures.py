@@ -70,9 +70,11 @@ def unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
             "estimates of activations, buffers and graphs leave"
         )
     if is_computed and model.image_class and not budget.encoder_cache_tokens:
-        sentences.append(f"what vLLM keeps for images of {model.image_class} is not in: its largest image is not known")
+        sentences.append(
+            f"what vLLM keeps for images of {model.image_class} is left out: its largest image is not known"
+        )
     if is_computed and model.decode_context_parallel_size > 1:
-        sentences.append("what GPUs exchange of divided contexts takes memory that was not measured")
+        sentences.append("the memory with which GPUs exchange results of divided contexts was not measured")
     if not rules_of(release).profiles_free_memory or not is_computed:
         return sentences
     sentences.append(

@@ -92,7 +92,7 @@ def pool_rows(budget: Budget, *, logs_longest: bool) -> list[Row]:
     else:
         logged = plan.divided_tokens, f"the blocks shared evenly by {number} tables" if number > 1 else "all blocks"
     return [
-        ("blocks", f"{budget.num_blocks:,}", in_all, "vLLM's number; block 0 is never handed out"),
+        ("blocks", f"{budget.num_blocks:,}", in_all, "vLLM's number; block 0 is never allocated"),
         ("GPU KV cache size", f"{logged[0]:,}", in_all, f"tokens, as vLLM logs it: {logged[1]}"),
         (
             "maximum concurrency",

@@ -58,7 +58,9 @@ def _costs(budget: Budget, image: Mapping[str, Any] | None) -> list[str]:
     if "adapters" in taken:
         tokens = taken["adapters"] // budget.bytes_per_block * budget.block_size
         held = size(taken["adapters"])
-        sentences.append(f"The slots of adapters take {held} on each GPU, used or not: the room of {tokens:,} tokens.")
+        sentences.append(
+            f"The slots of adapters take {held} on each GPU, used or not: as much as {tokens:,} tokens of KV."
+        )
     if draft_bytes := draft_bytes_per_block(budget):
         share = 100 * draft_bytes / budget.bytes_per_block
         weights = f", and their weights {size(taken['draft weights'])}" if "draft weights" in taken else ""

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 @click.option(
     "--figure",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw output per second against the first flag that varies; if that is kv-offloading-size alone, what host "
-    "memory is worth.",
+    help="Draw output per second against the first flag that varies; prefix hits, TTFT and preemptions if that is "
+    "kv-offloading-size alone.",
 )
 @jobs_option
 @click.option(

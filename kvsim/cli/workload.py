@@ -140,7 +140,7 @@ def columns_of(text: str | None) -> dict[str, str]:
         )
     columns = {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
     if len(columns) < len(pairs):
-        raise UsageError(f"--columns names a column of ours twice: {shortened(text)}; name each once.")
+        raise UsageError(f"--columns names a column of kvsim twice: {shortened(text)}; name each once.")
     return columns
 
 

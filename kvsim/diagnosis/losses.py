@@ -110,8 +110,8 @@ def _is_whole_release(recording: Recording) -> npt.NDArray[np.bool_]:
     whole = next((number for number, group in enumerate(groups) if group.kind in (CacheKind.FULL, CacheKind.MLA)), None)
     if whole is None:
         raise UsageError(
-            f"{recording.name} is of a model whose layers all let go of what has passed; kvsim diagnose tells "
-            "preemptions by tables that requests keep whole."
+            f"{recording.name} is of a model whose layers all free blocks while a request runs; kvsim diagnose "
+            "recognizes preemptions by block tables that are freed as a whole."
         )
     return np.asarray(released & (memory.group == whole))
 

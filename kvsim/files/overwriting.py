@@ -184,4 +184,4 @@ def _report(target: Path) -> tuple[str, frozenset[str] | None, bool]:
 def _foreign(others: Iterable[str]) -> str:
     """Return a clause about the first file that kvsim did not write; empty if there is none."""
     first = min(others, default="")
-    return f" beside {first[:60]!r}, which it has not from kvsim" if first else ""
+    return f" beside {first[:60]!r}, which kvsim did not write" if first else ""

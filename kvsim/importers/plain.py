@@ -167,7 +167,7 @@ def _checked(columns: Mapping[str, str]) -> Mapping[str, str]:
     known = (*COLUMNS, *OPTIONAL)
     unknown = [name for name in columns if _ours(name) not in known]
     if unknown:
-        raise UsageError(f"--columns: {unknown[0]} is no column of ours; those are {', '.join(known)}.")
+        raise UsageError(f"--columns: {unknown[0]} is no column of kvsim; those are {', '.join(known)}.")
     for of, names in (("column of ours", [_ours(name) for name in columns]), ("column", list(columns.values()))):
         twice = [name for name in names if names.count(name) > 1]
         if twice:

@@ -161,5 +161,5 @@ def _too_long(plan: CachePlan, longest: int) -> str:
     return (
         f"one sequence of {plan.settings.max_model_len:,} tokens needs {needed:,} blocks of the KV cache, and there is "
         f"room for {plan.num_blocks:,}; {remedy}a larger share of the GPU, more GPUs or a smaller cache type would "
-        "help, and --oversize insists."
+        "help, and --oversize allows it."
     )

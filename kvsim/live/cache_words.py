@@ -43,7 +43,9 @@ def cache_facts(look: CacheLook, num_blocks: int | None) -> tuple[str, ...]:
 
 def cache_limits(look: CacheLook) -> tuple[str, ...]:
     """Describe the facts that the events do not contain, or that were lost."""
-    limits = ["which request holds a block, and the blocks that keep no prefix: events tell of the prefix cache alone"]
+    limits = [
+        "which request holds a block, and the blocks that keep no prefix: events are about the prefix cache alone"
+    ]
     if not look.num_batches:
         limits.append(f"anything yet: no event has come. A server publishes with {_PUBLISH}")
     elif look.silent_ranks:

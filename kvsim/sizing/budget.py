@@ -406,7 +406,8 @@ def _encoder_terms(model: Model, max_num_batched_tokens: int, stage: range) -> t
     tokens = encoder_cache_tokens(model, max_num_batched_tokens)
     if not tokens or stage.start:
         return ()
-    why = f"outputs for {tokens:,} tokens of images, {model.image_token_bytes:,} bytes each; the tower's peak is not in"
+    each = f"{model.image_token_bytes:,} bytes each"
+    why = f"outputs for {tokens:,} tokens of images, {each}; the peak of the image encoder is left out"
     return (BudgetTerm("encoder cache", -tokens * model.image_token_bytes, why),)
 
 
@@ -420,7 +421,7 @@ def _check_weights_fit(gpu: Gpu, model: Model, stage: _StageBudget) -> None:
         raise BudgetError(
             f"the weights of {model.name} take {_size(size)} on each {gpu.name}, and {stage.limited_by} leaves "
             f"{_size(max(0, stage.weight_limit_bytes))} of its {_size(gpu.memory_bytes)} for them; a larger GPU, a "
-            "higher --tensor-parallel-size, a --quantization or a smaller model would help, and --oversize insists.",
+            "higher --tensor-parallel-size, a --quantization or a smaller model would help, and --oversize allows it.",
             _lines(stage.terms),
         )
 

@@ -25,7 +25,7 @@ def test_the_first_line_is_the_verdict_and_flags_are_vllms(type_command: Run, tm
     assert "of 12 users fit; " in lines[0]
     assert lines[1].startswith("Limit: memory: 60 blocks hold 9 requests of 90 tokens, and are full. Of the time, ")
     assert any(line.startswith("1  vllm serve meta-llama/Meta-Llama-3-8B --num-gpu-blocks-override ") for line in lines)
-    assert "in brackets: where four of five such predictions lie" in said
+    assert "in brackets: the 80 % interval of such predictions" in said
     assert (tmp_path / "fit.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 
@@ -64,7 +64,7 @@ def test_a_growing_load_needs_more_servers(type_command: Run) -> None:
         (("--users", "2", "--gpu-hour-price", "2"), "--gpu-hour-price is for the table of a range of loads"),
         (("--users", "2", "--load", "1x..4x", "--gpu-hour-price", "-1"), "should be a price such as 2.5"),
         (("--users", "2", "--load", "1x..4x", "--gpu-hour-price", "X9=1"), "'X9'"),
-        (("--prompt-tokens", "9"), "--prompt-tokens says what requests are and not how many come: give --users N or"),
+        (("--prompt-tokens", "9"), "--prompt-tokens describes the requests and not how many come: give --users N or"),
         (("--users", "2", "--rate", "3"), "--users send when they have their answers, so they take no --rate"),
         (("--users", "999999"), "999,999 users would take 3,999,996 requests in each of the runs that are tried"),
         (("--users", "999999", "--num-requests", "4"), "--users should be smaller: those of one server, not of a"),

@@ -103,7 +103,7 @@ def test_a_recording_is_a_workload_too(kvsim: Run, folder: Path) -> None:
         (("import", "azure.csv", "--min-tokens", "99"), 1, "no request of 'azure' keeps these limits"),
         (("run", "--workload", "nosuch.csv"), 2, "there is no file or recording 'nosuch.csv'"),
         (("run", "--workload", "no/such"), 2, "there is no file or recording 'no/such'"),
-        (("import", "wrong.csv", "--columns", "id=a,id=b"), 2, "--columns names a column of ours twice: 'id=a,id=b'"),
+        (("import", "wrong.csv", "--columns", "id=a,id=b"), 2, "--columns names a column of kvsim twice: 'id=a,id=b'"),
         (
             ("run", "--prompt-tokens", "3000:1", "--model", "Llama-2-7b-hf", "--gpu", "H200", "--num-requests", "100"),
             2,

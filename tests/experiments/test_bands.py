@@ -80,6 +80,6 @@ def test_there_is_no_band_where_nobody_measured_how_far_off_such_times_are() -> 
         assert band_of(workload, Paged(), tight, summary) is None
     flags = (*TIGHT, "--gpu", "L40S", "--model", "Meta-Llama-3-8B", "--num-blocks", "100", "--max-model-len", "200")
     table = CliRunner().invoke(run_command, flags, catch_exceptions=False).stdout
-    assert "no brackets: fewer than three recordings tell how far off such times are" in table
+    assert "no brackets: fewer than three recordings show the error of such times" in table
     assert "tokens/s" in table
     assert "tokens/s (" not in table

@@ -48,7 +48,7 @@ def die() -> None:
 
 
 def test_a_search_whose_worker_is_killed_ends_in_a_sentence() -> None:
-    with pytest.raises(WorkerDiedError, match="a process that simulated a part of this was killed"):
+    with pytest.raises(WorkerDiedError, match="a worker process was killed"):
         Search(num_jobs=2).results([die, partial(int, 1)])
     assert Search(num_jobs=2).results([partial(int, number) for number in range(5)]) == list(range(5))
 

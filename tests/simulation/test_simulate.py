@@ -399,7 +399,7 @@ class TestWhoCannotBeServed:
 
     @pytest.mark.parametrize(
         ("policy", "num_tokens"),
-        # Block 0 is never handed out, so a paged cache needs one block more; nobody writes the last token.
+        # Block 0 is never allocated, so a paged cache needs one block more; nobody writes the last token.
         [(paged(), 4 * (1 + 3)), (contiguous(Reserve.ORACLE), 11), (contiguous(Reserve.LIMIT), 12), (static(), 11)],
         ids=["paged", "oracle", "limit", "static"],
     )
