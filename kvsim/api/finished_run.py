@@ -15,7 +15,7 @@ from kvsim.recording import Recording, write
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kvsim.plots import Picture, Purpose
+    from kvsim.plots import Picture, Purpose, Theme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -65,6 +65,7 @@ class Run(Recording):
         file: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
         purpose: Purpose = "web",
+        theme: Theme = "light",
     ) -> Picture:
         """Draw a figure of this run, beside `others` if its kind compares runs, as a matplotlib `Figure`.
 
@@ -74,13 +75,14 @@ class Run(Recording):
             file: PNG, SVG or PDF to write; a text that describes the figure is written beside it.
             overwrite: True to replace a file that `kvsim plot` did not write.
             purpose: the medium to draw for: "web", "paper" (one column), "paper-wide" (both) or "slide".
+            theme: "light" or "dark", for the background of the figure.
 
         Raises:
             UnknownNameError: there is no such kind.
             UsageError: the kind is for another number of runs, or the file cannot be written.
             RecordingError: a run has no steps, or lacks the data of the figure.
         """
-        return draw(kind, (self, *others), file=file, overwrite=overwrite, purpose=purpose)
+        return draw(kind, (self, *others), file=file, overwrite=overwrite, purpose=purpose, theme=theme)
 
     def picture(self, at_s: float | None = None, *, width: int = 84, height: int = 10) -> Still:
         """Draw the memory pool at `at_s` seconds; without a time, at the moment that shows its problems best.
@@ -142,14 +144,20 @@ class Still:
 
 
 def draw(
-    kind: str, runs: tuple[Recording, ...], *, file: str | os.PathLike[str] | None, overwrite: bool, purpose: Purpose
+    kind: str,
+    runs: tuple[Recording, ...],
+    *,
+    file: str | os.PathLike[str] | None,
+    overwrite: bool,
+    purpose: Purpose,
+    theme: Theme,
 ) -> Picture:
     """Draw the figure of `kind` from `runs`, and write it to `file` if given; see `Run.plot`."""
     from kvsim.plots import figure_of, may_save, save  # noqa: PLC0415  matplotlib takes half a second
 
     if file is not None:
         may_save(file, "plot", overwrite=overwrite)
-    picture = figure_of(kind, runs, purpose=purpose)
+    picture = figure_of(kind, runs, purpose=purpose, theme=theme)
     if file is not None:
         save(picture, file)
     return picture
@@ -167,9 +175,10 @@ class RunsFigure:
         file: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
         purpose: Purpose = "web",
+        theme: Theme = "light",
     ) -> Picture:
         """Draw a figure that compares the runs, with the arguments and errors of `Run.plot`."""
-        return draw(kind, self._runs, file=file, overwrite=overwrite, purpose=purpose)
+        return draw(kind, self._runs, file=file, overwrite=overwrite, purpose=purpose, theme=theme)
 
 
 def play(shown: Any, *, at_s: float | None = None) -> None:

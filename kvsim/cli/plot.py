@@ -60,6 +60,13 @@ _KINDS = (
     show_default=True,
     help="One column of a paper or both, a slide or a page: decides size and letters.",
 )
+@click.option(
+    "--theme",
+    type=click.Choice(["light", "dark"]),
+    default="light",
+    show_default=True,
+    help="Colours for a light or a dark background: those of the interface.",
+)
 @click.option("--size", metavar="WIDTHxHEIGHT", help="Size in inches, such as 3.3x2.2.  [by --for]")
 @click.option("--dpi", type=click.IntRange(30, 2400), help="Pixels per inch in PNG.  [by --for]")
 @flag("--title", metavar="TEXT", excludes=("no_title",), help="Title to use instead of the finding.")
@@ -79,6 +86,7 @@ def command(
     output: Path | None,
     file_type: str,
     purpose: str,
+    theme: str,
     size: str | None,
     dpi: int | None,
     title: str | None,
@@ -109,13 +117,16 @@ def command(
         folder = output or Path("figures")
         recordings = _read(kind_and_names)
         folder.mkdir(parents=True, exist_ok=True)
-        _write_all(recordings, folder, file_type, finish, overwrite=overwrite, purpose=purpose, size=inches)
+        _write_all(
+            recordings, folder, file_type, finish, overwrite=overwrite, purpose=purpose, size=inches, theme=theme
+        )
         return
     kind, *names = kind_and_names
     check_kind(kind, len(names))
     file = output or Path(f"{kind}.png")
     may_save(file, "plot", overwrite=overwrite)
-    click.echo(save(_picture(kind, names, labels, order, purpose=purpose, size=inches), file, finish=finish))
+    picture = _picture(kind, names, labels, order, purpose=purpose, size=inches, theme=theme)
+    click.echo(save(picture, file, finish=finish))
 
 
 def _check_pixels(inches: tuple[float, float] | None, dpi: int | None) -> None:
@@ -125,7 +136,7 @@ def _check_pixels(inches: tuple[float, float] | None, dpi: int | None) -> None:
 
 
 def _picture(kind: str, names: Sequence[str], labels: tuple[str, ...], order: str | None, **style: Any) -> Picture:
-    """Draw the recordings or tables called `names`; `style` has the medium (--for) and the size."""
+    """Draw the recordings or tables called `names`; `style` has the medium (--for), the size and the theme."""
     from kvsim.plots import FIGURES, OF_A_SWEEP, OF_SEVERAL
 
     runs = _points(names) if kind in OF_A_SWEEP else _read(names)

@@ -21,6 +21,8 @@ HUES_ON_LIGHT: Final = (
     "#375fbe", "#5c0a0a", "#6d8fb0", "#a53012", "#7d647d", "#1e2f48", "#a05a4b", "#77405c",
 )  # fmt: skip
 NUM_HUES: Final = len(HUES_ON_DARK)
+DARK_GROUND: Final = "#12151a"
+"""Background of dark pictures."""
 
 
 def mixed(front: str, back: str, back_share: float) -> str:
@@ -33,3 +35,9 @@ def channels_of(color: str) -> tuple[int, int, int]:
     """Return red, green and blue of `#rrggbb`, 0 to 255."""
     red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return red, green, blue
+
+
+def luma(color: str) -> float:
+    """Return the luminance of `color`, 0 to 255 (ITU-R BT.601)."""
+    red, green, blue = channels_of(color)
+    return 0.299 * red + 0.587 * green + 0.114 * blue

@@ -1,10 +1,11 @@
 """Figures of recordings with matplotlib, and functions that write them. Figures reduce data; none simulates.
 
-All take `purpose` (the medium) and `size` (in inches; by default that of the medium). Comparisons of up to four
-recordings take `names`. Figures raise UsageError for a wrong number of recordings, names or policies, and
+All take `purpose` (the medium), `size` (in inches; by default that of the medium) and `theme`. Comparisons of up to
+four recordings take `names`. Figures raise UsageError for a wrong number of recordings, names or policies, and
 RecordingError for recordings without steps or duration.
 """
 
+from kvsim.plots.colors import Theme
 from kvsim.plots.comparisons import RunPoint, points_of_table
 from kvsim.plots.everything import FIGURES, OF_A_SWEEP, OF_SEVERAL, check_kind, figure_of, plans
 from kvsim.plots.figure_files import Finish, may_save, save
@@ -26,6 +27,7 @@ __all__ = [
     "Picture",
     "Purpose",
     "RunPoint",
+    "Theme",
     "check_kind",
     "figure_of",
     "film_of",

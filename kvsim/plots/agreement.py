@@ -9,8 +9,9 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from kvsim.errors import UsageError
 from kvsim.metrics import latencies
+from kvsim.plots.colors import Theme
 from kvsim.plots.latency import PANELS
-from kvsim.plots.style import INK, LINES, Picture, Purpose, Size, is_narrow, style
+from kvsim.plots.style import Picture, Purpose, Size, is_narrow, style
 from kvsim.plots.words import source_line
 
 if TYPE_CHECKING:
@@ -23,7 +24,12 @@ _MAX_DOTS = 3000
 
 
 def agreement(
-    measured: Recording, simulated: Recording, *, purpose: Purpose = "web", size: Size | None = None
+    measured: Recording,
+    simulated: Recording,
+    *,
+    purpose: Purpose = "web",
+    size: Size | None = None,
+    theme: Theme = "light",
 ) -> Picture:
     """Draw simulated over measured latency, with a dot for each request that finished in both runs.
 
@@ -35,9 +41,9 @@ def agreement(
             f"{measured.name} and {simulated.name} have no finished request in common; give a run and its simulation."
         )
     errors = []
-    with style(purpose):
+    with style(purpose, theme):
         column = is_narrow(purpose, size)
-        picture = Picture(purpose, size, aspect=1.5 if column else 0.58)
+        picture = Picture(purpose, size, theme, aspect=1.5 if column else 0.58)
         panels = picture.subplots(*((3, 1) if column else (1, 3)))
         for axes, (title, field) in zip(panels, PANELS, strict=True):
             real, predicted = pairs[field]
@@ -46,7 +52,7 @@ def agreement(
             rows = np.linspace(0, len(real) - 1, min(len(real), _MAX_DOTS)).astype(np.int64)
             if len(real):
                 ends = np.array([min(real.min(), predicted.min()), max(real.max(), predicted.max())]) * (0.8, 1.25)
-                axes.plot(ends, ends, color=INK, linewidth=0.5 * picture.line_pt)
+                axes.plot(ends, ends, color=picture.colors.ink, linewidth=0.5 * picture.line_pt)
                 axes.set(xlim=ends, ylim=ends, xscale="log", yscale="log")
                 for axis in (axes.xaxis, axes.yaxis):
                     axis.set_major_locator(_ticks(*ends))
@@ -54,7 +60,7 @@ def agreement(
                     axis.set_minor_locator(NullLocator())
             axes.plot(
                 real[rows], predicted[rows], linestyle="none", marker="o", markersize=1.7 * picture.line_pt,
-                markeredgewidth=0, alpha=0.4, color=LINES[0]["color"], rasterized=True,
+                markeredgewidth=0, alpha=0.4, color=picture.colors.hues[0], rasterized=True,
             )  # fmt: skip
             axes.set_title(f"{title}\nsimulated mean {_signed(error)}", loc="left")
             axes.set(xlabel="measured (s)")

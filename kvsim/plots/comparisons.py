@@ -17,7 +17,8 @@ from kvsim.files.arrow_table import read_table
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import summarize
 from kvsim.plots.axes import from_zero
-from kvsim.plots.style import LINES, MUTED, STATE_COLORS, Picture, Purpose, Size, style
+from kvsim.plots.colors import MOST_LINES, Theme, palette_of
+from kvsim.plots.style import Picture, Purpose, Size, style
 from kvsim.plots.words import ByteUnit, is_bound, memory, policy_label, source_line
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _ALIKE = 0.98
 """Share of the best throughput above which block sizes count as equally good."""
-_BOUND_LINE: dict[str, Any] = {"color": MUTED, "linestyle": (0, (1, 1))}
+_BOUND_DASHES = (0, (1, 1))
 _NEVER_USED = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
 
 
@@ -97,25 +98,29 @@ def _typed(name: str, value: Any) -> Any:
     return int(value) if name == "unit_tokens" else float(value)
 
 
-def throughput_memory(*runs: Recording | RunPoint, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+def throughput_memory(
+    *runs: Recording | RunPoint, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
+) -> Picture:
     """Draw output tokens per second over the size of the KV pool, with a line per policy."""
     points = _points(runs)
     label = "output tokens per second"
-    picture = _against_capacity(points, "output_tokens_per_s", label, _best(points), purpose, size)
+    picture = _against_capacity(points, "output_tokens_per_s", label, _best(points), purpose, size, theme)
     picture.alt_text = "Throughput against the size of the KV pool. " + _sentences(
         points, lambda point: f"{memory(point.kv_bytes)}: {point.output_tokens_per_s:,.0f} tokens per second"
     )
     return picture
 
 
-def throughput_block_size(*runs: Recording | RunPoint, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+def throughput_block_size(
+    *runs: Recording | RunPoint, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
+) -> Picture:
     """Draw output tokens per second and the wasted share of the pool over the block size."""
     points = _points(runs)
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.75)
+    with style(purpose, theme):
+        picture = Picture(purpose, size, theme, aspect=0.75)
         above, below = picture.subplots(2, 1, sharex=True)
         _draw(above, points, "unit_tokens", "output_tokens_per_s")
-        _draw(below, points, "unit_tokens", "unused_percent", color=STATE_COLORS[SlotState.INTERNAL])
+        _draw(below, points, "unit_tokens", "unused_percent", color=picture.colors.states[SlotState.INTERNAL])
         above.set_ylabel("tokens per second")
         below.set(ylabel="% of the pool", xlabel="block size (tokens)")
         for axes in (above, below):
@@ -138,14 +143,16 @@ def throughput_block_size(*runs: Recording | RunPoint, purpose: Purpose = "web",
     return picture
 
 
-def hits_capacity(*runs: Recording | RunPoint, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+def hits_capacity(
+    *runs: Recording | RunPoint, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
+) -> Picture:
     """Draw the share of prompt tokens that are prefix hits over the size of the pool.
 
     Runs with optimal eviction are a bound for the others.
     """
     points = _points(runs)
     label = "prompt tokens hit (%)"
-    picture = _against_capacity(points, "hit_percent", label, _most_hits(points), purpose, size)
+    picture = _against_capacity(points, "hit_percent", label, _most_hits(points), purpose, size, theme)
     picture.alt_text = "Prefix hits against the size of the pool. " + _sentences(
         points, lambda point: f"{memory(point.kv_bytes)}: {point.hit_percent:.3g}% of the prompt tokens"
     )
@@ -155,17 +162,17 @@ def hits_capacity(*runs: Recording | RunPoint, purpose: Purpose = "web", size: S
 def _points(runs: Sequence[Recording | RunPoint]) -> list[RunPoint]:
     points = [run if isinstance(run, RunPoint) else RunPoint.of(run) for run in runs]
     series = list(dict.fromkeys(point.series for point in points))
-    if not 1 <= len(series) <= len(LINES):
-        raise UsageError(f"there are runs of {len(series)} policies; a figure can tell 1 to {len(LINES)} apart.")
+    if not 1 <= len(series) <= MOST_LINES:
+        raise UsageError(f"there are runs of {len(series)} policies; a figure can tell 1 to {MOST_LINES} apart.")
     return points
 
 
 def _against_capacity(
-    points: Sequence[RunPoint], field: str, label: str, title: str, purpose: Purpose, size: Size | None
+    points: Sequence[RunPoint], field: str, label: str, title: str, purpose: Purpose, size: Size | None, theme: Theme
 ) -> Picture:
     unit = ByteUnit.for_size(max(point.kv_bytes for point in points))
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.7)
+    with style(purpose, theme):
+        picture = Picture(purpose, size, theme, aspect=0.7)
         axes = picture.subplots()
         _draw(axes, points, "kv_bytes", field, scale=unit.num_bytes)
         axes.set(xlabel=f"KV pool ({unit.name})", ylabel=label, xlim=(0, None))
@@ -179,9 +186,10 @@ def _draw(
 ) -> None:
     names = sorted(dict.fromkeys(point.series for point in points), key=is_bound)
     one_color = {"color": color} if color and len(names) == 1 else {}
-    for series, line in zip(names, LINES, strict=False):
+    for series, line in zip(names, palette_of(axes).lines, strict=False):
         row = sorted((getattr(point, x) / scale, getattr(point, y)) for point in points if point.series == series)
-        drawn = _BOUND_LINE if is_bound(series) and len(names) > 1 else line | one_color
+        bound = {"color": palette_of(axes).muted, "linestyle": _BOUND_DASHES}
+        drawn = bound if is_bound(series) and len(names) > 1 else line | one_color
         axes.plot(*zip(*row, strict=True), **drawn, marker="o", clip_on=False, label=series)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvsim.display.text import file_stem
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.plots.agreement import agreement
+from kvsim.plots.colors import MOST_LINES, Theme
 from kvsim.plots.comparisons import RunPoint, hits_capacity, throughput_block_size, throughput_memory
 from kvsim.plots.free_runs import free_runs
 from kvsim.plots.ladder_gains import is_ladder, ladder
@@ -19,7 +20,6 @@ from kvsim.plots.occupancy import occupancy
 from kvsim.plots.queue import queue
 from kvsim.plots.roofline_plot import roofline
 from kvsim.plots.sessions_over_time import sessions
-from kvsim.plots.style import LINES
 from kvsim.plots.waste_bars import waste_bars
 from kvsim.plots.waste_over_time import waste_over_time
 from kvsim.plots.words import distinct_names, policy_label
@@ -64,7 +64,7 @@ FIGURES = OF_SEVERAL | {"ladder": ladder} | OF_ONE | OF_SESSIONS | OF_A_SWEEP | 
 """Functions that draw figures, by name on the command line."""
 
 
-def figure_of(kind: str, runs: Sequence[Recording], *, purpose: Purpose = "web") -> Picture:
+def figure_of(kind: str, runs: Sequence[Recording], *, purpose: Purpose = "web", theme: Theme = "light") -> Picture:
     """Draw the figure of `kind` from `runs`.
 
     Raises:
@@ -74,7 +74,7 @@ def figure_of(kind: str, runs: Sequence[Recording], *, purpose: Purpose = "web")
     """
     check_kind(kind, len(runs))
     points = [RunPoint.of(run) for run in runs] if kind in OF_A_SWEEP else runs
-    return FIGURES[kind](*points, purpose=purpose)
+    return FIGURES[kind](*points, purpose=purpose, theme=theme)
 
 
 def check_kind(kind: str, num_runs: int) -> None:
@@ -102,13 +102,13 @@ class Plan:
     file_stem: str
     """Name of its file: the kind, and the recording's name if the figure does not show all recordings."""
     draw: Callable[..., Picture]
-    """Function that draws the figure; it takes `purpose` and `size`."""
+    """Function that draws the figure; it takes `purpose`, `size` and `theme`."""
 
 
 def plans(recordings: Sequence[Recording]) -> list[Plan]:
     """Choose the figures that suit `recordings`: comparisons, figures of each recording, and of a sweep or a pair."""
     everyone = tuple(range(len(recordings)))
-    compared = [everyone] if len(recordings) <= len(LINES) else [(row,) for row in everyone]
+    compared = [everyone] if len(recordings) <= MOST_LINES else [(row,) for row in everyone]
     chosen = [(kind, rows) for kind in OF_SEVERAL for rows in ([everyone] if kind == "waste-bars" else compared)]
     chosen += [(kind, (row,)) for kind in OF_ONE for row in everyone]
     chosen += [("sessions", (row,)) for row in everyone if recordings[row].requests.turns is not None]

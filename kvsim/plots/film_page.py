@@ -14,7 +14,8 @@ from kvsim.display.text import filled, html_text, script_json
 from kvsim.errors import UsageError
 from kvsim.files.atomic import whole_file
 from kvsim.memory.waste import NUM_STATES, SlotState
-from kvsim.plots.style import OWNER_COLORS, STATE_COLORS, STATE_LABELS
+from kvsim.plots.colors import THEMES
+from kvsim.plots.style import STATE_LABELS
 from kvsim.plots.words import spaced
 from kvsim.replay.unfolding import NO_OWNER
 
@@ -55,8 +56,8 @@ def page_of(film: Film, *, frames_per_s: float) -> str:
     data = {
         "times": [round(time_s, 6) for time_s in film.times_s.tolist()],
         "framesPerSecond": frames_per_s,
-        "states": [{"color": STATE_COLORS[state], "label": STATE_LABELS[state]} for state in SlotState],
-        "hues": list(OWNER_COLORS) if film.by_owner else [],
+        "states": [{"color": THEMES["light"].states[state], "label": STATE_LABELS[state]} for state in SlotState],
+        "hues": list(THEMES["light"].owners) if film.by_owner else [],
         "preempted": film.preempted.tolist(),
         "reels": [
             {

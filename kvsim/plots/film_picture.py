@@ -18,8 +18,9 @@ from kvsim.errors import UsageError
 from kvsim.files.atomic import whole_file
 from kvsim.files.marks import MARK_BYTES
 from kvsim.memory.waste import SlotState
+from kvsim.plots.colors import THEMES
 from kvsim.plots.memory_map import colors_of
-from kvsim.plots.style import INK, MUTED, OWNER_COLORS, STATE_COLORS, STATE_LABELS
+from kvsim.plots.style import STATE_LABELS
 from kvsim.plots.words import spaced
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from kvsim.plots.film import Film, Reel
 
+_LIGHT = THEMES["light"]
 _PANEL_PX = {1: 640, 2: 420, 3: 320, 4: 280}
 """Width of each pool in pixels, by the number of pools."""
 _HEIGHT_PX = 400
@@ -37,7 +39,7 @@ _HEIGHT_PX = 400
 _MARGIN, _GAP = 16, 20
 _STATES, _HUES = (
     np.array([channels_of(color) for color in colors], np.uint8)
-    for colors in ([STATE_COLORS[state] for state in SlotState], OWNER_COLORS)
+    for colors in ([_LIGHT.states[state] for state in SlotState], _LIGHT.owners)
 )
 _GREYS = np.linspace(0x1F, 0xFF, 24).round().astype(np.uint8)[:, None].repeat(3, axis=1)
 """Greys in a GIF's palette for the antialiasing of letters."""
@@ -162,10 +164,10 @@ class _Layout:
         pen = ImageDraw.Draw(image)
         film = self._film
         now_s, end_s = float(film.times_s[frame]), float(film.times_s[-1])
-        pen.text((_MARGIN, 10), spaced(f"{now_s:,.2f} s" if end_s < 100 else f"{now_s:,.0f} s"), INK, self._bold)
+        pen.text((_MARGIN, 10), spaced(f"{now_s:,.2f} s" if end_s < 100 else f"{now_s:,.0f} s"), _LIGHT.ink, self._bold)
         left, right = _MARGIN + 110, self._width - _MARGIN
         pen.rectangle((left, 18, right, 20), "#d5d9dd")
-        pen.rectangle((left, 16, left + (right - left) * now_s / end_s, 22), INK)
+        pen.rectangle((left, 16, left + (right - left) * now_s / end_s, 22), _LIGHT.ink)
         for number, (reel, grid) in enumerate(zip(film.reels, self._grids, strict=True)):
             x = _MARGIN + number * (self._panel_px + _GAP)
             self._draw_reel(image, pen, reel, grid, x, frame)
@@ -173,44 +175,47 @@ class _Layout:
             row, column = divmod(place, self._legend_columns)
             x, y = _MARGIN + 215 * column, self._legend_top + 20 * row
             self._draw_legend_entry(pen, state, x, y)
-        pen.multiline_text((_MARGIN, self._source_top), "\n".join(self._source), MUTED, self._small, spacing=3)
+        pen.multiline_text((_MARGIN, self._source_top), "\n".join(self._source), _LIGHT.muted, self._small, spacing=3)
         return image
 
     def _draw_legend_entry(self, pen: ImageDraw.ImageDraw, state: SlotState, x: int, y: int) -> None:
         """Draw one entry of the legend, with the colours of some requests if the reels show owners."""
         label = STATE_LABELS[state]
-        pen.rectangle((x, y + 2, x + 12, y + 14), STATE_COLORS[state], MUTED)
+        pen.rectangle((x, y + 2, x + 12, y + 14), _LIGHT.states[state], _LIGHT.muted)
         if state is SlotState.TOKEN and self._film.by_owner:
-            for place, color in enumerate(OWNER_COLORS[:4]):
+            for place, color in enumerate(_LIGHT.owners[:4]):
                 pen.rectangle((x + 16 + 8 * place, y + 2, x + 24 + 8 * place, y + 14), color)
             x += 36
             label += ", by request"
-        pen.text((x + 18, y), label, INK, self._small)
+        pen.text((x + 18, y), label, _LIGHT.ink, self._small)
 
     def _draw_reel(
         self, image: Image.Image, pen: ImageDraw.ImageDraw, reel: Reel, grid: _Grid, x: int, frame: int
     ) -> None:
         """Draw the pool of one recording in one frame: its name, its cells, a bar of states, and its progress."""
         colors = colors_of(reel.states[frame], reel.owners[frame] if self._film.by_owner else None)
-        pen.text((x, 38), self._cut(reel.name, self._plain), INK, self._plain)
-        pen.text((x, 60), self._cut(spaced(reel.about), self._small), MUTED, self._small)
+        pen.text((x, 38), self._cut(reel.name, self._plain), _LIGHT.ink, self._plain)
+        pen.text((x, 60), self._cut(spaced(reel.about), self._small), _LIGHT.muted, self._small)
         image.paste(Image.fromarray(grid.picture(colors)), (x, self._grid_top))
         y, edge = self._bar_top, 0.0
         for state in SlotState:
             share = float(reel.shares_percent[frame, state])
             begin, end = (x + round(self._panel_px * part / 100) for part in (edge, edge + share))
             if end > begin:
-                pen.rectangle((begin, y, end - 1, y + 13), STATE_COLORS[state])
+                pen.rectangle((begin, y, end - 1, y + 13), _LIGHT.states[state])
             edge += share
         over = self._film.times_s[frame] >= reel.end_s
         counts = f"{reel.batch[frame]:,} running, {reel.waiting[frame]:,} waiting"
         done = spaced(f"finished after {reel.end_s:,.4g} s" if over else counts)
         pen.text(
-            (x, y + 18), f"{reel.shares_percent[frame, SlotState.TOKEN]:.0f}% live tokens · {done}", INK, self._small
+            (x, y + 18),
+            f"{reel.shares_percent[frame, SlotState.TOKEN]:.0f}% live tokens · {done}",
+            _LIGHT.ink,
+            self._small,
         )
         answered = f"{reel.finished[frame]:,} of {reel.num_requests:,} answered"
         in_all = f" · takes {reel.end_s:,.4g} s in all" if reel.end_s > self._film.times_s[-1] else ""
-        pen.text((x, y + 35), spaced(answered + in_all), MUTED, self._small)
+        pen.text((x, y + 35), spaced(answered + in_all), _LIGHT.muted, self._small)
 
     def _cut(self, text: str, font: ImageFont.FreeTypeFont) -> str:
         while text and font.getlength(text) > self._panel_px:

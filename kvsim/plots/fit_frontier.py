@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
 from kvsim.fitting.server_change import Kind
-from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, style
+from kvsim.plots.colors import Theme
+from kvsim.plots.style import Picture, Purpose, Size, style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,7 @@ Place = tuple[float, float]
 """TPOT p99 in milliseconds and output tokens per second."""
 
 
-def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light") -> Picture:
     """Draw every simulated server of `answer`, filled if it fits, with the frontier as a line.
 
     The current server and the first change that helps have labels.
@@ -31,20 +32,22 @@ def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = No
     places = [(place, fits) for outcome, fits in tried if (place := _place(outcome)) is not None]
     if not places:
         raise UsageError("nothing could be simulated, so there is nothing to draw.")
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.62)
+    with style(purpose, theme):
+        picture = Picture(purpose, size, theme, aspect=0.62)
         axis = picture.subplots()
-        frontier_color, chosen_color = (line["color"] for line in LINES[:2])
-        for fits, fill, label in ((True, MUTED, "fits"), (False, "none", "does not fit")):
+        frontier_color, chosen_color = picture.colors.hues[:2]
+        for fits, fill, label in ((True, picture.colors.muted, "fits"), (False, "none", "does not fit")):
             chosen = [place for place, each in places if each is fits]
             if chosen:
                 x, y = zip(*chosen, strict=True)
-                axis.scatter(x, y, s=(3.4 * picture.line_pt) ** 2, facecolors=fill, edgecolors=MUTED, label=label)
+                axis.scatter(
+                    x, y, s=(3.4 * picture.line_pt) ** 2, facecolors=fill, edgecolors=picture.colors.muted, label=label
+                )
         edge = frontier(_on_these_gpus(answer)) or frontier([place for place, _ in places])
         axis.plot(*zip(*edge, strict=True), color=frontier_color, label="frontier of settings and types on these GPUs")
         named = [("as it is", answer.outcome)]
         named += [(each.change.words, each.outcome) for each in answer.remedies[:1]]
-        for (name, outcome), color in zip(named, (INK, chosen_color), strict=False):
+        for (name, outcome), color in zip(named, (picture.colors.ink, chosen_color), strict=False):
             place = None if outcome.error else _place(outcome)
             if place is not None:
                 axis.scatter(

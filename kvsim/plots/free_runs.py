@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.plots.axes import stairs
+from kvsim.plots.colors import MOST_LINES, Theme
 from kvsim.plots.sampling import replay_of
-from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, style
+from kvsim.plots.style import Picture, Purpose, Size, style
 from kvsim.plots.words import names_for, source_line
 from kvsim.replay.free_memory import free_extent_lengths_at
 
@@ -65,18 +66,22 @@ class FreeMemory:
 
 
 def free_runs(
-    *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
+    *recordings: Recording,
+    purpose: Purpose = "web",
+    size: Size | None = None,
+    theme: Theme = "light",
+    names: tuple[str, ...] = (),
 ) -> Picture:
     """Draw a histogram of the free memory by the length of the free run that it is in, mean over time.
 
     Paged policies can use runs of any length. Contiguous policies need runs at least as long as a reservation; a
     vertical line marks the median reservation."""
-    names = names_for(recordings, names, len(LINES))
+    names = names_for(recordings, names, MOST_LINES)
     free = [FreeMemory.of(replay_of(recording)) for recording in recordings]
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.6)
+    with style(purpose, theme):
+        picture = Picture(purpose, size, theme, aspect=0.6)
         axes = picture.subplots()
-        for of_run, name, line in zip(free, names, LINES, strict=False):
+        for of_run, name, line in zip(free, names, picture.colors.lines, strict=False):
             share, slots = of_run.percent_by_length, of_run.asked_slots
             edges = np.exp2(np.arange(len(share) + 1, dtype=np.float64))
             stairs(axes, share, edges, line=line, width_pt=picture.line_pt, label=name, baseline=0.0)
@@ -88,7 +93,7 @@ def free_runs(
                     xycoords=("data", "axes fraction"),
                     ha="right" if slots**2 > edges[-1] else "left",  # on the side with more room
                     va="top",
-                    color=MUTED,
+                    color=picture.colors.muted,
                     fontsize="small",
                 )
         axes.set_xscale("log", base=2)

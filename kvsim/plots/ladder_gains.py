@@ -9,7 +9,8 @@ from matplotlib.patches import Patch
 
 from kvsim.errors import RecordingError
 from kvsim.memory.waste import SlotState
-from kvsim.plots.style import INK, MUTED, STATE_COLORS, Picture, Purpose, Size, is_narrow, style
+from kvsim.plots.colors import Theme, palette_of
+from kvsim.plots.style import Picture, Purpose, Size, is_narrow, style
 from kvsim.plots.words import source_line
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 KEY = "ladder"
 """Key of a rung's results in a recording's metadata."""
-_WORSE: Final = "#c9452d"
 _WORSE_GAIN: Final = 0.995
 """Gain below which a rung counts as slower than the rung below."""
 _BAR_HEIGHT: Final = 0.5
@@ -44,7 +44,9 @@ def is_ladder(recordings: Sequence[Recording]) -> bool:
     return len(recordings) > 1 and all(KEY in recording.meta.extra for recording in recordings)
 
 
-def ladder(*recordings: Recording, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+def ladder(
+    *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
+) -> Picture:
     """Draw output tokens per second of every rung: solid with its own memory, hollow with unlimited memory.
 
     The recordings are those that `kvsim compare --ladder -o FOLDER` wrote, in any order.
@@ -58,14 +60,14 @@ def ladder(*recordings: Recording, purpose: Purpose = "web", size: Size | None =
     rungs: list[dict[str, Any]] = [recording.meta.extra[KEY] for recording in order]
     here = np.array([rung["tokens_per_s"] for rung in rungs])
     ample = np.array([rung["ample_tokens_per_s"] for rung in rungs])
-    with style(purpose):
+    with style(purpose, theme):
         column = is_narrow(purpose, size)
-        picture = Picture(purpose, size, aspect=0.24 + (0.12 if column else 0.09) * len(rungs))
+        picture = Picture(purpose, size, theme, aspect=0.24 + (0.12 if column else 0.09) * len(rungs))
         axes = picture.subplots()
         places = np.arange(len(rungs))
         height = _BAR_HEIGHT / 2 if column else _BAR_HEIGHT
-        axes.barh(places, ample, height=height, facecolor="none", edgecolor=MUTED, linestyle=":")
-        axes.barh(places, here, height=height, color=STATE_COLORS[SlotState.TOKEN])
+        axes.barh(places, ample, height=height, facecolor="none", edgecolor=picture.colors.muted, linestyle=":")
+        axes.barh(places, here, height=height, color=picture.colors.states[SlotState.TOKEN])
         axes.set(xlim=(0, ample.max() * 1.02), ylim=(len(rungs) - 0.6, -0.6), yticks=places)
         axes.set_yticklabels([] if column else [rung["name"] for rung in rungs])
         axes.set_xlabel("output tokens per second, whole run")
@@ -80,8 +82,10 @@ def ladder(*recordings: Recording, purpose: Purpose = "web", size: Size | None =
         )
         picture.add_legend(
             [
-                Patch(facecolor=STATE_COLORS[SlotState.TOKEN], label="with the memory that there is"),
-                Patch(facecolor="none", edgecolor=MUTED, linestyle=":", label="with memory for everything"),
+                Patch(facecolor=picture.colors.states[SlotState.TOKEN], label="with the memory that there is"),
+                Patch(
+                    facecolor="none", edgecolor=picture.colors.muted, linestyle=":", label="with memory for everything"
+                ),
             ]
         )
     picture.alt_text = "Bars of output tokens per second. " + " ".join(
@@ -94,23 +98,25 @@ def ladder(*recordings: Recording, purpose: Purpose = "web", size: Size | None =
 def _label_bars_above(axes: Axes, rungs: list[dict[str, Any]]) -> None:
     """Write all words of each rung above its bars, because a column has no room beside them."""
     axes.set_ylim(len(rungs) - 0.6, -1.0)
+    colors = palette_of(axes)
     for place, rung in enumerate(rungs):
         result = f"{rung['tokens_per_s']:,.0f} tokens/s, {rung['mean_batch']:.0f} at a time"
         text = f" {rung['name']}: {rung['change']}\n {result}" + (f", {_gain(rung)}" if place else "")
-        color = _WORSE if place and rung["gain"] < _WORSE_GAIN else INK
+        color = colors.hues[1] if place and rung["gain"] < _WORSE_GAIN else colors.ink
         axes.text(0, place - _BAR_HEIGHT / 4, text, va="bottom", fontsize="small", color=color)
 
 
 def _label_bars(axes: Axes, rungs: list[dict[str, Any]]) -> None:
     """Write the throughput and the gain of each rung beside its bars, and its change above them."""
+    colors = palette_of(axes)
     for place, rung in enumerate(rungs):
         text = f"{rung['tokens_per_s']:,.0f} tokens/s, {rung['mean_batch']:.0f} at a time"
         if place:
             text += f"\n{_gain(rung)}"
-        color = _WORSE if place and rung["gain"] < _WORSE_GAIN else INK
+        color = colors.hues[1] if place and rung["gain"] < _WORSE_GAIN else colors.ink
         axes.text(1.03, place, text, va="center", color=color, transform=axes.get_yaxis_transform())
         above = axes.annotate(
             rung["change"], (0, place - _BAR_HEIGHT / 2), (2, 1), textcoords="offset points", va="bottom",
-            fontsize="small", color=MUTED,
+            fontsize="small", color=colors.muted,
         )  # fmt: skip
         above.set_in_layout(False)

@@ -8,7 +8,8 @@ import numpy as np
 
 from kvsim.metrics import Distribution, latencies
 from kvsim.plots.axes import log_axis
-from kvsim.plots.style import LINES, MUTED, Picture, Purpose, Size, is_narrow, style
+from kvsim.plots.colors import MOST_LINES, Theme
+from kvsim.plots.style import Picture, Purpose, Size, is_narrow, style
 from kvsim.plots.words import each_named, names_for, seconds, source_line
 
 if TYPE_CHECKING:
@@ -24,22 +25,26 @@ PANELS = (("time to first token", "ttft_s"), ("time per later token", "tpot_s"),
 
 
 def latency(
-    *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
+    *recordings: Recording,
+    purpose: Purpose = "web",
+    size: Size | None = None,
+    theme: Theme = "light",
+    names: tuple[str, ...] = (),
 ) -> Picture:
     """Draw cumulative distributions of TTFT, TPOT and end-to-end latency of finished requests, with log time axes."""
-    names = names_for(recordings, names, len(LINES))
+    names = names_for(recordings, names, MOST_LINES)
     times = [latencies(recording) for recording in recordings]
-    with style(purpose):
+    with style(purpose, theme):
         column = is_narrow(purpose, size)
-        picture = Picture(purpose, size, aspect=1.1 if column else 0.62)
+        picture = Picture(purpose, size, theme, aspect=1.1 if column else 0.62)
         panels = picture.subplots(*((3, 1) if column else (1, 3)), sharey=not column, squeeze=True)
         for axes, (title, field) in zip(panels, PANELS, strict=True):
-            for of_run, name, line in zip(times, names, LINES, strict=False):
+            for of_run, name, line in zip(times, names, picture.colors.lines, strict=False):
                 known = getattr(of_run, field)
                 known = known[known > 0]  # neither NaN nor 0, which a log axis cannot show
                 curve = np.quantile(known, _QUANTILES) if len(known) else np.full(len(_QUANTILES), np.nan)
                 axes.plot(curve, 100 * _QUANTILES, **line, label=name)
-            axes.axhline(50, color=MUTED, linewidth=0.4 * picture.line_pt, zorder=0)
+            axes.axhline(50, color=picture.colors.muted, linewidth=0.4 * picture.line_pt, zorder=0)
             if not any((getattr(of_run, field) > 0).any() for of_run in times):
                 axes.set_xlim(*_NO_LATENCY_S)
             log_axis(axes, "x", max_ticks=6 if column else 4)

@@ -9,8 +9,9 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from kvsim.plots.axes import log_axis
+from kvsim.plots.colors import MOST_LINES, Theme, palette_of
 from kvsim.plots.sampling import replay_of
-from kvsim.plots.style import LINES, Picture, Purpose, Size, style
+from kvsim.plots.style import Picture, Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, seconds, source_line
 from kvsim.recording import MemoryKind
 from kvsim.recording.order import expanded, is_new
@@ -155,19 +156,23 @@ def _uses_of_others(replay: Replay) -> Iterator[tuple[IntArray, IntArray, IntArr
 
 
 def lifetimes(
-    *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
+    *recordings: Recording,
+    purpose: Purpose = "web",
+    size: Size | None = None,
+    theme: Theme = "light",
+    names: tuple[str, ...] = (),
 ) -> Picture:
     """Draw the cumulative distribution of hold times, and the share of units that several requests use."""
-    names = names_for(recordings, names, len(LINES))
+    names = names_for(recordings, names, MOST_LINES)
     lives = [lifetimes_of(replay_of(recording)) for recording in recordings]
     curves_s = [life.quantiles_s() for life in lives]
     medians = [float(curve_s[len(_QUANTILES) // 2]) for curve_s in curves_s]
     shared = [float(life.used_by_at_least()[1]) for life in lives]
     reuse = any(shared)
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.8 if reuse else 0.55)
+    with style(purpose, theme):
+        picture = Picture(purpose, size, theme, aspect=0.8 if reuse else 0.55)
         panels = picture.subplots(2 if reuse else 1, 1, squeeze=False)[:, 0]
-        for held_s, name, line in zip(curves_s, names, LINES, strict=False):
+        for held_s, name, line in zip(curves_s, names, picture.colors.lines, strict=False):
             panels[0].plot(np.where(held_s > 0, held_s, np.nan), 100 * _QUANTILES, **line, label=name)
         log_axis(panels[0], "x")
         panels[0].set(ylim=(0, 101), yticks=(0, 50, 100), ylabel="% of memory\nallocated")
@@ -187,7 +192,7 @@ def lifetimes(
 
 
 def _draw_reuse(axes: Axes, lives: Sequence[Lifetimes], *, marker_pt: float) -> None:
-    for life, line in zip(lives, LINES, strict=False):
+    for life, line in zip(lives, palette_of(axes).lines, strict=False):
         at_least = life.used_by_at_least()
         shown = np.flatnonzero(at_least)
         axes.plot(shown + 1, at_least[shown], **line, marker="o", markersize=marker_pt)

@@ -11,8 +11,9 @@ from kvsim.display.palette import NUM_HUES, channels_of
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.metrics import waste_shares
 from kvsim.metrics.names import tells_owners
+from kvsim.plots.colors import THEMES, Colors, Theme
 from kvsim.plots.sampling import TimeBins, replay_of, waste_of
-from kvsim.plots.style import OWNER_COLORS, STATE_COLORS, Picture, Purpose, Size, style
+from kvsim.plots.style import Picture, Purpose, Size, style
 from kvsim.plots.words import ByteUnit, memory, number, percentages, source_line
 from kvsim.replay.unfolding import NO_OWNER
 
@@ -26,20 +27,23 @@ if TYPE_CHECKING:
 MAX_COLUMNS, MAX_ROWS = 1500, 800
 
 
-def _colors() -> npt.NDArray[np.uint8]:
+def _table_of(colors: Colors) -> npt.NDArray[np.uint8]:
+    """Return colours of units: for each state, the colour without an owner, then one for each hue of an owner."""
     table = np.empty((NUM_STATES, 1 + NUM_HUES, 3), np.uint8)
-    table[:] = np.array([channels_of(STATE_COLORS[state]) for state in SlotState], np.uint8)[:, None]
-    table[SlotState.TOKEN, 1:] = [channels_of(color) for color in OWNER_COLORS]
+    table[:] = np.array([channels_of(colors.states[state]) for state in SlotState], np.uint8)[:, None]
+    table[SlotState.TOKEN, 1:] = [channels_of(color) for color in colors.owners]
     return table.reshape(-1, 3)
 
 
-COLORS = _colors()
-"""Colours of units: for each state, the colour without an owner, then one for each hue of an owner."""
+COLORS = _table_of(THEMES["light"])
+"""Colours of units on a light background, in the order of `codes_of`."""
 _GOLDEN = (5**0.5 - 1) / 2
 """Golden ratio; its multiples modulo 1 are even and aperiodic, which avoids aliasing with patterns of the pool."""
 
 
-def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+def memory_map(
+    recording: Recording, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
+) -> Picture:
     """Draw every address of the pool over time, with the colour of the state that most slots of a unit are in.
 
     Tokens have the hue of the request that holds the unit. Static batches, and pools with scattered units of more
@@ -55,12 +59,12 @@ def memory_map(recording: Recording, *, purpose: Purpose = "web", size: Size | N
     num_bytes = replay.num_units * pool.bytes_per_unit
     unit = ByteUnit.for_size(num_bytes)
     shares = waste_shares(waste_of(recording)).pool_percent
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.68)
+    with style(purpose, theme):
+        picture = Picture(purpose, size, theme, aspect=0.68)
         axes = picture.subplots()
         axes.imshow(
             codes_of(states, owners if by_owner else None),
-            cmap=ListedColormap(COLORS / 255),
+            cmap=ListedColormap(_table_of(picture.colors) / 255),
             norm=NoNorm(),
             interpolation_stage="data",  # interpolating colours would take four floats per pixel
             origin="lower",

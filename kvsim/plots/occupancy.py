@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from kvsim.metrics import Summary, summarize
 from kvsim.plots.axes import stairs
+from kvsim.plots.colors import MOST_LINES, Theme
 from kvsim.plots.sampling import TimeBins, counts_over_time, waste_of
-from kvsim.plots.style import LINES, Picture, Purpose, Size, style
+from kvsim.plots.style import Picture, Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, number, source_line
 
 if TYPE_CHECKING:
@@ -17,15 +18,19 @@ if TYPE_CHECKING:
 
 
 def occupancy(
-    *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
+    *recordings: Recording,
+    purpose: Purpose = "web",
+    size: Size | None = None,
+    theme: Theme = "light",
+    names: tuple[str, ...] = (),
 ) -> Picture:
     """Draw the occupancy of the pool, sequences in each step and waiting requests over time, a line per recording."""
-    names = names_for(recordings, names, len(LINES))
+    names = names_for(recordings, names, MOST_LINES)
     summaries = []
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.85)
+    with style(purpose, theme):
+        picture = Picture(purpose, size, theme, aspect=0.85)
         panels = picture.subplots(3, 1, sharex=True)
-        for recording, name, line in zip(recordings, names, LINES, strict=False):
+        for recording, name, line in zip(recordings, names, picture.colors.lines, strict=False):
             bins, slots = TimeBins.of(recording), waste_of(recording)
             summaries.append(summarize(recording, slots))
             over_time = slots.with_gaps()

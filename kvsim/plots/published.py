@@ -8,7 +8,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from kvsim.errors import UsageError
-from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, style
+from kvsim.plots.colors import Theme, palette_of
+from kvsim.plots.style import Picture, Purpose, Size, style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,14 +18,13 @@ if TYPE_CHECKING:
 
     from kvsim.published import Reproduction
 
-_BAND, _OURS, _FAILED = "#dde1e5", LINES[0]["color"], LINES[1]["color"]
 _BAND_HEIGHT = 0.62
 _ROW_IN, _PANEL_IN, _FRAME_IN = 0.24, 0.95, 1.35
 """Height in inches, on the web, of a row, of a panel's title and axis, and of the figure's title and legend."""
 
 
 def beside_published(
-    outcomes: Sequence[Reproduction], *, purpose: Purpose = "web", size: Size | None = None
+    outcomes: Sequence[Reproduction], *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
 ) -> Picture:
     """Draw published figures as ticks in their bands, and ours as dots, or as crosses outside the band.
 
@@ -34,9 +34,10 @@ def beside_published(
     if not outcomes:
         raise UsageError("no published figure was reproduced, so there is nothing to draw; name at least one.")
     counts = [len(outcome.ours) for outcome in outcomes]
-    with style(purpose):
+    with style(purpose, theme):
         height_in = _FRAME_IN + _PANEL_IN * len(outcomes) + _ROW_IN * sum(counts)
-        picture = Picture(purpose, size, aspect=height_in / 7.5)
+        picture = Picture(purpose, size, theme, aspect=height_in / 7.5)
+        colors = picture.colors
         panels = picture.subplots(len(outcomes), 1, squeeze=False, height_ratios=[count + 1.5 for count in counts])
         for axes, outcome in zip(panels[:, 0], outcomes, strict=True):
             _draw(axes, outcome)
@@ -52,10 +53,10 @@ def beside_published(
         )
         picture.add_legend(
             [
-                Patch(facecolor=_BAND, label="band"),
-                Line2D([], [], color=INK, linestyle="", marker="|", markersize=11, label="published"),
-                Line2D([], [], color=_OURS, linestyle="", marker="o", label="ours"),
-                Line2D([], [], color=_FAILED, linestyle="", marker="X", label="ours, outside the band"),
+                Patch(facecolor=colors.grid, label="band"),
+                Line2D([], [], color=colors.ink, linestyle="", marker="|", markersize=11, label="published"),
+                Line2D([], [], color=colors.hues[0], linestyle="", marker="o", label="ours"),
+                Line2D([], [], color=colors.hues[1], linestyle="", marker="X", label="ours, outside the band"),
             ],
             num_columns=2 if picture.is_narrow else 4,
         )
@@ -65,14 +66,14 @@ def beside_published(
 
 def _draw(axes: Axes, outcome: Reproduction) -> None:
     """Draw the panel of one reproduced row: the published figures, their tolerances, and ours."""
-    row = outcome.row
+    row, colors = outcome.row, palette_of(axes)
     rows = range(len(row.figures))
     low, width = ([figure.low for figure in row.figures], [figure.high - figure.low for figure in row.figures])
-    axes.barh(rows, width, left=low, height=_BAND_HEIGHT, color=_BAND, linewidth=0)
+    axes.barh(rows, width, left=low, height=_BAND_HEIGHT, color=colors.grid, linewidth=0)
     size = 0.55 * float(axes.yaxis.label.get_fontsize())
     for place, figure, ours in zip(rows, row.figures, outcome.ours, strict=True):
-        axes.plot(figure.published, place, color=INK, marker="|", markersize=2 * size, linestyle="")
-        color, marker = (_OURS, "o") if figure.holds(ours) else (_FAILED, "X")
+        axes.plot(figure.published, place, color=colors.ink, marker="|", markersize=2 * size, linestyle="")
+        color, marker = (colors.hues[0], "o") if figure.holds(ours) else (colors.hues[1], "X")
         axes.plot(ours, place, color=color, marker=marker, markersize=size, linestyle="")
     left, right = axes.get_xlim()
     units = dict.fromkeys(figure.unit for figure in row.figures if figure.unit)
@@ -84,7 +85,7 @@ def _draw(axes: Axes, outcome: Reproduction) -> None:
         xlabel=", ".join(units),
     )
     axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_color(MUTED)
+    axes.spines["left"].set_color(colors.muted)
     axes.set_title(f"{row.name}: {row.title}", loc="left", x=0, fontweight="bold", wrap=True)
 
 

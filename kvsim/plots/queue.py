@@ -8,8 +8,9 @@ import numpy as np
 
 from kvsim.metrics import latencies, time_mean
 from kvsim.plots.axes import stairs
+from kvsim.plots.colors import MOST_LINES, Theme
 from kvsim.plots.sampling import TimeBins, counts_over_time
-from kvsim.plots.style import LINES, Picture, Purpose, Size, style
+from kvsim.plots.style import Picture, Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, number, seconds, source_line
 
 if TYPE_CHECKING:
@@ -37,15 +38,19 @@ class _Queue(NamedTuple):
 
 
 def queue(
-    *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, names: tuple[str, ...] = ()
+    *recordings: Recording,
+    purpose: Purpose = "web",
+    size: Size | None = None,
+    theme: Theme = "light",
+    names: tuple[str, ...] = (),
 ) -> Picture:
     """Draw waiting requests over time, and the mean time from arrival to first schedule by time of arrival."""
-    names = names_for(recordings, names, len(LINES))
+    names = names_for(recordings, names, MOST_LINES)
     rows = []
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.8)
+    with style(purpose, theme):
+        picture = Picture(purpose, size, theme, aspect=0.8)
         panels = picture.subplots(2, 1)
-        for recording, name, line in zip(recordings, names, LINES, strict=False):
+        for recording, name, line in zip(recordings, names, picture.colors.lines, strict=False):
             bins, (time_s, waiting) = TimeBins.of(recording), counts_over_time(recording, "waiting")
             means = bins.mean(time_s, waiting)
             stairs(panels[0], means, bins.edges_s, line=line, width_pt=picture.line_pt, label=name)

@@ -11,8 +11,8 @@ import numpy as np
 
 from kvsim.files.atomic import whole_file
 from kvsim.memory.waste import SlotState
+from kvsim.plots.colors import THEMES
 from kvsim.plots.ladder_gains import KEY, is_ladder
-from kvsim.plots.style import INK, MUTED, STATE_COLORS
 from kvsim.plots.words import distinct_names, source_line
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray
 
+_LIGHT = THEMES["light"]
 _WIDTH, _ROW, _MARGIN = 860, 46, 16
 _LABEL, _RESULT = 210, 200
 _TIMES = 2.5
@@ -61,9 +62,9 @@ def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | N
     parts = [
         _text(_MARGIN, 24, title, bold=True),
         _bar(_MARGIN, 38, width, 3, "#d5d9dd"),
-        _bar(_MARGIN, 38, width, 3, INK, _animate("width", np.linspace(0, width, 2), length_s)),
+        _bar(_MARGIN, 38, width, 3, _LIGHT.ink, _animate("width", np.linspace(0, width, 2), length_s)),
     ]
-    token = STATE_COLORS[SlotState.TOKEN]
+    token = _LIGHT.states[SlotState.TOKEN]
     for row, (run, name, change) in enumerate(zip(runs, names, changes, strict=True)):
         y, share = 64 + row * _ROW, answered(run, times_s)
         parts += [
@@ -71,10 +72,10 @@ def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | N
             _bar(_MARGIN + _LABEL, y, room, 26, "#e4e8ec"),
             _bar(_MARGIN + _LABEL, y, share[-1] * room, 26, token, _animate("width", share * room, length_s)),
             _text(_MARGIN + _LABEL + room + 10, y + 17, _result(run)),
-            *([_text(_MARGIN + _LABEL, y + 38, change, color=MUTED, size=11)] if change else []),
+            *([_text(_MARGIN + _LABEL, y + 38, change, color=_LIGHT.muted, size=11)] if change else []),
         ]
     below = 64 + len(runs) * _ROW + 12
-    parts += [_text(_MARGIN, below + 18 * row, line, color=MUTED, size=11) for row, line in enumerate(source)]
+    parts += [_text(_MARGIN, below + 18 * row, line, color=_LIGHT.muted, size=11) for row, line in enumerate(source)]
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
@@ -114,6 +115,6 @@ def _bar(x: float, y: float, width: float, height: float, color: str, inside: st
     return f'<rect x="{x:g}" y="{y:g}" width="{width:.1f}" height="{height:g}" fill="{color}">{inside}</rect>'
 
 
-def _text(x: float, y: float, text: str, *, bold: bool = False, color: str = INK, size: int = 14) -> str:
+def _text(x: float, y: float, text: str, *, bold: bool = False, color: str = _LIGHT.ink, size: int = 14) -> str:
     weight = ' font-weight="bold"' if bold else ""
     return f'<text x="{x}" y="{y}" font-size="{size}" fill="{color}"{weight}>{escape(text, quote=False)}</text>'

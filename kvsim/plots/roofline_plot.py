@@ -10,7 +10,8 @@ import numpy as np
 from kvsim.errors import RecordingError
 from kvsim.hardware import find_gpu
 from kvsim.plots.axes import log_axis
-from kvsim.plots.style import INK, LINES, MUTED, Picture, Purpose, Size, style
+from kvsim.plots.colors import Theme
+from kvsim.plots.style import Picture, Purpose, Size, style
 from kvsim.plots.words import source_line
 from kvsim.recording.order import ROWS_AT_ONCE, expanded
 
@@ -29,10 +30,10 @@ _MARGIN = 1.5
 _MAX_DOTS = 2000
 """Maximum number of dots for each kind of step; more would overlap."""
 _DOTS: dict[bool, dict[str, Any]] = {
-    True: {"marker": "^", "color": LINES[1]["color"], "label": "step with prompt tokens", "rasterized": True},
-    False: {"marker": "o", "color": LINES[0]["color"], "label": "decoding step", "rasterized": True},
+    True: {"marker": "^", "label": "step with prompt tokens", "rasterized": True},
+    False: {"marker": "o", "label": "decoding step", "rasterized": True},
 }
-"""Line properties of steps, by whether they computed prompt tokens."""
+"""Properties of the dots of steps, by whether they computed prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,7 +74,9 @@ class StepWork:
         )
 
 
-def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+def roofline(
+    recording: Recording, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
+) -> Picture:
     """Draw every step as a dot: arithmetic per second over arithmetic per byte, with log axes.
 
     The slope of the roof is the GPU's memory bandwidth and its flat part the dense arithmetic peak. The distance of a
@@ -89,18 +92,20 @@ def roofline(recording: Recording, *, purpose: Purpose = "web", size: Size | Non
     shown = np.concatenate([_sample(timed[work.prefill[timed] == flag]) for flag in (False, True)])
     intensity, speed = work.flops / work.streamed_bytes, work.flops / np.maximum(work.duration_s, 1e-12) / 1e12
     ridge = gpu.dense_flops / gpu.bandwidth_bytes_per_s
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.66)
+    with style(purpose, theme):
+        picture = Picture(purpose, size, theme, aspect=0.66)
         axes = picture.subplots()
         left, right = intensity[shown].min() / _MARGIN, _MARGIN * max(4 * ridge, intensity[shown].max())
         limits = f"{gpu.name}: {gpu.bandwidth_bytes_per_s / 1e12:.3g} TB/s, {gpu.dense_flops / 1e12:,.0f} TFLOP/s"
         heights = np.array([left * gpu.bandwidth_bytes_per_s, gpu.dense_flops, gpu.dense_flops]) / 1e12
-        axes.plot([left, ridge, right], heights, color=INK, label=limits)
-        axes.axvline(ridge, color=MUTED, linewidth=0.4 * picture.line_pt, linestyle=":")
+        axes.plot([left, ridge, right], heights, color=picture.colors.ink, label=limits)
+        axes.axvline(ridge, color=picture.colors.muted, linewidth=0.4 * picture.line_pt, linestyle=":")
         for flag in (True, False):
             dots = shown[work.prefill[shown] == flag]
             if len(dots):
-                look = {"markersize": 2 * picture.line_pt} | _DOTS[flag]
+                look: dict[str, Any] = {"markersize": 2 * picture.line_pt, "color": picture.colors.hues[flag]} | _DOTS[
+                    flag
+                ]
                 axes.plot(intensity[dots], speed[dots], linestyle="none", alpha=0.5, markeredgewidth=0, **look)
         axes.set(xlim=(left, right), xlabel="arithmetic intensity (FLOP per byte)", ylabel="TFLOP/s")
         log_axis(axes, "x")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.collections import LineCollection
@@ -11,7 +11,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from kvsim.metrics.session_turns import by_turn, session_turns
-from kvsim.plots.style import MUTED, Picture, Purpose, Size, style
+from kvsim.plots.colors import Colors, Theme, palette_of
+from kvsim.plots.style import Picture, Purpose, Size, style
 from kvsim.plots.words import source_line
 
 if TYPE_CHECKING:
@@ -23,20 +24,34 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 40
 """Maximum number of sessions that are drawn; of more sessions, evenly spaced ones are chosen."""
-_FOUND, _NEW, _LOST, _ANSWER = "#2e9c76", "#a9b4be", "#c9452d", "#1d4f91"
 
 
-def sessions(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+class _Parts(NamedTuple):
+    """Colours of the parts of a prompt, and of its answer."""
+
+    answer: str
+    lost: str
+    found: str
+    new: str
+
+
+def _part_colors(colors: Colors) -> _Parts:
+    return _Parts(*colors.hues[:3], colors.pale)
+
+
+def sessions(
+    recording: Recording, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
+) -> Picture:
     """Draw the turns of each session over time, the evictions that hurt them, and the prompts of each turn."""
     turns, table = session_turns(recording), by_turn(recording.requests, recording.meta.pool.unit_tokens)
     shown = _shown(turns)
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.95)
+    with style(purpose, theme):
+        picture = Picture(purpose, size, theme, aspect=0.95)
         above, below = picture.subplots(2, 1, height_ratios=(2, 1))
         _draw_time(above, recording, turns, shown, picture.line_pt)
         _draw_prompts(below, table)
         picture.headline(_title(turns), source_line([recording]))
-        picture.add_legend(_handles())
+        picture.add_legend(_handles(picture.colors))
     lost, history = int(turns.lost_tokens.sum(dtype=np.int64)), int(turns.history_tokens.sum(dtype=np.int64))
     figures = (
         f"Turn {row.turn}: {row.num_requests:,} requests, {row.hit_tokens:,} tokens found, {row.lost_tokens:,} "
@@ -57,7 +72,7 @@ def _shown(turns: SessionTurns) -> IntArray:
 
 def _draw_time(axes: Axes, recording: Recording, turns: SessionTurns, shown: IntArray, line_pt: float) -> None:
     """Draw a row per session: waiting and prompt, answer, pause; and where a lost block was evicted."""
-    requests = recording.requests
+    requests, colors, parts = recording.requests, palette_of(axes), _part_colors(palette_of(axes))
     rows = np.flatnonzero(np.isin(turns.session, shown) & np.isfinite(requests.first_token_s))
     height = np.searchsorted(shown, turns.session[rows]).astype(np.float64) + 1
     end_s = np.where(np.isfinite(requests.finished_s[rows]), requests.finished_s[rows], recording.duration_s)
@@ -66,14 +81,14 @@ def _draw_time(axes: Axes, recording: Recording, turns: SessionTurns, shown: Int
     before_s = requests.finished_s[turns.after[rows]]
     hurt = turns.lost_tokens[rows] > 0
     wide = 2.6 * line_pt
-    _lines(axes, before_s[later], arrival_s[later], height[later], color=MUTED, linewidth=0.5 * line_pt)
-    _lines(axes, first_s, end_s, height, color=_ANSWER, linewidth=wide)
-    for chosen, color in ((~hurt & later, _FOUND), (~later, _NEW), (hurt, _LOST)):
+    _lines(axes, before_s[later], arrival_s[later], height[later], color=colors.muted, linewidth=0.5 * line_pt)
+    _lines(axes, first_s, end_s, height, color=parts.answer, linewidth=wide)
+    for chosen, color in ((~hurt & later, parts.found), (~later, parts.new), (hurt, parts.lost)):
         _lines(axes, arrival_s[chosen], first_s[chosen], height[chosen], color=color, linewidth=wide)
     evicted_s = turns.evicted_s[rows]
     known = np.isfinite(evicted_s)
     axes.plot(
-        evicted_s[known], height[known], "x", color=_LOST, markersize=2.5 * line_pt, markeredgewidth=0.6 * line_pt
+        evicted_s[known], height[known], "x", color=parts.lost, markersize=2.5 * line_pt, markeredgewidth=0.6 * line_pt
     )
     every = "" if len(shown) == turns.session.max() + 1 else f", {len(shown)} of {int(turns.session.max()) + 1:,}"
     axes.set_title(f"sessions over time{every}", loc="left")
@@ -93,8 +108,8 @@ def _draw_prompts(axes: Axes, table: list[TurnFigures]) -> None:
     lost = np.array([row.lost_tokens for row in table], float)
     number = np.array([row.num_requests for row in table], float)
     whole = np.array([row.prompt_tokens for row in table], float)
-    bottom = np.zeros(len(table))
-    for values, color in ((hits, _FOUND), (lost, _LOST), (whole - hits - lost, _NEW)):
+    bottom, parts = np.zeros(len(table)), _part_colors(palette_of(axes))
+    for values, color in ((hits, parts.found), (lost, parts.lost), (whole - hits - lost, parts.new)):
         axes.bar(place, values / number, 0.7, bottom=bottom, color=color, linewidth=0)
         bottom += values / number
     axes.set_title("prompt of a turn", loc="left")
@@ -103,14 +118,15 @@ def _draw_prompts(axes: Axes, table: list[TurnFigures]) -> None:
     axes.grid(visible=False, axis="x")
 
 
-def _handles() -> list[Any]:
+def _handles(colors: Colors) -> list[Any]:
+    parts = _part_colors(colors)
     return [
-        Patch(color=_FOUND, label="history found"),
-        Patch(color=_LOST, label="history computed again"),
-        Patch(color=_NEW, label="new"),
-        Patch(color=_ANSWER, label="answer"),
-        Line2D([], [], color=MUTED, linewidth=0.8, label="pause"),
-        Line2D([], [], color=_LOST, marker="x", linestyle="", label="block evicted"),
+        Patch(color=parts.found, label="history found"),
+        Patch(color=parts.lost, label="history computed again"),
+        Patch(color=parts.new, label="new"),
+        Patch(color=parts.answer, label="answer"),
+        Line2D([], [], color=colors.muted, linewidth=0.8, label="pause"),
+        Line2D([], [], color=parts.lost, marker="x", linestyle="", label="block evicted"),
     ]
 
 

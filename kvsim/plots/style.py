@@ -21,11 +21,11 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from kvsim.display.palette import HUES_ON_LIGHT
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.memory.waste import SlotState
-from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES, STATES_ON_LIGHT
+from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 from kvsim.plots.axes import marked
+from kvsim.plots.colors import THEMES, Theme
 from kvsim.plots.words import spaced
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ Purpose: TypeAlias = Literal["paper", "paper-wide", "slide", "web"]
 Size: TypeAlias = tuple[float, float]
 """Width and height in inches."""
 
-STATE_COLORS = STATES_ON_LIGHT
 STATE_HATCHES = {
     SlotState.INTERNAL: "////",
     SlotState.PADDING: "....",
@@ -55,13 +54,6 @@ STATE_LABELS = {
     state: f"{name}: {STATE_MEANINGS[state]}" if state in _EXPLAINED else name for state, name in STATE_NAMES.items()
 }
 """Names of the states, with the meaning if the name alone does not explain it."""
-OWNER_COLORS = tuple(HUES_ON_LIGHT)
-"""Colours that tell requests apart, by their row in the recording."""
-LINES: tuple[dict[str, Any], ...] = tuple(
-    {"color": color, "linestyle": dashes}
-    for color, dashes in (("#1d4f91", "-"), ("#c9452d", "--"), ("#2e9c76", "-."), ("#3a1c46", ":"))
-)
-"""Line properties of the first, second, ... recording in a comparison."""
 
 _MARGIN_EM = 0.4
 """Width of the empty edge of a figure, in multiples of the font size."""
@@ -73,8 +65,6 @@ _LEAST_WIDE_EM = 44
 
 _PNG_LEVEL = 3
 """Compression level of PNG files; the default of 6 takes 1.5 times as long and saves a twelfth of the bytes."""
-
-INK, MUTED = "#1f2328", "#5b636d"
 
 
 class _Spaced(StrMethodFormatter):
@@ -130,11 +120,14 @@ def is_narrow(purpose: Purpose, size: Size | None) -> bool:
     return 72 * width_in < _LEAST_WIDE_EM * medium.font_pt
 
 
-def style(purpose: Purpose) -> AbstractContextManager[None]:
-    """Return a context manager that applies the style sheet for `purpose`.
+def style(purpose: Purpose, theme: Theme = "light") -> AbstractContextManager[None]:
+    """Return a context manager that applies the style sheet for `purpose` and `theme`.
 
     `paper` is one column of two, `paper-wide` both columns.
     """
+    if theme not in THEMES:
+        raise UnknownNameError("theme of a figure", theme, THEMES)
+    colors = THEMES[theme]
     if purpose not in _MEDIA:
         raise UnknownNameError("purpose of a figure", purpose, _MEDIA)
     medium = _MEDIA[purpose]
@@ -144,16 +137,16 @@ def style(purpose: Purpose) -> AbstractContextManager[None]:
         **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), font),
         **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 0.9 * font),
         "figure.dpi": medium.dpi,
-        "figure.facecolor": "white",
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor"), colors.ground),
         "savefig.dpi": "figure",
-        **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
-        **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), MUTED),
+        **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), colors.ink),
+        **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), colors.muted),
         **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.6 * line),
         **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0.35 * font),
         **dict.fromkeys(("grid.linewidth", "patch.linewidth", "hatch.linewidth"), 0.5 * line),
         **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
         **dict.fromkeys(("axes.axisbelow", "axes.grid", "path.simplify"), True),
-        "grid.color": "#dde1e5",
+        "grid.color": colors.grid,
         "lines.linewidth": line,
         "lines.markersize": 3 * line,
         "legend.handlelength": 1.6,
@@ -172,9 +165,11 @@ class Picture(Figure):
     alt_text = ""
     """The contents in words, for readers who cannot see the picture."""
 
-    def __init__(self, purpose: Purpose, size: Size | None, *, aspect: float) -> None:
+    def __init__(self, purpose: Purpose, size: Size | None, theme: Theme, *, aspect: float) -> None:
         """Create an empty figure of `size` inches, or as wide as the medium and (on the web) `aspect` times as high."""
         self.purpose: Purpose = purpose
+        self.theme: Theme = theme
+        self.colors = THEMES[theme]
         self.is_narrow = is_narrow(purpose, size)
         medium = _MEDIA[purpose]
         self._font_pt = medium.font_pt
@@ -207,7 +202,9 @@ class Picture(Figure):
         source_lines = textwrap.wrap(source, max(10, int(72 * width_in / source_pt / 0.57)), break_on_hyphens=False)
         x, y = margin / width_in, margin / height_in
         self.set_title(title)
-        self._source = self.text(x, y, "\n".join(source_lines), va="bottom", fontsize=source_pt, color=MUTED)
+        self._source = self.text(
+            x, y, "\n".join(source_lines), va="bottom", fontsize=source_pt, color=self.colors.muted
+        )
         self._source_pt = (1.3 * len(source_lines) + 0.8) * source_pt
         self._keep(top_pt=0.0, bottom_pt=self._source_pt)
 
@@ -222,7 +219,9 @@ class Picture(Figure):
             margin, title_pt = _MARGIN_EM * self._font_pt / 72, 1.1 * self._font_pt
             lines = _balanced(title, max(10, int(72 * width_in / title_pt / 0.63)))
             place = (margin / width_in, 1 - margin / height_in)
-            self._title = self.text(*place, "\n".join(lines), va="top", fontsize=title_pt, fontweight="bold", color=INK)
+            self._title = self.text(
+                *place, "\n".join(lines), va="top", fontsize=title_pt, fontweight="bold", color=self.colors.ink
+            )
             self._title_pt = (1.3 * len(lines) + 0.5) * title_pt
         self._keep(top_pt=self._title_pt - before_pt)
         self._legend_top -= (self._title_pt - before_pt) / (72 * self.get_size_inches()[1])
@@ -246,13 +245,13 @@ class Picture(Figure):
         handles: list[Any] = []
         if by_owner and SlotState.TOKEN in states:
             states.remove(SlotState.TOKEN)
-            patches = tuple(Patch(facecolor=color, linewidth=0) for color in OWNER_COLORS[:4])
+            patches = tuple(Patch(facecolor=color, linewidth=0) for color in self.colors.owners[:4])
             handles.append(_Several.of(patches, f"{STATE_LABELS[SlotState.TOKEN]}, by request"))
         handles += [
             Patch(
-                facecolor=STATE_COLORS[state],
+                facecolor=self.colors.states[state],
                 hatch=hatches.get(state),
-                edgecolor="white" if state in hatches else MUTED,
+                edgecolor=self.colors.ground if state in hatches else self.colors.muted,
                 linewidth=0 if state in hatches else None,
                 label=STATE_LABELS[state],
             )
@@ -362,7 +361,7 @@ class Picture(Figure):
         if transparent:
             for patch in (self.patch, *(axes.patch for axes in self.axes)):
                 patch.set_alpha(0.0)
-        with style(self.purpose):  # ticks and hashes are made while drawing
+        with style(self.purpose, self.theme):  # ticks and hashes are made while drawing
             mpl.rcParams["svg.fonttype"] = "none" if svg_text else "path"
             if kind != "png":
                 self.fix_layout()

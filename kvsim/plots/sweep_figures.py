@@ -10,7 +10,8 @@ import numpy as np
 from kvsim.errors import UsageError
 from kvsim.experiments import sweeps
 from kvsim.plots.axes import from_zero
-from kvsim.plots.style import LINES, Picture, Purpose, Size, style
+from kvsim.plots.colors import MOST_LINES, Theme
+from kvsim.plots.style import Picture, Purpose, Size, style
 
 if TYPE_CHECKING:
     import os
@@ -28,7 +29,12 @@ _HOST_PANELS = (
 
 
 def draw_sweep(
-    table: str | os.PathLike[str], axes: Sequence[str], *, purpose: Purpose = "web", size: Size | None = None
+    table: str | os.PathLike[str],
+    axes: Sequence[str],
+    *,
+    purpose: Purpose = "web",
+    size: Size | None = None,
+    theme: Theme = "light",
 ) -> Picture:
     """Draw output tokens per second over the first setting in `axes`, with a line for each value of the other settings.
 
@@ -44,16 +50,16 @@ def draw_sweep(
     for row in rows:
         runs = lines.setdefault(tuple(row[name] for name in line_names), {})
         runs.setdefault(row[x_name], []).append(row["output_tokens_per_s"])
-    if len(lines) > len(LINES):
+    if len(lines) > MOST_LINES:
         raise UsageError(
-            f"the sweep has {len(lines)} lines and a figure can tell {len(LINES)} apart; vary fewer flags."
+            f"the sweep has {len(lines)} lines and a figure can tell {MOST_LINES} apart; vary fewer flags."
         )
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.6)
+    with style(purpose, theme):
+        picture = Picture(purpose, size, theme, aspect=0.6)
         axis = picture.subplots()
         # The rows may be in any order; the figure must not depend on it.
         in_order = sorted(lines.items(), key=lambda item: [_order(value) for value in item[0]])
-        for (values, runs), line in zip(in_order, LINES, strict=False):
+        for (values, runs), line in zip(in_order, picture.colors.lines, strict=False):
             x = sorted(runs, key=_order)
             y = [float(np.mean(runs[value])) for value in x]
             places = x if all(isinstance(value, int | float) for value in x) else [str(value) for value in x]
@@ -71,7 +77,9 @@ def draw_sweep(
     return picture
 
 
-def draw_host_memory(table: str | os.PathLike[str], *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+def draw_host_memory(
+    table: str | os.PathLike[str], *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
+) -> Picture:
     """Draw prefix hits, mean time to first token and preemptions over the size of host memory.
 
     Raises:
@@ -81,10 +89,10 @@ def draw_host_memory(table: str | os.PathLike[str], *, purpose: Purpose = "web",
     sizes = [float(row[HOST_MEMORY]) for row in rows]
     if len(set(sizes)) < len(sizes):
         raise UsageError(f"{table} has several runs with the same {HOST_MEMORY.replace('_', '-')}; vary that alone.")
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.8)
+    with style(purpose, theme):
+        picture = Picture(purpose, size, theme, aspect=0.8)
         axes = picture.subplots(len(_HOST_PANELS), 1, sharex=True)
-        for axis, (column, label), line in zip(axes, _HOST_PANELS, LINES, strict=False):
+        for axis, (column, label), line in zip(axes, _HOST_PANELS, picture.colors.lines, strict=False):
             axis.plot(range(len(rows)), [row[column] for row in rows], **line, marker="o")
             axis.set_ylabel(label)
             from_zero(axis)

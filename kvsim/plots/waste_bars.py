@@ -9,11 +9,10 @@ import numpy as np
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import time_mean, waste_shares
+from kvsim.plots.colors import Theme, palette_of
 from kvsim.plots.sampling import waste_of
 from kvsim.plots.style import (
-    INK,
     LEGEND_PERCENT,
-    STATE_COLORS,
     STATE_HATCHES,
     STATE_LABELS,
     Picture,
@@ -34,7 +33,6 @@ Denominator: TypeAlias = Literal["pool", "allocated"]
 _LETTER_EM = 0.8
 """Width of a letter of a number, with its share of the space around the number, in multiples of the font size."""
 _BAR_HEIGHT = 0.5
-_DARK = {SlotState.RESERVED, SlotState.INTERNAL, SlotState.CACHED, SlotState.EXTERNAL}
 
 
 def _host_words(recording: Recording) -> str:
@@ -51,6 +49,7 @@ def waste_bars(
     *recordings: Recording,
     purpose: Purpose = "web",
     size: Size | None = None,
+    theme: Theme = "light",
     of: Denominator = "pool",
     names: tuple[str, ...] = (),
 ) -> Picture:
@@ -66,15 +65,15 @@ def waste_bars(
         pool = recording.meta.pool
         sizes.append(f"{memory(slots.capacity * pool.bytes_per_slot)}{_host_words(recording)}")
     percent = np.nan_to_num(np.array(shares))  # if nothing was allocated, the bar is empty
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.28 + 0.115 * len(recordings))
+    with style(purpose, theme):
+        picture = Picture(purpose, size, theme, aspect=0.28 + 0.115 * len(recordings))
         axes = picture.subplots()
         states = [state for state in SlotState if percent[:, state].max() > 0]
         _draw_bars(axes, percent, states, 100 * _LETTER_EM / picture.width_em)
         for row, (name, pool_size) in enumerate(zip(names, sizes, strict=True)):
             label = axes.text(0, row - 0.29, f"{name}, {pool_size}", ha="left", va="bottom")
             label.set_in_layout(False)  # a long name must not narrow the bars
-        axes.set(xlim=(0, 100), ylim=(len(recordings) - 0.65, -0.68), yticks=[])
+        axes.set(xlim=(0, 100), ylim=(len(recordings) - 0.55, -0.68), yticks=[])
         whole = "the KV pool" if of == "pool" else "the allocated KV memory"
         hatched = "what is hatched is wasted" if STATE_HATCHES.keys() & set(states) else ""
         shown = (f"share of {whole}, mean over time (%)", hatched)
@@ -95,7 +94,7 @@ def _draw_bars(axes: Axes, percent: FloatArray, states: list[SlotState], letter_
 
     `letter_percent` is the width of a letter.
     """
-    left = np.zeros(len(percent))
+    colors, left = palette_of(axes), np.zeros(len(percent))
     below = np.full(len(percent), -np.inf)  # right end of the last number below each bar
     for state in states:
         width = percent[:, state]
@@ -104,9 +103,9 @@ def _draw_bars(axes: Axes, percent: FloatArray, states: list[SlotState], letter_
             width,
             height=_BAR_HEIGHT,
             left=left,
-            color=STATE_COLORS[state],
+            color=colors.states[state],
             hatch=STATE_HATCHES.get(state),
-            edgecolor="white",
+            edgecolor=colors.ground,
             label=STATE_LABELS[state],
         )
         for row in np.flatnonzero(width >= LEGEND_PERCENT).tolist():
@@ -118,14 +117,15 @@ def _draw_bars(axes: Axes, percent: FloatArray, states: list[SlotState], letter_
             middle = max(middle, below[row] + needed / 2)
             below[row] = middle + needed / 2
             place = (middle, row + _BAR_HEIGHT / 2)
-            axes.text(*place, number, ha="center", va="top", fontsize="small", color=INK)
+            axes.text(*place, number, ha="center", va="top", fontsize="small", color=colors.ink)
         left += width
 
 
 def _write_inside(axes: Axes, middle: float, row: int, number: str, state: SlotState) -> None:
-    color, background = "white" if state in _DARK else INK, None
+    colors = palette_of(axes)
+    color, background = colors.on(colors.states[state]), None
     if state in STATE_HATCHES:  # the number must be readable on a hatch
-        background = {"facecolor": STATE_COLORS[state], "edgecolor": "none", "pad": 1}
+        background = {"facecolor": colors.states[state], "edgecolor": "none", "pad": 1}
     axes.text(middle, row, number, ha="center", va="center_baseline", color=color, bbox=background)
 
 

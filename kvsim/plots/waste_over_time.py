@@ -8,11 +8,10 @@ import numpy as np
 
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste_shares
+from kvsim.plots.colors import Theme, palette_of
 from kvsim.plots.sampling import TimeBins, waste_of
 from kvsim.plots.style import (
-    INK,
     LEGEND_PERCENT,
-    STATE_COLORS,
     STATE_HATCHES,
     STATE_LABELS,
     Picture,
@@ -29,7 +28,9 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 
-def waste_over_time(recording: Recording, *, purpose: Purpose = "web", size: Size | None = None) -> Picture:
+def waste_over_time(
+    recording: Recording, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
+) -> Picture:
     """Draw the pool by state over time, in bytes, and a panel above with preemptions if there are any."""
     bins, slots = TimeBins.of(recording), waste_of(recording).with_gaps()
     pool = recording.meta.pool
@@ -38,8 +39,8 @@ def waste_over_time(recording: Recording, *, purpose: Purpose = "web", size: Siz
     total = slots.capacity * bytes_per_slot / unit.num_bytes
     held = bins.mean(slots.time_s, slots.slots) * bytes_per_slot / unit.num_bytes
     shares = waste_shares(slots).pool_percent
-    with style(purpose):
-        picture = Picture(purpose, size, aspect=0.72)
+    with style(purpose, theme):
+        picture = Picture(purpose, size, theme, aspect=0.72)
         axes = _draw_preemptions(picture, recording) if recording.num_preemptions else picture.subplots()
         states = [state for state in SlotState if shares[state] > 0]
         _draw_areas(axes, bins, held, states)
@@ -70,9 +71,9 @@ def _draw_areas(axes: Axes, bins: TimeBins, held: FloatArray, states: list[SlotS
         bins.edges_s,
         layers,
         step="post",
-        colors=[STATE_COLORS[state] for state in states],
+        colors=[palette_of(axes).states[state] for state in states],
         labels=[STATE_LABELS[state] for state in states],
-        edgecolor="white",
+        edgecolor=palette_of(axes).ground,
         linewidth=0,
     )
     for state, area in zip(states, areas, strict=True):
@@ -84,7 +85,7 @@ def _draw_preemptions(picture: Picture, recording: Recording) -> Axes:
     above, below = picture.subplots(2, 1, sharex=True, height_ratios=(1, 4))
     bins = TimeBins.of(recording, num_bins=100)
     counts = bins.count(recording.steps.start_s, recording.steps.preempted)
-    above.bar(bins.edges_s[:-1], counts, width=bins.width_s, align="edge", color=INK, linewidth=0)
+    above.bar(bins.edges_s[:-1], counts, width=bins.width_s, align="edge", color=picture.colors.ink, linewidth=0)
     above.set_title(f"preemptions per {bins.width_s:.2g} s, {recording.num_preemptions} in all", loc="left")
     above.tick_params(labelbottom=False)
     return below  # type: ignore[no-any-return]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageColor
 
 from kvsim.cli.plot import _KINDS, _arranged
 from kvsim.plots import FIGURES
@@ -70,6 +70,19 @@ def test_a_writer_chooses_size_title_source_and_ground(kvsim: Run, folder: Path)
     assert "Source:" not in svg
     kvsim("plot", "waste-bars", "b700", "-o", "paths.svg", folder=folder)
     assert "<text" not in (folder / "paths.svg").read_text()
+
+
+def test_a_dark_figure_has_the_ground_and_the_tokens_of_the_dark_screen(kvsim: Run, folder: Path) -> None:
+    for theme, ground, tokens in (("light", "#ffffff", "#72b8e4"), ("dark", "#12151a", "#8ad0f7")):
+        done = kvsim("plot", "waste-bars", "b700", "-o", f"{theme}.png", "--theme", theme, folder=folder)
+        assert (done.returncode, done.stderr) == (0, "")
+        with Image.open(folder / f"{theme}.png") as image:
+            colors = {color for _, color in image.convert("RGB").getcolors(1 << 24)}
+            assert image.getpixel((0, 0)) == ImageColor.getrgb(ground)
+            assert ImageColor.getrgb(tokens) in colors
+    done = kvsim("plot", "waste-bars", "b700", "-o", "clear.png", "--theme", "dark", "--transparent", folder=folder)
+    with Image.open(folder / "clear.png") as image:
+        assert image.getpixel((0, 0))[3] == 0
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from kvsim.metrics import latencies
 from kvsim.models import Model
 from kvsim.plots import RunPoint, plans, points_of_table
 from kvsim.plots.agreement import agreement
+from kvsim.plots.colors import THEMES
 from kvsim.plots.comparisons import hits_capacity, throughput_block_size, throughput_memory
 from kvsim.plots.free_runs import FreeMemory, free_runs
 from kvsim.plots.latency import latency
 from kvsim.plots.lifetimes import lifetimes, lifetimes_of
 from kvsim.plots.queue import queue
 from kvsim.plots.roofline_plot import StepWork, roofline
-from kvsim.plots.style import MUTED
 from kvsim.plots.words import seconds
 from kvsim.policies import Contiguous, Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
@@ -294,7 +294,7 @@ def test_a_bound_is_told_apart_and_the_headline_says_what_is_left(sharing: Recor
     assert "paged finds 41.7% of the prompt tokens, and the bound is 61.7%" in words_on(picture)
     first, last = picture.axes[0].get_lines()
     assert (first.get_label(), last.get_label()) == ("paged", "paged (optimal eviction)")
-    assert first.get_color() != last.get_color() == MUTED
+    assert first.get_color() != last.get_color() == THEMES["light"].muted
 
 
 def test_block_sizes_are_compared_in_output_and_waste(make_machine: Callable[[int], Machine]) -> None:

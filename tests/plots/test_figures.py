@@ -15,6 +15,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.container import BarContainer
 from matplotlib.patches import StepPatch
 from matplotlib.text import Text
+from PIL import Image
 
 from kvsim.display.palette import channels_of
 from kvsim.errors import RecordingError, UnknownNameError, UsageError
@@ -24,13 +25,14 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste, waste_shares
 from kvsim.models import find_model
 from kvsim.plots import FIGURES, OF_A_SWEEP, figure_of
+from kvsim.plots.colors import THEMES
 from kvsim.plots.everything import OF_ONE, OF_SEVERAL
 from kvsim.plots.ladder_gains import ladder
 from kvsim.plots.latency import latency
 from kvsim.plots.memory_map import MAX_COLUMNS, MAX_ROWS, memory_map, pixel_states
 from kvsim.plots.occupancy import occupancy
 from kvsim.plots.sampling import TimeBins
-from kvsim.plots.style import OWNER_COLORS, STATE_COLORS, STATE_LABELS, style
+from kvsim.plots.style import STATE_LABELS, style
 from kvsim.plots.waste_bars import _LETTER_EM, _draw_bars, waste_bars
 from kvsim.plots.waste_over_time import waste_over_time
 from kvsim.plots.words import ByteUnit, distinct_names, each_named, memory, provenance, spaced
@@ -43,7 +45,7 @@ from kvsim.workload import AllAtOnce, LogNormal, generate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from kvsim.plots import Picture, Purpose
+    from kvsim.plots import Picture, Purpose, Theme
     from kvsim.recording import Recording
 
 ALONE = [name for name in OF_SEVERAL | OF_ONE | OF_A_SWEEP if name != "roofline"]
@@ -79,6 +81,52 @@ def test_a_clock_that_nobody_calibrated_is_named(uncalibrated: Recording, name: 
 @pytest.mark.parametrize("name", ALONE)
 def test_a_size_that_is_asked_for_is_used(by_hand: Recording, name: str) -> None:
     assert FIGURES[name](by_hand, size=(5, 4)).get_size_inches().tolist() == [5, 4]
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio of WCAG 2."""
+    levels = []
+    for color in (one, other):
+        parts = np.array(to_rgb(color))
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        levels.append(float(linear @ (0.2126, 0.7152, 0.0722)) + 0.05)
+    return max(levels) / min(levels)
+
+
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_words_and_lines_stand_out_from_the_ground_of_every_theme(by_hand: Recording, name: str, theme: Theme) -> None:
+    colors, picture = THEMES[theme], FIGURES[name](by_hand, theme=theme)
+    assert to_rgb(picture.get_facecolor()) == to_rgb(colors.ground)  # type: ignore[arg-type]
+    for axes in picture.axes:
+        assert to_rgb(axes.get_facecolor()) == to_rgb(colors.ground)
+        on_areas = {text for text in axes.texts if text.get_bbox_patch() or name == "waste-bars"}
+        for text in axes.findobj(Text):
+            if text.get_text() and text not in on_areas:
+                assert contrast(text.get_color(), colors.ground) >= 4.5, text.get_text()
+        for line in axes.get_lines():
+            assert contrast(line.get_color(), colors.ground) >= 3
+    for text in (*picture.texts, *(each for legend in picture.legends for each in legend.get_texts())):
+        assert contrast(text.get_color(), colors.ground) >= 4.5
+    drawn = BytesIO()
+    picture.write(drawn, "png", {})
+    with Image.open(drawn) as image:
+        assert image.getpixel((1, 1)) == tuple(round(255 * part) for part in to_rgb(colors.ground))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_numbers_on_bars_can_be_read(by_hand: Recording, paged: Recording, theme: Theme) -> None:
+    colors = THEMES[theme]
+    for state in SlotState:
+        ink = colors.on(colors.states[state])
+        other = "white" if ink != "white" else "#1f2328"
+        assert contrast(ink, colors.states[state]) >= min(4.5, contrast(other, colors.states[state])) / 1.6
+    waste_bars(by_hand, paged, theme=theme).write(BytesIO(), "svg", {})
+
+
+def test_an_unknown_theme_is_refused(by_hand: Recording) -> None:
+    with pytest.raises(UnknownNameError, match="no theme of a figure"):
+        waste_bars(by_hand, theme="solarized")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", OVER_TIME)
@@ -195,8 +243,8 @@ def test_a_map_is_drawn_in_the_hues_of_owners_and_the_colours_of_other_states(by
     drawn = image.to_rgba(np.asarray(image.get_array()), bytes=True, norm=False)[..., :3]
     colours = {tuple(pixel) for pixel in drawn.reshape(-1, 3).tolist()}
     named = {text.get_text() for text in picture.legends[0].get_texts()}
-    of_states = {channels_of(STATE_COLORS[state]) for state, label in STATE_LABELS.items() if label in named}
-    of_owners = {channels_of(colour) for colour in OWNER_COLORS}
+    of_states = {channels_of(THEMES["light"].states[state]) for state, label in STATE_LABELS.items() if label in named}
+    of_owners = {channels_of(colour) for colour in THEMES["light"].owners}
     assert of_states <= colours <= of_states | of_owners
     assert colours & of_owners
     assert "tokens, by request" in named
@@ -209,9 +257,9 @@ def test_states_can_be_told_apart_in_grey() -> None:
         linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
         return float(116 * np.cbrt(linear @ (0.2126, 0.7152, 0.0722)) - 16)
 
-    levels = [lightness(colour) for colour in STATE_COLORS.values()]
+    levels = [lightness(colour) for colour in THEMES["light"].states.values()]
     assert min(abs(a - b) for a, b in combinations(levels, 2)) >= 7.9
-    assert set(STATE_COLORS) == set(STATE_LABELS) == set(SlotState)
+    assert set(THEMES["light"].states) == set(STATE_LABELS) == set(SlotState)
 
 
 def test_an_unknown_purpose_is_refused() -> None:

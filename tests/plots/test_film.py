@@ -19,9 +19,9 @@ from kvsim.errors import RecordingError, UsageError
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.metrics import waste
 from kvsim.plots import film_of
+from kvsim.plots.colors import THEMES
 from kvsim.plots.film_page import write_page
 from kvsim.plots.film_picture import frame_images, write_gif, write_mp4
-from kvsim.plots.style import OWNER_COLORS, STATE_COLORS
 from kvsim.replay import Replay
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def test_a_gif_shows_the_cells_in_their_colours(by_hand: Recording, tmp_path: Pa
         assert gif.info["loop"] == 0
     picture = np.asarray(next(frame_images(film)).convert("RGB"))
     for state in (SlotState.TOKEN, SlotState.RESERVED, SlotState.FREE, SlotState.INTERNAL):
-        color = [int(STATE_COLORS[state][place : place + 2], 16) for place in (1, 3, 5)]
+        color = [int(THEMES["light"].states[state][place : place + 2], 16) for place in (1, 3, 5)]
         area = (picture == color).all(axis=2).sum() > 1000
         assert area == bool((film.reels[0].states[0] == state).any()), state
 
@@ -176,4 +176,4 @@ def test_all_panes_share_one_legend(by_hand: Recording, paged: Recording, static
         assert not film.by_owner, "padding, or more scattered requests than hues"
         picture = np.asarray(next(frame_images(film)).convert("RGB")).reshape(-1, 3)
         drawn = {tuple(color) for color in np.unique(picture, axis=0).tolist()}
-        assert not drawn & {channels_of(color) for color in OWNER_COLORS}
+        assert not drawn & {channels_of(color) for color in THEMES["light"].owners}

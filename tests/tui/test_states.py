@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from rich.color import Color
 
-from kvsim.display.palette import NUM_HUES
+from kvsim.display.palette import NUM_HUES, luma
 from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES, STATES_ON_DARK, STATES_ON_LIGHT
-from kvsim.plots.style import STATE_COLORS, STATE_LABELS
+from kvsim.plots.colors import THEMES
+from kvsim.plots.style import STATE_LABELS
 from kvsim.replay import Replay
-from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, STACK, Palette, Symbols, luma
+from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, STACK, Palette, Symbols
 from kvsim_tui.pool.paint import (
     CURSOR,
     DIM,
@@ -105,7 +106,10 @@ def test_a_state_has_one_colour_in_map_bar_legend_time_line_and_print(palette: P
         for sample in (swatch(state, symbols), paint_swatch(state, symbols)):
             assert sample.style is not None
             assert sample.style.color == Color.parse(color)
-    assert STATE_COLORS == STATES_ON_LIGHT == LIGHT.states
+    assert THEMES["light"].states == STATES_ON_LIGHT == LIGHT.states
+    assert THEMES["dark"].states == STATES_ON_DARK == DARK.states
+    assert (THEMES["light"].owners, THEMES["dark"].owners) == (LIGHT.hues, DARK.hues)
+    assert THEMES["dark"].ground == DARK.void
     assert DARK.states == STATES_ON_DARK
 
 

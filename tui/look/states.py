@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvsim.display.palette import HUES_ON_DARK, HUES_ON_LIGHT, channels_of, mixed
+from kvsim.display.palette import DARK_GROUND, HUES_ON_DARK, HUES_ON_LIGHT, channels_of, luma, mixed
 from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATES_ON_DARK, STATES_ON_LIGHT
 
@@ -38,7 +38,7 @@ STACK: Final = (
 )
 """Order of the states in bars and charts: use first, then waste, then free memory."""
 
-VOID_COLOR: Final = "#12151a"
+VOID_COLOR: Final = DARK_GROUND
 """Background of dark pictures, and dark text on light colours."""
 LIGHT_INK: Final = "#ffffff"
 
@@ -132,12 +132,6 @@ def _luminance(color: str) -> float:
         for channel in (value / 255 for value in channels_of(color))
     )
     return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def luma(color: str) -> float:
-    """Return the luminance of `color`, 0 to 255 (ITU-R BT.601)."""
-    red, green, blue = channels_of(color)
-    return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 def ink_on(color: str) -> str:

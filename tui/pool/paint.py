@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from kvsim.display.palette import NUM_HUES, mixed
+from kvsim.display.palette import NUM_HUES, luma, mixed
 from kvsim.memory.waste import NUM_STATES, SlotState
-
-from ..look.states import luma
 
 if TYPE_CHECKING:
     from ..look.states import Palette, Symbols
