@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvsim.display.palette import DARK_GROUND, HUES_ON_DARK, HUES_ON_LIGHT, channels_of, luma, mixed
+from kvsim.display.palette import DARK_GROUND, HUES_ON_DARK, HUES_ON_LIGHT, channels_of, mixed
 from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATES_ON_DARK, STATES_ON_LIGHT
 
