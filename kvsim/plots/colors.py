@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from kvsim.display.palette import DARK_GROUND, HUES_ON_DARK, HUES_ON_LIGHT, luma
 from kvsim.memory.waste import SlotState
@@ -11,8 +11,6 @@ from kvsim.metrics.names import STATES_ON_DARK, STATES_ON_LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from kvsim.plots.style import Picture
 
 Theme: TypeAlias = Literal["light", "dark"]
 
@@ -79,4 +77,6 @@ THEMES: Final[dict[Theme, Colors]] = {
 
 def palette_of(axes: Axes) -> Colors:
     """Return the colours of the figure that `axes` belong to."""
-    return cast("Picture", axes.get_figure()).colors
+    picture: Any = axes.get_figure()  # a `Picture`, whose module imports this one
+    colors: Colors = picture.colors
+    return colors
