@@ -32,7 +32,7 @@ from kvsim.conformance.timeline import timeline_of
 from kvsim.engine.moments import SCHEDULE
 from kvsim.policies import ContinuousSettings, Paged, PagedSettings, Pipeline
 from kvsim.recording import MemoryKind, Recording, RequestStatus
-from kvsim.recording.order import expanded
+from kvsim.recording.order import expanded, sort_key
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -192,12 +192,9 @@ def _admission_rank(recording: Recording) -> IntArray:
     """Return, for each row of the schedule, the first row of its request since the last admission."""
     schedule, steps, memory = recording.schedule, recording.steps, recording.memory
     released = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
-    span = int(max(steps.output_seq.max(initial=0), memory.seq.max(initial=0))) + 1
-    release_key = np.sort(memory.request[released].astype(np.int64) * span + memory.seq[released])
+    release_key = np.sort(sort_key(memory.request[released], memory.seq[released]))
     # A release with the seq of the step comes before the admission: of a request whose load failed as a whole.
-    residency = np.searchsorted(
-        release_key, schedule.request.astype(np.int64) * span + steps.schedule_seq[schedule.step], side="right"
-    )
-    key = schedule.request.astype(np.int64) * (len(release_key) + 1) + residency
+    scheduled = sort_key(schedule.request, steps.schedule_seq[schedule.step])
+    key = sort_key(schedule.request, np.searchsorted(release_key, scheduled, side="right"))
     _, first, group = np.unique(key, return_index=True, return_inverse=True)
     return np.asarray(first[group])

@@ -13,7 +13,7 @@ import numpy as np
 from kvsim.errors import RecordingError
 from kvsim.policies.draft_counts import DraftCounts
 from kvsim.policies.drafts import Drafts
-from kvsim.recording.order import stable_order
+from kvsim.recording.order import sort_key, stable_order
 
 if TYPE_CHECKING:
     from kvsim.policies.settings import ContinuousSettings
@@ -88,10 +88,8 @@ def _inferred_outputs(recording: Recording) -> IntArray:
     step = schedule.step[rows]
     yields = schedule.computed_before[rows] + schedule.tokens[rows] >= known
     yields &= ~(steps.end_s[step] > requests.finished_s[request])  # outputs after the request's end are discarded
-    span = int(steps.output_seq.max(initial=0)) + 1
-    key = request.astype(np.int64) * span
     # Gap of each output, named by the row after it; the gap after a request's last row by the next request's first row.
-    gap = np.searchsorted(key + steps.schedule_seq[step], key + steps.output_seq[step])
+    gap = np.searchsorted(sort_key(request, steps.schedule_seq[step]), sort_key(request, steps.output_seq[step]))
     is_first = np.append(True, request[1:] != request[:-1])
     final = requests.prompt_tokens[request].astype(np.int64) + requests.output_tokens[request]
     last = np.where(is_first, requests.prompt_tokens[request], np.append(0, known[:-1]))

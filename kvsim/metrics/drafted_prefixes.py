@@ -21,6 +21,7 @@ from kvsim.policies.releases import rules_of
 from kvsim.policies.speculative_config import SpeculativeConfig
 from kvsim.recording import Meta, Recording, RequestStatus
 from kvsim.recording.by_request import RowsByRequest
+from kvsim.recording.order import sort_key
 from kvsim.recording.tables import IntArray
 
 Tokens = npt.NDArray[np.int64]
@@ -116,8 +117,8 @@ class _LastSteps(NamedTuple):
         """Look up the steps of the requests that release units in `rows` of `memory.parquet`."""
         schedule, steps, order = recording.schedule, recording.steps, RowsByRequest.of(recording)
         request, seq = recording.memory.request[rows].astype(np.int64), recording.memory.seq[rows]
-        at = np.searchsorted(order.key, order.key_of(request, np.searchsorted(steps.schedule_seq, seq))) - 1
-        first = np.searchsorted(order.key, order.key_of(request, previous_end), side="right")
+        at = np.searchsorted(order.key, sort_key(request, np.searchsorted(steps.schedule_seq, seq))) - 1
+        first = np.searchsorted(order.key, sort_key(request, previous_end), side="right")
         newest, before = order.row[np.maximum(at, 0)], order.row[np.maximum(at - 1, 0)]
         following = order.row[np.minimum(at + 1, len(order.row) - 1)]
         goes_on = (at + 1 < len(order.row)) & (schedule.request[following] == request)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvsim.kv_groups import CacheKind
 from kvsim.memory.waste import SlotTotals
 from kvsim.metrics.ramps import Ramps, frames_of, running_sum
-from kvsim.recording.order import expanded, is_new, stable_order
+from kvsim.recording.order import expanded, is_new, sort_key, stable_order
 from kvsim.replay import Replay
 from kvsim.replay.by_unit import running_refs
 from kvsim.replay.unit_slots import TableGroup
@@ -189,14 +189,12 @@ def _expired_in_block(
     """
     if not len(holders.refs) or int(holders.refs.max()) <= 1:
         return frame, amount
-    key = address * replay.num_frames + frame
+    key = sort_key(address, frame)
     order = np.lexsort((amount, key))
     first = np.flatnonzero(is_new(key[order]))
     num_holders = np.diff(first, append=len(order))
     least = amount[order][first]  # sorted by amount, so the first is the smallest
     at = key[order][first]
-    op_key = holders.address.astype(np.int64) * replay.num_frames + np.minimum(
-        frames_of(replay, holders.seq), replay.num_frames - 1
-    )
+    op_key = sort_key(holders.address, np.minimum(frames_of(replay, holders.seq), replay.num_frames - 1))
     refs = holders.refs[np.searchsorted(op_key, at, side="right") - 1]
-    return at % replay.num_frames, np.where(refs == num_holders, least, 0)
+    return frame[order][first], np.where(refs == num_holders, least, 0)

@@ -18,6 +18,7 @@ from kvsim.policies import Radix
 from kvsim.policies.releases import UNSTATED, LeftOut, ReleaseRules, defaults_of, number_of, rules_of
 from kvsim.recording import Recording
 from kvsim.recording.by_request import TokenSteps
+from kvsim.recording.order import sort_key
 from kvsim.recording.rules import require
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind, TransferKind
 from kvsim.replay import Replay
@@ -175,10 +176,9 @@ def _loaded_but_not_cached(
     if transfers is None or not len(transfers):
         return np.zeros(len(request), np.int64), np.zeros(len(request), np.bool_)
     loads = np.flatnonzero(transfers.kind == TransferKind.LOAD)
-    span = int(max(np.max(seq, initial=0), np.max(transfers.begun_seq, initial=0))) + 1
-    key = transfers.request[loads].astype(np.int64) * span + transfers.begun_seq[loads]
+    key = sort_key(transfers.request[loads], transfers.begun_seq[loads])
     loads, key = loads[np.argsort(key)], np.sort(key)
-    at = np.searchsorted(key, request * span + seq, side="right") - 1
+    at = np.searchsorted(key, sort_key(request, seq), side="right") - 1
     load = np.append(loads, 0)[at]
     waits = replay.progress.is_loading(request, upto) & (at >= 0) & (transfers.request[load] == request)
     reported = (transfers.ended_seq[load] >= 0) & (transfers.ended_seq[load] < seq)
@@ -202,9 +202,9 @@ def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: In
 
 def _step_of_previous_end(recording: Recording, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
     """Return the last step of each request before its latest release of all memory until `seq`; -1 without one."""
-    memory = recording.memory
-    ends, span = memory.ends, int(memory.seq[-1]) + 1
-    key = np.sort(memory.request[ends].astype(np.int64) * span + memory.seq[ends])
-    at = np.searchsorted(key, request * span + seq) - 1
-    same = (at >= 0) & (key[at] // span == request)
-    return np.where(same, np.searchsorted(recording.steps.schedule_seq, key[at] % span) - 1, -1)
+    memory, ends = recording.memory, recording.memory.ends
+    key = sort_key(memory.request[ends], memory.seq[ends])
+    ends, key = ends[np.argsort(key)], np.sort(key)
+    at = np.searchsorted(key, sort_key(request, seq)) - 1
+    same = (at >= 0) & (memory.request[ends[at]] == request)
+    return np.where(same, np.searchsorted(recording.steps.schedule_seq, memory.seq[ends[at]]) - 1, -1)

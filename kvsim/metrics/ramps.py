@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.order import expanded
+from kvsim.recording.order import expanded, sort_key
 
 if TYPE_CHECKING:
     from kvsim.recording.tables import IntArray
@@ -98,13 +98,11 @@ class Ramps:
         held = replay.ledger.tables.residencies
         if not len(held.request):
             return np.zeros(len(request), np.int64)
-        birth_seq, death_seq = held.birth_seq, held.death_seq
-        # A residency that begins when the one before ends is a move, which keeps computed tokens: find the last one.
-        stays = np.append((held.request[1:] != held.request[:-1]) | (birth_seq[1:] != death_seq[:-1]), True)
-        last = np.flatnonzero(stays)[np.cumsum(stays) - stays]
-        born, dead = frames_of(replay, birth_seq), frames_of(replay, death_seq[last])
-        key = held.request.astype(np.int64) * (replay.num_frames + 1) + born
-        residency = np.searchsorted(key, request * (replay.num_frames + 1) + begin, side="right") - 1
+        # A move keeps computed tokens, so find the last of the residencies that it joins.
+        is_last = np.append(~held.is_moved[1:], True)
+        last = np.flatnonzero(is_last)[np.cumsum(is_last) - is_last]
+        born, dead = frames_of(replay, held.birth_seq), frames_of(replay, held.death_seq[last])
+        residency = np.searchsorted(sort_key(held.request, born), sort_key(request, begin), side="right") - 1
         exists = residency >= 0
         exists[exists] = held.request[residency[exists]] == request[exists]
         end = np.zeros(len(request), np.int64)

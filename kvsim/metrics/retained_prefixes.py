@@ -19,7 +19,7 @@ from kvsim.kv_groups.group import CacheKind, KVCacheGroup
 from kvsim.recording import Recording
 from kvsim.recording.by_request import RowsByRequest, computed_after
 from kvsim.recording.holdings import Holdings
-from kvsim.recording.order import expanded, is_new
+from kvsim.recording.order import expanded, is_new, sort_key
 from kvsim.recording.rules import require
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 from kvsim.replay import Replay
@@ -27,8 +27,6 @@ from kvsim.replay import Replay
 SPARSE = (CacheKind.SLIDING_WINDOW, CacheKind.MAMBA)
 """Kinds of groups that may keep blocks only for hits at some boundaries."""
 _UNKNOWN = -1
-_MOST = 1 << 31
-"""More tokens, and larger sequence numbers, than any recording has."""
 _FULL = (CacheKind.FULL, CacheKind.MLA)
 _RULE = "cached should be the units before the end of the prompt, or before a longer prefix that other layers had"
 
@@ -47,15 +45,15 @@ def check_retained(replay: Replay, least: IntArray, most: IntArray, dropping: Se
         RecordingError: naming the first row with a wrong value.
     """
     recording, tables = replay.recording, replay.ledger.tables
-    stays = tables.residencies
-    stay = np.repeat(np.arange(len(stays.request)), np.diff(stays.first_extent, append=len(tables.request)))
-    junctions = _junctions(recording, tables, stay)
+    held = tables.residencies
+    residency = np.repeat(np.arange(len(held.request)), np.diff(held.first_extent, append=len(tables.request)))
+    junctions = _junctions(recording, tables, residency)
     for number, group in enumerate(recording.meta.pool.groups):
         if group.kind not in SPARSE:
             continue
         extents = np.flatnonzero((tables.group == number) & (tables.death_row < len(recording.memory)))
         extents = extents[recording.memory.address[tables.death_row[extents]] != WHOLE_TABLE]
-        released = _ReleasedBlocks.of(recording, tables, extents, junctions[stay[extents]])
+        released = _ReleasedBlocks.of(recording, tables, extents, junctions[residency[extents]])
         kept = released.kept(recording, group, drops=number in dropping, ends_below=bool(dropping))
         released.check(recording, group, kept, least, most, file)
 
@@ -124,26 +122,26 @@ class _ReleasedBlocks(NamedTuple):
         require((cached >= must) & (cached <= may), file, _RULE, self.row)
 
 
-def _junctions(recording: Recording, tables: Holdings, stay: IntArray) -> npt.NDArray[np.int64]:
-    """Return the number of tokens before the junction of each stay: 0 without a junction, `_UNKNOWN` if the recording
-    does not show it.
+def _junctions(recording: Recording, tables: Holdings, residency: IntArray) -> npt.NDArray[np.int64]:
+    """Return the number of tokens before the junction of each residency: 0 without a junction, `_UNKNOWN` if the
+    recording does not show it.
     """
-    stays, pool, hashes = tables.residencies, recording.meta.pool, recording.requests.prompt_hashes
-    junctions = np.full(len(stays.request), _UNKNOWN)
+    held, pool, hashes = tables.residencies, recording.meta.pool, recording.requests.prompt_hashes
+    junctions = np.full(len(held.request), _UNKNOWN)
     full = next((number for number, group in enumerate(pool.groups) if group.kind in _FULL), None)
     if full is None or recording.has_drafts or not len(recording.schedule):
         return junctions
     turns = _ScheduleMoments(recording)
-    step = np.searchsorted(recording.steps.schedule_seq, stays.birth_seq)
-    row = turns.row_in(stays.request, step)
-    # Only for the first stay of a request that computes at once, the schedule shows the hit.
-    is_known = is_new(stays.request) & (row >= 0)
+    step = np.searchsorted(recording.steps.schedule_seq, held.birth_seq)
+    row = turns.row_in(held.request, step)
+    # Only for the first residency of a request that computes at once, the schedule shows the hit.
+    is_known = is_new(held.request) & (row >= 0)
     is_known[is_known] = recording.schedule.step[row[is_known]] == step[is_known]
-    kept = _CachedTimes.of(recording, tables, stay, full, turns)
+    kept = _CachedTimes.of(recording, tables, residency, full, turns)
     size, first = pool.groups[full].block_size, np.append(0, np.cumsum(hashes.lengths))
     per = size // recording.meta.hash_block_size
     for nth in np.flatnonzero(is_known).tolist():
-        request = int(stays.request[nth])
+        request = int(held.request[nth])
         keys = hashes.values[first[request] : first[request + 1]][per - 1 :: per]
         keys = keys[: (int(recording.requests.prompt_tokens[request]) - 1) // size]
         is_cached = kept.at(keys, int(turns.moment(step[nth], row[nth])))
@@ -195,7 +193,7 @@ class _CachedTimes(NamedTuple):
 
     @classmethod
     def of(
-        cls, recording: Recording, tables: Holdings, stay: IntArray, group: int, turns: _ScheduleMoments
+        cls, recording: Recording, tables: Holdings, residency: IntArray, group: int, turns: _ScheduleMoments
     ) -> _CachedTimes:
         """Collect the moments for the blocks of prompts: the step that fills a block, and its eviction."""
         memory, hashes = recording.memory, recording.requests.prompt_hashes
@@ -204,7 +202,7 @@ class _CachedTimes(NamedTuple):
         request = tables.request[extents]
         nth = (tables.position[extents].astype(np.int64) + 1) * (size // recording.meta.hash_block_size) - 1
         filled = np.where(
-            nth < hashes.lengths[request], _filled(recording, tables, stay, extents, size, turns), _UNKNOWN
+            nth < hashes.lengths[request], _filled(recording, tables, residency, extents, size, turns), _UNKNOWN
         )
         is_kept = filled >= 0
         extents, nth, request, filled = extents[is_kept], nth[is_kept], request[is_kept], filled[is_kept]
@@ -230,40 +228,39 @@ class _CachedTimes(NamedTuple):
 
 
 def _filled(
-    recording: Recording, tables: Holdings, stay: IntArray, extents: IntArray, size: int, turns: _ScheduleMoments
+    recording: Recording, tables: Holdings, residency: IntArray, extents: IntArray, size: int, turns: _ScheduleMoments
 ) -> npt.NDArray[np.int64]:
     """Return the moment at which each of `extents` enters the cache; `_UNKNOWN` if it never does.
 
-    An extent enters the cache in the first step of its stay that computes tokens up to the next common boundary of all
-    groups.
+    An extent enters the cache in the first step of its residency that computes tokens up to the next common boundary of
+    all groups.
     """
-    schedule, stays, aligned = recording.schedule, tables.residencies, recording.meta.pool.unit_tokens
+    schedule, held, aligned = recording.schedule, tables.residencies, recording.meta.pool.unit_tokens
     row = turns.row
-    of_stay = np.searchsorted(
-        stays.request.astype(np.int64) * _MOST + stays.birth_seq,
-        schedule.request[row].astype(np.int64) * _MOST + recording.steps.schedule_seq[schedule.step[row]], side="right",
-    ) - 1  # fmt: skip
-    upto = of_stay * _MOST + computed_after(schedule)[row]
+    scheduled = sort_key(schedule.request[row], recording.steps.schedule_seq[schedule.step[row]])
+    of_residency = np.searchsorted(sort_key(held.request, held.birth_seq), scheduled, side="right") - 1
+    upto = sort_key(of_residency, computed_after(schedule)[row])
     tokens = -(-(tables.position[extents].astype(np.int64) + 1) * size // aligned) * aligned
-    at = np.minimum(np.searchsorted(upto, stay[extents] * _MOST + tokens), len(upto) - 1)
+    filled = sort_key(residency[extents], tokens)
+    at = np.minimum(np.searchsorted(upto, filled), len(upto) - 1)
     by = row[at]
     num_steps = -(-(tokens - schedule.computed_before[by]) // schedule.tokens[by])
     moment = turns.moment(schedule.step[by] + np.maximum(num_steps - 1, 0), by)
-    return np.where((of_stay[at] == stay[extents]) & (upto[at] >= stay[extents] * _MOST + tokens), moment, _UNKNOWN)
+    return np.where((of_residency[at] == residency[extents]) & (upto[at] >= filled), moment, _UNKNOWN)
 
 
 def _evictions(
     recording: Recording, tables: Holdings, turns: _ScheduleMoments
 ) -> tuple[IntArray, npt.NDArray[np.int64]]:
     """Return, for each eviction, the extent whose prefix is evicted, and the moment when a request takes the unit."""
-    memory, span = recording.memory, len(recording.memory) + 1
+    memory = recording.memory
     extents = np.flatnonzero(memory.kind[tables.birth_row] == MemoryKind.APPEND)
-    place = tables.address[extents].astype(np.int64) * span + tables.birth_row[extents]
+    place = sort_key(tables.address[extents], tables.birth_row[extents])
     order = np.argsort(place)
     extents, place = extents[order], place[order]
     rows = np.flatnonzero(memory.kind == MemoryKind.EVICT)
     extent, offset = expanded(memory.length[rows])
-    rows, unit = rows[extent], memory.address[rows][extent].astype(np.int64) + offset
-    at = np.searchsorted(place, unit * span + rows)
+    rows, unit = rows[extent], memory.address[rows][extent] + offset
+    at = np.searchsorted(place, sort_key(unit, rows))
     owner, taken_by = extents[np.maximum(at - 1, 0)], extents[np.minimum(at, len(extents) - 1)]
     return owner, turns.moment(memory.step[rows], turns.row_in(tables.request[taken_by], memory.step[rows]))

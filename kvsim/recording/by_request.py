@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvsim.policies import Radix
 from kvsim.recording.model import Recording
-from kvsim.recording.order import stable_order
+from kvsim.recording.order import sort_key, stable_order
 from kvsim.recording.tables import IntArray, Schedule
 
 _NEVER = np.iinfo(np.int64).max
@@ -41,11 +41,10 @@ def answered_rows(recording: Recording) -> Schedule:
     schedule, steps, memory = recording.schedule, recording.steps, recording.memory
     if recording.meta.policy_name != Radix.name or not recording.requests.preemptions.any():
         return schedule
-    ends, span = memory.ends, int(max(steps.output_seq.max(), memory.seq.max(initial=0))) + 1
-    released = np.append(np.sort(memory.request[ends].astype(np.int64) * span + memory.seq[ends]), _NEVER)
-    last, key = schedule.step + schedule.repeats - 1, schedule.request.astype(np.int64) * span
-    following = released[np.searchsorted(released, key + steps.schedule_seq[last])]
-    repeat = schedule.repeats - (following < key + steps.output_seq[last])
+    ends, last = memory.ends, schedule.step + schedule.repeats - 1
+    released = np.append(np.sort(sort_key(memory.request[ends], memory.seq[ends])), _NEVER)
+    following = released[np.searchsorted(released, sort_key(schedule.request, steps.schedule_seq[last]))]
+    repeat = schedule.repeats - (following < sort_key(schedule.request, steps.output_seq[last]))
     kept = np.flatnonzero(repeat > 0)
     columns = {name: getattr(schedule, name)[kept] for name in ("step", "request", "computed_before", "tokens")}
     return Schedule(**columns, repeat=repeat[kept])
@@ -76,24 +75,18 @@ class RowsByRequest(NamedTuple):
     row: npt.NDArray[np.int32]
     """Numbers of the rows in the schedule."""
     key: npt.NDArray[np.int64]
-    """Ascending key of each row, computed from its request and step."""
-    span: int
-    """Difference between the keys of two successive requests at the same step."""
+    """Ascending `sort_key` of the request and the step of each row."""
 
     @classmethod
     def of(cls, recording: Recording) -> RowsByRequest:
         """Sort the rows of the schedule."""
-        schedule, span = recording.schedule, len(recording.steps) + 1
+        schedule = recording.schedule
         row = stable_order(schedule.request, len(recording.requests))
-        return cls(row, schedule.request[row].astype(np.int64) * span + schedule.step[row], span)
-
-    def key_of(self, request: IntArray, step: IntArray | int) -> npt.NDArray[np.int64]:
-        """Return the key of a step of a request."""
-        return request.astype(np.int64) * self.span + step
+        return cls(row, sort_key(schedule.request[row], schedule.step[row]))
 
     def newest(self, request: IntArray, step: IntArray) -> npt.NDArray[np.int32]:
         """Return the newest row of each request before `step`. Every request must have one."""
-        return self.row[np.searchsorted(self.key, self.key_of(request, step)) - 1]
+        return self.row[np.searchsorted(self.key, sort_key(request, step)) - 1]
 
     def computed_before(self, schedule: Schedule, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
         """Return the number of tokens that each request has computed before `step`, including steps in flight."""
@@ -106,15 +99,13 @@ class RowsByRequest(NamedTuple):
 
 
 def first_rows_since(recording: Recording, request: IntArray, step: IntArray) -> IntArray:
-    """Return the first schedule row of each stay; -1 if the stay ends without a step.
+    """Return the first schedule row of each residency; -1 if the residency ends without a step.
 
-    Stay i is a stay of `request[i]` in memory, which begins at `step[i]`.
+    Residency i is of `request[i]`, and begins at `step[i]`.
     """
     by_request = RowsByRequest.of(recording)
-    begins = by_request.key_of(request, step)
+    begins = sort_key(request, step)
     at = np.searchsorted(by_request.key, begins)
     in_order = np.append(np.sort(begins), _NEVER)
-    next_begins = np.minimum(
-        in_order[np.searchsorted(in_order, begins, side="right")], by_request.key_of(request + 1, 0)
-    )
+    next_begins = np.minimum(in_order[np.searchsorted(in_order, begins, side="right")], sort_key(request + 1, 0))
     return np.where(np.append(by_request.key, _NEVER)[at] < next_begins, np.append(by_request.row, -1)[at], -1)

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from kvsim.errors import RecordingError
+from kvsim.recording.by_request import first_rows
 from kvsim.recording.check_admissions import check_admissions
 from kvsim.recording.check_block_tables import check_block_tables
 from kvsim.recording.check_group_tables import check_tables_of_groups
 from kvsim.recording.check_images import check_images
 from kvsim.recording.check_preemptions import check_preemptions
-from kvsim.recording.check_queue import Stays, check_queue
+from kvsim.recording.check_queue import ResidencyRows, check_queue
 from kvsim.recording.check_replaced_units import check_replaced_units
 from kvsim.recording.check_requests import check_requests
 from kvsim.recording.check_reservations import check_reservations
@@ -24,13 +25,14 @@ from kvsim.recording.check_schedule import check_agreement, check_schedule, chec
 from kvsim.recording.check_settings import check_settings, check_waiting
 from kvsim.recording.check_times import Ends, check_clock
 from kvsim.recording.model import Recording
-from kvsim.recording.order import is_new, stable_order
+from kvsim.recording.order import MOST_MOMENTS
 from kvsim.recording.rules import require, require_inside, require_of, rises, within
 from kvsim.recording.tables import Copies, MemoryKind
 
 
 def check(recording: Recording, folder: Path) -> None:
     """Check that the tables agree with each other and with the pool."""
+    _check_moments(recording, folder)
     check_requests(recording, folder / "requests.parquet")
     check_steps(recording, folder / "steps.parquet")
     check_settings(recording, folder)
@@ -41,7 +43,7 @@ def check(recording: Recording, folder: Path) -> None:
     elif len(recording.memory):  # an engine whose cache has no addresses reports none
         check_block_tables(recording, folder)
     elif recording.meta.pool.num_units is None:
-        _check_rectangles(recording, folder / "schedule.parquet")
+        _check_first_rows(recording, folder / "schedule.parquet")
     elif len(recording.schedule):
         raise RecordingError(f"{folder / 'memory.parquet'} is empty, and schedule.parquet computes in a pool.")
     check_windows(recording, folder)
@@ -62,14 +64,22 @@ def check_events(recording: Recording, folder: Path) -> None:
     if recording.meta.begins_in_the_middle:
         return
     check_waiting(recording, folder / "steps.parquet")
-    stays = Stays.of(recording)
+    residencies = ResidencyRows.of(recording)
     if len(recording.steps):
         ends = Ends.of(recording)
-        check_queue(recording, stays, ends, folder / "steps.parquet")
-        check_preemptions(recording, stays, ends, folder)
+        check_queue(recording, residencies, ends, folder / "steps.parquet")
+        check_preemptions(recording, residencies, ends, folder)
     if recording.meta.pool.num_units is not None:
-        check_admissions(recording, stays, folder)
-        check_reservations(recording, stays, folder)
+        check_admissions(recording, residencies, folder)
+        check_reservations(recording, residencies, folder)
+
+
+def _check_moments(recording: Recording, folder: Path) -> None:
+    """Check that sequence numbers are below the bound of `sort_key`."""
+    for table in recording.tables:
+        for name in (name for name, _ in table.columns() if name.endswith("seq")):
+            is_below = getattr(table, name) < MOST_MOMENTS
+            require(is_below, folder / f"{table.name}.parquet", f"{name} should be below {MOST_MOMENTS:,}")
 
 
 def _check_memory(recording: Recording, file: Path) -> None:
@@ -132,18 +142,11 @@ def _check_growth(recording: Recording, file: Path) -> None:
     require(holds, file, "a row that repeats should have the seq at which its step was scheduled")
 
 
-def _check_rectangles(recording: Recording, file: Path) -> None:
-    """Check that each request computes its tokens in order: none twice, and none left out."""
-    schedule = recording.schedule
-    rows = stable_order(schedule.request, len(recording.requests))
-    before = schedule.computed_before[rows].astype(np.int64)
-    expected = np.concatenate(
-        (np.zeros(1, np.int64), before + schedule.tokens[rows] * schedule.repeats[rows].astype(np.int64))
-    )[:-1]
-    expected[is_new(schedule.request[rows])] = 0
-    holds = np.ones(len(schedule), np.bool_)
-    holds[rows] = before == expected
-    require(holds, file, "computed_before should be what the request has computed in earlier rows")
+def _check_first_rows(recording: Recording, file: Path) -> None:
+    """Check that each request computes its tokens from the first one on, in a batch whose memory is not recorded."""
+    _, rows = first_rows(recording.schedule)
+    begins = recording.schedule.computed_before[rows] == 0
+    require(begins, file, "computed_before should be what the request has computed in earlier rows", rows)
 
 
 def _check_initial(recording: Recording, file: Path) -> None:

@@ -14,34 +14,34 @@ import numpy.typing as npt
 from kvsim.kv_groups.group import CacheKind
 from kvsim.policies import Radix
 from kvsim.recording.by_request import first_rows_since
-from kvsim.recording.check_queue import Stays
+from kvsim.recording.check_queue import ResidencyRows
 from kvsim.recording.check_swaps import Admissions, check_swaps
 from kvsim.recording.model import Recording
-from kvsim.recording.order import expanded, is_new
+from kvsim.recording.order import expanded, is_new, sort_key
 from kvsim.recording.rules import agree, require
 from kvsim.recording.tables import Copies, CopyKind, IntArray, MemoryKind
 
 
-def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
+def check_admissions(recording: Recording, residencies: ResidencyRows, folder: Path) -> None:
     """Check that an admitted request starts to compute right after its hit: the prefix that it shares or loads.
 
     Also check the numbers of copied blocks in the steps.
     """
     schedule, copies, file = recording.schedule, recording.copies, folder / "schedule.parquet"
-    step = np.searchsorted(recording.steps.schedule_seq, stays.birth_seq)
-    rows = first_rows_since(recording, stays.birth_request, step)
+    step = np.searchsorted(recording.steps.schedule_seq, residencies.birth_seq)
+    rows = first_rows_since(recording, residencies.birth_request, step)
     # Tables of groups may release units before the request computes, so only an immediate start shows the hit.
     is_checked = (rows >= 0) & (schedule.step[rows] == step) if recording.meta.pool.groups else rows >= 0
-    hits = _hits(recording, stays)
+    hits = _hits(recording, residencies)
     if copies is not None:
         _check_copies(recording, copies, folder)
-        hits += _loaded_units(copies, stays.birth_request, step) * recording.meta.pool.unit_tokens
+        hits += _loaded_units(copies, residencies.birth_request, step) * recording.meta.pool.unit_tokens
     hits, rows, step = hits[is_checked], rows[is_checked], step[is_checked]
     before = schedule.computed_before[rows].astype(np.int64)
     if recording.meta.policy.get("swap_gib"):
         require(before >= hits, file, "computed_before should be no less than the request shares", rows)
-        admitted = Admissions(stays.birth_request[is_checked], step, before, hits)
-        check_swaps(recording, stays, admitted, folder / "steps.parquet")
+        admitted = Admissions(residencies.birth_request[is_checked], step, before, hits)
+        check_swaps(recording, residencies, admitted, folder / "steps.parquet")
         return
     if recording.meta.exchanges_kv:  # tokens from another server are no hit in the tables of this one
         require(before >= hits, file, "computed_before should be no less than the request shares", rows)
@@ -50,7 +50,7 @@ def check_admissions(recording: Recording, stays: Stays, folder: Path) -> None:
         hits -= (schedule.step[rows] > step) & (schedule.tokens[rows] == 1) & (before == hits - 1)
     groups = recording.meta.pool.groups
     if groups and all(group.kind is CacheKind.CHUNKED_LOCAL for group in groups):
-        is_first = is_new(stays.birth_request)[is_checked]
+        is_first = is_new(residencies.birth_request)[is_checked]
         hits = np.where(_is_unread(recording, schedule.request[rows], before, is_first), np.maximum(hits, before), hits)
     agree(before, hits, file, "computed_before", "memory.parquet", rows)
 
@@ -82,25 +82,22 @@ def _is_unread(
 def _loaded_units(copies: Copies, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
     """Count the units that each request began to load in the given step."""
     is_load = copies.kind == CopyKind.LOAD
-    num_keys = int(max(copies.begun_step.max(initial=0), step.max(initial=0))) + 1
-    loaded = np.sort(copies.request[is_load].astype(np.int64) * num_keys + copies.begun_step[is_load])
-    wanted = request.astype(np.int64) * num_keys + step
+    loaded, wanted = np.sort(sort_key(copies.request[is_load], copies.begun_step[is_load])), sort_key(request, step)
     # Equal entries of a sorted array lie between its left and its right insertion point.
     return np.searchsorted(loaded, wanted, side="right") - np.searchsorted(loaded, wanted)
 
 
-def _hits(recording: Recording, stays: Stays) -> npt.NDArray[np.int64]:
-    """Return the number of prefix-hit tokens of each stay: the longest hit among the tables of its groups."""
+def _hits(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.int64]:
+    """Return the number of prefix-hit tokens of each residency: the longest hit among the tables of its groups."""
     memory, pool = recording.memory, recording.meta.pool
     rows = np.flatnonzero(memory.kind == MemoryKind.SHARE)
     sizes = np.array([group.block_size for group in pool.groups] or [pool.unit_tokens])
     group = 0 if memory.group is None else memory.group[rows]
     end = (memory.position[rows].astype(np.int64) + memory.length[rows]) * sizes[group]
-    num_seqs = int(memory.seq[-1]) + 1 if len(memory) else 1
-    moment, number = np.unique(memory.request[rows].astype(np.int64) * num_seqs + memory.seq[rows], return_inverse=True)
+    moment, number = np.unique(sort_key(memory.request[rows], memory.seq[rows]), return_inverse=True)
     hit_tokens = np.zeros(len(moment) + 1, np.int64)
     np.maximum.at(hit_tokens, number, end)
-    wanted = stays.birth_request.astype(np.int64) * num_seqs + stays.birth_seq
+    wanted = sort_key(residencies.birth_request, residencies.birth_seq)
     at = np.searchsorted(moment, wanted)
     return np.where(np.append(moment, -1)[at] == wanted, hit_tokens[at], 0)
 

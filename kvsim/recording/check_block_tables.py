@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvsim.errors import RecordingError
 from kvsim.recording.check_replaced_units import replacing_rows
 from kvsim.recording.model import Recording
-from kvsim.recording.order import in_parts, is_new, stable_order
+from kvsim.recording.order import in_parts, is_new, sort_key, stable_order
 from kvsim.recording.rules import require_of
 from kvsim.recording.tables import IntArray, Memory, MemoryKind, Steps
 
@@ -121,9 +121,7 @@ class _Tables:
         begin, end = np.searchsorted(self._upto, (part.start, part.stop), sorter=self._in_order).tolist()
         scheduled = self._in_order[begin:end]
         wanted = self._schedule.request[scheduled]
-        key = request.astype(np.int64) * len(self._memory) + rows
-        upto = wanted.astype(np.int64) * len(self._memory) + self._upto[scheduled]
-        at = np.searchsorted(key, upto, side="right") - 1
+        at = np.searchsorted(sort_key(request, rows), sort_key(wanted, self._upto[scheduled]), side="right") - 1
         # The newest row is in this part, or in an earlier one.
         newest = self._newest[wanted]
         here = np.flatnonzero(at >= 0)

@@ -12,7 +12,7 @@ from kvsim.recording.check_replaced_units import require_positions
 from kvsim.recording.grouped import tables_of_groups
 from kvsim.recording.holdings import Holdings
 from kvsim.recording.model import Recording
-from kvsim.recording.order import is_new
+from kvsim.recording.order import is_new, sort_key
 from kvsim.recording.rules import require, require_inside, within
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 
@@ -107,9 +107,8 @@ def _newest_runs(tables: Holdings, group: int, request: IntArray, seq: IntArray)
     extents = np.flatnonzero(tables.group == group)
     if not len(extents):
         return np.full(len(request), -1)
-    span = int(max(tables.birth_seq.max(), seq.max(initial=0))) + 1
-    key = tables.request[extents].astype(np.int64) * span + tables.birth_seq[extents]
-    index = np.searchsorted(key, request.astype(np.int64) * span + seq, side="right") - 1
+    key = sort_key(tables.request[extents], tables.birth_seq[extents])
+    index = np.searchsorted(key, sort_key(request, seq), side="right") - 1
     extent = np.append(extents, -1)[index]
     residency = np.searchsorted(tables.residencies.first_extent, extent, side="right") - 1
     is_held = (extent >= 0) & (tables.request[extent] == request) & (tables.residencies.death_seq[residency] > seq)

@@ -12,10 +12,10 @@ from kvsim.errors import RecordingError
 from kvsim.kv_groups.group import CacheKind
 from kvsim.policies import Radix
 from kvsim.recording.by_request import RowsByRequest, last_steps
-from kvsim.recording.check_queue import Stays, so_far
+from kvsim.recording.check_queue import ResidencyRows, so_far
 from kvsim.recording.check_times import Ends
 from kvsim.recording.model import Recording
-from kvsim.recording.order import expanded, is_new
+from kvsim.recording.order import expanded, is_new, sort_key
 from kvsim.recording.rules import agree, require
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
@@ -24,65 +24,65 @@ _NO_LIMIT = 1 << 40
 _SHORTAGE = "a step should preempt only where the free units are too few for one of its requests"
 
 
-def check_preemptions(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
+def check_preemptions(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
     """Check the preemptions that the steps and the requests state, and that memory was short at each."""
     if recording.meta.exchanges_kv:
-        _check_numbers(recording, stays, folder / "requests.parquet")
+        _check_numbers(recording, residencies, folder / "requests.parquet")
         return
     if recording.copies is None or recording.meta.policy_name == Radix.name:  # SGLang's copies keep no request's memory
-        _check_without_copies(recording, stays, ends, folder)
+        _check_without_copies(recording, residencies, ends, folder)
     else:
-        _check_with_copies(recording, stays, ends, folder)
+        _check_with_copies(recording, residencies, ends, folder)
     if recording.meta.policy_name == "paged" and "rules" not in recording.meta.policy:
         _check_shortage(recording, folder / "steps.parquet")
     if recording.meta.policy_name == Radix.name and not recording.meta.policy.get("enable_priority_scheduling"):
         check_retractions(recording, folder / "steps.parquet")
 
 
-def _check_numbers(recording: Recording, stays: Stays, file: Path) -> None:
+def _check_numbers(recording: Recording, residencies: ResidencyRows, file: Path) -> None:
     """Check the number of preemptions of a server that exchanges KV.
 
     Memory events cannot show each preemption: a failed load also frees blocks during scheduling, and blocks that
     another server reads are freed later.
     """
     requests = recording.requests
-    begun = np.bincount(stays.birth_request, minlength=len(requests))
+    begun = np.bincount(residencies.birth_request, minlength=len(requests))
     require(requests.preemptions <= begun, file, "preemptions should be no more than memory.parquet begins anew")
     if requests.preemptions.sum() != recording.num_preemptions:
         raise RecordingError(f"{file}: preemptions add up to other than those of steps.parquet.")
 
 
-def _check_without_copies(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
+def _check_without_copies(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
     """Check each release of a whole table: during scheduling it is a preemption, with an output it is an end."""
     requests, steps = recording.requests, recording.steps
-    step = np.minimum(stays.end_step, len(steps) - 1)
-    is_victim = (stays.end_step == step) & (steps.schedule_seq[step] == stays.end_seq)
+    step = np.minimum(residencies.end_step, len(steps) - 1)
+    is_victim = (residencies.end_step == step) & (steps.schedule_seq[step] == residencies.end_seq)
     per_step = np.bincount(step[is_victim], minlength=len(steps))
     agree(steps.preempted, per_step, folder / "steps.parquet", "preempted", "memory.parquet")
-    per_request = np.bincount(stays.end_request[is_victim], minlength=len(requests))
+    per_request = np.bincount(residencies.end_request[is_victim], minlength=len(requests))
     agree(requests.preemptions, per_request, folder / "requests.parquet", "preemptions", "memory.parquet")
     # Events after the last output may be incomplete.
-    output = np.minimum(np.searchsorted(steps.output_seq, stays.end_seq), len(steps) - 1)
-    with_output = ~is_victim & (steps.output_seq[output] == stays.end_seq)
-    rows = stays.end_request[with_output]
+    output = np.minimum(np.searchsorted(steps.output_seq, residencies.end_seq), len(steps) - 1)
+    with_output = ~is_victim & (steps.output_seq[output] == residencies.end_seq)
+    rows = residencies.end_request[with_output]
     ended = (requests.status[rows] == RequestStatus.FINISHED) | (requests.status[rows] == RequestStatus.ABORTED)
     require(ended, folder / "requests.parquet", "a request whose memory went with an output should have ended", rows)
     output_seq = np.zeros(len(requests), np.int64)
     output_seq[ends.request] = steps.output_seq[ends.step]
     known = output_seq[rows] > 0
     require(
-        (output_seq[rows] == stays.end_seq[with_output])[known], folder / "requests.parquet",
+        (output_seq[rows] == residencies.end_seq[with_output])[known], folder / "requests.parquet",
         "output_tokens and the request's memory should end with one output", rows[known],
     )  # fmt: skip
 
 
-def _check_with_copies(recording: Recording, stays: Stays, ends: Ends, folder: Path) -> None:
+def _check_with_copies(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
     """Check preemptions of an engine with host memory, where blocks that are being copied are freed some time later.
 
     A request frees its memory after its preemption, and before it resumes or ends.
     """
     requests, steps = recording.requests, recording.steps
-    begun = np.bincount(stays.birth_request, minlength=len(requests))
+    begun = np.bincount(residencies.birth_request, minlength=len(requests))
     least = np.maximum(begun - 1, 0)
     # A request may also be preempted after its last step, before the output that ends it.
     end = np.full(len(requests), len(steps))
@@ -99,26 +99,26 @@ def _check_with_copies(recording: Recording, stays: Stays, ends: Ends, folder: P
     finished = ends.step[requests.preemptions[ends.request] < begun[ends.request]]
     ended = np.diff(so_far(moments, steps.output_seq[finished]), prepend=0)
     running = steps.running.astype(np.int64)
-    preempted = np.append(0, running[:-1]) - running + _begins(recording, stays) - ended
+    preempted = np.append(0, running[:-1]) - running + _begins(recording, residencies) - ended
     agree(steps.preempted, preempted, folder / "steps.parquet", "preempted", "running, with schedule.parquet,")
-    _check_intervals(recording, stays, end, folder / "steps.parquet")
+    _check_intervals(recording, residencies, end, folder / "steps.parquet")
 
 
-def _check_intervals(recording: Recording, stays: Stays, end: IntArray, file: Path) -> None:
+def _check_intervals(recording: Recording, residencies: ResidencyRows, end: IntArray, file: Path) -> None:
     """Check that each preemption can be assigned to a step after the request computed, and before it resumes or ends.
 
     Each step takes the candidates whose intervals end first, which finds an assignment if there is one. If the victims
     of a step free no units at once, the step must have too few free units for the candidate that needs most.
     """
     steps, by_request = recording.steps, RowsByRequest.of(recording)
-    birth = np.searchsorted(steps.schedule_seq, stays.birth_seq)
-    is_last = np.append(is_new(stays.birth_request)[1:], True)
-    upto = np.where(is_last, end[stays.birth_request], np.append(birth[1:], 0))
-    row = by_request.newest(stays.birth_request, upto)
+    birth = np.searchsorted(steps.schedule_seq, residencies.birth_seq)
+    is_last = np.append(is_new(residencies.birth_request)[1:], True)
+    upto = np.where(is_last, end[residencies.birth_request], np.append(birth[1:], 0))
+    row = by_request.newest(residencies.birth_request, upto)
     since = recording.schedule.step[row] + recording.schedule.repeats[row].astype(np.int64)
-    begun = np.bincount(stays.birth_request, minlength=len(recording.requests))
-    is_victim = ~is_last | (recording.requests.preemptions == begun)[stays.birth_request]
-    most = _most_to_grow(recording, stays.birth_request, upto)
+    begun = np.bincount(residencies.birth_request, minlength=len(recording.requests))
+    is_victim = ~is_last | (recording.requests.preemptions == begun)[residencies.birth_request]
+    most = _most_to_grow(recording, residencies.birth_request, upto)
     columns = (since[is_victim].tolist(), upto[is_victim].tolist(), most[is_victim].tolist())
     intervals = sorted(zip(*columns, strict=True), reverse=True)  # the earliest is popped first
     frees_at_once = np.isin(steps.schedule_seq, recording.memory.seq[recording.memory.ends])
@@ -138,12 +138,12 @@ def _check_intervals(recording: Recording, stays: Stays, end: IntArray, file: Pa
             raise RecordingError(f"{file}, row {step}: {_SHORTAGE}.")
 
 
-def _begins(recording: Recording, stays: Stays) -> npt.NDArray[np.int64]:
+def _begins(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.int64]:
     """Count, for each step, the requests that compute in it for the first time since they were admitted."""
     schedule, by_request = recording.schedule, RowsByRequest.of(recording)
-    step = np.searchsorted(recording.steps.schedule_seq, stays.birth_seq)
-    at = np.searchsorted(by_request.key, by_request.key_of(stays.birth_request, step))
-    begins = np.unique(at[np.append(schedule.request[by_request.row], -1)[at] == stays.birth_request])
+    step = np.searchsorted(recording.steps.schedule_seq, residencies.birth_seq)
+    at = np.searchsorted(by_request.key, sort_key(residencies.birth_request, step))
+    begins = np.unique(at[np.append(schedule.request[by_request.row], -1)[at] == residencies.birth_request])
     return np.bincount(schedule.step[by_request.row][begins], minlength=len(recording.steps))
 
 

@@ -13,15 +13,16 @@ from kvsim.recording.check_replaced_units import replacing_rows
 from kvsim.recording.check_times import Ends
 from kvsim.recording.grouped import tables_of_groups
 from kvsim.recording.model import Recording
-from kvsim.recording.order import in_parts
+from kvsim.recording.order import in_parts, sort_key
 from kvsim.recording.rules import agree, require_of
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 
-class Stays(NamedTuple):
-    """Periods in which requests hold memory, sorted by request and time; a preempted request has several.
+class ResidencyRows(NamedTuple):
+    """Rows of `memory.parquet` that begin and that end residencies, both sorted by request and time.
 
-    Births are the rows of `memory.parquet` that begin a period, ends are those that end one.
+    A preempted request has several residencies. A request whose units move releases and allocates at one `seq`, which
+    neither ends nor begins a residency here.
     """
 
     birth_row: IntArray
@@ -33,8 +34,8 @@ class Stays(NamedTuple):
     end_step: IntArray
 
     @classmethod
-    def of(cls, recording: Recording) -> Stays:
-        """Find the stays. A request whose units move releases and allocates at the same `seq`, which ends no stay."""
+    def of(cls, recording: Recording) -> ResidencyRows:
+        """Find the rows."""
         memory = recording.memory
         if recording.meta.pool.groups:
             births = tables_of_groups(memory, len(recording.requests))[0].residencies.birth_row
@@ -42,8 +43,7 @@ class Stays(NamedTuple):
             begins = (memory.position == 0) & (memory.kind <= MemoryKind.SHARE)
             births = np.flatnonzero(begins & ~replacing_rows(memory))
         rows, num_births = np.concatenate((births, memory.ends)), len(births)
-        num_seqs = int(memory.seq[-1]) + 1 if len(memory) else 1
-        key = memory.request[rows].astype(np.int64) * num_seqs + memory.seq[rows]
+        key = sort_key(memory.request[rows], memory.seq[rows])
         moments, first, number = np.unique(key, return_index=True, return_inverse=True)
         # Births minus ends of each request and moment: 0 for a move.
         change = np.bincount(number[:num_births], minlength=len(moments))
@@ -55,7 +55,7 @@ class Stays(NamedTuple):
         )  # fmt: skip
 
 
-def check_queue(recording: Recording, stays: Stays, ends: Ends, file: Path) -> None:
+def check_queue(recording: Recording, residencies: ResidencyRows, ends: Ends, file: Path) -> None:
     """Check `running` and `waiting` of every step."""
     steps = recording.steps
     moments = steps.schedule_seq
@@ -64,9 +64,10 @@ def check_queue(recording: Recording, stays: Stays, ends: Ends, file: Path) -> N
     else:
         # An abort between two steps has the `seq` of the earlier step, and the number of the later one: the request
         # still ran in the earlier step.
-        end_moment = moments[np.minimum(stays.end_step, len(steps) - 1)]
-        end_seq = np.where(stays.end_step < len(steps), np.maximum(stays.end_seq, end_moment), stays.end_seq)
-        held = so_far(moments, stays.birth_seq) - so_far(moments, end_seq)
+        end_step, end_seq = residencies.end_step, residencies.end_seq
+        end_moment = moments[np.minimum(end_step, len(steps) - 1)]
+        end_seq = np.where(end_step < len(steps), np.maximum(end_seq, end_moment), end_seq)
+        held = so_far(moments, residencies.birth_seq) - so_far(moments, end_seq)
         is_exact = recording.copies is None or recording.meta.policy_name == Radix.name
         if is_exact and not recording.meta.exchanges_kv:
             agree(steps.running, held, file, "running", "memory.parquet")

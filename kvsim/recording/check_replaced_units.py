@@ -15,7 +15,7 @@ from kvsim.policies import Radix
 from kvsim.recording.grouped import Operations, tables_of_groups
 from kvsim.recording.holdings import Holdings
 from kvsim.recording.model import Recording
-from kvsim.recording.order import expanded
+from kvsim.recording.order import expanded, sort_key
 from kvsim.recording.rules import require, require_inside
 from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
@@ -25,8 +25,7 @@ def replacing_rows(memory: Memory) -> npt.NDArray[np.bool_]:
     replaces = memory.parts
     if not replaces.any():
         return replaces
-    span = int(memory.seq[-1]) + 1
-    key = memory.request.astype(np.int64) * span + memory.seq
+    key = sort_key(memory.request, memory.seq)
     shares = np.flatnonzero(memory.kind == MemoryKind.SHARE)
     shares = shares[np.isin(key[shares], np.unique(key[replaces]))]
     replaces[shares] = True

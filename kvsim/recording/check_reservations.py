@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.check_queue import Stays
+from kvsim.recording.check_queue import ResidencyRows
 from kvsim.recording.model import Recording
-from kvsim.recording.order import is_new
+from kvsim.recording.order import is_new, sort_key
 from kvsim.recording.rules import agree, require
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
@@ -23,7 +23,7 @@ _POOL = -1
 """Key that no request has, for the two ends of the pool, which bound the first and the last hole."""
 
 
-def check_reservations(recording: Recording, stays: Stays, folder: Path) -> None:
+def check_reservations(recording: Recording, residencies: ResidencyRows, folder: Path) -> None:
     """Check the extents that kvsim's contiguous policies reserved, and the steps in which no hole was long enough."""
     memory, meta = recording.memory, recording.meta
     if meta.policy_name != "contiguous" or "rules" in meta.policy or memory.requested is None:
@@ -36,7 +36,7 @@ def check_reservations(recording: Recording, stays: Stays, folder: Path) -> None
     expected = _power_of_two_from(requested) if meta.policy.get("fit") == "buddy" else requested
     agree(length, expected, folder / "memory.parquet", "length", "requested", rows)
     if recording.steps.unusable_units is not None:
-        _check_unusable(recording, recording.steps.unusable_units, stays, folder / "steps.parquet")
+        _check_unusable(recording, recording.steps.unusable_units, residencies, folder / "steps.parquet")
 
 
 def _check_requested(recording: Recording, rows: IntArray, requested: IntArray, file: Path) -> None:
@@ -67,13 +67,13 @@ def _check_requested(recording: Recording, rows: IntArray, requested: IntArray, 
     require(holds, file, "requested should be what policy.reserve makes of requests.parquet", rows)
 
 
-def _check_unusable(recording: Recording, stated: IntArray, stays: Stays, file: Path) -> None:
+def _check_unusable(recording: Recording, stated: IntArray, residencies: ResidencyRows, file: Path) -> None:
     """Check that free units are stated as unusable exactly if no hole is long enough for the head of the queue."""
     memory, steps = recording.memory, recording.steps
     assert memory.requested is not None
     buddies = recording.meta.policy.get("fit") == "buddy"
     rows = np.flatnonzero((steps.waiting > 0) & (steps.free_units >= 0))
-    birth_row = _births_of_heads(recording, stays, rows)
+    birth_row = _births_of_heads(recording, residencies, rows)
     rows, birth_row = rows[birth_row >= 0], birth_row[birth_row >= 0]
     requested = memory.requested[birth_row].astype(np.int64)
     are_enough = steps.free_units[rows] >= requested
@@ -83,26 +83,26 @@ def _check_unusable(recording: Recording, stated: IntArray, stays: Stays, file: 
     agree(stated[rows], expected, file, "unusable_units", "memory.parquet", rows)
 
 
-def _births_of_heads(recording: Recording, stays: Stays, steps: IntArray) -> IntArray:
+def _births_of_heads(recording: Recording, residencies: ResidencyRows, steps: IntArray) -> IntArray:
     """Find, for each step, the memory row that admits the head of the queue; -1 if it is never admitted.
 
     The head is the waiting request that is admitted first. A preempted request asks for more slots once its token in
     flight arrives; until then, the result is -1 too.
     """
-    request, birth_seq = stays.birth_request.astype(np.int64), stays.birth_seq
+    request, birth_seq = residencies.birth_request, residencies.birth_seq
     since = recording.requests.arrival_seq[request].astype(np.int64)
     again = np.flatnonzero(~is_new(request))
-    key = stays.end_request.astype(np.int64) * _MOST_SEQS + stays.end_seq
-    # A preempted request waits since the end of its stay before.
-    since[again] = stays.end_seq[np.searchsorted(key, request[again] * _MOST_SEQS + birth_seq[again]) - 1]
+    key = sort_key(residencies.end_request, residencies.end_seq)
+    # A preempted request waits since the end of its previous residency.
+    since[again] = residencies.end_seq[np.searchsorted(key, sort_key(request[again], birth_seq[again])) - 1]
     complete, moments = since.copy(), recording.steps.schedule_seq
     complete[again] = recording.steps.output_seq[np.searchsorted(moments, since[again]) - 1]
     heads, queue = np.full(len(steps), -1, np.int64), list[tuple[int, int, int]]()
     waiting = np.argsort(-since, kind="stable").tolist()  # the earliest is popped first
     for nth, moment in enumerate(moments[steps].tolist()):
         while waiting and since[waiting[-1]] <= moment:
-            stay = waiting.pop()
-            heapq.heappush(queue, (int(stays.birth_row[stay]), int(birth_seq[stay]), int(complete[stay])))
+            of = waiting.pop()
+            heapq.heappush(queue, (int(residencies.birth_row[of]), int(birth_seq[of]), int(complete[of])))
         while queue and queue[0][1] <= moment:
             heapq.heappop(queue)
         if queue and queue[0][2] <= moment:

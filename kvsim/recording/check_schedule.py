@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.recording.by_request import computed_after, first_rows, last_steps
-from kvsim.recording.check_times import MAX_EVENTS, Ends, begun_before, check_outputs, least_tokens_for_outputs
+from kvsim.recording.check_times import Ends, begun_before, check_outputs, least_tokens_for_outputs
 from kvsim.recording.model import Outline, Recording
-from kvsim.recording.order import stable_order
+from kvsim.recording.order import sort_key, stable_order
 from kvsim.recording.rules import CLOCK_S, agree, is_time, require, require_of, rises, within
 from kvsim.recording.tables import IntArray, RequestStatus, Schedule, Steps
 
@@ -76,8 +76,8 @@ def check_schedule(recording: Recording, file: Path) -> None:
 
 def check_agreement(recording: Recording, ends: Ends, folder: Path) -> None:
     """Check that the schedule agrees with the steps, and the requests with both."""
-    _check_steps_against_schedule(recording, folder / "steps.parquet")
     _check_rows_of_requests(recording, folder / "schedule.parquet")
+    _check_steps_against_schedule(recording, folder / "steps.parquet")
     _check_requests_against_schedule(recording, ends, folder / "requests.parquet")
     _check_adapters(recording, folder / "requests.parquet")
 
@@ -159,10 +159,9 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
     require(once, file, "the request is scheduled twice in one step", rows[1:])
     # A preempted request may start anywhere: it may hit a longer prefix than it had computed, which others cached.
     memory = recording.memory
-    released = np.sort(memory.request[memory.ends].astype(np.int64) * MAX_EVENTS + memory.seq[memory.ends])
-    row_key = request.astype(np.int64) * MAX_EVENTS
-    since = np.searchsorted(released, row_key[:-1] + steps.schedule_seq[end[:-1] - 1], side="right")
-    upto = np.searchsorted(released, row_key[1:] + steps.schedule_seq[schedule.step[rows[1:]]], side="right")
+    released = np.sort(sort_key(memory.request[memory.ends], memory.seq[memory.ends]))
+    since = np.searchsorted(released, sort_key(request[:-1], steps.schedule_seq[end[:-1] - 1]), side="right")
+    upto = np.searchsorted(released, sort_key(request[1:], steps.schedule_seq[schedule.step[rows[1:]]]), side="right")
     was_preempted = goes_on & (upto > since)
     before = schedule.computed_before[rows[1:]]
     expected = after[:-1] if schedule.known is None else _after_drafts(recording, rows, after)
@@ -224,9 +223,7 @@ def _check_outputs(recording: Recording, known: IntArray, outputs: IntArray, fil
     require(num_outputs >= 0, file, "outputs should not be negative", rows)
     total = np.append(0, np.cumsum(num_outputs))
     # Rows [first, end) of the request have had their outputs when each row was scheduled.
-    end = np.searchsorted(
-        request * MAX_EVENTS + steps.output_seq[step], request * MAX_EVENTS + steps.schedule_seq[step]
-    )
+    end = np.searchsorted(sort_key(request, steps.output_seq[step]), sort_key(request, steps.schedule_seq[step]))
     first = np.searchsorted(request, request)
     expected = requests.prompt_tokens[request] + total[end] - total[first]
     require(known[rows] == expected, file, "known should be the prompt and the outputs of earlier steps", rows)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvsim.recording.by_request import RowsByRequest
-from kvsim.recording.check_queue import Stays
+from kvsim.recording.check_queue import ResidencyRows
 from kvsim.recording.model import Recording
 from kvsim.recording.rules import agree, require
 from kvsim.recording.tables import IntArray, RequestStatus
@@ -30,7 +30,7 @@ class Admissions(NamedTuple):
     """Tokens of the request that are prefix hits."""
 
 
-def check_swaps(recording: Recording, stays: Stays, admitted: Admissions, file: Path) -> None:
+def check_swaps(recording: Recording, residencies: ResidencyRows, admitted: Admissions, file: Path) -> None:
     """Check that an admitted request starts with its hits, or with its swapped-out tokens if these are more.
 
     Also check the numbers of swapped units in the steps.
@@ -44,7 +44,7 @@ def check_swaps(recording: Recording, stays: Stays, admitted: Admissions, file: 
     swapped_in = np.bincount(admitted.step, weights=units, minlength=len(steps)).astype(np.int64)
     agree(steps.swapped_in_units, swapped_in, file, "swapped_in_units", "schedule.parquet")
     host = _HostRoom(recording, admitted)
-    for event in _events(recording, stays, admitted):
+    for event in _events(recording, residencies, admitted):
         host.apply(event)
     agree(steps.swapped_out_units, host.swapped_out, file, "swapped_out_units", "schedule.parquet")
     rule = "a request should begin with its hits, or with what was swapped out"
@@ -66,15 +66,15 @@ class _SwapEvent(NamedTuple):
 _ABORT, _VICTIM, _ADMISSION = range(3)
 
 
-def _events(recording: Recording, stays: Stays, admitted: Admissions) -> list[_SwapEvent]:
+def _events(recording: Recording, residencies: ResidencyRows, admitted: Admissions) -> list[_SwapEvent]:
     """Return the events that change the host memory, in order."""
     steps, requests = recording.steps, recording.requests
     aborted = np.flatnonzero(requests.status == RequestStatus.ABORTED)
     aborted_step = np.searchsorted(steps.start_s, requests.finished_s[aborted])
-    step = np.minimum(stays.end_step, len(steps) - 1)
-    victims = np.flatnonzero((stays.end_step == step) & (steps.schedule_seq[step] == stays.end_seq))
-    victims = victims[np.argsort(stays.end_row[victims])]
-    request, step = stays.end_request[victims], step[victims]
+    step = np.minimum(residencies.end_step, len(steps) - 1)
+    victims = np.flatnonzero((residencies.end_step == step) & (steps.schedule_seq[step] == residencies.end_seq))
+    victims = victims[np.argsort(residencies.end_row[victims])]
+    request, step = residencies.end_request[victims], step[victims]
     computed = RowsByRequest.of(recording).computed_before(recording.schedule, request, step)
     kinds = (
         (_ABORT, aborted_step, aborted),

@@ -14,13 +14,12 @@ import numpy.typing as npt
 from kvsim.recording.by_request import RowsByRequest, TokenSteps, answered_rows, computed_after, first_rows, last_steps
 from kvsim.recording.check_batches import check_batches
 from kvsim.recording.model import Recording
+from kvsim.recording.order import sort_key
 from kvsim.recording.rules import CLOCK_S, agree, require, require_of
 from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStatus, TransferKind
 
 _OWN_READING_S = 0.01
 """Largest time from the end of a step to an event of its output, if the recorder reads the clock for each event."""
-MAX_EVENTS = 1 << 32
-"""Upper bound on steps and events, so that `request * MAX_EVENTS + seq` sorts by request, then by `seq`."""
 
 
 def check_clock(recording: Recording, folder: Path) -> None:
@@ -236,7 +235,7 @@ def _tokens_for_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64], In
     before = schedule.computed_before[rows].astype(np.int64)
     after = computed_after(schedule)[rows]
     # A row samples an output if no earlier row of its request got further, and it reaches the end of the prompt.
-    progress = request.astype(np.int64) * MAX_EVENTS + after
+    progress = sort_key(request, after)
     samples = (progress == np.maximum.accumulate(progress)) & (after >= requests.prompt_tokens[request])
     is_resumed = (request[1:] == request[:-1]) & (before[1:] < after[:-1])
     unsure, end_seq = np.zeros(len(tokens), np.int64), _last_release(recording)

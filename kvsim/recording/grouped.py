@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.recording.holdings import Deaths, Holdings, Residencies, seq_of
-from kvsim.recording.order import expanded, is_new
+from kvsim.recording.order import expanded, is_new, sort_key
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, Memory, MemoryKind
 
 NO_EXTENT = -1
@@ -75,31 +75,26 @@ class _TableReleases:
     """Moments at which requests release all their tables (ends), sorted by request and then by time."""
 
     request: npt.NDArray[np.int64]
-    seq: npt.NDArray[np.int64]
+    seq: IntArray
     key: npt.NDArray[np.int64]
     """Key of each table that an end releases, from the index of the end and the group of the table; ascending."""
     row: npt.NDArray[np.int64]
     """Row that releases each of these tables."""
     num_groups: int
-    span: int
 
     @classmethod
     def of(cls, memory: Memory) -> _TableReleases:
         whole = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
-        span = int(memory.seq[-1]) + 1 if len(memory) else 1
         num_groups = int(memory.groups.max(initial=0)) + 1
-        event, number = np.unique(
-            memory.request[whole].astype(np.int64) * span + memory.seq[whole], return_inverse=True
-        )
+        request, seq = memory.request[whole].astype(np.int64), memory.seq[whole]
+        _, first, number = np.unique(sort_key(request, seq), return_index=True, return_inverse=True)
         key = number * num_groups + memory.groups[whole]
         order = np.argsort(key, kind="stable")
-        return cls(
-            request=event // span, seq=event % span, key=key[order], row=whole[order], num_groups=num_groups, span=span
-        )
+        return cls(request=request[first], seq=seq[first], key=key[order], row=whole[order], num_groups=num_groups)
 
     def following(self, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
         """Return the index of the first end at or after each moment; it may be the next request's (see `is_of`)."""
-        return np.searchsorted(self.request * self.span + self.seq, request.astype(np.int64) * self.span + seq)
+        return np.searchsorted(sort_key(self.request, self.seq), sort_key(request, seq))
 
     def is_of(self, request: IntArray, end: IntArray) -> npt.NDArray[np.bool_]:
         """Tell for each index in `end` whether there is such an end, and whether it is an end of `request`."""
@@ -140,10 +135,9 @@ def _released_early(
     places = np.concatenate([_place(request, group, address, memory), _place(*released, memory)])
     numbers = np.unique(places, return_inverse=True)[1].reshape(-1)  # small numbers, so that keys do not overflow
     held, left = numbers[: len(request)], numbers[len(request) :]
-    span = len(memory) + 1
-    key = held * span + birth_row
+    key = sort_key(held, birth_row)
     order = np.argsort(key)
-    newest = np.searchsorted(key[order], left * span + rows) - 1
+    newest = np.searchsorted(key[order], sort_key(left, rows)) - 1
     extent = order[np.maximum(newest, 0)]
     matches = (newest >= 0) & (held[extent] == left)
     death_row[extent[matches]] = rows[matches]

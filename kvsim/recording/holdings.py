@@ -25,6 +25,15 @@ class Residencies:
     birth_seq: IntArray
     death_seq: IntArray
 
+    @property
+    def is_moved(self) -> npt.NDArray[np.bool_]:
+        """True for a residency that goes on from the one before: its units moved, by a release and an allocation at one
+        `seq`.
+        """
+        moved = np.zeros(len(self.request), np.bool_)
+        moved[1:] = (self.request[1:] == self.request[:-1]) & (self.birth_seq[1:] == self.death_seq[:-1])
+        return moved
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deaths:

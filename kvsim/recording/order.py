@@ -1,4 +1,4 @@
-"""Helpers for columns of tens of millions of rows: process them in parts, sort them fast, expand extents of units."""
+"""Helpers for columns of tens of millions of rows: process them in parts, sort and search them, expand extents."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from kvsim.recording.tables import IntArray
 
 ROWS_AT_ONCE = 1 << 16
 """Number of rows that are processed together, so that intermediate results stay in a CPU cache."""
+MOST_MOMENTS = 1 << 32
+"""Bound on sequence numbers, steps, rows and tokens, so that `sort_key` can combine them with another number."""
 _DIGIT_BITS = 16
 """Largest number of bits for which NumPy has a radix sort; sorting longer numbers is many times slower."""
 
@@ -28,6 +30,14 @@ def stable_order(keys: IntArray, bound: int) -> npt.NDArray[np.int32]:
     for shift in range(_DIGIT_BITS, max(bound - 1, 0).bit_length(), _DIGIT_BITS):
         order = order[np.argsort((keys >> shift).astype(np.uint16)[order], kind="stable")]
     return order
+
+
+def sort_key(first: IntArray, then: IntArray | int) -> npt.NDArray[np.int64]:
+    """Return a number for each pair, such as a request and a sequence number, that sorts by `first`, then by `then`.
+
+    `then` is below `MOST_MOMENTS`.
+    """
+    return first.astype(np.int64) * MOST_MOMENTS + then
 
 
 def is_new(values: IntArray) -> npt.NDArray[np.bool_]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.recording.model import Recording
-from kvsim.recording.order import stable_order
+from kvsim.recording.order import sort_key, stable_order
 from kvsim.recording.tables import IntArray
 
 
@@ -35,8 +35,8 @@ class Progress:
         self._before = schedule.computed_before[order].astype(np.int64)
         self._tokens = schedule.tokens[order].astype(np.int64)
         self._repeats = schedule.repeats[order].astype(np.int64)
-        request = schedule.request[order].astype(np.int64)
-        self._key = request * self._num_steps + self._step
+        request = schedule.request[order]
+        self._key = sort_key(request, self._step)
         self._known = None if schedule.known is None else schedule.known[order].astype(np.int64)
         self._in_all = recording.requests.prompt_tokens.astype(np.int64) + recording.requests.output_tokens
         num_requests = len(recording.requests)
@@ -61,7 +61,7 @@ class Progress:
         A request that waits for blocks from the host holds memory for some steps before it computes, and a preemption
         discards computed tokens. Requests that compute in the same step are in the schedule.
         """
-        key = requests.astype(np.int64) * self._num_steps + steps
+        key = sort_key(requests, steps)
         place = np.searchsorted(self._key, key)
         is_scheduled = np.append(self._key, -1)[place] == key
         waits = np.flatnonzero((steps < self._num_steps) & ~is_scheduled)
@@ -135,11 +135,8 @@ class Progress:
 
         Return the rows, how many of their repeated steps are at or before `steps`, and whether there is such a row.
         """
-        requests = np.asarray(requests, np.int64)
-        # The key of a negative step would be that of the previous request's last step.
-        key = requests * self._num_steps + np.maximum(steps, 0)
-        row = np.searchsorted(self._key, key, side="right") - 1
-        exists = (row >= self._first_row[requests]) & (np.asarray(steps) >= 0)
+        row = np.searchsorted(self._key, sort_key(np.asarray(requests), steps), side="right") - 1
+        exists = row >= self._first_row[requests]
         row = np.where(exists, row, 0)
         return row, np.minimum(steps - self._step[row] + 1, self._repeats[row]), exists
 
@@ -160,7 +157,7 @@ class Progress:
 
     def begins_at(self, request: int, step: int) -> int | None:
         """Return the number of computed tokens of `request` before `step`; None if it is not scheduled in `step`."""
-        row = int(np.searchsorted(self._key, request * self._num_steps + step, side="right")) - 1
-        if row < self._first_row[request] or step - self._step[row] >= self._repeats[row]:
+        [row], _, [exists] = self._newest(np.array([request]), step)
+        if not exists or step - self._step[row] >= self._repeats[row]:
             return None
         return int(self._before[row] + self._tokens[row] * (step - self._step[row]))

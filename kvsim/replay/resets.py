@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvsim.recording.model import Recording
+from kvsim.recording.order import sort_key
 from kvsim.recording.tables import Copies, CopyKind, IntArray, Memory, MemoryKind, TransferKind, Transfers
 from kvsim.replay.ledger import Ledger
 from kvsim.replay.progress import Progress
@@ -31,15 +32,14 @@ def reset_at_allocations(progress: Progress, ledger: Ledger, recording: Recordin
 
     Blocks from the host or another server count as computed from the decision to load them.
     """
-    unit_tokens, num_seqs = recording.meta.pool.unit_tokens, int(frame_seq[-1]) + 1
-    requests, seqs = _allocations(ledger)
-    key, frames = requests * num_seqs + seqs, np.searchsorted(frame_seq, seqs)
-    tokens = _hit_units(recording.memory, key, num_seqs) * unit_tokens
+    unit_tokens, (requests, seqs) = recording.meta.pool.unit_tokens, _allocations(ledger)
+    key, frames = sort_key(requests, seqs), np.searchsorted(frame_seq, seqs)
+    tokens = _hit_units(recording.memory, key) * unit_tokens
     if recording.copies is not None:
-        tokens += _units_from_host(recording.copies, requests, frames, len(frame_seq)) * unit_tokens
+        tokens += _units_from_host(recording.copies, requests, frames) * unit_tokens
     if recording.transfers is not None and len(key):
         loads = _loads_of(recording.transfers, unit_tokens)
-        load_key = loads.request * num_seqs + loads.seq
+        load_key = sort_key(loads.request, loads.seq)
         order = np.argsort(key)
         allocation = order[np.minimum(np.searchsorted(key[order], load_key), len(key) - 1)]
         is_allocation = key[allocation] == load_key  # other loads follow blocks that the request has
@@ -58,26 +58,25 @@ def _allocations(ledger: Ledger) -> tuple[Numbers, Numbers]:
     An extent that moves is freed and allocated at one moment, and keeps its computed tokens: no allocation.
     """
     held = ledger.tables.residencies
-    moves = (held.request[1:] == held.request[:-1]) & (held.birth_seq[1:] == held.death_seq[:-1])
-    first = ~np.append(np.zeros(min(len(held.request), 1), np.bool_), moves)
+    first = ~held.is_moved
     return held.request[first].astype(np.int64), held.birth_seq[first].astype(np.int64)
 
 
-def _hit_units(memory: Memory, key: Numbers, num_seqs: int) -> Numbers:
-    """Return how many units are shared at each `key`, a request times `num_seqs` plus a sequence number."""
+def _hit_units(memory: Memory, key: Numbers) -> Numbers:
+    """Return how many units are shared at each `key`, the `sort_key` of a request and a sequence number."""
     shared = memory.kind == MemoryKind.SHARE
-    shared_key = memory.request[shared].astype(np.int64) * num_seqs + memory.seq[shared]
+    shared_key = sort_key(memory.request[shared], memory.seq[shared])
     order = np.argsort(shared_key, kind="stable")
     units = np.append(0, np.cumsum(memory.length[shared][order].astype(np.int64)))
     begin, end = (np.searchsorted(shared_key[order], key, side) for side in ("left", "right"))
     return np.asarray(units[end] - units[begin])
 
 
-def _units_from_host(copies: Copies, requests: Numbers, frames: IntArray, num_frames: int) -> Numbers:
+def _units_from_host(copies: Copies, requests: Numbers, frames: IntArray) -> Numbers:
     """Return how many units from the host each of `requests` begins to load at its entry in `frames`."""
     loads = copies.kind == CopyKind.LOAD
-    loaded_key = np.sort(copies.request[loads].astype(np.int64) * num_frames + copies.begun_step[loads])
-    begin, end = (np.searchsorted(loaded_key, requests * num_frames + frames, side) for side in ("left", "right"))
+    loaded_key = np.sort(sort_key(copies.request[loads], copies.begun_step[loads]))
+    begin, end = (np.searchsorted(loaded_key, sort_key(requests, frames), side) for side in ("left", "right"))
     return np.asarray(end - begin)
 
 

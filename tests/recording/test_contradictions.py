@@ -30,7 +30,7 @@ from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Page
 from kvsim.recording import Recording, find, read, write
 from kvsim.recording.check import check, check_events
 from kvsim.recording.check_admissions import check_admissions
-from kvsim.recording.check_queue import Stays
+from kvsim.recording.check_queue import ResidencyRows
 from kvsim.recording.tables import MemoryKind
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
@@ -397,7 +397,9 @@ def test_no_other_tokens_are_a_hit_without_blocks(tmp_path: Path, caching: bool,
     column = recording.schedule.computed_before.copy()
     column[np.flatnonzero(recording.schedule.request == 3)[0]] = before
     with pytest.raises(RecordingError, match=f"computed_before says {before}"):
-        check_admissions(with_columns(recording, "schedule", computed_before=column), Stays.of(recording), tmp_path)
+        check_admissions(
+            with_columns(recording, "schedule", computed_before=column), ResidencyRows.of(recording), tmp_path
+        )
 
 
 def _with_units(recording: Recording, more: int) -> Recording:

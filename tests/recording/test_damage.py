@@ -284,6 +284,16 @@ def test_a_batch_that_computes_what_it_has_computed(folders: list[Path], tmp_pat
         read(tmp_path / "rec")
 
 
+@pytest.mark.parametrize(("table", "column"), [("requests", "arrival_seq"), ("memory", "seq")])
+def test_a_sequence_number_larger_than_that_of_any_run(
+    folders: list[Path], tmp_path: Path, table: str, column: str
+) -> None:
+    shutil.copytree(folders[0], tmp_path / "rec")
+    change(tmp_path / "rec" / f"{table}.parquet", column, 1 << 32)
+    with pytest.raises(RecordingError, match=rf"{table}\.parquet, row 0: {column} should be below 4,294,967,296"):
+        read(tmp_path / "rec")
+
+
 def test_a_batch_larger_than_any_pool(folders: list[Path]) -> None:
     recording = read(folders[-1])
     huge = {name: getattr(recording.schedule, name).astype(np.int64) << 26 for name in ("computed_before", "tokens")}
