@@ -67,11 +67,11 @@ def rungs(
         ("static", f"{batch_size} requests at a time, padded to the longest", Static(scheduler=many), False),
         (
             "contiguous",
-            "continuous batching; each reserves the longest",
+            "continuous batching; each has room for the longest",
             Contiguous(scheduler=limits, cache=ContiguousSettings()),
             False,
         ),
-        ("paged", f"blocks of {block_size} tokens instead of reservations", paged, False),
+        ("paged", f"blocks of {block_size} tokens instead of whole rows", paged, False),
         ("prefix cache", "equal beginnings are stored once", Paged(scheduler=limits, cache=cached), False),
         ("chunked prefill", "long prompts share their steps", Paged(scheduler=chunked, cache=cached), False),
         ("captured graphs", "a step is launched as a whole", Paged(scheduler=chunked, cache=cached), True),

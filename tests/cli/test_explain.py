@@ -20,7 +20,7 @@ Run = Callable[..., tuple[int, str, str]]
 def test_without_a_number_the_lessons_are_listed(type_command: Run) -> None:
     code, output, complaint = type_command("explain")
     assert (code, complaint) == (0, "")
-    assert "1  Reserved and empty" in output
+    assert "1  Room for the longest answer" in output
     assert "7  Why bandwidth" in output
 
 

@@ -32,7 +32,7 @@ WRITES = {
     "a.html": ("animate", "rec", *FILM, "-o", "a.html"),
     "a.svg": ("animate", "rec", "-o", "a.svg"),
     "a.mp4": ("animate", "rec", *FILM, "-o", "a.mp4"),
-    "l/1-reserved-and-empty.md": ("explain", "1", "--markdown", "-o", "l"),
+    "l/1-room-for-the-longest-answer.md": ("explain", "1", "--markdown", "-o", "l"),
     "mine.toml": ("calibrate", SHIPPED, "--gpu-from", "auto", "-o", "mine.toml"),
 }
 NEEDS = {"s.png": "rsvg-convert", "a.mp4": "ffmpeg"}

@@ -82,7 +82,7 @@ def make_seeds(folder: Path) -> Seeds:
         server_lines=tuple(_text_file(folder / name, text) for name, text in _SERVER_LINES.items()),
         workloads=_workloads(folder, workload),
         profiles=(_copied(ROOT / "kvsim" / "profiles" / "calibrated" / "vllm-h200-llama-3-8b.toml", folder),),
-        lessons=(_copied(ROOT / "tui" / "lessons" / "1-reserved-and-empty.toml", folder),
+        lessons=(_copied(ROOT / "tui" / "lessons" / "1-room-for-the-longest-answer.toml", folder),
                  _copied(ROOT / "tui" / "lessons" / "3-a-page-at-a-time.toml", folder)),
         oracles=(_oracle(folder),),
         tables=(_table(folder, workload),),

@@ -42,7 +42,11 @@ class StepCost:
     def of(cls, session: Session, model: Model, machine: Roofline) -> StepCost:
         """Return the cost of a step at the session's frame with vLLM on `machine`; all 0 if no request runs."""
         live = session.replay.live_requests()
-        num_sequences, context_tokens = len(live), int(session.replay.computed(live).sum())
+        return cls.of_batch(len(live), int(session.replay.computed(live).sum()), model, machine)
+
+    @classmethod
+    def of_batch(cls, num_sequences: int, context_tokens: int, model: Model, machine: Roofline) -> StepCost:
+        """Return the cost of a step of `num_sequences` that read `context_tokens`; all 0 without sequences."""
         if not num_sequences:
             return cls()
         shape = StepShape(num_sequences, num_sequences, 0, context_tokens, 0)

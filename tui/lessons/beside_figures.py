@@ -19,6 +19,8 @@ from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.sizing.budget import encoder_cache_tokens
 
+from ..playback.session import Session
+
 if TYPE_CHECKING:
     from kvsim.recording import Recording
 
@@ -80,6 +82,8 @@ class Drafted(NamedTuple):
     """Number of steps before the first preemption, or of all steps without one."""
     duration_s: float
     """Time until the last answer in seconds, without the time that drafting takes."""
+    session: Session
+    """The simulation."""
 
 
 def with_drafts(recording: Recording) -> list[Drafted]:
@@ -88,7 +92,7 @@ def with_drafts(recording: Recording) -> list[Drafted]:
         f"3 drafts a step, {words} right": _drafted(recording, _ACCEPTANCE[how])
         for how, words in (("none", "none"), ("most", "7 of 10"))
     }
-    return [Drafted(name, _first_preemption(run), run.duration_s) for name, run in runs.items()]
+    return [Drafted(name, _first_preemption(run), run.duration_s, Session(run)) for name, run in runs.items()]
 
 
 def _first_preemption(recording: Recording) -> int:

@@ -9,7 +9,6 @@ A name begins with the subject:
 - `longer.static.paged`: how many times as long the first run takes as the second
 - `step`: a decode step with the sequences that run
 - `image`, `drafts`: computations beside the runs (`beside_figures`)
-- `tables.Gemma-3-27B`: the number of block tables of a sequence of that model
 - `hits.3.paged`: percent of the prompt tokens that a run finds in its cache, with the third memory size of the drawing;
   `hits.3.tokens` is that size
 - `fleet.in turn`: a fleet by its label
@@ -26,9 +25,7 @@ import re
 from math import prod
 from typing import TYPE_CHECKING
 
-from kvsim.kv_groups import CacheSettings, cache_layout
 from kvsim.memory.waste import SlotState
-from kvsim.models import find_model
 
 from ..facts.tree_runs import has_tree, tree_at
 from ..look.wording import gib, milliseconds, percent
@@ -44,7 +41,7 @@ if TYPE_CHECKING:
 
     from ..facts.step_cost import StepCost
     from ..playback.session import RowsNow, Session
-    from .drawings import Remedied
+    from .run_drawings import Remedied
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _NAMES_SHOWN = 6
@@ -92,8 +89,6 @@ class Figures:
                 found = self._pool().get(what)
             case ["layers", what]:
                 found = layer_figures(self._session).get(what)
-            case ["tables", *model]:
-                found = str(len(cache_layout(find_model(".".join(model)), CacheSettings(max_model_len=8192)).groups))
             case ["image" | "drafts" as kind, what]:
                 found = figure_beside(kind, what, self._session.recording)
             case ["host" | "tree" as kind, what]:
@@ -171,14 +166,14 @@ class Figures:
         }
 
     def _tree(self) -> dict[str, str]:
-        """Return the number of runs of slots in the radix tree (`runs`), of those that can be evicted (`leaves`), and
+        """Return the number of nodes of the radix tree (`nodes`), of those that can be evicted (`leaves`), and
         the slots of the one that is evicted `first`.
         """
         if not has_tree(self._session):
             return {}
         tree = tree_at(self._session)
         first = f"{tree.leaves[0].num_units:,}" if tree.leaves else "none"
-        return {"leaves": f"{len(tree.leaves):,}", "runs": f"{len(tree.runs):,}", "first": first}
+        return {"leaves": f"{len(tree.leaves):,}", "nodes": f"{len(tree.runs):,}", "first": first}
 
     def _host(self) -> dict[str, str]:
         """Return how many blocks host memory can hold, how many are there (`kept`), and how many are on their way to it
@@ -307,6 +302,7 @@ def _fleet(totals: FleetTotals) -> dict[str, str]:
         "one_pool": f"{100 * totals.one_pool_hit_tokens / max(totals.prefix_queried_tokens, 1):.0f}",
         "held_twice": gib(round(totals.mean_duplicate_bytes)) if totals.mean_duplicate_bytes else "nothing",
         "busiest": f"{totals.imbalance:.2f}",
+        "ttft": milliseconds(totals.ttft_s.mean),
         "preempted": f"{totals.num_preemptions:,}",
         "total_time": milliseconds(totals.duration_s),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvsim import profiles
 from kvsim.errors import KvsimError
@@ -20,7 +20,7 @@ from ..playback.compared_runs import ComparedRuns
 from ..playback.session import Session
 from ..pool.colors import default_color
 from ..pool.paint import ColorBy
-from . import drawings
+from . import cache_drawings, drawings, run_drawings, step_drawings
 from .beside_figures import image_tokens, with_drafts
 from .caption_figures import Figures, UnknownFigureError
 from .caption_moments import UnknownMomentError, frame_of
@@ -36,13 +36,31 @@ if TYPE_CHECKING:
     from kvsim.recording.model import Recording
 
     from ..look.states import Symbols
+    from .pen import Lines
 
 
 _frame = attrgetter("frame")
 _MORE, _WATERMARK = 1.5, 0.4
 """Remedies: a factor on the memory, and the share of the pool that stays free when a request is admitted."""
-_SIZES = (0.75, 0.875, 1.0, 1.125, 1.25, 2.0)
+_THICKEST = 4
+"""Largest number of lines of a bar below the radix tree."""
+_SIZES = (0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 2.0)
 """Factors on the memory of a lesson, for the drawing of prefix hits by size."""
+
+_TITLES: Final = {
+    Drawing.READS: "What one step reads from GPU memory, and its time",
+    Drawing.LAUNCHES: "One step, launched in two ways, on one axis of time",
+    Drawing.TABLE: "The block table of {follow}",
+    Drawing.LADDER: "The ladder: one change on every rung; {times} over the rung above",
+    Drawing.MEMORY: "Tokens a second of the three servers; {times} by which paged memory gives more",
+    Drawing.HITS: "Prompt tokens found in the cache, by the memory that there is",
+    Drawing.REMEDIES: "Time until the last answer, with each remedy",
+    Drawing.DRAFTS: "Three runs: steps until the pool runs out, and time until the last answer",
+    Drawing.IMAGE: "One image in its blocks and in the encoder cache, on one scale",
+    Drawing.TREE: "The radix tree, node by node",
+    Drawing.FLEETS: "Two servers behind each router",
+}
+"""Title of each drawing but the schedule, whose drawings have the names of the runs."""
 
 
 class Guided:
@@ -69,7 +87,7 @@ class Guided:
             self.sessions = [Session(recordings[0])]
         self.player = self.comparison.player if self.comparison else self.sessions[0].player
         self._climbed: list[Climbed] = []
-        self._tried: list[drawings.Remedied] = []
+        self._tried: list[run_drawings.Remedied] = []
         self._found: list[tuple[int, list[float]]] = []
         captions = sorted((self._caption(spec) for spec in lesson.captions), key=lambda caption: caption.frame)
         if lesson.try_this:
@@ -99,6 +117,16 @@ class Guided:
         """Return the cost of the step at the session's frame on this lesson's machine."""
         return StepCost.of(session, self.lesson.model, self._step_times())
 
+    def costs(self, session: Session) -> list[StepCost]:
+        """Return the costs of steps with 1, 2, 4 and more of the running requests, and of the step with all."""
+        cost, times = self.cost(session), self._step_times()
+        fewer = [1 << power for power in range((max(cost.num_sequences, 1) - 1).bit_length())]
+        contexts = [round(number * cost.context_tokens / cost.num_sequences) for number in fewer]
+        return [
+            *(StepCost.of_batch(*batch, self.lesson.model, times) for batch in zip(fewer, contexts, strict=True)),
+            cost,
+        ]
+
     @property
     def draws(self) -> set[str]:
         """Return the names of the drawings of all captions."""
@@ -120,58 +148,68 @@ class Guided:
             (caption for caption in self.captions if caption.frame <= frame), key=_frame, default=self.captions[0]
         )
 
-    def drawing(
-        self, caption: Caption, width: int, symbols: Symbols, height: int = 20
-    ) -> list[tuple[str, drawings.Lines]]:
+    def drawing(self, caption: Caption, width: int, symbols: Symbols, height: int = 20) -> list[tuple[str, Lines]]:
         """Return titles and lines of the drawings of `caption` at the current frame, in about `height` lines.
 
         A caption has one drawing, or none; a schedule is one drawing per run.
         """
-        session, drawn = self.sessions[0], list[tuple[str, drawings.Lines]]()
-        match caption.draws:
+        if caption.draws is Drawing.SCHEDULE:
+            return [
+                (f"{run.label}: who is served when", self.timetable(session, width, symbols))
+                for run, session in zip(self.lesson.runs, self.sessions, strict=True)
+            ]
+        if caption.draws is None:
+            return []
+        title = _TITLES[caption.draws].format(follow=caption.follow, times=symbols.times)
+        return [(title, self._lines(caption, caption.draws, width, symbols, height))]
+
+    def _lines(self, caption: Caption, draws: Drawing, width: int, symbols: Symbols, height: int) -> Lines:
+        session, size = self.sessions[0], (width, symbols, height)
+        lines: Lines = []
+        match draws:
             case Drawing.READS:
-                lines = drawings.reads(self.cost(session), width, symbols)
-                drawn = [("What one step reads from GPU memory", lines)]
+                lines = step_drawings.reads(self.costs(session), *size)
             case Drawing.LAUNCHES:
-                lines = drawings.launches(self.cost(session), width, symbols)
-                drawn = [("One step, launched in two ways, on one axis of time", lines)]
+                lines = step_drawings.launches(self.cost(session), *size)
             case Drawing.TABLE if caption.follow is not None:
                 lines = drawings.table(session, session.recording.row_of(caption.follow), width, symbols)
-                drawn = [(f"The block table of {caption.follow}", lines)]
             case Drawing.LADDER:
-                lines = drawings.ladder(self.climb(), width, symbols, height)
-                drawn = [(f"The ladder: one change on every rung; {symbols.times} over the rung above", lines)]
+                lines = drawings.ladder(self.climb(), *size)
             case Drawing.MEMORY:
-                lines = drawings.memory(self.climb(), width, symbols, height)
-                drawn = [(f"Tokens a second of rungs 2 to 4; {symbols.times} by which pages give more", lines)]
+                lines = drawings.memory(self.climb(), self.sessions, *size)
             case Drawing.HITS:
-                lines = drawings.hits(self.found(), [run.label for run in self.lesson.runs], width, symbols, height)
-                drawn = [("Prompt tokens found in the cache, by the memory that there is", lines)]
+                lines = cache_drawings.hits(self.found(), [run.label for run in self.lesson.runs], *size)
             case Drawing.REMEDIES:
-                lines = drawings.remedies(self.remedies(), width, symbols)
-                drawn = [("Time until the last answer, with each remedy", lines)]
+                lines = run_drawings.remedies(self.remedies(), *size)
             case Drawing.DRAFTS:
-                lines = drawings.drafts(with_drafts(session.recording), width, symbols)
-                drawn = [("Three runs: steps until the pool runs out, and time until the last answer", lines)]
+                lines = run_drawings.drafts(with_drafts(session.recording), *size)
             case Drawing.IMAGE:
-                lines = drawings.image(*image_tokens(), session.replay.unit_tokens, width, symbols)
-                drawn = [("One image in its blocks and in the encoder cache, on one scale", lines)]
+                tokens, cache_tokens = image_tokens()
+                lines = drawings.image(tokens, cache_tokens, session.replay.unit_tokens, *size)
             case Drawing.TREE:
-                session = next(session for session in self.sessions if has_tree(session))
-                drawn = [("The radix tree, run by run", drawings.tree(session, width, symbols, height))]
+                lines = self._tree(caption, *size)
             case Drawing.FLEETS:
-                drawn = [("Two servers behind each router", drawings.fleets(self.fleets, width, symbols, height))]
-            case Drawing.SCHEDULE:
-                drawn = [
-                    (f"{run.label}: who is served when", self.timetable(session, width, symbols))
-                    for run, session in zip(self.lesson.runs, self.sessions, strict=True)
-                ]
-        return drawn
+                lines = drawings.fleets(self.fleets, *size)
+        return lines
 
-    def timetable(self, session: Session, width: int, symbols: Symbols) -> drawings.Lines:
+    def _tree(self, caption: Caption, width: int, symbols: Symbols, height: int) -> Lines:
+        """Return the radix tree, and below it what was found of the followed request's prompt, or the next eviction."""
+        session = next(session for session in self.sessions if has_tree(session))
+        if cache_drawings.num_lines(session) + 3 > height:  # the nodes come first
+            return cache_drawings.tree(session, width, symbols, height)
+        lines = cache_drawings.tree(session, width, symbols, height - 3)
+        thick = min((height - len(lines) - 1) // 2, _THICKEST)
+        if caption.follow is None:
+            below = cache_drawings.around_eviction(session, width, symbols, thick)
+        else:
+            labels = [run.label for run in self.lesson.runs]
+            below = cache_drawings.found_prompt(self.sessions, labels, caption.follow, width, symbols, thick)
+        return [*lines, [], *below]
+
+    def timetable(self, session: Session, width: int, symbols: Symbols) -> Lines:
         """Return the schedule of one run, on a time axis that all runs share."""
         end_s = max(other.player.duration_s for other in self.sessions)
-        return drawings.timetable(session, end_s, self.player.clock_s, width, symbols)
+        return run_drawings.timetable(session, end_s, self.player.clock_s, width, symbols)
 
     def _step_times(self) -> Roofline:
         """Return vLLM's step times: fitted to recordings of the model on the GPU, or else from the GPU's profile."""
@@ -241,7 +279,7 @@ class Guided:
                 self._found.append((on.kv_bytes // lesson.model.kv_bytes_per_token, shares))
         return self._found
 
-    def remedies(self) -> list[drawings.Remedied]:
+    def remedies(self) -> list[run_drawings.Remedied]:
         """Return the results of the lesson's requests without and with each remedy; the results are cached."""
         if not self._tried:
             lesson, machine = self.lesson, self._machine(self._step_times())
@@ -262,7 +300,8 @@ class Guided:
                 least = least or computed
                 waits_s = requests.first_scheduled_s - requests.arrival_s
                 last_s, wait_s = float(requests.finished_s.max()), float(waits_s.max())
-                self._tried.append(drawings.Remedied(name, last_s, computed - least, wait_s, factor))
+                session = Session(simulate(lesson.workload, policy, on, refuse_misfits=True))
+                self._tried.append(run_drawings.Remedied(name, last_s, computed - least, wait_s, factor, session))
         return self._tried
 
     def _caption(self, spec: CaptionSpec) -> Caption:

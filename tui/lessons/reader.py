@@ -2,8 +2,8 @@
 
 A lesson is a small scenario with captions, in TOML, so that a teacher can write another one::
 
-    title = "Reserved and empty"
-    summary = "What a system loses that reserves room for the longest answer."
+    title = "Room for the longest answer"
+    summary = "What a system loses that sets aside room for the longest answer."
     try = "Press z to see single slots."   # ends the last caption; may be left out
     color = "layers"               # what colour means at first: owner, state, layers, sharing, age; may be left out
 
@@ -17,8 +17,8 @@ A lesson is a small scenario with captions, in TOML, so that a teacher can write
     policy = "contiguous"          # or "static", "paged", "radix"; with its settings. For training, "padded", "packed"
     reserve = "max"
     max_model_len = 16384
-    servers = 2                    # a fleet: each server is shown beside the other, as "LABEL 0" and "LABEL 1"; with
-    route = "prefix"               # the name of its router
+    servers = 2                    # a fleet: each server is shown beside the other, as "LABEL, server 0"
+    route = "prefix"               # the name of the fleet's router
     vllm = "0.25.1"                # release whose rules are followed; may be left out for the newest that is known
 
     [[request]]
@@ -151,7 +151,7 @@ def _servers(table: TomlTable) -> list[LessonRun]:
     route = table.choice("route", list(get_args(RouteName)))
     table.end()
     fleet = replace(run, fleet=run.label, route=route, num_servers=num_servers)
-    return [replace(fleet, label=f"{run.label} {server}", server=server) for server in range(num_servers)]
+    return [replace(fleet, label=f"{run.label}, server {server}", server=server) for server in range(num_servers)]
 
 
 def _policy(table: TomlTable, name: str) -> Policy | TrainingRows:

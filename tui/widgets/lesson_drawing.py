@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from textual.strip import Strip
 
@@ -18,14 +18,20 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 
+_MOST_HOLDERS: Final = 6
+"""Largest number of lines about requests that hold memory, on pages without a drawing."""
+
+
 class LessonDrawing(Panel):
-    """The drawing of the current caption. The panel is always as high as the highest drawing of the lesson."""
+    """Drawing of the current caption. Beside the pool, it is as high as the highest such drawing of the lesson."""
 
     def __init__(self, guided: Guided, symbols: Symbols) -> None:
         super().__init__(guided.sessions[0], symbols, id="drawing")
         self._guided = guided
-        frame, self._most = guided.player.frame, 1
+        frame, self._most = guided.player.frame, min(len(guided.lesson.workload), _MOST_HOLDERS)
         for caption in guided.captions:
+            if caption.draws is not None and caption.draws.stands_alone:
+                continue
             guided.show(caption.frame)
             self._most = max([self._most, *(len(lines) for _, lines in guided.drawing(caption, 0, symbols))])
         guided.show(frame)
@@ -55,7 +61,7 @@ class ScheduleChart(Panel):
         super().__init__(session, symbols, id=id)
         self.add_class("schedule")
         self._guided = guided
-        self.styles.height = len(session.recording.requests)
+        self.styles.height = len(session.recording.requests) + 1  # and the axis
 
     def write(self) -> list[Strip]:
         """Return the lines of the schedule, with a vertical line at the current time."""

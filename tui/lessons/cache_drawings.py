@@ -1,0 +1,150 @@
+"""Drawings of caches: what is found of a prompt, the nodes of a radix tree, and hits by the size of the memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.segment import Segment
+from rich.style import Style
+
+from kvsim.memory.waste import SlotState
+
+from ..facts.tree_runs import ago, tree_at
+from ..look.wording import plural
+from .pen import Lines, Pen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..facts.tree_runs import RadixTree, TreeRun
+    from ..look.states import Symbols
+    from ..playback.session import Session
+
+_LABEL: Final = 17
+_NODE, _PART = 15, 14
+_SIZE: Final = 14
+_FREED: Final = 18
+"""Width of the number of free slots beside a bar of the memory."""
+
+
+def hits(
+    found: Sequence[tuple[int, Sequence[float]]], labels: Sequence[str], width: int, symbols: Symbols, height: int
+) -> Lines:
+    """Draw the shares of prompt tokens `found` in the cache: a bar for each label, for each size of the memory.
+
+    The longest bar takes the whole width. An empty line separates sizes if `height` has room.
+    """
+    pen, lines = Pen(symbols), list[list[Segment]]()
+    room, most = max(width - _LABEL - _SIZE - 8, 8), max(max(shares) for _, shares in found) or 1.0
+    for num_tokens, shares in found:
+        if lines and len(found) * (len(labels) + 1) <= height:
+            lines.append([])
+        for nth, (label, share) in enumerate(zip(labels, shares, strict=True)):
+            size = f"{num_tokens:,} tokens" if nth == 0 else ""
+            lines.append(
+                [
+                    pen.text(size.ljust(_SIZE), weak=True),
+                    pen.text(label[: _LABEL - 1].ljust(_LABEL)),
+                    pen.bar(share / most, room, symbols.palette.kinds[nth % 2]),
+                    pen.text(f" {100 * share:>4.0f}%"),
+                ]
+            )
+    return lines
+
+
+def tree(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
+    """Draw the nodes of the radix tree, indented below their parents: slots, holders, and the order of eviction.
+
+    The last line counts the slots that are in no node yet, or the remaining nodes if there are more than `height`. An
+    empty line precedes each node without a parent, and bars are thick, if `height` has room.
+    """
+    pen, found, states = Pen(symbols), tree_at(session), symbols.palette.states
+    most, room = max(run.num_units for run in found.runs), max(width - _NODE - _PART - 42, 8)
+    num_roots = sum(not run.depth for run in found.runs)
+    thick = 2 if 2 * (len(found.runs) + 1) + num_roots <= height else 1
+    gaps = thick * (len(found.runs) + 1) + num_roots <= height + 1
+    lines: Lines = []
+    shown = found.runs[: height - (len(found.runs) > height)]
+    for run in shown:
+        if lines and gaps and not run.depth:
+            lines.append([])
+        lines += pen.thick(_node(session, found, run, most, room, pen), thick)
+    if rest := found.runs[len(shown) :]:
+        in_all = plural(sum(run.num_units for run in rest), "slot")
+        lines.append([pen.text(f"{len(rest)} more nodes".ljust(_NODE)), pen.text(f"{in_all} together", weak=True)])
+    elif (outside := len(session.replay.occupied()) - found.num_units) and len(lines) < height:
+        bar = pen.bar(outside / most, room, states[SlotState.TOKEN])
+        where = pen.text(" in no node yet: an answer that is being written")
+        lines += pen.thick([pen.text(plural(outside, "slot").ljust(_NODE)), bar, where], thick)
+    return lines
+
+
+def num_lines(session: Session) -> int:
+    """Return the number of lines of the whole tree, without empty lines."""
+    found = tree_at(session)
+    return len(found.runs) + (len(session.replay.occupied()) > found.num_units)
+
+
+def _node(session: Session, found: RadixTree, run: TreeRun, most: int, room: int, pen: Pen) -> list[Segment]:
+    """Draw a node: its slots, whose prompt or answer it is, and who locks it or when it can go."""
+    symbols = pen.symbols
+    name, color = session.request_name(run.last_request), symbols.palette.states[SlotState.CACHED]
+    part = "prompt" if run.begin < session.recording.requests.prompt_tokens[run.last_request] else "answer"
+    if run.holders:
+        color = symbols.palette.states[SlotState.TOKEN]
+        words = f"locked by {', '.join(session.request_name(row) for row in run.holders)}"
+    elif run in found.leaves:
+        place = found.leaves.index(run)
+        color = symbols.palette.changes[3] if not place else color
+        order = f"can go, as number {place + 1}" if place else "goes first"
+        words = f"{order}: used {ago(session, run.used_frame)}"
+    else:
+        words = "stays while others are below it"
+    lead = "  " * run.depth + ("└ " if run.depth and not symbols.ascii else "")
+    return [
+        pen.text(f"{lead}{plural(run.num_units, 'slot')}".ljust(_NODE)),
+        pen.bar(run.num_units / most, room, color),
+        pen.text(f" {part} of {name}".ljust(_PART), weak=True),
+        Segment(words, Style(color=color)),
+    ]
+
+
+def found_prompt(
+    sessions: Sequence[Session], labels: Sequence[str], name: str, width: int, symbols: Symbols, thick: int
+) -> Lines:
+    """Draw the prompt of the request `name` in each of `sessions`: what was found, in whole units, and the rest.
+
+    A blank separates the blocks of a pool of blocks. A bar has `thick` lines.
+    """
+    pen, lines = Pen(symbols), list[list[Segment]]()
+    room = max(width - _LABEL - 24, 8)
+    cached, token = (symbols.palette.states[state] for state in (SlotState.CACHED, SlotState.TOKEN))
+    for label, session in zip(labels, sessions, strict=True):
+        requests, row = session.recording.requests, session.recording.row_of(name)
+        num_found, size = int(requests.cached_tokens[row]), int(requests.prompt_tokens[row])
+        unit = session.replay.unit_tokens
+        place = [column * size // room for column in range(room + 1)]
+        is_edge = [unit > 1 and place[column] // unit < place[column + 1] // unit for column in range(room)]
+        split = round(num_found / size * room)
+        words = f" {num_found} found, {size - num_found} computed"
+        line = [
+            pen.text(label[: _LABEL - 1].ljust(_LABEL)),
+            pen.pieces([not edge for edge in is_edge[:split]], cached),
+            pen.pieces([not edge for edge in is_edge[split:]], token),
+            pen.text(words, weak=True),
+        ]
+        lines += pen.thick(line, thick)
+    return lines
+
+
+def around_eviction(session: Session, width: int, symbols: Symbols, thick: int) -> Lines:
+    """Draw the slots of the memory by state, now and one step later, each as a bar of `thick` lines."""
+    pen, lines = Pen(symbols), list[list[Segment]]()
+    frame = session.player.frame
+    for label, at in (("now", frame), ("one step later", min(frame + 1, session.player.last_frame))):
+        slots = session.slots[at]
+        words = f" {int(slots[SlotState.FREE]):,} slots free"
+        bar = pen.states(slots, max(width - _LABEL - _FREED, 8))
+        line, blank = [pen.text(label.ljust(_LABEL)), *bar, pen.text(words)], [pen.text(" " * _LABEL), *bar]
+        lines += [line if nth == (thick - 1) // 2 else blank for nth in range(thick)]
+    return lines

@@ -1,0 +1,188 @@
+"""Drawings of whole runs: remedies against preemptions, drafts, and who is served when."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from rich.segment import Segment
+from rich.style import Style
+
+from kvsim.display.palette import mixed
+from kvsim.memory.waste import SlotState
+
+from ..facts.schedule import Doing, schedule
+from ..look.stack import columns
+from ..look.wording import duration, milliseconds, plural, whole_words
+from ..pool.paint import OWNER, hue_of, paint_colors, paint_glyphs
+from ..pool.swatches import swatch
+from .pen import Lines, Pen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..look.states import Symbols
+    from ..playback.session import Session
+    from .beside_figures import Drafted
+
+_NAME: Final = 3
+"""Width of the names of requests."""
+_REMEDY: Final = 26
+_DRAFTS: Final = 27
+_BAR: Final = "▆"
+"""Character of the bars of a schedule."""
+
+
+class Remedied(NamedTuple):
+    """The lesson's requests on a changed server."""
+
+    name: str
+    duration_s: float
+    """Time until the last answer in seconds."""
+    tokens_twice: int
+    """Tokens that were computed again after a preemption."""
+    longest_wait_s: float
+    """Longest time from an arrival to the first step, in seconds."""
+    memory: float
+    """Memory of the pool, as a multiple of the lesson's."""
+    session: Session
+    """The simulation."""
+
+
+def remedies(tried: Sequence[Remedied], width: int, symbols: Symbols, height: int) -> Lines:
+    """Draw the time until the last answer with each remedy as a bar, and the remedy's cost below the bar.
+
+    If `height` has room, the bars are those of the requests: who waits and who runs, on one axis of time.
+    """
+    num_requests = len(tried[0].session.recording.requests)
+    if len(tried) * (num_requests + 2) <= height:
+        return _schedules(tried, width, symbols)
+    pen, most = Pen(symbols), max(remedy.duration_s for remedy in tried)
+    room = max(width - _REMEDY - 10, 8)
+    lines: Lines = []
+    for remedy in tried:
+        if lines and 3 * len(tried) <= height + 1:
+            lines.append([])
+        bar = pen.bar(remedy.duration_s / most, room, symbols.palette.kinds[0])
+        lines.append([pen.text(remedy.name.ljust(_REMEDY)), bar, pen.text(f" {milliseconds(remedy.duration_s):>9}")])
+        lines.append([pen.text("  " + f" {symbols.dot} ".join(_costs(remedy, symbols)), weak=True)])
+    return lines
+
+
+def _costs(remedy: Remedied, symbols: Symbols) -> tuple[str, ...]:
+    return (
+        f"{plural(remedy.tokens_twice, 'token')} computed twice",
+        f"longest wait to start {milliseconds(remedy.longest_wait_s)}",
+        f"memory {symbols.times}{remedy.memory:g}",
+    )
+
+
+def _schedules(tried: Sequence[Remedied], width: int, symbols: Symbols) -> Lines:
+    """Draw a line for each request with each remedy, on one axis of time."""
+    pen, end_s, room = Pen(symbols), max(remedy.duration_s for remedy in tried), max(width - _NAME, 1)
+    lines: Lines = []
+    for remedy in tried:
+        if lines:
+            lines.append([])
+        name = f"{remedy.name}: last answer {milliseconds(remedy.duration_s)} {symbols.dot} "
+        costs = f" {symbols.dot} ".join(_costs(remedy, symbols))
+        lines.append([pen.text(name), pen.text(whole_words(costs, width - len(name), symbols.cut), weak=True)])
+        lines += _spans(remedy.session, end_s, room, pen)
+    return [*lines, _axis(end_s, None, room, pen)]
+
+
+def drafts(tried: Sequence[Drafted], width: int, symbols: Symbols, height: int) -> Lines:
+    """Draw the steps before the first preemption with drafts and without, and the times until the last answer.
+
+    Below each bar, if `height` has room, columns show the blocks that requests hold, on one axis of time.
+    """
+    pen, most = Pen(symbols), max(result.steps for result in tried)
+    end_s, num_lines, room = max(result.duration_s for result in tried), height // len(tried) - 2, width - _DRAFTS
+    lines: Lines = []
+    for result in tried:
+        mark = Segment("#" if symbols.ascii else "■", Style(color=symbols.palette.changes[1]))
+        words = f"{result.name}: runs out after {result.steps:,} steps "
+        lines.append([pen.text(words), mark, pen.text(f", last answer {milliseconds(result.duration_s)}")])
+        bar = pen.bar(result.steps / most, max(room, 8), symbols.palette.kinds[0])
+        lines.append([pen.text("  steps until it runs out".ljust(_DRAFTS), weak=True), bar])
+        if num_lines > 0:
+            lines += _held(result, end_s, max(room, 8), num_lines, pen)
+    if len(lines) < height and num_lines > 0:
+        end = duration(end_s)
+        lines.append([pen.text(" " * _DRAFTS + "0".ljust(max(room - len(end), 1)) + end, weak=True)])
+    return lines
+
+
+def _held(result: Drafted, end_s: float, room: int, num_lines: int, pen: Pen) -> Lines:
+    """Draw the held share of the pool as columns over the time to `end_s`; the pool runs out at a marked column."""
+    session, palette = result.session, pen.symbols.palette
+    edges_s = np.arange(room) / room * end_s
+    frames = np.clip(np.searchsorted(session.times_s, edges_s, side="right") - 1, 0, session.player.last_frame)
+    held = session.capacity - session.slots[:, [SlotState.FREE, SlotState.CACHED]].sum(axis=1)
+    values = np.where(edges_s < session.player.duration_s, held[frames], 0)
+    out = int(np.searchsorted(edges_s, session.times_s[min(result.steps, session.player.last_frame)]))
+    token, alarm = palette.states[SlotState.TOKEN], palette.changes[1]
+    lines: Lines = []
+    for row, eighths in enumerate(columns(values, session.capacity, num_lines).tolist()):
+        text = "".join(pen.symbols.up[each] for each in eighths)
+        cell = text[out : out + 1]
+        mark = Segment(cell if cell.strip() else "|" if pen.symbols.ascii else "│", Style(color=alarm))
+        words = f"  blocks held, of {session.replay.num_units}" if not row else ""
+        before, after = (Segment(part, Style(color=token)) for part in (text[:out], text[out + 1 :]))
+        lines.append([pen.text(words.ljust(_DRAFTS), weak=True), before, mark, after])
+    return lines
+
+
+def timetable(session: Session, end_s: float, clock_s: float, width: int, symbols: Symbols) -> Lines:
+    """Draw a line for each request from 0 to `end_s` seconds: it waits, runs, or is padding; a line marks the clock.
+
+    The last line has the times of the axis.
+    """
+    pen, room = Pen(symbols), max(width - _NAME, 1)
+    lines = _spans(session, end_s, room, pen, clock_s)
+    return [*lines, _axis(end_s, clock_s, room, pen)]
+
+
+def _axis(end_s: float, clock_s: float | None, room: int, pen: Pen) -> list[Segment]:
+    """Return the times at both ends of the axis, and the clock at its place, which may replace the begin or the end."""
+    end = duration(end_s)
+    line = "0".ljust(room - len(end)) + end
+    if clock_s is None:
+        return [pen.text(" " * _NAME + line, weak=True)]
+    now = f"now {duration(clock_s)}"
+    at = min(max(int(clock_s / end_s * room) - len(now) // 2, 0), room - len(now))
+    before = line[:at] if at > 1 else " " * at
+    after = line[at + len(now) :] if at + len(now) < room - len(end) else ""
+    return [pen.text(" " * _NAME + before, weak=True), pen.text(now), pen.text(after, weak=True)]
+
+
+def _spans(session: Session, end_s: float, room: int, pen: Pen, clock_s: float | None = None) -> Lines:
+    """Draw a line for each request: it waits, runs, or is padding; a line marks the clock."""
+    symbols = pen.symbols
+    colors, glyphs = paint_colors(symbols.palette), paint_glyphs(symbols)
+    cursor = Segment("│" if not symbols.ascii else symbols.dot, Style(color=symbols.palette.cursor))
+
+    def under_clock(look: Segment) -> Segment:
+        color = look.style.color if look.style and symbols.color and look.text == _BAR else None
+        tinted = Style(color=mixed(color.get_truecolor().hex, symbols.palette.cursor, 0.6)) if color else None
+        return Segment(_BAR, tinted) if tinted else cursor
+
+    lines: Lines = []
+    for request, line in enumerate(schedule(session, room, end_s).tolist()):
+        looks = {Doing.NOTHING: pen.text(" "), Doing.WAITING: pen.text(symbols.track, weak=True)}
+        if symbols.color:
+            looks[Doing.RUNNING] = Segment(_BAR, Style(color=colors[OWNER + hue_of(request)]))
+            looks[Doing.IDLE] = Segment(_BAR, Style(color=colors[SlotState.PADDING]))
+        else:
+            looks[Doing.RUNNING] = pen.text(glyphs[OWNER + hue_of(request)])
+            looks[Doing.IDLE] = swatch(SlotState.PADDING, symbols)
+        parts = [pen.text(session.request_name(request)[:_NAME].ljust(_NAME))]
+        marked = [looks[Doing(doing)] for doing in line]
+        if clock_s is not None:
+            clock = min(int(clock_s / end_s * room), room - 1)
+            marked[clock] = under_clock(marked[clock])
+        for (text, style), run in groupby(marked, key=lambda segment: segment[:2]):
+            parts.append(Segment(text * len(list(run)), style))
+        lines.append(parts)
+    return lines
