@@ -185,7 +185,7 @@ async def test_a_narrow_screen_says_that_the_bar_is_of_the_whole_pool(
         await pilot.pause()
         session = app.playback.session
         assert session.followed is not None
-        assert f"bar: whole pool · {session.request_name(session.followed)}: " in screen_text(app)
+        assert f"memory of all requests · {session.request_name(session.followed)}: " in screen_text(app)
 
 
 async def test_a_click_selects_and_a_double_click_follows(make_app: Callable[..., KvsimApp], paged: Recording) -> None:

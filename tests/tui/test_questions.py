@@ -110,7 +110,7 @@ async def test_what_happens_beyond_a_window(size: tuple[int, int]) -> None:
     guided = Guided(find_lesson("10"))
     guided.show(guided.captions[1].frame)
     question = Question(
-        "What happens beyond a window?", "", r"windows\s+have\s+let\s+go\s+of\s+10\s+blocks(.|\n)*expired"
+        "What happens beyond a window?", "", r"windows\s+have\s+given\s+back\s+4\s+blocks(.|\n)*expired"
     )
     app = KvsimApp(guided)
     async with app.run_test(size=size) as pilot:

@@ -168,7 +168,7 @@ def ladder(climbed: Sequence[Climbed], width: int, symbols: Symbols, height: int
 
 def _name(rung: str) -> str:
     """Return the name of a rung as captions have it: `paged memory`."""
-    return f"{rung} memory" if rung in ("contiguous", "paged") else rung
+    return {"static": "static batches", "contiguous": "contiguous memory", "paged": "paged memory"}.get(rung, rung)
 
 
 def memory(climbed: Sequence[Climbed], sessions: Sequence[Session], width: int, symbols: Symbols, height: int) -> Lines:

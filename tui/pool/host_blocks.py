@@ -57,6 +57,7 @@ def titles_of(session: Session) -> tuple[str, ...]:
         f"host memory: {there} blocks are there{crossing}",
         f"host memory: {there} there{crossing}",
         f"host: {there} there{crossing}",
+        f"host: {there}{crossing}",
     )
 
 

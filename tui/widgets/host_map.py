@@ -8,7 +8,7 @@ from rich.segment import Segment
 from textual.strip import Strip
 
 from ..look.wording import plural
-from ..pool.host_blocks import legend_now, map_keys, slots_now, slots_per_cell, titles_of
+from ..pool.host_blocks import Transfer, legend_now, map_keys, slots_now, slots_per_cell, titles_of
 from .drawn_panel import DrawnPanel
 
 if TYPE_CHECKING:
@@ -52,12 +52,28 @@ class HostMap(DrawnPanel):
         return strips
 
     def _legend(self, entries_now: list[tuple[list[int], str]]) -> Strip:
-        """Return the leading entries that fit."""
+        """Return the entries, or in few columns a list of owners for each kind of slot: the leading ones that fit."""
+        entries = [self._entry(paints, words) for paints, words in entries_now]
+        if sum(segment.cell_length for entry in entries for segment in entry) + 2 * len(entries) - 2 > self.size.width:
+            entries = self._by_kind(entries_now)
         segments: list[Segment] = []
-        for paints, words in entries_now:
-            samples = [self.sample(paint) for paint in paints]
-            entry = [self.text("  ")] * bool(segments) + [*samples, self.text(f" {words}", "weak")]
-            if sum(segment.cell_length for segment in segments + entry) > self.size.width:
+        for entry in entries:
+            more = [self.text("  ")] * bool(segments) + entry
+            if sum(segment.cell_length for segment in segments + more) > self.size.width:
                 break
-            segments += entry
+            segments += more
         return Strip(segments)
+
+    def _entry(self, paints: list[int], words: str) -> list[Segment]:
+        return [*(self.sample(paint) for paint in paints), self.text(f" {words}", "weak")]
+
+    def _by_kind(self, entries_now: list[tuple[list[int], str]]) -> list[list[Segment]]:
+        """Return an entry for each kind of slot: its name, and then the samples and names of the owners."""
+        kinds = list[list[Segment]]()
+        for kind in Transfer:
+            suffix = f" {kind.value}"
+            owned = [(paints, words.removesuffix(suffix)) for paints, words in entries_now if words.endswith(suffix)]
+            owners = [segment for paints, name in owned for segment in (self.text(" "), *self._entry(paints, name))]
+            kinds += [[self.text(f"{kind.value}:", "weak"), *owners]] if owners else []
+            kinds += [self._entry(paints, words) for paints, words in entries_now if words == kind.value]
+        return kinds

@@ -14,8 +14,9 @@ from ..facts.headlines import selection
 from ..facts.telling import Gap
 from ..look.stack import bar_text
 from ..look.wording import duration, plural, shortened
+from ..pool.paint import ColorBy
 from .pool_picture import PoolPicture
-from .waste_bar import state_bar
+from .waste_bar import layer_bar, state_bar
 
 if TYPE_CHECKING:
     from ..look.states import Symbols
@@ -96,7 +97,7 @@ class LaneFigures(Widget):
             return {4: "name served memory gap", 3: "name served memory"}.get(min(lines, 4), "name memory").split()
         last = ["selected"] if height > 3 and selection(session) else []
         if session.rows is not None:
-            kinds = ["served", "counts"] if height < 3 else ["served", "memory", "counts"]
+            kinds = ["served", "counts"]
         else:
             kinds = [
                 "served",
@@ -108,6 +109,11 @@ class LaneFigures(Widget):
             untitled = not all(pool.sizes_cells for pool in self.screen.query(PoolPicture))
             kinds = ["cell"] * (height > _WITHOUT_CELL and untitled) + kinds
         return kinds[: height - len(last)] + last
+
+    @property
+    def shows_states(self) -> bool:
+        """True if a bar of states is shown, with one colour for all tokens."""
+        return "memory" in self._kinds() and self._pool.color_by is not ColorBy.LAYERS
 
     def _segments(self, kind: str, width: int) -> list[Segment]:
         """Return the line of one figure."""
@@ -121,7 +127,13 @@ class LaneFigures(Widget):
             case "served":
                 return self._progress(room, self._share(width))
             case "memory":
-                bar = state_bar(self._lane.session.breakdown, room, self._symbols)
+                has_layers = self._pool.color_by is ColorBy.LAYERS and self._symbols.color
+                session = self._lane.session
+                bar = (
+                    layer_bar(session, room, self._symbols)
+                    if has_layers
+                    else state_bar(session.breakdown, room, self._symbols)
+                )
                 return [Segment("memory".ljust(_LABEL), label), *bar]
             case "counts":
                 counts = self._counts(width, with_rate=self.size.height < 4)
@@ -196,7 +208,7 @@ class LaneFigures(Widget):
         if session.rows is not None:
             return str(session.rows) if len(str(session.rows)) <= width else session.rows.in_short
         parts = [f"{session.num_refused:,} refused"] if session.num_refused else []
-        if with_rate and self._rate:
+        if with_rate and self._rate and not self.screen.has_class("-lesson"):  # its legend has no room to explain it
             parts.append(f"{self._rate} tokens/s" + f", {self._ample:,.0f} with ample memory" * bool(self._ample))
         if self._lane.over:
             done = f"done after {duration(session.player.duration_s)}"

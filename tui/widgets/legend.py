@@ -17,6 +17,7 @@ from ..pool.legend_entries import legend_entries
 from ..pool.paint import DIM, ColorBy, UnitChange
 from ..pool.swatches import paint_swatch
 from .entries import whole_entries
+from .lane import LaneFigures
 from .pool_picture import PoolPicture
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Legend(Widget):
         pools = [pool for pool in self.screen.query(PoolPicture) if pool.size.area]
         if self.color_by is not ColorBy.STATE and pools:
             lit = next((name for pool in pools if (name := pool.lit_name) is not None), None)
+            bars = any(figures.shows_states for figures in self.screen.query(LaneFigures))
             marked = next((name for pool in pools if (name := pool.marked_name) is not None), None)
             entries = legend_entries(
                 self.color_by,
@@ -75,7 +77,7 @@ class Legend(Widget):
                 width,
                 lit=lit,
                 marked=marked,
-                bars=True,
+                bars=bars,
                 # The bars show states that the pools may have no room for.
                 shows=lambda paint: paint < len(SlotState) or any(pool.shows(paint) for pool in pools),
             )

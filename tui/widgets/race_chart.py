@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ..playback.compared_runs import ComparedRun, ComparedRuns
     from ..playback.session import Session
 
-_LABEL = 14
+_LABEL, _LONGEST_LABEL = 14, 20
+"""Smallest and largest width of the names of the runs."""
 _TIME = 9
 """Number of columns right of the axis, for its last time."""
 _GAP = 7
@@ -47,6 +48,9 @@ class Race(Scrubber):
         timed = comparison.lanes[0].session.rows is None
         self.set_class(timed and len(comparison.lanes) == 2, "-two").set_class(not timed, "-untimed")
         self.set_class(timed and len(comparison.lanes) > 3, "-four")
+        longest = max(len(lane.label) for lane in comparison.lanes) if timed else 0
+        self._label = min(max(longest, _LABEL), _LONGEST_LABEL)
+        self.axis_begin = self._label + 1
         self._gaps = [gap_of(comparison, number) for number in range(len(comparison.lanes))]
 
     def on_resize(self) -> None:
@@ -138,10 +142,10 @@ class Race(Scrubber):
                 label, value = "sequences", f"{rows.num_placed:,}"
         else:
             label, value = lanes[y].label, ""
-        label = shortened(label, _LABEL, self.symbols.cut)
+        label = shortened(label, self._label, self.symbols.cut)
         gutter = [
             Segment(label, self._style("label")),
-            Segment(value.rjust(_LABEL - len(label)) + " ", self._style("value")),
+            Segment(value.rjust(self._label - len(label)) + " ", self._style("value")),
         ]
         return Strip([*gutter, *cells]).simplify().adjust_cell_length(self.size.width, rest)
 

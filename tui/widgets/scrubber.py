@@ -71,6 +71,8 @@ class Scrubber(Widget):
         super().__init__(id=id)
         self.player = player
         self.symbols = symbols
+        self.axis_begin = GUTTER
+        """Number of characters to the left of the axis."""
         self.following = False
         """True if the clock follows the end of a growing recording."""
         self._scrubbing = False
@@ -82,11 +84,17 @@ class Scrubber(Widget):
         state = "playing" if player.playing else "paused"
         clock = ["following"] if self.following else [state, self.pace]
         words = f" {self.symbols.dot} ".join(filter(None, (*clock, self.place())))
+        marks = [
+            Content.assemble("   ", Content(glyph).stylize(style), f" {meaning}")
+            for glyph, style, meaning in self.marks()
+        ]
         title, room = Content(words), self.size.width - 2
-        for glyph, style, meaning in self.marks():
-            entry = Content.assemble("   ", Content(glyph).stylize(style), f" {meaning}")
-            if title.cell_length + entry.cell_length <= room:
-                title += entry
+        whole = words.replace(" slower", " slower than it ran").replace(" faster", " faster than it ran")
+        if len(whole) + sum(mark.cell_length for mark in marks) <= room:
+            title = Content(whole)
+        for mark in marks:
+            if title.cell_length + mark.cell_length <= room:
+                title += mark
         if title != self._title:
             self.border_title = self._title = title
 
@@ -129,7 +137,7 @@ class Scrubber(Widget):
     @property
     def axis_width(self) -> int:
         """Width of the axis in columns."""
-        return max(self.size.width - GUTTER - 1, 0)
+        return max(self.size.width - self.axis_begin - 1, 0)
 
     @property
     def cursor_column(self) -> int:
@@ -156,5 +164,5 @@ class Scrubber(Widget):
 
     def _scrub(self, event: events.MouseEvent) -> None:
         offset = event.get_content_offset_capture(self)
-        share = (offset.x - GUTTER + 0.5) / max(self.axis_width, 1)
+        share = (offset.x - self.axis_begin + 0.5) / max(self.axis_width, 1)
         self.post_message(self.Scrubbed(self.begin_s + min(max(share, 0.0), 1.0) * self._span_s))

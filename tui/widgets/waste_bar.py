@@ -11,18 +11,19 @@ from textual.content import Content
 from textual.strip import Strip
 from textual.widget import Widget
 
+from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 
 from ..facts.headlines import selection
 from ..look.stack import stacked
 from ..look.states import STACK, ink_on
 from ..look.wording import percent, shortened
+from ..pool.layer_kinds import layer_kinds, places_of_units
+from ..pool.paint import paint_colors
 from ..pool.swatches import stack_cells, swatch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from kvsim.memory.waste import SlotState
 
     from ..look.states import Palette, Symbols
     from ..playback.session import Session
@@ -31,7 +32,7 @@ _FIGURES_WIDTH = 10
 """Width of an entry of the legend without its texts: a sample, a share, and the spaces between these."""
 _GAP = 2
 """Number of spaces between entries."""
-_TITLE, _TITLE_BESIDE = "where the memory is now", "bar: whole pool"
+_TITLE, _TITLE_BESIDE = "where the memory is now", "memory of all requests"
 _TALL = 38
 """Least number of lines of a screen with room for a taller legend."""
 
@@ -61,7 +62,9 @@ class WasteBar(Widget):
         words = [_TITLE]
         if self.screen.has_class("-narrow") and (inspected := selection(self._session)):
             # The title must not suggest that the bar is about the selection.
-            words = [f"{_TITLE_BESIDE} {self._symbols.dot} {inspected}", inspected]
+            texts = (inspected, inspected.rpartition(", ")[0])
+            words = [f"{_TITLE_BESIDE} {self._symbols.dot} {text}" for text in texts]
+            words.append(inspected)
         # `Content` prevents that a request's id is taken for markup.
         text = next((text for text in words if len(text) <= room), words[-1])
         title = Content(shortened(text, room, self._symbols.cut))
@@ -138,6 +141,22 @@ def state_bar(slots: npt.NDArray[np.int64], width: int, symbols: Symbols, *, nam
     cells = zip(first[0].tolist(), second[0].tolist(), eighths[0].tolist(), strict=True)
     bar = Strip(stack_cells(cells, symbols.right, symbols))
     return _named(bar, first[0], symbols.palette) if symbols.color and named else bar
+
+
+def layer_bar(session: Session, width: int, symbols: Symbols) -> Strip:
+    """Return a bar of `width` characters like that of states, in which tokens have the colours of their layers."""
+    kinds, slots = layer_kinds(session.replay), session.replay.slots()
+    place = places_of_units(session.replay, np.arange(len(slots)))
+    tokens = [slots[place == kind.place, SlotState.TOKEN].sum() for kind in kinds]
+    states = [state for state in STACK if state is not SlotState.TOKEN]
+    parts = np.array([*tokens, *session.breakdown[states]])
+    paints = [*(kind.paint for kind in kinds), *states]
+    colors = [paint_colors(symbols.palette)[paint] for paint in paints]
+    first, second, eighths = (cells[0].tolist() for cells in stacked(parts[None], width))
+    return Strip(
+        Segment(symbols.right[part], Style(color=colors[low], bgcolor=colors[high]))
+        for low, high, part in zip(first, second, eighths, strict=True)
+    )
 
 
 def _named(bar: Strip, layers: npt.NDArray[np.int64], palette: Palette) -> Strip:
