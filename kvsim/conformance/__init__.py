@@ -1,7 +1,7 @@
-"""Comparison of the paged policy with a real engine, decision by decision, up to the first difference.
+"""Comparison of kvsim with a real engine, decision by decision, up to the first difference.
 
-The real engine is either a recording of vLLM on a GPU (`verify_recording`), or vLLM's or SGLang's own scheduler with a
-fake model, whose records are an oracle (`verify_answer`).
+The real engine is either in a recording of vLLM on a GPU (`verify_recording`), or it is an oracle (`verify_answer`):
+vLLM's or SGLang's own scheduler, which serves a workload with a fake model and records its decisions.
 """
 
 from kvsim.conformance.answers import verify_answer

@@ -1,6 +1,7 @@
-"""Comparison of vLLM's decisions for a workload with those of kvsim under the rules of a release.
+"""Comparison of vLLM's decisions for a workload with kvsim's decisions under the rules of a release.
 
-`kvsim conform` keeps every answered workload, because explaining a difference repeats the comparison with variants.
+`kvsim conform` keeps every workload with vLLM's decisions, because explaining a difference repeats the comparison with
+changed rules.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from kvsim.conformance.variants import Document, Variant
 
 UNAWAITED = "num_output_placeholders >= 0"
-"""Assertion of vLLM that fails when its asynchronous scheduler gets an output that it does not await."""
+"""Text of the assertion of vLLM that fails when its asynchronous scheduler gets an output that it does not await."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,7 +45,7 @@ class AnswerComparison:
     num_equal: int
     """Number of records before the first difference, or of all records."""
     is_refused: bool = False
-    """True if both vLLM and kvsim refuse the workload."""
+    """Both vLLM and kvsim refuse the workload."""
 
     @property
     def equal(self) -> bool:
@@ -53,7 +54,7 @@ class AnswerComparison:
 
 
 def answer(engine: DrivenVllm, name: str, document: Document) -> AnsweredWorkload:
-    """Serve a workload with vLLM, and return it with the records."""
+    """Serve a workload with vLLM; return the workload with the records of vLLM's decisions."""
     records: list[dict[str, Any]] = []
     try:
         records.extend(record for _, record in engine.records(document))
@@ -65,9 +66,9 @@ def answer(engine: DrivenVllm, name: str, document: Document) -> AnsweredWorkloa
 def compare(
     answered: AnsweredWorkload, release: str, variants: Sequence[Variant] = (), *, decisions_only: bool = False
 ) -> AnswerComparison:
-    """Compare vLLM's decisions with those of kvsim under the rules of a release.
+    """Compare vLLM's decisions for a workload with kvsim's decisions under the rules of a release.
 
-    `variants` are rules and settings to replace. `decisions_only` skips the settings in the first record.
+    `variants` are rules and settings with other values. `decisions_only` skips the settings in the first record.
     """
     num_read = 0
 
@@ -100,7 +101,9 @@ def compare(
 
 
 def _is_foreseen(answered: AnsweredWorkload, verdict: Verdict) -> bool:
-    """Tell whether vLLM failed at an output that its asynchronous scheduler does not await, as kvsim predicts."""
+    """Tell whether vLLM failed because its asynchronous scheduler got an output that it does not await, as kvsim
+    predicts.
+    """
     return UNAWAITED in answered.failure and verdict.num_failures > 0
 
 

@@ -1,4 +1,6 @@
-"""Comparison of kvsim with the answer file of an oracle: one engine of vLLM or SGLang, a pair, or parallel ranks."""
+"""Comparison of kvsim with the answer of an oracle: one engine of vLLM or SGLang, a pair of engines, or
+parallel ranks.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
 
 
 def verify_answer(workload_file: Path, answer_file: Path, *, compiled: bool = False) -> Verdict:
-    """Run a workload in lockstep with the decisions of a real scheduler, which the first record of the file names.
+    """Run a workload in lockstep with the decisions of a real scheduler, and compare each decision.
+
+    The first record of the answer names the scheduler.
 
     Raises:
         RecordingError: the answer is missing, damaged, or of an unknown release.
-        WorkloadError: the workload is missing, damaged, or asks for a feature that kvsim does not simulate.
+        WorkloadError: the workload is missing, damaged, or needs a feature that kvsim does not simulate.
     """
     document, where = read_document(workload_file), str(workload_file)
     if is_choice_of_ranks(document):

@@ -1,4 +1,4 @@
-"""Checks that a recording can be compared block for block, and the settings of its engine."""
+"""Checks that a recording can be compared block for block, and the settings of the recorded engine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus
 Settings = TypeVar("Settings", ContinuousSettings, PagedSettings, Pipeline)
 
 _VLLM_NAMES = {"order": "policy", "reserve_full_prompt": "scheduler_reserve_full_isl"}
-"""vLLM's names of settings that kvsim names differently."""
+"""vLLM's names of the settings that have another name in kvsim."""
 _LIKE_A_LIMIT = 16384
-"""Example of a limit whose default depends on the machine."""
+"""Example of a value for limits whose default depends on the machine, used to check the type of a recorded limit."""
 _DEPEND_ON_THE_GPU = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
@@ -66,7 +66,7 @@ def check_comparable(recording: Recording) -> None:
 
 
 def check_prompts(recording: Recording, max_model_len: int) -> None:
-    """Check that an engine with `max_model_len` would have accepted every prompt."""
+    """Check that an engine with this `max_model_len` would have accepted every prompt."""
     requests = recording.requests
     too_long = (requests.prompt_tokens >= max_model_len) & (requests.status != RequestStatus.REFUSED)
     if too_long.any():
@@ -98,14 +98,16 @@ def release_of(recording: Recording) -> str:
 
 
 def retention_of(recording: Recording, release: str) -> int | None:
-    """Return the number of tokens between boundaries at which windows and states were kept; None for all boundaries."""
+    """Return the number of tokens between the boundaries at which windows and states are kept; None for all
+    boundaries.
+    """
     usual = defaults_of(release).retention_tokens
     stated = recording.meta.engine.get("prefix_cache_retention_interval", usual)
     return None if stated is None else int(stated)
 
 
 def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Settings:
-    """Return the settings of the recorded engine; values in `known` take precedence."""
+    """Return the settings of the recorded engine. Values in `known` replace recorded ones."""
     stated = (*recording.meta.engine.items(), *recording.meta.policy.items())
     recorded = {name: value for name, value in stated if value is not None}
     values = ({"vllm": recording.meta.stated_release or UNSTATED} if kind is ContinuousSettings else {}) | known
@@ -147,7 +149,7 @@ def _check_hashes(recording: Recording) -> None:
 
 
 def host_blocks_of(meta: Meta) -> int:
-    """Return the number of host-memory blocks of the recorded engine; 0 without offloading."""
+    """Return the number of blocks in the host memory of the recorded engine; 0 without offloading."""
     policy = meta.policy
     if int(policy.get("store_threshold") or 0) > 1:
         raise RecordingError(
@@ -163,7 +165,7 @@ def host_blocks_of(meta: Meta) -> int:
 
 
 def _types(default: object) -> tuple[type, ...]:
-    """Return the JSON types that are valid for a setting with this default."""
+    """Return the Python types of valid JSON values for a setting with this default."""
     if isinstance(default, Enum):
         return (str,)
     return (int, float) if isinstance(default, float) else (type(default),)

@@ -1,4 +1,4 @@
-"""Reports of `kvsim conform`: as JSON for programs, and as Markdown for people."""
+"""Reports of `kvsim conform`: JSON for programs, and Markdown for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def sentence_of(result: Conformity) -> str:
-    """Summarize a result in one sentence."""
+    """Return a sentence that summarizes a result."""
     against = f"vLLM {result.installed} against kvsim's rules of {result.release}"
     served = result.num_workloads - result.num_refused
     refused = f"; {result.num_refused} more are refused by both" if result.num_refused else ""
@@ -24,7 +24,7 @@ def sentence_of(result: Conformity) -> str:
 
 
 def words_of(finding: Finding) -> str:
-    """Describe the variants that explain a finding."""
+    """Return a sentence about the variants that explain a finding."""
     if not finding.variants:
         return "No known variant explains it."
     explanations = [" and ".join(map(str, variants)) for variants in finding.variants]
@@ -32,13 +32,13 @@ def words_of(finding: Finding) -> str:
 
 
 def place_of(finding: Finding) -> str:
-    """Describe the number of workloads that show a finding, and where its example differs first."""
+    """Return a clause with the number of workloads that show a finding, and the first difference of its example."""
     shown = "workload shows" if finding.num_workloads == 1 else "workloads show"
     return f"{finding.num_workloads:,} {shown} it first, such as {finding.example.name} at {finding.difference.moment}"
 
 
 def as_dict(result: Conformity) -> dict[str, Any]:
-    """Return a result as a JSON object. Each finding includes its example workload, so that it can be run again."""
+    """Return a result as a JSON object. Each finding has its example workload, so that it can be run again."""
     return {
         "vllm": result.installed,
         "compared_with": result.release,

@@ -1,4 +1,4 @@
-"""Comparison of an installed vLLM with kvsim's rules of its release, on golden and generated workloads."""
+"""Comparison of an installed vLLM with kvsim under the rules of its release, on golden and generated workloads."""
 
 from __future__ import annotations
 
@@ -31,9 +31,12 @@ _KINDS: dict[str, tuple[tuple[Callable[[Random], Document], int], ...]] = {
 }
 """Generators of workloads with one KV-cache group and with several, and their weights."""
 _MOST_EQUAL = 120
-"""Maximum number of kept workloads without a difference. A variant that explains a difference must add none to them."""
+"""Largest number of workloads without a difference that are kept to test explanations.
+
+A variant that explains a difference must not make any of these workloads differ.
+"""
 _LONGEST = 150
-"""Maximum number of records of a workload that is kept for this purpose."""
+"""Largest number of records of a workload that is kept for this test."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class Conformity:
     num_refused: int = 0
     """Number of workloads that both vLLM and kvsim refuse."""
     totals: Counter[str] = field(default_factory=Counter)
-    """Numbers of equal steps, allocations, preemptions, hits, evictions and aborts."""
+    """Numbers of equal steps, allocations, preemptions, hits, evictions and aborts, by their names in `COUNTS`."""
     differing: list[str] = field(default_factory=list)
     """Names of the workloads that differ."""
     findings: list[Finding] = field(default_factory=list)
@@ -68,7 +71,7 @@ def golden_workloads() -> list[tuple[str, Document]]:
 
 
 def workloads(*, count: int, seed: int, groups: str) -> Iterator[tuple[str, Document]]:
-    """Yield golden workloads, then `count` generated ones, with their names.
+    """Yield the names and documents of the golden workloads, then of `count` generated ones.
 
     `generated` generates the same workload again from its name.
     """
@@ -81,7 +84,9 @@ def workloads(*, count: int, seed: int, groups: str) -> Iterator[tuple[str, Docu
 
 
 def generated(name: str) -> tuple[str, Document]:
-    """Generate the workload called `name`, such as `several-0-17` (groups, seed, number); return name and workload."""
+    """Generate the workload called `name`, such as `several-0-17` (groups, seed, number); return the name and the
+    workload.
+    """
     makers, weights = zip(*_KINDS[name.partition("-")[0]], strict=True)
     random = Random(name)
     return name, random.choices(makers, weights)[0](random)
@@ -96,15 +101,15 @@ def conform(
     release: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005
 ) -> Conformity:
-    """Drive a vLLM on golden and `count` generated workloads and compare each decision with the rules of `release`.
+    """Compare each decision of a vLLM with the rules of `release`, on golden and on `count` generated workloads.
 
     Args:
         engine: the process with vLLM.
         count: number of generated workloads.
         seed: seed of the generated workloads.
         groups: `one` KV-cache group, `several`, or `both`.
-        release: the release whose rules kvsim follows; None for the engine's, or the newest known if that is newer.
-        progress: called with the number of compared workloads and the number of all workloads.
+        release: the release whose rules kvsim follows; None for the engine's, or the newest known if that is older.
+        progress: function called with the number of compared workloads and the number of all workloads.
 
     Raises:
         UsageError: the release is older than all known releases, or not a release.

@@ -1,4 +1,4 @@
-"""Fields of an oracle's workload about the KV connector and about the KV exchange of each request."""
+"""Fields of an oracle's workload about its KV connector, and about the exchange of KV for each request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def connector_of(document: Any, where: str) -> Connector | None:
 
 
 def exchange_of(document: Mapping[str, Any], connector: Connector, rank: int) -> Exchange:
-    """Return the KV exchange of a request. Of requests that fail at one time, those with a lower `rank` come first."""
+    """Return the exchange of KV for a request. Of requests whose loads fail in the same step, the lowest `rank` ends
+    first.
+    """
     bad = tuple(int(place) for place in document.get("bad") or ())
     if not connector.is_store:
         return Exchange(remote=_REMOTES[document.get("remote")], bad=bad, rank=rank)

@@ -1,4 +1,4 @@
-"""Process in which vLLM's own engine runs with a fake model, and its decisions.
+"""A process in which vLLM's own engine serves workloads with a fake model, and the records of its decisions.
 
 vLLM may be installed in another environment than kvsim; see `vllm_driver.py`.
 """
@@ -24,15 +24,15 @@ _MOST_LETTERS = 300
 
 
 class VllmMissingError(KvsimError):
-    """Error: there is no vLLM that can be driven."""
+    """Raised if there is no vLLM that can serve workloads."""
 
 
 class EngineFailedError(KvsimError):
-    """Error: vLLM refused a workload, or failed on it."""
+    """Raised if vLLM refuses a workload, or fails while it serves it."""
 
 
 class DrivenVllm:
-    """A process that serves workloads with vLLM's engine. `release` is the version of vLLM in it."""
+    """A process that serves workloads with vLLM's engine. `release` is its version of vLLM."""
 
     def __init__(
         self,
@@ -41,7 +41,9 @@ class DrivenVllm:
         log: Path | None = None,
         **environment: str,
     ) -> None:
-        """Start the process with the interpreter `python`; its standard error goes into `log`."""
+        """Start the process with the interpreter `python`. Its standard error is written to `log`, or to a temporary
+        file.
+        """
         self._python = python
         self._log = tempfile.TemporaryFile() if log is None else log.open("w+b")  # noqa: SIM115
         try:
@@ -93,10 +95,10 @@ class DrivenVllm:
         self._log.close()
 
     def records(self, workload: Mapping[str, Any], **order: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the decisions of the scheduler for `workload` as numbered records of an oracle.
+        """Serve `workload`; yield the decisions of the scheduler as numbered records of an oracle.
 
         Raises:
-            EngineFailedError: vLLM failed; raised after its last record.
+            EngineFailedError: vLLM failed. It is raised after vLLM's last record.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -1,4 +1,7 @@
-"""Events of a range of moments as columns, in which two engines are compared in one pass over arrays."""
+"""Events of an engine as columns, so that two engines are compared in a single pass over arrays.
+
+A moment is the number of a recorded event; see `timeline`.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ Rows = npt.NDArray[np.int64]
 Change: TypeAlias = tuple[int, int, int, int, int]
 """Change of a block table: kind, request, position in the table, block, KV-cache group.
 
-The release of a whole table has the position `WHOLE_TABLE`, and the number of blocks (or `UNKNOWN_LENGTH`) in place of
-the block.
+If a whole table is released, the position is `WHOLE_TABLE`, and the block is replaced by the number of blocks (or by
+`UNKNOWN_LENGTH`).
 """
 UNKNOWN_LENGTH = 0
 WHOLE_TABLE = -1
@@ -30,30 +33,30 @@ WHOLE_TABLE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventColumns:
-    """Events of one engine in five tables. Each row is an event, in order; the first column is its moment."""
+    """Events of one engine in five tables. Each row is an event, in order. The first column is its moment."""
 
     steps: Rows
-    """[n, 5]: moment, number of running, waiting and preempted sequences, free blocks (-1 if not compared)."""
+    """[n, 5]: moment; numbers of running, waiting and preempted sequences, and of free blocks (-1 if not compared)."""
     batch: Rows
-    """[n, 4]: moment, request, tokens computed by this step, tokens computed before; in scheduling order."""
+    """[n, 4]: moment, request, tokens that the step computes, tokens computed before; in scheduling order."""
     changes: Rows
     """[n, 6]: moment, kind, request, position, block and KV-cache group, as in a `Change`."""
     evicted: Rows
     """[n, 2]: moment, block."""
     encoder: Rows
-    """[n, 4]: moment, kind, request (-1 for none) and image of each event of the encoder cache."""
+    """[n, 4]: moment, kind, request (-1 for none) and image; the events of the encoder cache."""
 
     def first_difference(self, other: EventColumns) -> int | None:
-        """Return the first moment at which two engines differ, or None."""
+        """Return the first moment at which the two engines differ, or None."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in EventColumns.__slots__)
         return min((moment for pair in pairs if (moment := first_moment(*pair)) is not None), default=None)
 
     def has_step(self, moment: int) -> bool:
-        """Tell whether a step was scheduled at `moment`."""
+        """Tell whether the moment is that of a scheduled step."""
         return bool(_at(self.steps, moment))
 
     def step_at(self, moment: int, names: Sequence[str]) -> dict[str, Any]:
-        """Describe the step that was scheduled at `moment`, with its changes of block tables."""
+        """Return the values of the step scheduled at `moment`, with the changes of block tables, for a report."""
         ((running, waiting, preempted, free),) = _at(self.steps, moment)
         batch = _at(self.batch, moment)
         return {
@@ -67,7 +70,7 @@ class EventColumns:
         } | self.images_at(moment, names)
 
     def images_at(self, moment: int, names: Sequence[str]) -> dict[str, Any]:
-        """Describe the events of the encoder cache at `moment`; empty if there are none."""
+        """Return the events of the encoder cache at `moment`, for a report; empty if there are none."""
         verbs = {kind: kind.name.lower().replace("_", " ") for kind in ImageEventKind}
         words = [
             f"{verbs[ImageEventKind(kind)]} image {image}" + (f" by {names[request]}" if request >= 0 else "")
@@ -80,7 +83,7 @@ class EventColumns:
         return [tuple(row) for row in _at(self.changes, moment)]  # type: ignore[misc]
 
     def evicted_at(self, moment: int) -> list[int]:
-        """Return the blocks that lost a prefix at `moment`, in order."""
+        """Return the blocks whose prefix was evicted at `moment`, in order."""
         return [block for (block,) in _at(self.evicted, moment)]
 
     def before(self, moment: int) -> EventColumns:
@@ -92,7 +95,7 @@ class EventColumns:
 
 
 def between(column: IntArray, begin: int, end: int) -> tuple[int, int]:
-    """Return the first and the end index of the values in `begin:end` of an ascending column."""
+    """Return two indices: the values in [begin, end) of an ascending column are at [first, last)."""
     first, last = np.searchsorted(column, np.array((begin, end), column.dtype))
     return int(first), int(last)
 
@@ -115,7 +118,7 @@ def block_by_block(
     moment: IntArray, kind: IntArray, request: IntArray, position: IntArray, address: IntArray, length: IntArray,
     group: IntArray, *, with_lengths: bool,
 ) -> Rows:  # fmt: skip
-    """Return the rows of `EventColumns.changes`, and evictions, with one row per block.
+    """Return the changes of block tables, including evictions, with one row for each block.
 
     Each row of the input covers `length` consecutive blocks. The release of a whole table remains one row; with
     `with_lengths`, it has the number of blocks in place of the block.
@@ -128,13 +131,13 @@ def block_by_block(
 
 
 def without_evictions(changes: Rows) -> tuple[Rows, Rows]:
-    """Split the result of `block_by_block` into changes of block tables and evictions (moment, block)."""
+    """Split the result of `block_by_block` into changes of block tables, and evictions (moment, block)."""
     evicted = changes[:, 1] == MemoryKind.EVICT
     return changes[~evicted], changes[evicted][:, [0, 4]]
 
 
 def first_moment(ours: Rows, theirs: Rows) -> int | None:
-    """Return the first moment at which the same table of two engines differs, or None."""
+    """Return the first moment at which the same table differs between two engines, or None."""
     if np.array_equal(ours, theirs):
         return None
     both = min(len(ours), len(theirs))
@@ -151,9 +154,9 @@ def _at(rows: Rows, moment: int) -> list[list[int]]:
 
 
 def changes_in_words(changes: Sequence[Change], names: Sequence[str]) -> list[str]:
-    """Describe changes: `r5[12] gets 345` means that block 345 is allocated at position 12 of the table of r5.
+    """Return a text for each change: `r5[12] gets 345` means that block 345 is allocated at position 12 of r5's table.
 
-    Tables of further KV-cache groups have the group's number: `r5/2[12]`.
+    For KV-cache groups after the first, the number of the group follows the request: `r5/2[12]`.
     """
     verbs = {MemoryKind.APPEND: "gets", MemoryKind.SHARE: "shares", MemoryKind.RELEASE: "gives back"}
     words = []

@@ -1,7 +1,7 @@
-"""Rules that explain the differences between vLLM and kvsim.
+"""Find the rules that explain the differences between vLLM and kvsim.
 
-A first difference is assigned to the rule that decides the field. Variants of the rules are tried to find those with
-which the difference disappears.
+A difference is first assigned to the rule that decides the field which differs. Then variants of the rules are tried,
+to find those with which the difference disappears.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MOST_FINDINGS = 12
 _MOST_IN_PAIRS = 3
-"""Number of differing workloads, the shortest ones, on which pairs of variants are tried."""
+"""Number of differing workloads on which pairs of variants are tried: the shortest ones."""
 _RULES: tuple[tuple[str, str], ...] = (
     ("kind", "the engine's loop: when a step is scheduled, and when an output is processed"),
     ("preempted", "preemption: the request that gives way, and when one has to"),
@@ -47,10 +47,10 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("start", "the workloads that are refused at the start"),
     ("end", "the workloads that vLLM itself fails on"),
 )
-"""Fields of a record with the rule that decides each. The first entry whose field differs names the rule."""
+"""Fields of a record, and the rule that decides each. The first field in this list that differs names the rule."""
 _SETTINGS = "the settings that an engine makes of its flags"
 _NOTHING_LEFT = "num_new_tokens > 0"
-"""Assertion of vLLM that fails when an admitted request has no token left to compute after its prefix hit."""
+"""Text of the assertion of vLLM that fails when an admitted request has no token to compute after its prefix hit."""
 _LAST_TOKEN = "the last-token rule of prefix hits: a hit ends before the last token of a request"
 
 
@@ -61,11 +61,11 @@ class Finding:
     rule: str
     """Rule that decides the first field that differs."""
     variants: tuple[tuple[Variant, ...], ...]
-    """Alternative explanations, each of one or two variants; empty if none was found."""
+    """Alternative explanations; each has one or two variants. Empty if there is none."""
     num_workloads: int
-    """Number of workloads whose first difference has this cause."""
+    """Number of workloads whose first difference has the same cause."""
     example: AnsweredWorkload
-    """Shortest of these workloads."""
+    """The shortest of these workloads."""
     difference: Difference
 
 
@@ -73,8 +73,8 @@ def explain(differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkl
     """Find the rules in which vLLM differs from the rules of a release.
 
     A variant is accepted if it delays some first differences and advances none, and if all `equal` workloads stay
-    equal. The search for the next variant includes the accepted ones. Differences without an explanation are grouped by
-    the rule that decides the field.
+    equal. Accepted variants stay in force in the search for the next. Differences that no variant explains are grouped
+    by the rule that decides the field.
     """
     search = _VariantSearch(differing, equal, release)
     findings: list[Finding] = []
@@ -87,7 +87,7 @@ def explain(differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkl
 
 
 class _VariantSearch:
-    """Search for variants one by one, with the accepted variants and the workloads that still differ."""
+    """Search for variants one by one. It has the accepted variants, and the workloads that still differ."""
 
     def __init__(self, differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkload], release: str) -> None:
         self._release, self._equal = release, equal
@@ -106,7 +106,7 @@ class _VariantSearch:
         return compare(answered, self._release, (*self._accepted, *more), decisions_only=True)
 
     def next_variants(self) -> list[tuple[Variant, ...]]:
-        """Return the single variants that explain most; if none helps, the pairs that explain most."""
+        """Return the single variants that explain the most differences; if there are none, the pairs that do."""
         taken = {each.name for each in self._accepted}
         singles = [each for each in variants_of(self._release) if each.name not in taken]
         alone = self._best(((each,) for each in singles), list(self.open))
@@ -134,9 +134,9 @@ class _VariantSearch:
         return []
 
     def _score(self, variants: tuple[Variant, ...], workloads: list[AnsweredWorkload]) -> tuple[int, int] | None:
-        """Count the workloads that become equal, and those that become equal or differ later.
+        """Return the number of workloads that become equal, and of those that become equal or differ later.
 
-        Return None if a workload differs earlier, or if no workload improves.
+        Return None if a workload differs earlier, or if none improves.
         """
         num_equal = num_later = 0
         for answered in workloads:
@@ -151,7 +151,7 @@ class _VariantSearch:
         return all(self._compare(answered, variants).equal for answered in self._equal)
 
     def accept(self, found: list[tuple[Variant, ...]]) -> Finding:
-        """Accept the first of equally good explanations for the rest of the search; return the finding."""
+        """Accept the first of equally good explanations, so that it stays in force; return the finding."""
         before = self.open
         self._accepted = (*self._accepted, *found[0])
         self.open = self._outcomes(before)
@@ -213,7 +213,7 @@ def _is_of_settings(outcome: AnswerComparison) -> bool:
 
 
 def _is_last_token(line: VerdictLine, num_tokens: int, document: Document) -> bool:
-    """Tell whether kvsim's prefix hit in this line has the length that the last-token rule allows."""
+    """Tell whether kvsim's prefix hit in this line has the length that the last-token rule gives it."""
     if not (line.recorded.isdigit() and line.simulated.isdigit()):
         return False
     block_size = document.get("block_size", 16)

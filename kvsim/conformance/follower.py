@@ -1,4 +1,4 @@
-"""A simulated engine that goes through the moments of a recording, so that decisions can be compared."""
+"""A simulated engine that is run through the moments of a recording, so that its decisions can be compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import IntArray
 
 MAX_MOMENTS = 1 << 14
-"""Largest number of moments that an engine runs in one call."""
+"""Largest number of moments in one call of the engine."""
 
 
 class Follower:
@@ -53,7 +53,7 @@ class Follower:
         self.driver = Driver(plan.build(compiled=compiled), compiled=compiled)
 
     def play(self, begin: int, end: int) -> tuple[int, list[EventColumns]]:
-        """Run the moments in `begin:end`; return the next moment and the engine's events.
+        """Run the moments [begin, end); return the next moment and the engine's events.
 
         Stop early after a call that schedules a step where the recording has none.
         """
@@ -92,7 +92,10 @@ class Follower:
         return EventColumns(stacked(*of_steps), stacked(*of_batch), *without_evictions(changes), encoder)
 
     def _reported_at(self, moments: IntArray) -> IntArray:
-        """Return the moments at which a recording reports changes; a change at a departure belongs to the next step."""
+        """Return the moments at which the recording reports changes made at `moments`.
+
+        If a request leaves at a moment, the recording reports the changes with the next step.
+        """
         kind = self._timeline.kind
         while (early := kind[moments] == LEAVE).any():
             moments = moments + early

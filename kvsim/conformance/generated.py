@@ -1,6 +1,6 @@
 """Random workloads with one group of full attention, for comparisons of kvsim with a real engine.
 
-Small workloads reach rare combinations of settings; realistic ones have the sizes of real servers.
+Small workloads reach rare combinations of settings. Realistic ones have the sizes of real servers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def staged(random: Random) -> Document:
 
 
 def with_stages(random: Random, document: Document) -> Document:
-    """Give `document` a pipeline of two to six stages.
+    """Return `document` with a pipeline of two to six stages.
 
     With more than two stages, a synchronous scheduler may resume a sequence while one of its tokens is in flight, and
     vLLM then outputs that token twice. The output after it is unknown, so stop tokens and prompts that contain an
@@ -70,7 +70,7 @@ def with_stages(random: Random, document: Document) -> Document:
 
 
 def realistic(random: Random) -> Document:
-    """Generate requests of realistic lengths for a pool of a few hundred blocks that fills up."""
+    """Generate requests with realistic lengths for a pool of a few hundred blocks, which they fill."""
     max_model_len = random.choice([2048, 4096, 8192])
     num_blocks = random.randint(150, 900)
     block_size = random.choice([16, 16, 16, 32])
@@ -105,7 +105,7 @@ def realistic(random: Random) -> Document:
 
 
 def random_settings(random: Random, *, chunked: bool) -> Document:
-    """Choose random switches of an engine."""
+    """Generate random values of an engine's on/off settings and of its queue order."""
     return {
         "enable_prefix_caching": random.random() < 0.75,
         "async_scheduling": random.random() < 0.6,
@@ -133,9 +133,9 @@ def random_request(random: Random, row: int, prompt: int, output: int, *, span: 
 
 
 def _spell_out_prompts(random: Random, requests: list[Document]) -> None:
-    """Replace prompts by token ids from a vocabulary of two tokens, so that many share a prefix by chance.
+    """Replace prompts by token ids from a vocabulary of two tokens, so that many prompts share a prefix by chance.
 
-    Some prompts begin with an earlier request's prompt and answer.
+    Some prompts begin with the prompt and the answer of an earlier request.
     """
     for row, request in enumerate(requests):
         tokens = [random.randrange(100, 102) for _ in range(request["prompt_len"])]

@@ -59,7 +59,7 @@ def _two_windows(random: Random, block_size: int) -> tuple[list[Document], Docum
 def _block_sizes(random: Random, block_size: int) -> tuple[list[Document], Document]:
     """Generate two kinds of layers with different numbers of heads.
 
-    vLLM makes their pages equal, so that a block of the layers with fewer heads has more tokens.
+    vLLM gives their pages equal sizes, so a block of the layers with fewer heads has more tokens.
     """
     more, fewer = random.choice([2, 4, 6]), 2
     heads = (fewer, more) if random.random() < 0.6 else (more, fewer)
@@ -129,11 +129,11 @@ _FAMILIES = (
     *(_gemma, _gemma, _two_windows, _block_sizes, _padded, _alike, _chunked),
     *(_recurrent, _recurrent, _recurrent, _recurrent_sizes, _two_kinds_of_full),
 )
-"""Families of models; those listed several times are drawn more often."""
+"""Families of models. Those listed several times are drawn more often."""
 
 
 def _fit(random: Random, document: Document, longest: int) -> None:
-    """Shorten requests of more than `longest` tokens, and adapt the fields that depend on lengths."""
+    """Shorten requests of more than `longest` tokens, and adapt all fields that depend on lengths."""
     for request in document["requests"]:
         total = request["prompt_len"] + request["output_len"]
         if total > longest:
@@ -146,7 +146,7 @@ def _fit(random: Random, document: Document, longest: int) -> None:
 
 
 def _settings(random: Random, document: Document, block_size: int) -> None:
-    """Adapt the settings that vLLM would refuse for layers of these kinds."""
+    """Change settings that vLLM would refuse for layers of these kinds."""
     longest = document["max_model_len"]
     mode = document.get("mamba_cache_mode")
     if mode is not None:

@@ -1,12 +1,12 @@
 """Comparison of the paged policy with a recording of a real engine, in lockstep.
 
-The recording states the order in which requests arrived, steps were scheduled and outputs were processed. Everything
-else is decided by the simulated engine and compared. The recording has no step for a call that scheduled nothing. Such
-calls are checked, too: an engine processes an output before its pipeline is full only if it had nothing more to
-schedule.
+The recording gives the order in which requests arrived, steps were scheduled and outputs were processed. The simulated
+engine decides everything else, and its decisions are compared. The recording has no step for a call that scheduled
+nothing. Such calls are checked, too: an engine processes an output before its pipeline is full only if it had nothing
+more to schedule.
 
 Moments are simulated in ranges, and the events of both engines in a range are compared as columns. Only the recording
-knows when a client aborted a request, so a range ends at every abort.
+shows when a client aborted a request, so a range ends at every abort.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _LIVE = (RUNNING, LOADING, WAITING, PREEMPTED)
 _WORTH_LOADING, _WORTH_COMPILING = 2_000, 300_000
-"""Smallest numbers of steps for which it is worth loading machine code from the cache, and compiling it."""
+"""Smallest numbers of steps from which on loading machine code from disk, and compiling it, save time."""
 
 
 def verify_recording(
@@ -52,8 +52,8 @@ def verify_recording(
 
     Args:
         recording: a recording of vLLM, or of a simulation of the paged policy.
-        progress: called from time to time with the number of compared steps and of all steps.
-        compiled: run the engine as machine code, with the same verdict; None if that is faster.
+        progress: function called from time to time with the number of compared steps and of all steps.
+        compiled: run the engine as machine code, with the same verdict; None to do so if it saves time.
 
     Raises:
         RecordingError: the recording is not of a paged engine, or lacks data that the comparison needs.
@@ -79,7 +79,7 @@ class _Range:
     ours: EventColumns
     theirs: EventColumns
     outside: Differing | None
-    """Recorded and simulated copies or transfers at the last moment; None if they are equal."""
+    """Recorded and simulated copies or transfers at the last moment of the range; None if they are equal."""
 
     def first_difference(self) -> int | None:
         """Return the first moment at which the two engines differ, or None."""
@@ -103,7 +103,7 @@ class _Lockstep:
         ]
         self._names: list[str] = recording.requests.id.tolist()
         self._aborts: dict[int, int] = {}
-        """Moment at which each aborted request was aborted, by row."""
+        """Moment at which each aborted request was aborted. Keys are the rows of requests."""
 
     def run(self, progress: Callable[[int, int], None] | None) -> Verdict:
         verdict, done = Verdict(), 0
@@ -119,7 +119,7 @@ class _Lockstep:
         return replace(verdict, difference=self._left_over() if done == len(self._timeline) else self._broken_off(done))
 
     def _follow(self, begin: int) -> _Range:
-        """Simulate from moment `begin` to the next possible abort, at most `MAX_MOMENTS`."""
+        """Simulate from moment `begin` to the next possible abort, but at most `MAX_MOMENTS` moments."""
         end = min(begin + MAX_MOMENTS, self._timeline.breaks_off_at)
         aborts = self._recorded.aborts(begin, end)
         end = int(aborts[0]) + 1 if len(aborts) else end
@@ -137,7 +137,7 @@ class _Lockstep:
         return _Range(end=end, ours=ours, theirs=theirs, outside=outside)
 
     def _play_with_outside(self, begin: int, end: int) -> tuple[int, list[EventColumns], Differing | None]:
-        """Simulate the moments in `begin:end` one by one, until copies or transfers differ."""
+        """Simulate the moments [begin, end) one by one, until copies or transfers differ."""
         parts: list[EventColumns] = []
         for moment in range(begin, end):
             kind, step = int(self._timeline.kind[moment]), int(self._timeline.row[moment])
@@ -152,9 +152,9 @@ class _Lockstep:
         return end, parts, None
 
     def _abort(self, moment: int, done: list[Change], recorded: list[Change]) -> list[EventColumns]:
-        """Abort requests if that explains the changes that only the recording has at `moment`.
+        """Abort requests in the simulated engine, if that explains the changes that only the recording has at `moment`.
 
-        `done` are the simulated changes at that moment.
+        `done` are the simulated changes at that moment, and `recorded` the recorded ones.
         """
         rest = recorded[len(done) :]
         if recorded[: len(done)] != done or not all(map(self._is_abort, rest)):
@@ -211,7 +211,7 @@ class _Lockstep:
         return f"a call before {output}" if timeline.kind[moment] == LOOK else output
 
     def _broken_off(self, moment: int) -> Difference:
-        """Describe the recorded `moment`, at which more steps are in flight than the engine can have."""
+        """Return the difference at `moment`, when the recording has more steps in flight than the engine can have."""
         timeline = self._timeline
         before = timeline.kind[:moment]
         if timeline.kind[moment] == UPDATE:
@@ -225,7 +225,9 @@ class _Lockstep:
         return difference(self._moment_in_words(moment), recorded, most)
 
     def _left_over(self) -> Difference | None:
-        """Return the requests that have finished in the recording but not in the simulation, as a difference."""
+        """Return the requests that have finished in the recording but not in the simulation, as a difference; None for
+        none.
+        """
         requests, ends_s = self._recording.requests, self._recording.steps.end_s
         num_outputs = int((self._timeline.kind == UPDATE).sum())
         # A recording that breaks off has requests that finished with outputs that are not compared.

@@ -1,7 +1,7 @@
 """Comparison of the paged policy with an oracle: vLLM's own scheduler with a fake model, which records its decisions.
 
-kvsim runs the same workload and writes its decisions in the oracle's format. The records are compared one by one,
-including the order of the free queue but not timings.
+kvsim runs the same workload and writes its decisions in the oracle's format. The records are compared one by one: all
+fields but timings, the order of the free queue included.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def verify_oracle(
 
     Args:
         workload: the workload that the oracle served.
-        records: the oracle's records with their line numbers.
+        records: the oracle's records, each with its line number.
         compiled: run the engine as machine code; the verdict is the same.
 
     Raises:
@@ -88,7 +88,9 @@ def verify_oracle(
 
 
 def difference_of(line: int, recorded: Mapping[str, Any], ours: Mapping[str, Any]) -> Difference | None:
-    """Return the difference between a recorded record (of this `line` in its file) and ours; None if they are equal."""
+    """Return the difference between a recorded record and ours; None if they are equal. `line` is its line
+    in the file.
+    """
     # Records of different kinds are compared only by kind. Fields that one side lacks are not compared: the order of
     # the free queue is optional in a file, and only the oracle has timings.
     fields = ours.keys() & recorded.keys() if ours["kind"] == recorded["kind"] else {"kind"}
@@ -100,7 +102,7 @@ def difference_of(line: int, recorded: Mapping[str, Any], ours: Mapping[str, Any
 
 
 class OracleRun:
-    """Engine that serves an oracle's workload and produces the records that the oracle would write."""
+    """Engine that serves an oracle's workload, and writes the records that the oracle would write."""
 
     def __init__(self, workload: OracleWorkload, *, lease: int | None = None, compiled: bool = False) -> None:
         self._workload = workload
@@ -127,7 +129,7 @@ class OracleRun:
         self._images = EncoderRecords(workload.encoding, self._driver, self._name) if workload.encoding else None
         self._second_keys = SecondKeys(workload, self._driver)
         self._num_units: Counter[int] = Counter()
-        """Number of blocks so far that were allocated, shared, freed or evicted, by kind of change."""
+        """Number of blocks that were allocated, shared, freed or evicted so far, by kind of change."""
         self._due = deque(sorted(enumerate(requests), key=lambda numbered: numbered[1].arrival_step))
         self._aborts = deque(
             sorted(
@@ -137,21 +139,24 @@ class OracleRun:
             )
         )
         self._arrived: list[int] = []
-        """Rows of the requests that have arrived, in order of arrival. The engine's number of a request is its row + 1.
+        """Rows of the requests that have arrived, in order of arrival. The engine's number of a request is its row plus
+        1.
         """
         self._lengths: dict[int, dict[int, int]] = {}
-        """Lengths of block tables before the current step was scheduled, by running sequence and group."""
+        """Lengths of block tables before the current step was scheduled: for each running sequence, by group."""
         self._copies = CopyEngine(workload) if workload.cache.kv_offloading_size else None
         self.transfers = TransferEngine(workload, lease) if workload.connector is not None else None
         """Transfers with a store or another server; None without a connector."""
         self._pending: deque[tuple[int, list[int], list[int]]] = deque()
-        """Steps in flight: number, sequences in the batch, sequences that get an output."""
+        """Steps in flight: the step's number, the sequences in its batch, and the sequences that get an output."""
         self._unsent: list[str] = []
-        """Requests that have left since the last scheduler call, by name; vLLM tells its workers at the next call."""
+        """Names of requests that have left since the last call of the scheduler. vLLM reports them to its workers at
+        the next.
+        """
         self._num_steps = self._num_preemptions = self._num_aborts = 0
 
     def equal_so_far(self) -> Verdict:
-        """Return a verdict without a difference, with the counts up to now."""
+        """Return a verdict without a difference, with the counts so far."""
         return Verdict(
             num_steps=self._num_steps,
             num_allocations=self._num_units[MemoryKind.APPEND],
@@ -168,7 +173,7 @@ class OracleRun:
         return int(self._state.num_failures)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records that the oracle would write; endless if a request can never be scheduled."""
+        """Yield the records that the oracle would write. They never end if a request can never be scheduled."""
         yield self.meta()
         call = 0
         while self.has_work() or self._due:
@@ -207,7 +212,7 @@ class OracleRun:
                 return
 
     def _scheduled(self) -> dict[str, Any]:
-        """Return the record of the step that was scheduled last, and start its copies and transfers."""
+        """Return the record of the step that was scheduled last, and start the step's copies and transfers."""
         driver = self._driver
         record = self._schedule_record(driver.batch())
         if self._copies is not None:
@@ -221,10 +226,10 @@ class OracleRun:
         return record
 
     def _updated(self, before: dict[str, Any], num_ended: int) -> dict[str, Any]:
-        """Return the record of the step output that was processed last.
+        """Return the record of the output that was processed last.
 
-        `before` has the fields that `_outputs_due` read, and `num_ended` the number of ended requests, before the
-        output was processed.
+        `before` has the fields that `_outputs_due` read before the output was processed, and `num_ended` is the number
+        of ended requests at that time.
         """
         driver, state = self._driver, self._state
         step, batch, _ = self._pending.popleft()
@@ -239,7 +244,7 @@ class OracleRun:
         return {"kind": "update", "i": step, "finished": finished} | before | self._state_record(proposed)
 
     def add(self, row: int) -> None:
-        """Let a request arrive."""
+        """Add a request that arrives."""
         self._arrived.append(row)
         self._driver.add(row + 1)
 
@@ -317,7 +322,7 @@ class OracleRun:
         return list(batch)[len(batch) - self._state.num_new_seqs :]
 
     def _transfers_ended(self, step: int, ended: list[int], outputs: Mapping[str, int]) -> dict[str, Any]:
-        """Return the record fields of the transfers that a step ended; `outputs` has the earlier outputs of each
+        """Return the record fields about the transfers that a step ended; `outputs` has the earlier outputs of each
         request.
         """
         assert self.transfers is not None
@@ -330,7 +335,9 @@ class OracleRun:
         }
 
     def _drafts_of_step(self) -> dict[str, Any]:
-        """Return the drafts that each request of the step verifies, and the number proposed after it."""
+        """Return the record fields about the drafts that each request of the step verifies, and the number proposed
+        after it.
+        """
         engine = self._driver.engine
         first = in_flight.earlier(engine, self._state.next_launched) * engine.settings.max_num_seqs
         verified = {
@@ -353,15 +360,15 @@ class OracleRun:
         }
 
     def _outputs_of(self, before: dict[str, Any]) -> dict[str, Any]:
-        """Return the outputs that each request got in an update; they are several if drafts were accepted."""
+        """Return the number of outputs that each request got in an update; accepted drafts count, too."""
         numbers = {request.name: row + 1 for row, request in enumerate(self._workload.requests)}
         gained = {name: self._num_outputs(numbers[name]) - before["prev_outputs"][name] for name in before["tokens"]}
         return {"tokens": {name: tokens for name, tokens in gained.items() if tokens}}
 
     def _drafts_record(self, live: dict[str, int], proposed: Collection[str]) -> dict[str, Any]:
-        """Return the drafts that each request verifies next, and its tokens in flight if vLLM counts them.
+        """Return the drafts that each request verifies next, and its tokens in flight if vLLM counts these.
 
-        Requests in `proposed` are left out of the drafts, because vLLM gets their drafts after this record.
+        Requests in `proposed` are left out of the drafts, because vLLM gets their drafts only after this record.
         """
         sequences = {name: self._driver.sequence(number) for name, number in live.items()}
         waiting = {name: int(each.drafts) for name, each in sequences.items() if each.drafts}
@@ -371,7 +378,7 @@ class OracleRun:
         return record
 
     def _state_record(self, proposed: Collection[str] = ()) -> dict[str, Any]:
-        """Return the fields of a record about the state of the scheduler, as vLLM's driver writes them after a call."""
+        """Return the record fields about the state of the scheduler, as vLLM's driver writes them after a call."""
         driver, num_free = self._driver, int(self._state.num_free)
         live = {self._name(row + 1): row + 1 for row in self._arrived if self._is_live(row + 1)}
         if self._copies is not None:
@@ -409,9 +416,9 @@ class OracleRun:
         return self._by_group([self._driver.blocks(number, group) for group in groups])
 
     def _new_entries(self, number: int) -> list[list[int]]:
-        """Return, by group, the entries that the last step appended to a sequence's block tables, null blocks included.
+        """Return, for each group, the entries that the last step appended to a sequence's table, null blocks included.
 
-        All entries are new if the sequence did not run before the step.
+        If the sequence did not run before the step, all its entries are returned.
         """
         lengths = self._lengths.get(number, {})
         groups = range(self._driver.engine.settings.num_groups)
@@ -459,7 +466,7 @@ def _demand(workload: OracleWorkload, drafts: Drafts | None) -> Demand:
 
 
 def _keys(workload: OracleWorkload, ahead: int) -> list[list[int]]:
-    """Return the prefix keys of each request's full blocks, without the trailing ones that no other request has."""
+    """Return the prefix keys of each request's full blocks; at its end, keys that no other request has are left out."""
     keys = PrefixKeys(workload.cache.block_size)
     rows = [
         keys.from_tokens(_tokens(row, request), (request.adapter, request.salt), ahead, request.images)

@@ -1,4 +1,4 @@
-"""Reader of the two files of an oracle run, the workload and the records, with checks.
+"""Reader of the two files of an oracle run, the workload and the records, which are checked.
 
 Every error names the file, and the line if the file has lines.
 """
@@ -49,17 +49,17 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 """Required fields of each kind of record. The order of the free queue is optional."""
 _FIRST: Mapping[str, Mapping[str, tuple[str, ...]]] = {"meta": FIELDS, "engine": SGLANG_FIELDS}
-"""Required fields of vLLM's records, which begin with a `meta` record, and of SGLang's, which begin with `engine`."""
+"""Required fields, for each kind of first record: `meta` begins vLLM's records, and `engine` SGLang's."""
 _ENDS = ("end", "failed")
 
 _RECORDS_BYTES = 1 << 29
-"""Largest size of an unpacked file of records. A run of half an hour takes some megabytes."""
+"""Largest size in bytes of an unpacked file of records. A run of half an hour takes some megabytes."""
 _BY_GROUP = {"groups", "ncached", "crc"}
-"""Fields that only an oracle with several groups writes."""
+"""Fields that are written only by an oracle with several groups."""
 _LEFT_OUT = ("block_size", "reserve_full_isl", "blocks", "prev_outputs")
-"""Required fields that an oracle with several groups may lack."""
+"""Required fields that may be missing in records of an oracle with several groups."""
 _UNSUPPORTED_SETTINGS: Mapping[str, Any] = {"prefix_match_unit": None, "enable_mamba_shared_prefix_checkpoint": False}
-"""Settings of newer releases that kvsim does not simulate, with the values that have no effect."""
+"""Settings of newer releases that kvsim does not simulate, with the only accepted values, which have no effect."""
 _LONGEST_MODEL = 131_072
 """Largest default of `max_model_len`."""
 OFFLOAD_BLOCK_BYTES = 1 << 20
@@ -67,7 +67,7 @@ OFFLOAD_BLOCK_BYTES = 1 << 20
 _TOKENS_PER_REQUEST = 1_000_000
 _NO_EXCHANGE = Exchange()
 _LARGEST = 1 << 24
-"""Largest number of blocks, tokens or calls in an oracle workload; with more, the oracle would run for days."""
+"""Largest number of blocks, tokens or calls in an oracle's workload. With more, the oracle would run for days."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,23 +80,23 @@ class OracleRequest:
     output_tokens: int
     """Maximum number of outputs, vLLM's `max_tokens`."""
     stop_at: int | None
-    """Number of outputs including a stop token; None if the model gives no stop token."""
+    """Number of outputs up to and including the stop token; None if the model gives no stop token."""
     arrival_step: int
     """Engine call before which the request arrives."""
     abort_step: int | None
     """Engine call before which the request is aborted."""
     priority: int
     accepted_drafts: tuple[int, ...] = ()
-    """Number of drafts that are accepted, indexed by the number of outputs so far; empty to accept all."""
+    """Numbers of accepted drafts; the index is the number of outputs so far. Empty to accept all drafts."""
     images: tuple[ImageInput, ...] = ()
     proposed_drafts: tuple[int, ...] = ()
-    """Number of drafts that are proposed, indexed by the number of outputs so far; empty for the maximum."""
+    """Numbers of proposed drafts; the index is the number of outputs so far. Empty to propose the maximum."""
     exchange: Exchange = _NO_EXCHANGE
     """Exchange of KV with a store or with another server."""
     load_steps: int = 1
-    """Duration of a load in steps, including the step that starts it."""
+    """Number of steps that a load takes, including the step that starts it."""
     send_steps: int = 1
-    """Number of steps after the request's end until its blocks were read."""
+    """Number of steps from the request's end until another server has read its blocks."""
     adapter: int = 0
     """Number of the adapter; 0 for none."""
     salt: str = ""
@@ -111,24 +111,30 @@ class OracleWorkload:
     scheduler: ContinuousSettings
     cache: PagedSettings
     pipeline: Pipeline
-    """Pipeline stages, and the model runner: version 2 treats resumed requests like new ones."""
+    """Pipeline stages, and the version of the model runner. Version 2 handles resumed requests like new ones."""
     requests: tuple[OracleRequest, ...]
     layout: KVCacheLayout | None = None
     """KV-cache groups; None for one group of full attention."""
     retention_tokens: int | None = None
-    """Number of tokens between the boundaries at which windows and states are kept; None keeps all."""
+    """Number of tokens between the boundaries at which windows and states are kept; None to keep them at all
+    boundaries.
+    """
     encoding: Encoding | None = None
     """Images of the prompts and limits of the encoder; None without images."""
     drafting: SpeculativeConfig | None = None
     connector: Connector | None = None
-    """Settings of the KV connector; None without one. The `exchange` of a request says what it does with it."""
+    """Settings of the KV connector; None without one. `OracleRequest.exchange` is its part in serving a request."""
     load_steps: int = 1
-    """Steps that a copy from host memory takes, including the step that starts it."""
+    """Number of steps that a copy from host memory takes, including the step that starts it."""
     store_steps: int = 1
-    """Steps that a copy to host memory takes, counted in the same way."""
+    """Number of steps that a copy to host memory takes, including the step that starts it."""
 
     def of_release(self, release: str) -> OracleWorkload:
-        """Return the same workload for the simulation of a release of vLLM."""
+        """Return the workload as a release of vLLM serves it.
+
+        Raises:
+            RecordingError: kvsim does not know the release, or not the features of the workload in it.
+        """
         try:
             releases.check_known(
                 release,
@@ -170,7 +176,7 @@ class OracleWorkload:
         )
 
     def drafts(self, release: str) -> Drafts | None:
-        """Return the drafts that a release of vLLM makes and verifies; None without speculative decoding."""
+        """Return the speculative decoding of the workload in a release of vLLM; None without it."""
         if self.drafting is None:
             return None
         drafts = Drafts.of(
@@ -340,7 +346,7 @@ def _object(name: str, value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _offload(fields: _Fields, block_size: int) -> dict[str, Any]:
-    """Return the offload settings with which kvsim has as many host blocks as the oracle."""
+    """Return the offload settings with which kvsim has the same number of host blocks as the oracle."""
     if not fields.document:
         return {}
     if fields.integer("store_threshold", 0) > 1:
@@ -355,11 +361,10 @@ def _offload(fields: _Fields, block_size: int) -> dict[str, Any]:
 
 
 def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of an oracle run with their line numbers; the kind of the first names the scheduler.
+    """Yield the records of an oracle run, each with its line number. The kind of the first record names the scheduler.
 
     Raises:
-        RecordingError: the file is missing or truncated, or a line is not a record; the message names file and
-        line.
+        RecordingError: the file is missing or truncated, or a line is not a record; the message names file and line.
     """
     line, fields, kind = 0, None, None
     for line, text in _lines_of(file):
@@ -371,7 +376,7 @@ def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_pair_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of a prefill and a decode engine with their line numbers; each names its engine."""
+    """Yield the records of a prefill and a decode engine, each with its line number; each record names its engine."""
     line, kind = 0, None
     for line, text in _lines_of(file):
         record = _object_with(("kind",) if line > 1 else ("kind", "vllm"), text, f"{file}, line {line}")
@@ -381,7 +386,7 @@ def read_pair_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_rank_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the choices of data-parallel ranks with their line numbers."""
+    """Yield the choices of data-parallel ranks, each with its line number."""
     for line, text in _lines_of(file):
         record = _object_with(("add", "rank", "counts", "start", "inflight"), text, f"{file}, line {line}")
         if not isinstance(record["counts"], list) or not all(isinstance(each, list) for each in record["counts"]):
@@ -423,7 +428,10 @@ def _object_with(names: tuple[str, ...], text: str, where: str) -> dict[str, Any
 
 
 def _record(text: str, where: str, fields: Mapping[str, tuple[str, ...]] | None, *, after_end: bool) -> dict[str, Any]:
-    """Return one checked record; `fields` are the required fields by kind, None for the first record."""
+    """Return a record after checking its kind and fields.
+
+    `fields` are the required fields of each kind; None for the first record of a file.
+    """
     record = _parsed(text, where)
     kind = str(record.get("kind")) if isinstance(record, dict) else "none"
     known = _FIRST if fields is None else [name for name in fields if name not in _FIRST]
@@ -470,7 +478,9 @@ def _exchanging(
 
 
 def _prefilled(request: OracleRequest, connector: Connector | None) -> OracleRequest:
-    """Return a request as its prefill server gets it: without the last tokens, which the decode server computes."""
+    """Return a request as its prefill server gets it: without the last tokens, which the decode server
+    computes itself.
+    """
     backoff = 0 if connector is None else connector.backoff_tokens
     if request.exchange.remote is not Remote.READS or not 0 < backoff < len(request.prompt):
         return request
@@ -504,7 +514,7 @@ def _request(row: int, document: Any, where: str) -> OracleRequest:
 
 
 def _made_up_prompt(row: int, fields: _Fields) -> list[int]:
-    """Return the prompt that the oracle generates: tokens of the prefix group, then tokens of this request."""
+    """Return the prompt that the oracle generates: first the tokens of its prefix group, then tokens of its own."""
     # The driver (`vllm_driver.py`) gives every group and every request its own range of token ids.
     group = 0
     num_shared = 0
@@ -519,7 +529,7 @@ def _made_up_prompt(row: int, fields: _Fields) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """A JSON object with typed access to its fields."""
+    """A JSON object whose fields are read with checks of type and range. `where` begins every error."""
 
     document: Mapping[str, Any]
     where: str

@@ -1,7 +1,6 @@
-"""KV-cache groups of an oracle's workload that lists several kinds of layers.
+"""KV-cache groups of an oracle's workload with several kinds of layers.
 
-The layers of the oracle's fake model are tiny and of fixed sizes, which are repeated here so that pages have the same
-bytes.
+The layers of the oracle's fake model have fixed, tiny sizes. They are repeated here, so that pages have the same bytes.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 _HEADS, _HEAD_SIZE, _MLA_SIZE = 2, 16, 64
 _BYTES = 2
 _INDEXER, _INDEXER_BYTES = "indexer", 132
-"""The type of a sparse-attention indexer's key cache, and its bytes per token: 128 numbers of 8 bits, and a scale."""
+"""Type of the key cache of a sparse-attention indexer, and its bytes per token: 128 numbers of 8 bits, and a scale."""
 _BYTES_OF = {"fp8_ds_mla": 656}
-"""Bytes per token of latent caches, by type: 512 numbers of 8 bits, four scales, and 64 numbers of 16 bits."""
+"""Bytes per token of latents, by type: 512 numbers of 8 bits, four scales, and 64 numbers of 16 bits."""
 _STATE_PAGE = 4096
 
 
@@ -54,7 +53,7 @@ def layout_of(
 
 
 def _check_ranks(entries: list[dict[str, Any]], num_ranks: int) -> None:
-    """Check the layers for decode context parallelism, and multiply block sizes by the number of ranks."""
+    """Check that the layers allow decode context parallelism, and multiply block sizes by the number of ranks."""
     for entry in entries:
         if num_ranks > 1 and entry["type"] not in (_INDEXER, CacheKind.FULL.value, CacheKind.MLA.value):
             raise UsageError(

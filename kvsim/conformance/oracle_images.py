@@ -1,4 +1,4 @@
-"""Images of an oracle's workload, and the record fields about the encoder and its cache."""
+"""Images in an oracle's workload, and the fields of its records about the encoder and its cache."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def encoding_of(settings: Mapping[str, Any], inputs: Sequence[Sequence[ImageInpu
 
 
 class EncoderRecords:
-    """Writer of the record fields about the encoder cache."""
+    """Writer of the fields of records about the encoder cache."""
 
     def __init__(self, encoding: Encoding, driver: Driver, name: Callable[[int], str]) -> None:
         self._driver, self._name = driver, name
@@ -53,7 +53,7 @@ class EncoderRecords:
         self._inputs = encoding.inputs
 
     def of_step(self, batch: Iterable[int]) -> dict[str, Any]:
-        """Return the images that the step computes for each sequence of its batch, and the evicted images."""
+        """Return the images that the step encodes for each sequence of its batch, and the evicted images."""
         engine = self._driver.engine
         cache, step = engine.encoder, int(engine.state.num_scheduled)
         encoded = {}
@@ -71,7 +71,7 @@ class EncoderRecords:
         return {"encoder": encoded, "encoder_freed": [self._hashes[number] for number in evicted]}
 
     def state(self) -> dict[str, Any]:
-        """Return the free slots of the cache, the order of eviction, and the requests that use each image."""
+        """Return the free slots of the cache, its order of eviction, and the requests that use each image."""
         cache = self._driver.engine.encoder
         users: dict[str, list[str]] = {
             self._hashes[number]: [] for number in range(1, len(self._hashes)) if cache.images[number].is_cached

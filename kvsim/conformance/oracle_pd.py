@@ -1,8 +1,8 @@
-"""Comparison of a prefill and a decode server with two engines of vLLM, which exchange KV through a connector.
+"""Comparison of a prefill and a decode server with two engines of vLLM that exchange KV through a connector.
 
-One call is a step of the prefill engine, then a step of the decode engine. A request goes to the prefill engine first.
-When it ends there, it reaches the decode engine after the number of calls that the router needs. Blocks that the decode
-engine has read are freed in the prefill engine's next step.
+One call is a step of the prefill engine, followed by a step of the decode engine. A request goes to the prefill engine
+first. When it ends there, it reaches the decode engine after the number of calls that the router needs. Blocks that the
+decode engine has read are freed in the next step of the prefill engine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def is_pair(document: Any) -> bool:
 def verify_pair(
     document: Any, where: str, records: Iterable[tuple[int, Mapping[str, Any]]], *, compiled: bool = False
 ) -> Verdict:
-    """Run a workload for two engines in lockstep with the oracle's numbered records; `where` begins every error."""
+    """Run a workload for two engines in lockstep with the oracle's numbered records, and compare the records.
+
+    `where` begins every error.
+    """
     records = iter(records)
     first = next(records, None)
     if first is None:
@@ -49,7 +52,7 @@ def verify_pair(
 
 
 class PairRun:
-    """A prefill and a decode engine that serve one workload and produce the records that an oracle would write."""
+    """A prefill and a decode engine that serve a workload, and write the records that an oracle would write."""
 
     def __init__(self, document: Any, where: str, release: str, *, compiled: bool = False) -> None:
         sides = {side: _side(document, side, where).of_release(release) for side in _ROLES}
@@ -60,7 +63,7 @@ class PairRun:
         self._decode = OracleRun(sides["decode"], compiled=compiled)
 
     def equal_so_far(self) -> Verdict:
-        """Return a verdict without a difference, with the counts of both engines up to now."""
+        """Return a verdict without a difference, with the counts of both engines so far."""
         prefill, decode = self._prefill.equal_so_far(), self._decode.equal_so_far()
         return Verdict(**{name: getattr(prefill, name) + getattr(decode, name) for name in COUNTS})
 
@@ -110,7 +113,7 @@ class PairRun:
 
 
 def _side(document: Any, side: str, where: str) -> OracleWorkload:
-    """Return the workload of the prefill or the decode engine; `PairRun` adds its requests."""
+    """Return the workload of one engine, `prefill` or `decode`."""
     settings, requests = document[side], document.get("requests")
     if not isinstance(settings, dict) or not isinstance(requests, list):
         raise WorkloadError(f"{where}: a pair of engines is an object with prefill, decode and a list of requests.")

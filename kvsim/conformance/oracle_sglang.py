@@ -1,7 +1,7 @@
 """Comparison of the radix policy with SGLang's own scheduler, which runs with a fake model and records its decisions.
 
-kvsim runs the same workload and writes the same records, one pass of the scheduler's loop after the other: batches with
-rows and slots, evictions from the radix tree, duplicates, retractions, queues, the new-token ratio and the free lists.
+kvsim runs the same workload and writes the same records, pass after pass of the scheduler's loop: batches with rows and
+slots, evictions from the radix tree, duplicates, retractions, queues, the new-token ratio and the free lists.
 """
 
 from __future__ import annotations
@@ -43,19 +43,20 @@ if TYPE_CHECKING:
 _LIVE = (WAITING, RUNNING, PREEMPTED)
 _MODES = ("", "extend", "decode", "mixed")
 _STUCK = 1000
-"""Consecutive passes without a batch or an arrival after which the driver gives up on waiting requests."""
+"""Number of consecutive passes without a batch or an arrival after which the oracle gives up on waiting requests."""
 _LISTED_PAGES = 1024
-"""Pages of the largest pool whose free list is recorded as a whole."""
+"""Number of pages up to which the whole free list of a pool is recorded."""
 _END_PAGES = 16
-"""Pages at the head and at the tail of a free list that are recorded for larger pools."""
+"""Number of pages at the head, and at the tail, of the free list that are recorded for larger pools."""
 
 
 def verify_sglang(
     workload: SGLangWorkload, records: Iterable[tuple[int, Mapping[str, Any]]], *, compiled: bool = False
 ) -> Verdict:
-    """Run `workload` in lockstep with the numbered records of SGLang's scheduler, the first of which has its settings.
+    """Run `workload` in lockstep with the numbered records of SGLang's scheduler, and compare the records.
 
-    Return a verdict on the steps before the first difference. `compiled` runs the engine as machine code.
+    Return a verdict on the steps before the first difference. The first record has the scheduler's settings. With
+    `compiled`, the engine runs as machine code.
     """
     listed = list(expanded(records))
     run = SGLangRun(workload, compiled=compiled)
@@ -80,7 +81,7 @@ def verify_sglang(
 
 
 class SGLangRun:
-    """Simulated engine that serves a workload and writes the records that SGLang's scheduler would write."""
+    """Simulated engine that serves a workload, and writes the records that SGLang's scheduler would write."""
 
     def __init__(self, workload: SGLangWorkload, *, compiled: bool = False) -> None:
         self._workload, self._requests = workload, workload.requests
@@ -88,7 +89,7 @@ class SGLangRun:
         self._num_pages = workload.num_slots // self._unit
         context = min(workload.policy.scheduler.context_length, workload.num_slots) - 1
         self._most_prompt_tokens = context - 5
-        """Number of prompt tokens from which on a prompt is refused."""
+        """Number of tokens from which on a prompt is refused."""
         self._is_refused = [len(request.prompt) >= self._most_prompt_tokens for request in self._requests]
         self._driver = Driver(self._plan(context).build(compiled=compiled), compiled=compiled)
         self._engine, self._radix = self._driver.engine, self._driver.engine.radix
@@ -105,15 +106,15 @@ class SGLangRun:
         )
         self._arrived: list[int] = []
         self._left: set[int] = set()
-        """Requests that SGLang serves without the last tokens of their prompts, see `_move_stops`."""
+        """Requests that SGLang serves without the last tokens of their prompts; see `_move_stops`."""
         self._has_launched = False
-        """True if the last pass launched a batch."""
+        """The last pass launched a batch."""
         self._copies: dict[int, Mapping[str, Any]] = {}
-        """The record of the copies found to have ended, by the pass in which SGLang found that."""
+        """Recorded ends of copies: the record of each pass in which SGLang found that copies have ended."""
         self._num_steps = self._num_pages_taken = self._num_retracted = self._num_evicted = self._num_aborted = 0
 
     def _plan(self, longest: int) -> EnginePlan:
-        """Return the plan of the engine, in which no sequence is longer than `longest` tokens."""
+        """Return the plan of an engine in which no sequence is longer than `longest` tokens."""
         workload = self._workload
         num_window_slots = workload.policy.num_window_slots(workload.num_slots, workload.window_tokens)
         return EnginePlan(
@@ -129,7 +130,7 @@ class SGLangRun:
         )
 
     def equal_so_far(self) -> Verdict:
-        """Return a verdict without a difference, with the counts up to now."""
+        """Return a verdict without a difference, with the counts so far."""
         return Verdict(
             num_steps=self._num_steps,
             num_allocations=self._num_pages_taken,
@@ -139,7 +140,7 @@ class SGLangRun:
         )
 
     def tell_copies(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Let copies between device and host end as these records say; otherwise each ends in the next pass."""
+        """Set that copies between device and host end as these records state; otherwise each ends in the next pass."""
         self._radix.settings.copies_end = REPORTED
         self._copies = {record["pass"]: record for record in records if isinstance(record["pass"], int)}
 
@@ -200,7 +201,9 @@ class SGLangRun:
                 return
 
     def _end_copies(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """End as many of the oldest copies as a record says; return the record with those that have ended."""
+        """End as many of the oldest copies as a record states; return the record with the numbers of copies that have
+        ended.
+        """
         state, ended = self._radix.state, {}
         for name, under_way in (("written", state.num_written), ("loaded", state.num_loading)):
             ended[name] = min(max(record[name], 0), int(under_way)) if isinstance(record[name], int) else 0
@@ -208,10 +211,10 @@ class SGLangRun:
         return {**record, **ended}
 
     def _move_stops(self) -> None:
-        """Move the stop token of a request that SGLang serves without the last tokens of its prompt.
+        """Move the stop token of each request that SGLang serves without the last tokens of its prompt.
 
         SGLang drops these tokens if it cuts two prompts in one pass. The fake model finds the stop token by its
-        position in the sequence, so it comes later by the number of dropped tokens.
+        position in the sequence, so the stop comes later by the number of dropped tokens.
         """
         for number in self._driver.batch():
             sequence, request = self._driver.sequence(number), self._requests[number - 1]
@@ -237,7 +240,7 @@ class SGLangRun:
         return come
 
     def _abort(self, number: int) -> list[str]:
-        """Process due aborts. SGLang aborts every request whose name begins with the name in the abort."""
+        """Process the aborts that are due. SGLang aborts every request whose name begins with the name in the abort."""
         gone = []
         while self._aborts and self._aborts[0][0] <= number:
             name = self._aborts.popleft()[1]
@@ -281,13 +284,13 @@ class SGLangRun:
         )
 
     def _dropped(self) -> set[int]:
-        """Return the requests whose retraction since the last record ended them."""
+        """Return the requests that have ended by a retraction since the last record."""
         rows = [self._radix.events[index] for index in range(int(self._radix.state.num_events))]
         retracted = {int(row.subject) for row in rows if row.kind == RETRACTED}
         return {number for number in retracted if not self._is_live(number)}
 
     def _update(self, batch: list[int], dropped: set[int]) -> dict[str, Any]:
-        """Return the fields of an update record for a batch; `dropped` requests do not end in it."""
+        """Return the fields of an update record for a batch; `dropped` requests are not listed as finished."""
         ended = [number for number in batch if number not in dropped and not self._is_live(number)]
         return {
             "outputs": {self._name(number): self._num_outputs(number) for number in batch},
@@ -314,7 +317,9 @@ class SGLangRun:
         return self._events() | self._sizes() | lists | free
 
     def _free_list(self, pool: int, num_pages: int, suffix: str) -> dict[str, Any]:
-        """Return the record field with the free pages of a pool; for a large pool, only its ends."""
+        """Return the record field with the free pages of a pool. For a large pool, it has only the ends of the free
+        list.
+        """
         free = self._free_pages(pool)
         if num_pages > _LISTED_PAGES:
             return {"free_ends" + suffix: [_runs(free[:_END_PAGES]), _runs(free[-_END_PAGES:])]}
@@ -329,7 +334,9 @@ class SGLangRun:
         }
 
     def _events(self) -> dict[str, Any]:
-        """Return the fields about evictions, duplicates and retractions since the last record; forget these events."""
+        """Return the record fields about evictions, duplicates and retractions since the last record, and clear the
+        events.
+        """
         evicted: list[dict[str, Any]] = []
         duplicates: list[list[int]] = []
         retracted: list[dict[str, Any]] = []
@@ -402,7 +409,7 @@ class SGLangRun:
         return NO_PRIORITY if scheduler.schedule_low_priority_values_first else -NO_PRIORITY
 
     def _demand(self, longest: int) -> Demand:
-        """Return the requests as SGLang serves them: it runs a refused prompt as a prompt of one token."""
+        """Return the requests as SGLang serves them. It serves a refused prompt as a prompt of one token."""
         unit, slots = self._unit, self._workload.num_slots
         whole = np.array([len(request.prompt) for request in self._requests], np.int64)
         asked = np.array([request.limit for request in self._requests], np.int64)
@@ -428,7 +435,7 @@ class SGLangRun:
 
 
 def _runs(numbers: list[int]) -> str:
-    """Format numbers as text, with consecutive numbers joined: `1-3,7`."""
+    """Return numbers as text in which consecutive numbers are joined: `1-3,7`."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and parts[-1][1] + 1 == number:

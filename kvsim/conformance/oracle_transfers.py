@@ -1,4 +1,4 @@
-"""Simulate the KV connector and the native offload of an oracle, and return the fields of its records about them.
+"""Simulation of an oracle's KV connector and native offload, and the fields of its records about them.
 
 All transfers end in the same steps as in the oracle.
 """
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class TransferEngine:
-    """Transfers that end after a stated number of steps, including the step that begins them.
+    """Transfers that end after a given number of steps, including the step that begins them.
 
-    With a `lease`, every send ends after that number of steps, or earlier if another server has read the blocks.
+    With a `lease`, every send ends after that number of steps, or earlier if another server has read its blocks.
     """
 
     def __init__(self, workload: OracleWorkload, lease: int | None = None) -> None:
@@ -32,9 +32,11 @@ class TransferEngine:
         self.read: set[int] = set()
         """Sequences whose blocks another server has read."""
         self.fetched: list[int] = []
-        """Sequences whose blocks the sending server may free after the last step: they were loaded or dropped."""
+        """Sequences whose blocks the sending server may free after the last step, because they were loaded or are not
+        needed.
+        """
         self.ended: dict[int, tuple[list[int], list[int], list[int]]] = {}
-        """Loads that ended, sends that ended, and bad blocks, by step."""
+        """Sequences whose load ended, sequences whose send ended, and bad blocks, for each step."""
 
     def run_step(self, driver: Driver) -> None:
         """Start the transfers of the step scheduled last, and report those that end with it to the engine."""
@@ -60,7 +62,7 @@ class TransferEngine:
         self.ended[self._step] = received, sent, sorted({int(each.block) for each in bad if each.reported_in == call})
 
     def _pop_ended(self, last_steps: dict[int, int], ended_early: set[int]) -> list[int]:
-        """Remove the transfers that end by this step; return their sequences in the order of request names."""
+        """Remove the transfers that end by this step; return their sequences, ordered by the names of requests."""
         done = [number for number, last in last_steps.items() if last <= self._step or number in ended_early]
         for number in done:
             del last_steps[number]
@@ -74,16 +76,18 @@ class TransferEngine:
 def loads_of_step(
     driver: Driver, admitted: list[int], loading: list[int], name: Callable[[int], str]
 ) -> dict[str, Any]:
-    """Return the record field with the tokens that each sequence gets through the connector.
+    """Return the record field with the number of tokens that each sequence gets through the connector.
 
-    Its sequences are those that got blocks in the step scheduled last: `admitted` or `loading` ones.
+    The sequences are those that got blocks in the step scheduled last: `admitted` or `loading` ones.
     """
     transfers = driver.engine.connector.transfers
     return {"external": {name(number): int(transfers[number].external_tokens) for number in (*admitted, *loading)}}
 
 
 def connector_state(driver: Driver, arrived: list[int], name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the requests that load, those that ended but keep their blocks, and the blocks to release later."""
+    """Return the requests that load, those that have ended but keep their blocks, and the blocks that are
+    freed late.
+    """
     connector = driver.engine.connector
     waiting = [*driver.waiting(), *driver.skipped()]
     return {
@@ -103,7 +107,7 @@ def handed_out(
     workload: OracleWorkload,
     name: Callable[[int], str],
 ) -> dict[str, Any]:
-    """Return the transfer parameters that a prefill server passes to the decode server, by ended request."""
+    """Return the transfer parameters that a prefill server passes to the decode server, for each ended request."""
     parameters = {}
     for number in ended:
         sequence, transfer = driver.sequence(number), driver.engine.connector.transfers[number]
@@ -129,16 +133,16 @@ def handed_out(
 
 
 class CopyEngine:
-    """Copies that take a fixed number of steps.
+    """Copies between GPU and host that take a fixed number of steps.
 
-    A load begins in the step that decides it, a store in the next step. If a step waits for a copy, the copy ends with
-    it.
+    A load begins in the step that decides it, and a store in the next step. If a step waits for a copy, the copy ends
+    with that step.
     """
 
     def __init__(self, workload: OracleWorkload) -> None:
         self._load_steps, self._store_steps = workload.load_steps, workload.store_steps
         self._last_step: dict[int, int] = {}
-        """Step whose output reports each copy as complete, in the order in which the copies started."""
+        """Number of the step whose output reports each copy; copies are in the order in which they started."""
         self._stores: list[int] = []
 
     def run_step(self, driver: Driver) -> None:
@@ -157,7 +161,7 @@ class CopyEngine:
 
 
 def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the copies that the last scheduled step starts, and those that it waits for."""
+    """Return the copies that the step scheduled last starts, and those for which it waits."""
     step, jobs = driver.engine.state.num_scheduled, driver.jobs().values()
     begun: dict[str, dict[str, Any]] = {"load_jobs": {}, "store_jobs": {}}
     for job in jobs:
@@ -169,7 +173,7 @@ def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
 
 
 def offload_state(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the skipped requests, the number of used host slots, and the blocks whose release is deferred."""
+    """Return the skipped requests, the number of used host slots, and the blocks that are freed late."""
     host, sequences = driver.engine.host, driver.engine.external.sequences
     return {
         "skipped": [name(number) for number in driver.skipped()],

@@ -1,4 +1,4 @@
-"""A recording prepared for the comparison with a simulated engine: its settings, and its events as columns."""
+"""A recording, prepared for the comparison with a simulated engine: its settings, and its events as columns."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ class Recorded:
         """Number of all blocks, including the null block."""
         self.initial_free: list[int] | None = None if meta.initial_free is None else meta.initial_free.tolist()
         self.has_free = bool((recording.steps.free_units >= 0).all())
-        """True if the number of free blocks was recorded."""
+        """The number of free blocks was recorded."""
         self.has_evictions = meta.source == "simulation" or bool((recording.memory.kind == MemoryKind.EVICT).any())
-        """True if evictions were recorded, so that a step without one had none."""
+        """Evictions were recorded, so a step without a recorded eviction had none."""
         known = (recording.memory.length > 0) | (recording.memory.kind == MemoryKind.RELEASE)
         self.has_lengths = bool(known.all()) and (self.layout is not None or bool((recording.memory.length > 0).all()))
-        """True if every change of a table states its length, and each release that of the released table."""
+        """Every change of a table has its length, and every release the length of the released table."""
         self.pipeline = settings_of(Pipeline, recording)
         self.depth = self.pipeline.most_in_flight(async_scheduling=self.scheduler.async_scheduling)
         """Largest number of steps in flight."""
         self.drafts = drafts_of(recording, self.scheduler)
-        """Speculative decoding; None without."""
+        """Effects of speculative decoding; None without it."""
         self.connector = connector_of(recording, self.drafts, release)
-        """The exchange of KV with other servers; None without."""
+        """The exchange of KV with other servers; None without it."""
         self.encoding = encoding_of(recording)
         """The images and the limits of the encoder; None without images."""
         # Steps that compute nothing are recorded if they may start copies or transfers, or if there is a pipeline.
@@ -95,12 +95,12 @@ class Recorded:
         self._is_schedule = self.timeline.kind == SCHEDULE
         self._schedule = _ScheduleRows(recording)
         self._taken = np.zeros(self.num_blocks, np.bool_)
-        """True for each block that was allocated in the moments read so far."""
+        """Mask of the blocks that were allocated in the moments read so far."""
 
     def arrival_ranks(self) -> list[float]:
-        """Rank requests by the time at which they were sent, as vLLM's priority queue does.
+        """Return the rank of each request by the time at which it was sent, as in vLLM's priority queue.
 
-        Equal times are ranked in the order in which the engine received the requests.
+        Requests with equal times are ranked in the order in which the engine received them.
         """
         requests = self.recording.requests
         rank = np.empty(len(requests))
@@ -108,13 +108,13 @@ class Recorded:
         return list(rank.tolist())
 
     def aborts(self, begin: int, end: int) -> IntArray:
-        """Return the moments in `begin:end` at which an aborted request releases a table."""
+        """Return the moments in [begin, end) at which an aborted request releases a table."""
         memory, rows = self.recording.memory, self._rows_of_memory(begin, end)
         aborted = self.recording.requests.status[memory.request[rows]] == RequestStatus.ABORTED
         return np.unique(self.timeline.of_change[rows][(memory.kind[rows] == MemoryKind.RELEASE) & aborted])
 
     def events(self, begin: int, end: int) -> EventColumns:
-        """Return the events of the moments in `begin:end`. Each call must begin where the last one ended."""
+        """Return the events of the moments [begin, end). Each call must begin at the end of the call before."""
         steps = self.recording.steps
         moment = begin + np.flatnonzero(self._is_schedule[begin:end])
         step = self.timeline.row[moment]
@@ -142,9 +142,9 @@ class Recorded:
         return changes, evicted if self.has_evictions else evicted[:0]
 
     def _evicts_unknown(self, changes: Rows) -> npt.NDArray[np.bool_]:
-        """Select the evictions of prefixes that were cached before the recording began.
+        """Return a mask of the evictions of prefixes that were cached before the recording began.
 
-        The simulated engine does not know these prefixes: their blocks were not allocated since.
+        The simulated engine does not know these prefixes. Their blocks were not allocated since the recording began.
         """
         kind, block = changes[:, 1], changes[:, 4]
         appended, evicted = np.flatnonzero(kind == MemoryKind.APPEND), np.flatnonzero(kind == MemoryKind.EVICT)
@@ -167,7 +167,7 @@ class _ScheduleRows:
         # of these, so then the order in the table is not that of admission.
         self._rank = _admission_rank(recording) if schedule.repeat is not None else np.arange(len(schedule))
         self._open = np.empty(0, np.int64)
-        """Rows that began earlier and also cover the next step to read."""
+        """Rows that began in an earlier step and also cover the next step to read."""
 
     def batches(self, steps: IntArray, moments: IntArray) -> Rows:
         """Return the rows of `EventColumns.batch` for consecutive `steps`, which were scheduled at `moments`."""
@@ -189,7 +189,7 @@ class _ScheduleRows:
 
 
 def _admission_rank(recording: Recording) -> IntArray:
-    """Return, for each row of the schedule, the first row of its request since the last admission."""
+    """Return, for each row of the schedule, the number of the first row since its request was last admitted."""
     schedule, steps, memory = recording.schedule, recording.steps, recording.memory
     released = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
     release_key = np.sort(sort_key(memory.request[released], memory.seq[released]))

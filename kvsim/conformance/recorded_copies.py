@@ -1,7 +1,7 @@
 """Comparison of copies between GPU and host memory with those in a recording.
 
-The scheduler decides neither when a copy is reported nor in which order the blocks of one copy become idle: both are
-taken from the recording. Everything else is compared.
+When a copy is reported, and in which order the blocks of a copy become idle, are not decisions of the scheduler: both
+are read from the recording. Everything else is compared.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from kvsim.engine.host_tier import Job
 
 Differing: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
-"""Fields that describe copies or transfers: as recorded, and as simulated."""
+"""Fields of a report on copies or transfers: the recorded ones, and the simulated ones."""
 Begun: TypeAlias = tuple[int, str, int, tuple[tuple[int, int], ...]]
-"""Copy: number, direction, request, and pairs of a host block and a GPU block in ascending order."""
+"""Begin of a copy: number, direction, request, and pairs of a host block and a GPU block in ascending order."""
 
 
 class RecordedCopies:
-    """The copies of a recording, by step."""
+    """The copies of a recording, looked up by step."""
 
     def __init__(self, recording: Recording) -> None:
         self._begun: dict[int, list[Begun]] = defaultdict(list)
@@ -53,7 +53,7 @@ class RecordedCopies:
         return sorted(self._begun.get(step, []))
 
     def awaited(self, step: int) -> list[int]:
-        """Return the copies that this step waited for and no earlier step did."""
+        """Return the copies for which this step waited, but no earlier step."""
         return sorted(self._awaited.get(step, ()))
 
     def reported(self, step: int) -> dict[int, list[int]]:
@@ -62,7 +62,9 @@ class RecordedCopies:
 
 
 class CopiesInLockstep:
-    """Reports the ends of copies to a simulated engine as in the recording, and compares its copy decisions."""
+    """Reports the ends of copies to a simulated engine as in the recording, and compares the engine's decisions on
+    copies.
+    """
 
     def __init__(self, driver: Driver, recorded: RecordedCopies) -> None:
         self._driver, self._recorded = driver, recorded
@@ -70,7 +72,7 @@ class CopiesInLockstep:
 
     @property
     def are_followed(self) -> bool:
-        """True if the engine offloads blocks to host memory."""
+        """True if the engine copies blocks to host memory."""
         return bool(self._driver.engine.settings.offloads)
 
     def _decided(self) -> dict[str, Any]:
@@ -82,8 +84,9 @@ class CopiesInLockstep:
         return {"copies": begun, "waits for copies": sorted(awaited)}
 
     def before(self, kind: int, step: int) -> Differing | None:
-        """Report the copies that end with the output of `step`, before it is processed; return those that the engine
-        lacks.
+        """Report the copies that end with the output of `step` to the engine, before it processes the output.
+
+        Return the recorded copies that the engine does not have, as a difference.
         """
         if kind != UPDATE:
             return None
@@ -96,7 +99,7 @@ class CopiesInLockstep:
         return ({"copies reported": unknown}, {"copies reported": []}) if unknown else None
 
     def after(self, kind: int, step: int) -> Differing | None:
-        """Compare the copies that a step started; complete the copies that an output reported."""
+        """Compare the copies that a step started, or complete the copies that an output reported."""
         if kind == UPDATE:
             for slots in self._recorded.reported(step).values():
                 self._driver.use_slots(slots)

@@ -1,4 +1,4 @@
-"""Numbers of drafts that each step of a recorded request proposed and accepted, so that an engine repeats them.
+"""Numbers of drafts that each step of a recorded request proposed and accepted, for an engine that repeats them.
 
 Both numbers follow from the columns `known`, `outputs` and `proposed` of the schedule.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def drafts_of(recording: Recording, scheduler: ContinuousSettings) -> Drafts | None:
-    """Return the speculative decoding of a recording; None without it."""
+    """Return the effects of speculative decoding in a recording; None without it."""
     config, meta = scheduler.drafting, recording.meta
     if config is None:
         return None
@@ -47,15 +47,15 @@ def drafts_of(recording: Recording, scheduler: ContinuousSettings) -> Drafts | N
 
 
 def _shares_hashes(recording: Recording) -> bool:
-    """Tell whether any two prompts begin with equal blocks."""
+    """Tell whether two prompts begin with equal blocks."""
     hashes = recording.requests.prompt_hashes.values
     return len(np.unique(hashes)) < len(hashes)
 
 
 def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> tuple[DraftCounts, DraftCounts]:
-    """Return the numbers of accepted and of proposed drafts of each request, by its number of outputs.
+    """Return the numbers of accepted and of proposed drafts of each request; the index is its number of outputs.
 
-    If `proposed` is empty, the result has no proposed drafts, so that an engine proposes as many as it may.
+    If `proposed` is empty, the result has no proposed drafts. An engine then proposes the maximum.
     """
     num_requests = len(recording.requests)
     rows = stable_order(recording.schedule.request, num_requests)
@@ -76,10 +76,10 @@ def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> 
 
 
 def _inferred_outputs(recording: Recording) -> IntArray:
-    """Return the number of tokens that each row of the schedule gave its request, from the known tokens of other rows.
+    """Return the number of tokens that each row of the schedule yielded, inferred from the known tokens of other rows.
 
     The rows of a request divide its tokens into gaps: before its first row, between two rows, and after its last row.
-    The outputs in a gap are the tokens by which the known tokens increase.
+    The outputs in a gap are the tokens by which its known tokens increase.
     """
     schedule, steps, requests = recording.schedule, recording.steps, recording.requests
     assert schedule.known is not None

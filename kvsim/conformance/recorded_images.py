@@ -1,4 +1,4 @@
-"""Images of a recording, for an engine that is compared with it, and the events of both encoder caches as columns.
+"""Images of a recording for an engine that is compared with it, and the events of both encoder caches as columns.
 
 An event of a call that scheduled nothing, or of an abort, is compared at the next scheduled step or processed output.
 """
@@ -54,7 +54,7 @@ def _inputs(images: PromptImages, num_requests: int) -> list[list[ImageInput]]:
 
 
 class EncoderMoments:
-    """The events of the encoder cache of a recording and of an engine that follows it, by the moment of comparison.
+    """The events of two encoder caches, of a recording and of the engine that follows it, by the moment of comparison.
 
     Rows of events are as in `EventColumns.encoder`.
     """
@@ -68,19 +68,21 @@ class EncoderMoments:
         images = recording.images.image if recording.images is not None else np.empty(0, np.int32)
         _, first = np.unique(images, return_index=True)
         self._image = np.append(0, images[np.sort(first)])
-        """Number in the recording of each image of the engine, which numbers them in the order of the table."""
+        """Number in the recording of each image of the engine, which numbers images in the order of the table of
+        images.
+        """
         self._recorded = np.empty((0, 4), np.int64)
         if (events := recording.encoder) is not None:
             at = self._of(np.searchsorted(seq, events.seq))
             self._recorded = stacked(at, *(getattr(events, name) for name in _COLUMNS[1:]))
         self._held_back = np.empty((0, 4), np.int64)
-        """Events of the engine that are reported at a moment which the engine has not reached yet."""
+        """Events of the engine that are compared at a later moment than the engine has reached."""
 
     def _of(self, index: IntArray) -> IntArray:
         return np.append(self._reporting, self._end)[index]
 
     def recorded(self, begin: int, end: int) -> Rows:
-        """Return the recorded events that are compared in the moments `begin:end`."""
+        """Return the recorded events that are compared at the moments [begin, end)."""
         return self._recorded[slice(*between(self._recorded[:, 0], begin, end))]
 
     def simulated(self, engine: Engine, since: int, end: int) -> Rows:

@@ -1,7 +1,7 @@
 """Comparison of transfers of KV between servers with those in a recording.
 
-The scheduler decides neither when a transfer ends nor which of its blocks fail: both are taken from the recording. The
-beginning of each transfer and its blocks are compared.
+When a transfer ends, and which of its blocks fail, are not decisions of the scheduler: both are read from the
+recording. The begin of each transfer and its blocks are compared.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _ROLES = {"prefill": Role.PRODUCER, "decode": Role.CONSUMER} | {role.value: role
 
 
 def connector_of(recording: Recording, drafts: Drafts | None, release: str) -> Connector | None:
-    """Return the connector of a recorded server; None if it exchanges no KV.
+    """Return the connector of a recorded server; None if the server exchanges no KV.
 
-    The connector has no link, because the recording states the ends of transfers. With several draft modules, some
+    The connector has no link, because the recording has the ends of transfers. With several draft modules, some
     releases leave the last tokens of a prompt to the decode server.
     """
     transfers, engine = recording.transfers, recording.meta.engine
@@ -60,7 +60,9 @@ def connector_of(recording: Recording, drafts: Drafts | None, release: str) -> C
 
 
 class TransfersInLockstep:
-    """Reports the ends of transfers to a simulated engine as in the recording, and compares those that it begins."""
+    """Reports the ends of transfers to a simulated engine as in the recording, and compares the transfers that it
+    begins.
+    """
 
     def __init__(self, driver: Driver, recording: Recording, timeline: MomentTimeline) -> None:
         self._driver, self._timeline = driver, timeline
@@ -73,7 +75,7 @@ class TransfersInLockstep:
             self._read(recording)
 
     def _read(self, recording: Recording) -> None:
-        """Group transfers by the step before which they begin, and by the output with which they end."""
+        """Group the transfers by the step before which they begin, and by the output with which they end."""
         transfers, steps = recording.transfers, recording.steps
         assert transfers is not None
         step = np.searchsorted(steps.schedule_seq, transfers.begun_seq)
@@ -89,7 +91,7 @@ class TransfersInLockstep:
             self._ended[output].append((int(transfers.request[row]) + 1, is_load))
 
     def before(self, kind: int, step: int) -> Differing | None:
-        """Report the transfers that end with the output of `step`, before it is processed."""
+        """Report the transfers that end with the output of `step` to the engine, before it processes the output."""
         if kind == UPDATE:
             call = int(self._driver.engine.external.state.num_updates) + 1
             for number, is_load in self._ended.get(step, ()):
@@ -97,7 +99,9 @@ class TransfersInLockstep:
         return None
 
     def after(self, kind: int, step: int) -> Differing | None:
-        """Return the recorded and the simulated transfers that began since the previous step, if they differ."""
+        """Return the recorded and the simulated transfers that began since the previous step, if they differ; else
+        None.
+        """
         if kind != SCHEDULE:
             return None
         connector = self._driver.engine.connector

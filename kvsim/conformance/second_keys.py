@@ -1,7 +1,7 @@
-"""Count of the second keys that vLLM gives to some blocks of full attention, which a record includes.
+"""Count of the second keys of blocks, which vLLM's records include.
 
-A second key is that of the last hash boundary of a prompt that ends inside the block. With drafts, such a block may
-lack a key of its own, because it is not full; the engine then marks it. No lookup finds a block by these keys.
+vLLM gives a second key to a block of full attention in which the last hash of a prompt ends. With drafts, such a block
+may have no other key, because it is not full; the engine then marks it. No lookup finds a block by these keys.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from kvsim.engine.driver import Driver
 
 _BLOCKS_AHEAD = 3
-"""Number of blocks that are noted from the one in which the last known hash ends."""
+"""Number of blocks that are kept for each sequence, beginning with the one in which its last known hash ends."""
 
 
 class SecondKeys:
-    """Second keys of all blocks, by block."""
+    """The second keys of each block."""
 
     def __init__(self, workload: OracleWorkload, driver: Driver) -> None:
         self._driver, self._rule = driver, rules_of(workload.scheduler.vllm).second_key
@@ -37,15 +37,19 @@ class SecondKeys:
         ]
         self._of_block: dict[int, set[tuple[int, int]]] = {}
         self._next: dict[tuple[int, int], tuple[int, list[int]]] = {}
-        """Blocks of each sequence and group that may get a second key: index in the table of the first, and blocks."""
+        """Blocks of each sequence and group that may get a second key: the table index of the first block, and the
+        blocks.
+        """
         self._tails: set[int] = set()
-        """Blocks whose only key is a hash that ends inside them."""
+        """Blocks whose only key is that of a hash that ends inside them."""
 
     def __len__(self) -> int:
         return len(set().union(*self._of_block.values()))
 
     def follow(self, changes: Iterable[Any]) -> None:
-        """Apply changes of block tables in order: freed tables may add keys, evictions remove the keys of blocks."""
+        """Apply changes of block tables in order. A freed table may add keys, and an eviction removes the keys of its
+        blocks.
+        """
         for row in changes:
             if int(row.kind) in (MemoryKind.EVICT, MemoryKind.APPEND):
                 for block in range(int(row.address), int(row.address + row.length)):
@@ -57,7 +61,7 @@ class SecondKeys:
                     self._add(*place, *self._next.pop(place), num_cached=int(row.cached))
 
     def note(self, numbers: Iterable[int]) -> None:
-        """Update the keys of the sequences `numbers`, which have block tables."""
+        """Update the second keys of the sequences `numbers`, which must have block tables."""
         engine = self._driver.engine
         self._forget_tails([block for block in self._tails if engine.blocks[block].key != NO_KEY])
         for group in self._groups:
@@ -70,7 +74,7 @@ class SecondKeys:
                 self._add(number, group, index, blocks, num_cached=int(table.num_cached))
 
     def _last_hash(self, number: int, group: int) -> int:
-        """Return how many of the known hashes of a sequence may be looked up."""
+        """Return how many of the hashes of a sequence a lookup may use."""
         engine = self._driver.engine
         record, sequence = engine.groups[group], engine.sequences[number]
         tokens = int(sequence.prompt_tokens)
@@ -80,9 +84,10 @@ class SecondKeys:
         return max(min(tokens, known), 0) // int(record.block_size // record.hashes_per_block)
 
     def _add(self, number: int, group: int, first: int, blocks: list[int], *, num_cached: int) -> None:
-        """Add the second key of a sequence to the block in which it ends.
+        """Add the second key of a sequence to the block in which its last hash ends.
 
-        `blocks` are those in the sequence's table from index `first` on. The first `num_cached` of the table are full.
+        `blocks` are those from index `first` of the sequence's table on. The first `num_cached` entries of the table
+        are full.
         """
         engine = self._driver.engine
         self._forget_tails(self._tails.intersection(blocks[: max(num_cached - first, 0)]))
@@ -103,13 +108,13 @@ class SecondKeys:
         self._of_block.setdefault(block, set()).add((group, key))
 
     def _forget_tails(self, full: Iterable[int]) -> None:
-        """Remove the keys of blocks that became full and got a key of their own."""
+        """Remove the keys of blocks that became full, because they got a key of their own."""
         for block in full:
             self._of_block.pop(block, None)
             self._tails.discard(block)
 
     def has_tail(self) -> npt.NDArray[np.bool_]:
-        """Tell for each block whether its only key is a hash that ends inside it."""
+        """Return a mask of blocks: True if a block's only key is that of a hash that ends inside it."""
         blocks = self._driver.engine.blocks
         is_marked, has_key = column(blocks, "cached_in") == HAS_TAIL, column(blocks, "key") != NO_KEY
         return np.asarray(is_marked & ~has_key)

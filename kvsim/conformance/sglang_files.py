@@ -1,7 +1,7 @@
 """Reader of the two files of a run of SGLang's own scheduler: the workload, and the scheduler's decisions.
 
-Prompts and answers get the same generated tokens as in the driver of that scheduler, so that the same prefixes are
-equal. Every error names the file, and the request if it is about one.
+Prompts and answers get the same generated tokens as in the program that runs that scheduler, so that the same prefixes
+are equal. Every error names the file, and the request if it is about one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STATE = (
     "running", "waiting", "ratio", "free", "evictable", "locked", "full", "free_pages", "free_ends", "free_windows",
     "evictable_windows", "free_pages_windows", "free_ends_windows", "free_host",
 )  # fmt: skip
-"""Fields that a record omits if their values are the same as in the previous record."""
+"""Fields that a record leaves out if their values are those of the previous record."""
 SGLANG_FIELDS: Mapping[str, tuple[str, ...]] = {
     "engine": ("slots", "page_size", "overlap", "max_running", "max_prefill_tokens", "max_req_input_len", "ratio"),
     "arrivals": ("pass", "arrived", "aborted", "waiting"),
@@ -42,7 +42,7 @@ _ENVIRONMENT = {
 }
 _OF_HICACHE = ("enable_hierarchical_cache", "hicache_ratio", "hicache_write_policy")
 _OF_CACHE = ("swa_full_tokens_ratio", "swa_eviction_interval", *_OF_HICACHE)
-"""Arguments and variables about the cache; the other names are about scheduling."""
+"""Names of arguments and variables about the cache. The other names are about scheduling."""
 _ARGUMENTS = (
     *_OF_HICACHE,
     "swa_full_tokens_ratio",
@@ -71,13 +71,13 @@ class SGLangRequest:
     limit: int
     """Maximum number of outputs."""
     stop_at: int | None
-    """Number of outputs including the stop token; None without a stop token, or if it is ignored."""
+    """Number of outputs up to and including the stop token; None without a stop token, or if it is ignored."""
     ignores_eos: bool
     arrival_pass: int
     abort_pass: int | None
     priority: int | None
     extra_key: str | None
-    """SGLang's key that separates prefixes: requests with different keys share no prefix."""
+    """SGLang's key that separates prefixes: requests with different keys never share a prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class SGLangWorkload:
 
     num_slots: int
     window_tokens: int
-    """Number of tokens to which layers with windows attend before a new token; 0 without such layers."""
+    """Number of tokens before a new token that layers with windows read; 0 without such layers."""
     policy: Radix
     requests: tuple[SGLangRequest, ...]
 
@@ -143,7 +143,7 @@ def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
 
 
 def expanded(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records with the unchanged values that the file omits."""
+    """Yield the records with all fields, including unchanged ones that the file leaves out."""
     last: dict[str, Any] = {}
     for line, record in records:
         whole = dict(record)
@@ -172,7 +172,9 @@ def _requests(documents: Sequence[Mapping[str, Any]]) -> Iterator[SGLangRequest]
 
 
 def _prompt_of(document: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any]]) -> list[int]:
-    """Return the token ids of a prompt; if none are given, those of the driver of SGLang's scheduler."""
+    """Return the token ids of a prompt. If the document has none, they are generated as in the program that runs
+    SGLang.
+    """
     if document.get("prompt_token_ids"):
         return list(document["prompt_token_ids"])
     seed = sum(ord(letter) * 31**place for place, letter in enumerate(str(document.get("prompt_as", document["id"]))))
@@ -189,7 +191,7 @@ def _prompt_of(document: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any
 
 
 def _stop_of(document: Mapping[str, Any]) -> int | None:
-    """Return the number of outputs including the stop token; None without a stop token."""
+    """Return the number of outputs up to and including the stop token; None without a stop token."""
     if document.get("stop_at") is None and document.get("max_tokens"):
         return int(document["output_len"])
     stop = document.get("stop_at")

@@ -1,4 +1,4 @@
-"""Order of the moments of a recording, through which a simulated engine can go to be compared.
+"""The moments of a recording in order, through which a simulated engine is run to be compared.
 
 A moment is an arrival, a scheduled step, a processed output, a departure, or a call that scheduled nothing.
 """
@@ -28,18 +28,17 @@ class MomentTimeline:
     """All moments as columns of equal length, and the moment of each change of block tables."""
 
     kind: IntArray
-    """Kind of each moment, see `kvsim.engine.moments`.
+    """Kind of each moment; see `kvsim.engine.moments`.
 
-    Changes of block tables between two moments, which come from aborted requests, have a moment of the kind `NOTHING`.
+    Changes of block tables between two moments come from aborted requests. They have a moment of the kind `NOTHING`.
     """
     row: IntArray
     """Row of the request that arrives or leaves, or of the step that is scheduled or whose output is processed."""
     of_change: IntArray
-    """Moment at which each row of the memory table is compared, without the rows after the last moment."""
+    """Moment at which each row of the memory table is compared. Rows after the last moment are left out."""
     breaks_off_at: int
-    """First moment that no engine can follow, because its pipeline is full or nothing is in flight.
-
-    The number of moments if there is none.
+    """First moment that no engine can follow, because too many steps or none are in flight; the number of moments if
+    none.
     """
 
     def __len__(self) -> int:
@@ -49,7 +48,7 @@ class MomentTimeline:
 def timeline_of(recording: Recording, depth: int, *, has_every_step: bool) -> MomentTimeline:
     """Return the moments of `recording`, whose engine has at most `depth` steps in flight.
 
-    If not `has_every_step`, the recording has no step for calls that scheduled nothing.
+    Unless `has_every_step`, the recording has no step for a call that scheduled nothing.
     """
     kind, row, seq = _recorded_moments(recording)
     # Steps in flight after each moment.
@@ -90,7 +89,9 @@ def timeline_of(recording: Recording, depth: int, *, has_every_step: bool) -> Mo
 
 
 def _spread(values: npt.NDArray[AnyScalar], inserted: IntArray, place: IntArray) -> npt.NDArray[AnyScalar]:
-    """Return `np.repeat(values, inserted + 1)`, in less memory if little is inserted; the last copy is at `place`."""
+    """Return `np.repeat(values, inserted + 1)`, in less memory if few are repeated. The last copy of a value is at
+    `place`.
+    """
     spread = np.empty(int(place[-1]) + 1 if len(place) else 0, values.dtype)
     spread[place] = values
     several = np.flatnonzero(inserted)
@@ -102,7 +103,7 @@ def _spread(values: npt.NDArray[AnyScalar], inserted: IntArray, place: IntArray)
 
 
 def _recorded_moments(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
-    """Return every arrival, output and scheduled step in order: kind, row in its table of the recording, `seq`."""
+    """Return every arrival, output and scheduled step in order: kind, row in its table of the recording, and `seq`."""
     requests, steps = recording.requests, recording.steps
     outputs = steps.output_seq
     if (requests.status == RequestStatus.UNFINISHED).any():
@@ -141,7 +142,7 @@ def _reporting_moments(reporting: IntArray, seq: IntArray, changes: IntArray) ->
     """Return the moment that reports each change of block tables, and whether the change came before that moment.
 
     `reporting` are the moments that report changes, `seq` the sequence numbers of all moments, and `changes` those of
-    the changes. Changes after the last reporting moment are omitted, because they are never compared.
+    the changes. Changes after the last reporting moment are left out, because they are never compared.
     """
     among = seq[reporting]
     num_reported = int(np.searchsorted(changes, among[-1], side="right")) if len(among) else 0
@@ -156,10 +157,10 @@ def _reporting_moments(reporting: IntArray, seq: IntArray, changes: IntArray) ->
 def _leaving(
     recording: Recording, kind: IntArray, row: IntArray, looks: npt.NDArray[np.bool_]
 ) -> tuple[IntArray, IntArray]:
-    """Return the aborted requests in the order in which they left, and the moment before which each left.
+    """Return the aborted requests in the order in which they left, and the moment before which each one left.
 
-    This moment is the first scheduler call at or after the request's end. `kind` and `row` are the recorded moments.
-    `looks` is True for outputs that follow a call which scheduled nothing.
+    This moment is the first call of the scheduler at or after the request's end. `kind` and `row` are the recorded
+    moments. `looks` is True for outputs that follow a call which scheduled nothing.
     """
     requests, steps = recording.requests, recording.steps
     left = (requests.status == RequestStatus.ABORTED) & np.isfinite(requests.finished_s)

@@ -1,7 +1,7 @@
-"""Variants of a release's rules, to name the rule that causes a difference between vLLM and kvsim.
+"""Variants of a release's rules, which are tried to name the rule that causes a difference between vLLM and kvsim.
 
-`kvsim conform` and `kvsim compare --vllm A B` repeat a comparison with each variant: a rule of another release, or a
-setting that the engine ignores. A variant that removes the difference explains it.
+`kvsim conform` and `kvsim compare --vllm A B` repeat a comparison with each variant: a rule has another value, or the
+engine ignores a setting. A variant that removes the difference explains it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STARTUP_RULES = (
     "profiles_free_memory",
     "refuses_long_threshold",
 )
-"""Rules that affect only what vLLM logs or refuses at its start; they are not tried, because they change no step."""
+"""Rules that affect only what vLLM logs or refuses at its start. They change no step, so they are not tried."""
 _IGNORED_SETTINGS = (
     ("long_prefill_token_threshold", 0, "long_prefill_token_threshold limits no prompt."),
     ("policy", "fcfs", "The order of priorities is not followed."),
@@ -33,7 +33,7 @@ _IGNORED_SETTINGS = (
     ("scheduler_reserve_full_isl", True, "A request is admitted only when its whole prompt fits, whatever is set."),
     ("retention_interval", None, "Windows and states are kept for hits at all boundaries."),
 )
-"""Settings that an engine may ignore: name, the value that it would use for every workload, and a description."""
+"""Settings that an engine may ignore: name, value that it would use for every workload, and a description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +44,11 @@ class Variant:
     value: Any
     description: str
     is_rule: bool
-    """True if `name` is a rule of a release; otherwise it is a setting of a workload."""
+    """The variant changes a rule of a release; if False, a setting of a workload."""
 
     @property
     def shown(self) -> Any:
-        """The value as text or number; the name of a member of an enumeration."""
+        """Value for a report: a number or a text; the name, if it is a member of an enumeration."""
         return self.value.name.replace("_", " ").lower() if isinstance(self.value, Enum) else self.value
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Variant:
 
 
 def variants_of(release: str) -> list[Variant]:
-    """Return the variants to try for a release: other values of its rules, and settings that it may ignore."""
+    """Return the variants to try for a release: other values of its rules, and settings that its engine may ignore."""
     rules = [
         Variant(name=rule.name, value=value, description=words_of(rule.name, value), is_rule=True)
         for rule in fields(ReleaseRules)
@@ -71,10 +71,10 @@ def variants_of(release: str) -> list[Variant]:
 
 
 def document_with(document: Document, variants: Sequence[Variant]) -> Document:
-    """Return a workload with the settings among `variants`."""
+    """Return a workload with those of the `variants` that are settings."""
     return document | {each.name: each.value for each in variants if not each.is_rule}
 
 
 def release_with(release: str, variants: Sequence[Variant]) -> str:
-    """Return the name of a release with the rules among `variants`."""
+    """Return the name of a release with those of the `variants` that are rules."""
     return varied(release, {each.name: each.value for each in variants if each.is_rule})

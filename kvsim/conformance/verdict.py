@@ -1,4 +1,4 @@
-"""Result of a comparison of an engine with kvsim: all steps are equal, or the first difference with its context."""
+"""Result of a comparison of an engine with kvsim: all steps are equal, or there is a first difference."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from itertools import zip_longest
 from typing import Any
 
 COUNTS = ("num_steps", "num_allocations", "num_preemptions", "num_hits", "num_evictions", "num_aborts")
-"""Names of the counts of equal items in a `Verdict`."""
+"""Names of the counts in a `Verdict`."""
 _BEFORE, _AFTER = 2, 3
-"""Entries of a list that are shown around the first difference."""
+"""Numbers of entries of a list that are shown before, and from, the first difference on."""
 _KEYS_SHOWN = 3
-"""Number of differing entries of a mapping that are shown."""
+"""Largest number of differing entries of a mapping that are shown."""
 _ABSENT = object()
-"""Marker for a value that one side does not have; null is a value."""
+"""Marker for a value that one side does not have. (None is a value.)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictLine:
-    """One value on both sides."""
+    """One compared value, as recorded and as simulated."""
 
     label: str
-    """Place of the value: a field, an index, a key."""
+    """Name of the value: a field, with the index or the key in it."""
     recorded: str
     simulated: str
     differs: bool = True
-    """False for an entry of a list that is shown as context."""
+    """False for an entry of a list that is equal and shown as context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,27 +37,27 @@ class Difference:
     moment: str
     """Description of the moment, and its place in the recording."""
     lines: tuple[VerdictLine, ...]
-    """Every field that differs at this moment, with a few entries around the first difference of a list."""
+    """All fields that differ at this moment. Of a list, a few entries around its first difference are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Result of a comparison: the first difference, and counts of equal items."""
+    """Result of a comparison: the first difference, and counts of what was equal before it."""
 
     num_steps: int = 0
     """Number of equal calls of the scheduler."""
     num_allocations: int = 0
-    """Number of blocks allocated in these steps, each compared by its physical id."""
+    """Number of blocks allocated in these steps. Each one is compared by its block id."""
     num_preemptions: int = 0
     num_hits: int = 0
     """Number of blocks found in the prefix cache."""
     num_evictions: int = 0
-    """Number of blocks that lost a prefix because another request needed the block."""
+    """Number of blocks whose prefix was evicted because a request needed the block."""
     num_aborts: int = 0
     num_failures: int = 0
-    """Number of outputs that vLLM's asynchronous scheduler did not await; each ends vLLM.
+    """Number of outputs that vLLM's asynchronous scheduler did not await. Each one ends vLLM.
 
-    If the records stop early, failures of the next simulated record count too, because they may be the reason.
+    If the records stop early, failures in the next simulated record count too, because they may be the cause.
     """
     difference: Difference | None = None
     """First difference; None if everything is equal."""

@@ -1,8 +1,8 @@
-"""Driver of vLLM's own engine, scheduler and KV-cache manager on a CPU with a fake model, which records every decision.
+"""Driver of vLLM's own engine, scheduler and KV-cache manager on a CPU with a fake model; every decision is recorded.
 
 `kvsim conform` runs this script with the interpreter of an environment with vLLM; it imports nothing of kvsim. Each
 input line is a JSON object with a `workload` in the format of the golden ones. The first output line names the release.
-The answer to an input line are the records of an oracle and a closing line: `{"kind": "done"}` or `{"kind": "failed",
+Each input line is answered with the records of an oracle and a closing line: `{"kind": "done"}` or `{"kind": "failed",
 "error": ...}`.
 """
 
@@ -33,14 +33,14 @@ _NOT_NEEDED = (
     *("fastapi", "starlette", "prometheus_fastapi_instrumentator", "model_hosting_container_standards", "mcp"),
     *("mistral_common", "gguf", "compressed_tensors", "depyf", "ray", "flashinfer", "ijson", "cbor2", "einops"),
 )
-"""Modules that vLLM imports for grammars, the front end, Ray and checkpoints, and that the scheduler does not need."""
+"""Modules that vLLM imports but its scheduler does not need: for grammars, the front end, Ray and checkpoints."""
 
 
 class StandIns:
     """Import finder that provides an empty module for each module in `_NOT_NEEDED`."""
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        """Return the specification of an empty module for a name in `_NOT_NEEDED`, or for a submodule of one."""
+        """Return the specification of an empty module for a name in `_NOT_NEEDED`, or for a submodule of it."""
         is_stood_in = name.partition(".")[0] in _NOT_NEEDED
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_stood_in else None  # type: ignore[arg-type]
 
@@ -95,9 +95,9 @@ Record = dict[str, Any]
 STOP_TOKEN = 7
 """Stop token of every request."""
 MOST_CALLS = 4_000
-"""Largest number of engine calls for a workload, after which its requests are considered to wait forever."""
+"""Largest number of engine calls for a workload. If they do not suffice, its requests count as waiting forever."""
 _HOPELESS_CALLS = 100
-"""Number of engine calls without a change after which nothing will change any more."""
+"""Number of consecutive engine calls without a change after which nothing can change any more."""
 _PLENTY = 1 << 40
 _FIRST_SHARED, _FIRST_ANSWER, _TOKENS_OF_A_REQUEST = 900_000_000, 500_000_000, 1_000_000
 """First token ids of shared prefixes and of answers, and the distance between those of two consecutive requests."""
@@ -110,10 +110,10 @@ _RETENTION_VARIABLE = f"VLLM_{_RETENTION.upper()}"
 _RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 _MEMORY_CHECKS = ("_check_enough_kv_cache_memory", "check_enough_kv_cache_memory")
 _SIZING = ("kv_cache_utils", "kv_cache_planning", "kv_cache_config_builder")
-"""Modules of `vllm.v1.core` that may have the memory check."""
+"""Modules of `vllm.v1.core` that may contain the check of the memory's size."""
 _PLAIN, _COMPRESSED = "LlamaForCausalLM", "DeepseekV2ForCausalLM"
 ARCHITECTURES = _PLAIN, _COMPRESSED
-"""Architectures of the driven models, by vLLM's names."""
+"""Architectures of the fake models, by vLLM's names."""
 _CONFIG = {
     "architectures": [_PLAIN],
     "model_type": "llama",
@@ -140,7 +140,7 @@ _LATENTS = _CONFIG | {
 
 
 class _Decoder(torch.nn.Module):
-    """A decoder that computes nothing."""
+    """A model that computes nothing."""
 
     supports_pp = True
 
@@ -161,7 +161,7 @@ class _Decoder(torch.nn.Module):
 
 
 def register_decoders() -> None:
-    """Register empty decoders in place of vLLM's models, which would import kernels."""
+    """Register models that compute nothing in place of vLLM's, which would import kernels."""
     for architecture in ARCHITECTURES:
         ModelRegistry.register_model(architecture, type(architecture, (_Decoder,), {}))
 
@@ -170,9 +170,9 @@ def register_decoders() -> None:
 
 
 def configure(workload: Workload, folder: Path, scheduler_cls: str | None = None) -> VllmConfig:
-    """Return the configuration of a server with the settings of `workload` that this release has.
+    """Return the configuration of a server with those settings of `workload` that this release has.
 
-    A model without weights is written to `folder`.
+    The configuration of a model without weights is written to `folder`.
     """
     block_size = workload.get("block_size", 16)
     longest = workload.get("max_model_len") or min((workload["num_blocks"] - 1) * block_size, _LONGEST_MODEL)
@@ -232,7 +232,7 @@ def _set_for_process(workload: Workload) -> None:
 
 
 def _write_model(workload: Workload, folder: Path) -> None:
-    """Write the model's `config.json`, with the layers of all groups: MLA if every group is MLA, else plain."""
+    """Write the model's `config.json`, with the layers of all groups: with MLA if all groups are MLA."""
     entries = workload.get("groups", ())
     fields = _LATENTS if {entry["type"] for entry in entries} == {"mla"} else _CONFIG
     if entries:
@@ -309,7 +309,9 @@ def _attention(entry: dict[str, Any], block_size: int) -> KVCacheSpec | None:
 
 
 class FakeModel(Executor):
-    """Executor that computes nothing, for all stages of a model: it answers each step with tokens of the workload."""
+    """Executor for all stages of a model that computes nothing: it answers each step with tokens that the workload
+    gives.
+    """
 
     def __init__(self, vllm_config: Any, workload: Workload) -> None:
         self._workload = workload
@@ -321,7 +323,7 @@ class FakeModel(Executor):
         self._number = {request["id"]: row for row, request in enumerate(self._workload["requests"], 1)}
         self._stop_at = {request["id"]: request.get("stop_at") for request in self._workload["requests"]}
         self._given: dict[str, int] = {}
-        """Number of tokens of each request when it was last admitted: a model runner gets these tokens."""
+        """Number of tokens of each request when it was last admitted. The model runner gets these tokens."""
         self._num_answers = dict.fromkeys(self._number, 0)
         self.supported_tasks = ("generate",)
 
@@ -337,7 +339,7 @@ class FakeModel(Executor):
         return True
 
     def get_kv_cache_specs(self) -> list[Any]:
-        """Return the layers of each of `pp` stages."""
+        """Return the layers of each of the `pp` stages."""
         layers = layers_of(self._workload, self.vllm_config.model_config.max_model_len)
         stages, names = self._workload.get("pp", 1), list(layers)
         cuts = [len(names) * stage // stages for stage in range(stages + 1)]
@@ -368,7 +370,7 @@ class FakeModel(Executor):
         """Check nothing."""
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Start a step; return an output at once only if the step computes nothing."""
+        """Start a step. If the step computes nothing, return an output at once."""
         self._step = scheduler_output
         admitted = [each.req_id for each in scheduler_output.scheduled_new_reqs]
         for name in (*admitted, *scheduler_output.scheduled_cached_reqs.resumed_req_ids):
@@ -376,7 +378,7 @@ class FakeModel(Executor):
         return _answer(None if scheduler_output.total_num_scheduled_tokens else self._output([]), non_block=non_block)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002
-        """Sample the tokens of the step: one for each request whose known tokens are all computed."""
+        """Return the outputs of the step: a token for each request whose known tokens are all computed."""
         return _answer(self._output(list(self._step.num_scheduled_tokens)), non_block=non_block)
 
     def _output(self, names: list[str]) -> Any:
@@ -388,9 +390,11 @@ class FakeModel(Executor):
         )
 
     def _sampled(self, name: str) -> list[int]:
-        """Return the sampled token of a request; empty before all tokens that its runner was given are computed.
+        """Return the sampled token of a request; an empty list unless all tokens that its runner was given are
+        computed.
 
-        Runners sample even if the scheduler awaits no token, when a request is resumed while a token is in flight.
+        Runners sample even if the scheduler awaits no token: when a request is resumed while one of its tokens is in
+        flight.
         """
         request = self.scheduler.requests[name]
         if request.num_computed_tokens < self._given[name]:
@@ -404,7 +408,7 @@ class FakeModel(Executor):
 
 
 class _Later(Future):  # type: ignore[type-arg]
-    """A result that is never ready before the engine waits for it, like a GPU's; vLLM before 0.23 checks `done`."""
+    """A result that is never ready before the engine waits for it, as on a GPU. vLLM before 0.23 checks `done`."""
 
     def done(self) -> bool:
         """Return False."""
@@ -430,12 +434,12 @@ def make_engine(config: VllmConfig, model: Callable[[Any], FakeModel]) -> Any:
 
 
 class SchedulerDecisions:
-    """Recorder of all decisions of a scheduler, as the records of an oracle."""
+    """Recorder that writes all decisions of a scheduler as the records of an oracle."""
 
     def __init__(self, scheduler: Any, emit: Callable[[Record], None]) -> None:
         self._scheduler, self._emit = scheduler, emit
         self._in_groups = False
-        """True if records have a list of tables, one for each KV-cache group; otherwise they have one table."""
+        """Records have a list of tables, one for each KV-cache group. If False, they have a single table."""
         self._numbers: dict[int, int] = {}
         self._num_steps = 0
         self._preempted: list[str] = []
@@ -576,7 +580,7 @@ def play(
     called: Callable[[int, Any], None] = lambda *_: None,
     before_call: Callable[[int], None] = lambda _: None,
 ) -> Record:
-    """Run the engine until all requests have ended; they arrive and are aborted at the calls that the workload states.
+    """Run the engine until all requests have ended. They arrive and are aborted at the calls given by the workload.
 
     Return the fields of the end record. `dated` returns the arrival time of the request in a row. `asked` is called
     with every request, `before_call` before every engine call with its number, and `called` after it with its number
@@ -643,7 +647,7 @@ def _made_up_prompt(row: int, request: Record) -> list[int]:
 
 
 def serve(order: Record, scratch: Path, emit: Callable[[Record], None]) -> None:
-    """Serve the workload of `order` with an engine, and emit its decisions; the model is written to `scratch`."""
+    """Serve the workload of `order` with an engine, and emit its decisions. The model is written to `scratch`."""
     workload = order["workload"]
     engine = make_engine(configure(workload, scratch), partial(FakeModel, workload=workload))
     SchedulerDecisions(engine.scheduler, emit).begin(in_groups="groups" in workload)
@@ -651,7 +655,7 @@ def serve(order: Record, scratch: Path, emit: Callable[[Record], None]) -> None:
 
 
 def answer(serve: Callable[[Record, Path, Callable[[Record], None]], None], answers: Any) -> None:
-    """Serve the orders on standard input, one per line, and write records and closing lines to `answers`."""
+    """Serve the orders on standard input, one on each line, and write records and closing lines to `answers`."""
 
     def emit(record: Record) -> None:
         answers.write(json.dumps(record) + "\n")
@@ -673,7 +677,7 @@ def answer(serve: Callable[[Record, Path, Callable[[Record], None]], None], answ
 
 
 def _words_of(error: Exception) -> str:
-    """Return the text of an error, or else the line of vLLM at which it was raised."""
+    """Return the text of an error or, if it has none, the source line at which it was raised."""
     if str(error):
         return f"{type(error).__name__}: {error}"
     last = traceback.extract_tb(error.__traceback__)[-1]

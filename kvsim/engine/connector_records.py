@@ -149,9 +149,9 @@ class ConnectorTables(NamedTuple):
     their prompts.
     """
     sends: Numbers
-    """Sequences with a transfer whose end time is known, and whose end is not reported yet."""
+    """Sequences that have ended, and whose blocks are kept for another server from the next step on."""
     live: Numbers
-    """Sequences with a transfer whose end time is known, but has not been reported yet."""
+    """Sequences with a transfer whose end time is known, and whose end is not reported yet."""
     lanes: Records[Lane]
     reports: Records[Report]
     """Transfers that have ended, in the order in which they are reported."""

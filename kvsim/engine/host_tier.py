@@ -47,9 +47,9 @@ class HostSettings:
     submit_s: float = 0.0
     """Fixed part of the host time to submit a copy, in seconds."""
     submit_block_s: float = 0.0
-    """Host time that the offload adds to every step, without the step's copies, in seconds."""
+    """Host time that one more GPU block adds to submitting a copy, in seconds."""
     step_s: float = 0.0
-    """Additional host time of a step, without its copies, in seconds."""
+    """Host time that the offload adds to every step, without the step's copies, in seconds."""
     sequence_s: float = 0.0
     """Host time that one more sequence adds to a step, in seconds."""
     deferred_block_s: float = 0.0

@@ -64,28 +64,30 @@ class Settings:
     encoder_cache_tokens: int = 0
     """Largest number of encoder outputs that the encoder cache holds."""
     keeps_images_whole: FeatureFlag = False
-    """A chunk is cut to a boundary of recurrent states before its images are planned; if False, after that."""
+    """A step computes all tokens of an image, or none."""
     aligns_before_images: FeatureFlag = False
-    """A sequence uses an image until the outputs of all steps that compute the image's tokens have been processed."""
+    """A chunk is cut to a boundary of recurrent states before its images are planned; if False, after that."""
     images_wait: FeatureFlag = False
+    """A sequence uses an image until the outputs of all steps that compute the image's tokens have been processed.
+
+    If False, it uses the image until these steps are scheduled.
+    """
+    cuts_before_images: FeatureFlag = False
     """A chunk is cut right before an image that has no room in the encoder cache.
 
     If False, it ends earlier, by the tokens that drafting reads after a chunk (`prompt_ahead_tokens`).
     """
-    cuts_before_images: FeatureFlag = False
-    """A chunk does not cut an image that is already in the encoder cache either, if `keeps_images_whole`."""
     keeps_cached_whole: FeatureFlag = False
-    """A sequence uses an image that occurs several times in its prompt until the last occurrence is computed."""
+    """A chunk does not cut an image that is already in the encoder cache either, if `keeps_images_whole`."""
     keeps_repeated_images: FeatureFlag = False
-    """A sequence uses an image for each of its occurrences in the chunk that encodes it; if False, only for the first
-    one.
-    """
+    """A sequence uses an image that occurs several times in its prompt until the last occurrence is computed."""
     counts_repeated_images: FeatureFlag = False
-    """A sequence releases an image when any of its occurrences in the prompt is computed, even if a later
-    one needs it.
+    """A sequence uses an image for each of its occurrences in the chunk that encodes the image.
+
+    If False, it uses the image only for the first of these occurrences.
     """
     any_place_frees: FeatureFlag = False
-    """An image is freed while any of its occurrences in the prompt is computed, even if a later one uses it again."""
+    """A sequence releases an image when any of its occurrences is computed, even if a later one needs it."""
     ahead: bool = False
     """Asynchronous scheduling: a step is scheduled before the outputs of earlier steps are known."""
     most_in_flight: int = 1
@@ -237,9 +239,9 @@ class Settings:
     answers: bool = False
     """The run stops whenever a request has ended, because a client waits for its answer."""
     lockstep: bool = False
-    """The engine sends a user's next request of the workload when the user has an answer."""
+    """The run stops at every step, because the steps of several ranks wait for each other."""
     users_ask_again: bool = False
-    """A user who has an answer sends the next request of the workload."""
+    """The engine itself sends a user's next request of the workload when the user has an answer."""
     think_s: float = 0.0
     """Seconds between an answer and the user's next request."""
     may_skip_decodes: bool = False

@@ -26,9 +26,9 @@ from kvsim.replay.by_unit import Successions
 
 
 def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
-    """Check the figures of `recording` that follow from other tables; return the slots of its pool by state.
+    """Check the figures of `recording` that also follow from its other tables; return the slots of its pool by state.
 
-    Return None for a recording without steps. The reader has checked everything else.
+    Return None for a recording without steps. `folder` is named in errors. The reader has checked everything else.
     """
     check_events(recording, folder)
     _check_bytes(recording, folder / "meta.json")
@@ -49,14 +49,15 @@ def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
 
 
 def _check_free_units(recording: Recording, free: IntArray, file: Path) -> None:
-    """Check the column `free_units` against the number of `free` units in the frame of each step."""
+    """Check the column `free_units` against `free`, the number of free units in the frame of each step."""
     steps = recording.steps
     compared = np.flatnonzero((steps.free_units >= 0) & ~_has_later_releases(recording))
     agree(steps.free_units[compared], free[compared], file, "free_units", "memory.parquet", compared)
 
 
 def _has_later_releases(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Tell for each step whether its frame has more free units than the engine counted at its schedule.
+    """Return bool[steps]: True if the frame of a step has more free units than the engine counted when it scheduled the
+    step.
 
     A request that is aborted after a step frees its memory before the next step, with the `seq` of the earlier one.
     """
@@ -69,7 +70,7 @@ def _has_later_releases(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def _check_after_outputs(recording: Recording, in_gaps: GapSlots, free: IntArray, file: Path) -> None:
-    """Check the columns that state what outputs leave against the other tables; `free` has the free units in gaps."""
+    """Check the columns that state running, waiting and free units after outputs; `free` has the free units in gaps."""
     gaps, steps = in_gaps.gaps, recording.steps
     compared = ~_has_later_releases(recording)[gaps.step]
     step = gaps.step[compared]
@@ -81,7 +82,9 @@ def _check_after_outputs(recording: Recording, in_gaps: GapSlots, free: IntArray
 
 
 def _check_bytes(recording: Recording, file: Path) -> None:
-    """Check the bytes per token against the model's shape, and the bytes and layers of blocks against the groups."""
+    """Check the bytes per token against the model's shape, and the bytes and layers of blocks against the KV-cache
+    groups.
+    """
     meta, pool = recording.meta, recording.meta.pool
     if all(key in meta.model for key in _SHAPE) and not (pool.groups and "kv_bytes_per_token" not in meta.model):
         # `served_model` compares the bytes. It needs a whole shape, but the fields of weights do not affect them.
@@ -114,7 +117,9 @@ _WEIGHT_FIELDS = ("num_attention_heads", "hidden_size", "intermediate_size", "vo
 
 
 def _check_units(replay: Replay, folder: Path) -> None:
-    """Check that a cached unit is evicted before it is overwritten, and shared only by prompts with its prefix."""
+    """Check that a cached unit is evicted before it is overwritten, and is shared only by prompts that begin with its
+    prefix.
+    """
     recording, file = replay.recording, folder / "memory.parquet"
     memory, meta = recording.memory, recording.meta
     contents = _UnitContents(replay)
@@ -124,8 +129,8 @@ def _check_units(replay: Replay, folder: Path) -> None:
             (kind != MemoryKind.APPEND) | ~part.kept, file,
             "a unit that keeps a prefix should be evicted before it is allocated", part.row,
         )  # fmt: skip
-        # Each rule is for rows of one kind: a row is of another kind, or its unit is as the rule says. In the recording
-        # of a server, a unit may become cached after its release was reported.
+        # Each rule applies to rows of one kind, so rows of other kinds pass. In the recording of a server, a unit may
+        # become cached after its release was reported.
         if meta.source == "simulation":
             had_prefix = (kind != MemoryKind.EVICT) | part.kept
             require(had_prefix, file, "a unit that is evicted should keep a prefix", part.row)
@@ -135,7 +140,8 @@ def _check_units(replay: Replay, folder: Path) -> None:
 
 
 def _check_evictions(recording: Recording, file: Path) -> None:
-    """Check that each evicted block is allocated in the same step, and that every block was used before any eviction.
+    """Check that evicted blocks are allocated in the same step, and that all blocks were used before the first
+    eviction.
 
     This holds for kvsim's own paged policy: a block keeps its prefix until it is allocated again, and freed blocks are
     behind all unused blocks in the free queue.
@@ -148,7 +154,7 @@ def _check_evictions(recording: Recording, file: Path) -> None:
         return
 
     def moments(rows: IntArray) -> tuple[IntArray, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return, for each unit of some `rows`, its row, its address, and a number for the address and the `seq`."""
+        """Return three arrays, one entry for each unit of some `rows`: row, address, and a key of address and `seq`."""
         extent, offset = expanded(memory.length[rows])
         unit = memory.address[rows][extent].astype(np.int64) + offset
         return rows[extent], unit, unit * (int(memory.seq[-1]) + 1) + memory.seq[rows][extent]
@@ -166,7 +172,10 @@ def _check_evictions(recording: Recording, file: Path) -> None:
 
 
 class _UnitContents:
-    """The request that last wrote each unit, and the position of the unit in its table; they determine its prefix."""
+    """The last writer of each unit (a request), and the unit's position in that request's table.
+
+    Together they determine the prefix that the unit holds.
+    """
 
     def __init__(self, replay: Replay) -> None:
         recording, pool = replay.recording, replay.recording.meta.pool
@@ -174,12 +183,15 @@ class _UnitContents:
         self._hashes, self._first = hashes.values, np.append(0, np.cumsum(hashes.lengths))
         sizes = [group.block_size for group in pool.groups] or [pool.unit_tokens]
         self._hashes_per_unit = np.array(sizes) // recording.meta.hash_block_size
-        # By address: the request that last wrote the unit, or -1, and the position of the unit in its table.
+        # Indexed by address: the request that last wrote the unit (-1 for none), and the position of the unit in its
+        # table.
         self._writer = np.full(replay.ledger.end_of_pool, -1, np.int32)
         self._position = np.full(replay.ledger.end_of_pool, -1, np.int32)
 
     def check_shared(self, part: Successions, kind: IntArray, file: Path) -> None:
-        """Check the units that requests share in `part`, whose rows are of these kinds, and update the last writers."""
+        """Check the units that the rows of `part` share, and update the last writers; `kind` has the kinds of these
+        rows.
+        """
         memory = self._memory
         request = memory.request[part.row]
         position = memory.position[part.row] + part.unit - memory.address[part.row]
@@ -206,7 +218,9 @@ class _UnitContents:
         self._position[part.unit[written]] = position[written]
 
     def _hash(self, request: IntArray, position: IntArray, row: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the hash of each request's prompt up to the end of the unit at `position`, and whether it has one."""
+        """Return the hash of each request's prompt up to the end of the unit at `position`, and whether the prompt has
+        one.
+        """
         group = 0 if self._memory.group is None else self._memory.group[row]
         # The hash of a unit is that of its last tokens, since hashes are chained.
         nth = (position.astype(np.int64) + 1) * self._hashes_per_unit[group] - 1

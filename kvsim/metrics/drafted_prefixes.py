@@ -2,10 +2,10 @@
 
 The check of kept prefixes (`kvsim.metrics.kept_prefixes`) compares these numbers with the column `cached`.
 
-A step caches the known tokens that it computes. An engine that also caches when it processes an output then caches all
-known tokens but the newest, whose KV is not computed yet. `schedule.parquet` states the known tokens at each step, and
-`requests.parquet` those at the end, so that most numbers are exact. A request that is preempted with two outputs in
-flight gets one output before it releases its blocks, and one after. Then only the sum of their tokens is recorded, and
+A step caches the known tokens that it computes. Some engines cache again when they process an output: all known tokens
+but the newest, whose KV is not computed yet. `schedule.parquet` states the known tokens at each step, and
+`requests.parquet` those at the end, so most numbers are exact. An exception is a request that is preempted with two
+outputs in flight: one comes before it releases its blocks, and one after. Only the sum of their tokens is recorded, so
 the functions here return a lower and an upper bound.
 """
 
@@ -29,21 +29,25 @@ Flags = npt.NDArray[np.bool_]
 
 
 class CachedTokens(NamedTuple):
-    """Number of cached tokens of requests when they release units."""
+    """Number of cached tokens of requests at the moments at which they release units; int64, one entry for each
+    release.
+    """
 
     least: Tokens
     """Smallest possible number of cached tokens."""
     most: Tokens
     """Largest possible number of cached tokens."""
     computed: Tokens
+    """Number of computed tokens."""
     with_next_step: Tokens
     """Largest number of tokens that would be cached if one more step had been scheduled."""
 
 
 def cached_with_drafts(recording: Recording, rows: IntArray, previous_end: IntArray, release: str) -> CachedTokens:
-    """Count the tokens of each request at the moment at which `rows` of `memory.parquet` release its units.
+    """Return the number of cached tokens of each request when one of `rows` of `memory.parquet` releases its units.
 
-    `previous_end` is the last step of each request before an earlier release of all its memory; -1 for none.
+    `previous_end` has, for each row, the last step of the request before an earlier release of all its memory; -1 for
+    none. `release` is the version of vLLM.
     """
     if not len(recording.schedule):
         return CachedTokens(*(np.zeros(len(rows), np.int64),) * 4)
@@ -75,7 +79,7 @@ def dropping_groups(recording: Recording, release: str) -> tuple[int, ...]:
 
 
 def _tokens_ahead(meta: Meta, release: str) -> int:
-    """Return the number of tokens after a block that the key of the block also covers."""
+    """Return the number of tokens after a block that the block's key also covers."""
     config = meta.policy.get("speculative_config")
     return meta.hash_ahead_tokens or (SpeculativeConfig.parse(config).tokens_ahead(release) if config else 0)
 
@@ -86,18 +90,23 @@ def _caches_outputs(meta: Meta, release: str) -> bool:
 
 
 class _LastSteps(NamedTuple):
-    """The newest step of each request before a release of its units, and the outputs in flight at the release."""
+    """The newest step of each request before a release of its units, and the outputs in flight then.
+
+    One entry for each release.
+    """
 
     is_there: Flags
-    """True if the request had a step between its admission and the release; if False, ignore the other columns."""
+    """True if the request had a step between its admission and the release; if False, the other columns
+    mean nothing.
+    """
     known: Tokens
     """Number of known tokens when the step was scheduled."""
     end: Tokens
     """Number of computed tokens after the step."""
     known_later: Tokens
-    """Number of known tokens at the next step of the request, or at its end."""
+    """Number of known tokens at the next step of the request or, without one, at its end."""
     is_preempted: Flags
-    """True if the release is a preemption; otherwise the request ended, and later outputs are dropped."""
+    """True if the release is a preemption. Otherwise the request has ended, and later outputs are discarded."""
     most_before: Tokens
     """Largest possible number of tokens in outputs between the step and the release."""
     least_before: Tokens
@@ -161,9 +170,10 @@ def _end(recording: Recording, row: IntArray) -> Tokens:
 
 
 def _most_tokens(recording: Recording, row: IntArray, is_first: Flags) -> Tokens:
-    """Return the largest number of tokens in the output of each schedule row: a new token, and all verified drafts.
+    """Return the largest number of tokens in the output of each schedule row: one new token, and all verified drafts.
 
-    It is 0 if known tokens are left to compute. Drafts in the step that admits a request (`is_first`) are all rejected.
+    It is 0 if the step leaves known tokens to compute. In the step that admits a request (`is_first`), all drafts are
+    rejected.
     """
     schedule = recording.schedule
     assert schedule.known is not None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetTotals:
-    """Sums over the servers of a fleet; rates and latencies are those of all requests.
+    """Totals over the servers of a fleet. Rates and latencies are those of all requests together.
 
     A data-parallel rank counts as a server.
     """
@@ -45,32 +45,37 @@ class FleetTotals:
     pool_bytes: int
     """Bytes of the pools of all servers, on all GPUs together."""
     mean_occupancy: float
-    """Mean share of a server's pool that requests hold, 0 to 1."""
+    """Mean over time of the share of a server's pool that requests hold, 0 to 1; averaged over the servers."""
     peak_occupancy: float
-    """Largest share of any server's pool that requests held at a time, 0 to 1."""
+    """Largest share of a single server's pool that requests held at any time, 0 to 1."""
     imbalance: float
-    """Computed tokens of the busiest server, relative to the mean of all servers of the same kind; 1 is balanced."""
+    """Computed tokens of the busiest server, divided by the mean of all servers of the same kind; 1 means balanced."""
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     prefix_hit_rate: float
     one_pool_hit_tokens: int
     """Prompt tokens that would be hits in one endless cache for all servers: an upper bound for every routing."""
     mean_duplicate_bytes: float
-    """Mean bytes of cached prefixes beyond one copy: a prefix on three servers counts twice."""
+    """Mean over time of the bytes of cached prefixes beyond one copy: a prefix on three servers counts twice."""
     most_duplicate_bytes: int
     """Largest number of bytes of cached prefixes beyond one copy, at any time."""
     num_prefill: int = 0
-    """Number of servers (or ranks) that only compute prompts; 0 if all decode. If there are any, only they count
-    prefix hits.
+    """Number of servers (or ranks) that only compute prompts; 0 if all decode.
+
+    If there are any, only their prefix hits are counted.
     """
     fetched_bytes: int = 0
     """Bytes of KV that servers fetched from each other, per GPU."""
     num_ranks: int = 1
     """Number of data-parallel ranks behind each front end; 1 for servers without ranks."""
     idle_steps: tuple[int, ...] = ()
-    """Steps that each data-parallel rank took without a batch, because others had one; empty without ranks."""
+    """Number of steps that each data-parallel rank took without a batch because other ranks had one; empty without
+    ranks.
+    """
     store: Mapping[str, int] | None = None
-    """Numbers of blocks that a shared store loaded, wrote, evicted, held at most and can hold; None without a store."""
+    """Numbers of blocks that a shared store loaded, wrote, evicted, held at most, and can hold; None
+    without a store.
+    """
 
     def as_dict(self) -> dict[str, Any]:
         """Return the totals for JSON; NaN becomes None."""
@@ -91,10 +96,10 @@ def fleet_totals(
     idle_steps: tuple[int, ...] = (),
     store: Mapping[str, int] | None = None,
 ) -> FleetTotals:
-    """Add up the `summaries` and `requests` of the servers of a fleet, one entry per server.
+    """Add up the `summaries` and `requests` of a fleet, which have one entry for each server.
 
-    All servers have the pool and model in `meta`. If the first `num_prefill` servers only compute prompts, a request
-    is on two servers; `clients` then has the requests with the times that clients see.
+    All servers have the pool and model in `meta`. If the first `num_prefill` servers only compute prompts, a request is
+    on two servers; `clients` then has the requests with the times that clients see.
     """
     prefilling, decoding = summaries[:num_prefill], summaries[num_prefill:]
     duration_s = max(summary.duration_s for summary in summaries)
@@ -149,7 +154,7 @@ def _prefix_hits(meta: Meta, summaries: Sequence[Summary], requests: Sequence[Re
 
 
 def _imbalance(summaries: Sequence[Summary]) -> float:
-    """Return the tokens that the busiest server computed, divided by the mean of all servers."""
+    """Return the number of tokens that the busiest server computed, divided by the mean of the servers."""
     computed = np.array([summary.computed_tokens for summary in summaries], np.int64)
     return float(computed.max() / computed.mean()) if computed.any() else np.nan
 
@@ -157,8 +162,8 @@ def _imbalance(summaries: Sequence[Summary]) -> float:
 def _one_pool_hit_tokens(meta: Meta, requests: Sequence[Requests]) -> int:
     """Count the prompt tokens, in full blocks, that also begin an earlier prompt on any server.
 
-    Equal hashes mean equal prefixes, since each hash depends on all blocks before it. Each occurrence of a hash after
-    the first, by arrival, is a hit of one block. The last token of a prompt is always computed.
+    Hashes are chained, so equal hashes mean equal prefixes. Each occurrence of a hash after the first, by arrival, is a
+    hit of one block. The last token of a prompt is always computed, so it is never a hit.
     """
     prompt = np.concatenate([each.prompt_tokens for each in requests]).astype(np.int64)
     begun = np.concatenate([~np.isnan(each.first_scheduled_s) for each in requests])
@@ -179,7 +184,7 @@ def _one_pool_hit_tokens(meta: Meta, requests: Sequence[Requests]) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Replace NaN by None, which JSON has."""
+    """Replace NaN by None, because JSON has no NaN."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     return None if isinstance(value, float) and np.isnan(value) else value

@@ -1,4 +1,4 @@
-"""Gaps between the steps of a recording, in which no step is in flight, and the queues during the gaps."""
+"""Gaps between the steps of a recording, in which no step is in flight, and the numbers of requests in them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gaps:
-    """Times between the output of a step and the beginning of the next one while no step is in flight, in order."""
+    """Gaps: times from the output of a step to the beginning of the next step, if no step is in flight in between.
+
+    One entry for each gap, in order.
+    """
 
     step: IntArray
-    """Step whose output begins each gap."""
+    """Number of the step whose output begins each gap."""
     begin_s: FloatArray
     num_scheduled: IntArray
-    """Requests of the step that still run after its output."""
+    """Number of requests of the step that still run after its output."""
     running: IntArray
-    """Requests that still run after the output."""
+    """Number of requests that still run after the output."""
     waiting: IntArray
-    """Requests that still wait after the output."""
+    """Number of requests that still wait after the output."""
 
     @classmethod
     def of(cls, replay: Replay) -> Gaps:
@@ -51,7 +54,7 @@ class Gaps:
 
     @classmethod
     def stated(cls, steps: Steps) -> Gaps | None:
-        """Return the gaps as the steps of a recording state them; None if they do not."""
+        """Return the gaps with the numbers that the recording itself states; None if it states none."""
         if steps.running_after is None or steps.waiting_after is None:
             return None
         step = steps_before_gaps(steps)
@@ -65,9 +68,9 @@ class Gaps:
         )
 
     def over_time(self, recording: Recording | Outline, name: str) -> tuple[FloatArray, IntArray]:
-        """Return `num_scheduled`, `running` or `waiting` over time: the times from which values hold, and the values.
+        """Return `num_scheduled`, `running` or `waiting` over time, as two arrays: times in seconds, and values.
 
-        The last value is 0, from the end of the last step on.
+        A value holds from its time on. The last value is 0, from the end of the last step on.
         """
         steps = recording.steps
         time_s, counts = self.joined(steps, steps[name].astype(np.int64), getattr(self, name))
@@ -78,16 +81,17 @@ class Gaps:
     def joined(
         self, steps: Steps, of_steps: npt.NDArray[Any], of_gaps: npt.NDArray[Any]
     ) -> tuple[FloatArray, npt.NDArray[Any]]:
-        """Return a figure over time: the times from which values hold, and the values; 0 from the last output on.
+        """Return a figure over time, as two arrays: times in seconds, and values, which hold from their times on.
 
-        `of_steps` has the figure while each of `steps` is the newest, and `of_gaps` the figure in each gap.
+        `of_steps` has the figure while each of `steps` is the newest, and `of_gaps` the figure in each gap. After the
+        last output, the figure is 0.
         """
         time_s, values = np.append(steps.start_s, steps.end_s[-1]), np.append(of_steps, 0)
         return np.insert(time_s, self.step + 1, self.begin_s), np.insert(values, self.step + 1, of_gaps)
 
 
 def steps_before_gaps(steps: Steps) -> IntArray:
-    """Return the steps whose output comes before the next step begins, and after all earlier outputs."""
+    """Return the steps after whose output no step is in flight, and whose output comes before the next step begins."""
     is_last = (steps.output_seq[:-1] < steps.schedule_seq[1:]) & (steps.end_s[:-1] < steps.start_s[1:])
     found: IntArray = np.flatnonzero(is_last)
     return found
@@ -96,9 +100,10 @@ def steps_before_gaps(steps: Steps) -> IntArray:
 def _with_arrivals_in_gaps(
     recording: Recording | Outline, gaps: Gaps, time_s: FloatArray, waiting: IntArray
 ) -> tuple[FloatArray, IntArray]:
-    """Return the `waiting` requests of a static batch over time, with the changes inside the gaps.
+    """Return the number of requests that wait for a static batch over time, including changes inside the gaps.
 
-    Requests that arrive in a gap wait for a batch to begin, and may give up before it does.
+    Requests that arrive in a gap wait for a batch to begin, and may leave before it does. `time_s` and `waiting` are
+    without these changes; the result has the same form.
     """
     requests = recording.requests
     waited = requests.status != RequestStatus.REFUSED
@@ -117,7 +122,7 @@ def _with_arrivals_in_gaps(
 
 
 def _arrived(recording: Recording, step: IntArray) -> IntArray:
-    """Count the requests that are queued between the schedule and the output of each `step`."""
+    """Count the requests that join the queue between the schedule and the output of each step in `step`."""
     requests, steps = recording.requests, recording.steps
     arrival_seq = np.sort(requests.arrival_seq[requests.status != RequestStatus.REFUSED])
     scheduled, processed = (
@@ -129,8 +134,8 @@ def _arrived(recording: Recording, step: IntArray) -> IntArray:
 def _chosen_before_output(replay: Replay) -> IntArray:
     """Count the requests that are admitted between the schedule and the output of each step.
 
-    With `disable_consecutive_prefill_overlap`, SGLang chooses a prefill, which takes memory, before the output of the
-    prefill before it, and launches it after that output.
+    With `disable_consecutive_prefill_overlap`, SGLang chooses a prefill before the output of the previous prefill, and
+    launches it after that output. The chosen requests already hold memory.
     """
     steps, held = replay.recording.steps, replay.ledger.tables.residencies
     if replay.recording.meta.policy_name != Radix.name:
@@ -141,7 +146,7 @@ def _chosen_before_output(replay: Replay) -> IntArray:
 
 
 def _ended(replay: Replay) -> tuple[IntArray, IntArray]:
-    """Count the running and the waiting requests that end with an output while each step is the newest.
+    """Count, for each step, the running and the waiting requests that end with an output while the step is the newest.
 
     A preempted request waits, and may end with an output that was in flight.
     """

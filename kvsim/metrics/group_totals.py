@@ -1,7 +1,7 @@
-"""Compute the totals of several KV-cache groups at every frame of a recording; `engine.totals` computes them in a run.
+"""Totals of several KV-cache groups at every frame of a recording; `engine.totals` computes the same during a run.
 
-Most totals are running sums of allocations and releases. Expired tokens are counted per block, in the few frames from
-the one in which a window passes the block's first token to the release of the block.
+Most totals are running sums of allocations and releases. Expired tokens are counted block by block, for the frames in
+which the block has expired tokens: from when a window passes the block's first token to the block's release.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Numbers = npt.NDArray[np.int64]
 
 _NO_LIMIT = np.iinfo(np.int64).max // 2
 _PAIRS_AT_ONCE = 1 << 21
-"""Number of pairs of a block and a frame that are processed together, in about 200 MB."""
+"""Number of pairs of a block and a frame that are processed together; they take about 200 MB."""
 
 
 def group_totals(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbers) -> SlotTotals:
-    """Return the totals of a pool with several KV-cache groups at every frame; its slots are bytes."""
+    """Return the totals of a pool with several KV-cache groups at every frame. A slot is a byte."""
     tables = replay.ledger.tables
     born, dead = frames_of(replay, tables.birth_seq), frames_of(replay, tables.death_seq)
     end = _end_of_tables(replay)
@@ -75,7 +75,7 @@ def _end_of_tables(replay: Replay) -> Numbers:
 def _null_slots(
     replay: Replay, group: TableGroup, extents: Numbers, born: Numbers, dead: Numbers, end: Numbers
 ) -> Numbers:
-    """Return, at every frame, the number of slots that computed tokens lack, because their table entries are null.
+    """Return, at every frame, the number of slots of computed tokens whose table entries are null.
 
     An entry is null if the table skipped it at its start, or if its block was released while the table goes on.
     `extents` are those of `group`. `born`, `dead` and `end` have, for every extent of the recording, the frames at
@@ -93,14 +93,16 @@ def _null_slots(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holders:
-    """Operations sorted by block, with the number of tables (`refs`) that have the block after each operation."""
+    """All allocations and releases, sorted by block, and after each one the number of tables (`refs`) that hold the
+    block.
+    """
 
     address: IntArray
     seq: IntArray
     refs: npt.NDArray[np.int32]
     group: IntArray
     order: npt.NDArray[np.int32]
-    """Number of each operation in the order of the recording."""
+    """Number of each entry in the order of the recording."""
 
     @classmethod
     def of(cls, replay: Replay) -> _Holders:
@@ -115,7 +117,9 @@ class _Holders:
 
 
 def _shared(replay: Replay, holders: _Holders) -> Numbers:
-    """Return, at every frame, the number of slots that sharing saves: one block for each holder except the first."""
+    """Return, at every frame, the number of slots that sharing saves: a block's slots for each table that holds it but
+    one.
+    """
     sizes = np.array([group.state_slots or group.block_size * group.token_slots for group in replay.groups])
     after = np.maximum(holders.refs - 1, 0) * sizes[holders.group]
     before = np.concatenate((np.zeros(1, np.int64), after[:-1]))
@@ -129,7 +133,7 @@ def _shared(replay: Replay, holders: _Holders) -> Numbers:
 def _expired(
     replay: Replay, group: TableGroup, extents: Numbers, born: Numbers, dead: Numbers, holders: _Holders
 ) -> Numbers:
-    """Return, at every frame, the number of slots in held blocks of a group that no holder needs any more."""
+    """Return, at every frame, the number of slots in held blocks of a group that no table needs any more."""
     tables = replay.ledger.tables
     extents = extents[np.argsort(tables.address[extents], kind="stable")]
     begin = _first_expired(replay, group, extents, born, dead)
@@ -151,7 +155,7 @@ def _expired(
 
 
 def _first_expired(replay: Replay, group: TableGroup, extents: Numbers, born: Numbers, dead: Numbers) -> Numbers:
-    """Return the first frame in which some tokens of each block have expired."""
+    """Return, for each extent, the first frame in which tokens of its block have expired in its table."""
     tables = replay.ledger.tables
     if group.kind is CacheKind.MAMBA:
         following = np.minimum(extents + 1, len(born) - 1)
@@ -169,7 +173,7 @@ def _first_expired(replay: Replay, group: TableGroup, extents: Numbers, born: Nu
 
 
 def _expired_in_table(replay: Replay, group: TableGroup, extent: Numbers, frame: Numbers) -> Numbers:
-    """Return the number of tokens or states of each extent that its table does not need any more at its frame."""
+    """Return the number of tokens or states of each extent that its table no longer needs at the frame given for it."""
     if group.kind is CacheKind.MAMBA:
         return np.ones(len(extent), np.int64)
     tables = replay.ledger.tables
@@ -182,10 +186,10 @@ def _expired_in_table(replay: Replay, group: TableGroup, extent: Numbers, frame:
 def _expired_in_block(
     replay: Replay, holders: _Holders, address: Numbers, frame: Numbers, amount: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Return frames and amounts: how many tokens or states of a block have expired for all its holders at the frame.
+    """Return frames and amounts: how many tokens or states of a block all tables that hold it no longer need.
 
-    `address`, `frame` and `amount` have an entry for each table that holds the block, at each frame. The result has one
-    for each block and frame, with the smallest amount of all tables; 0 if another table needs the whole block.
+    `address`, `frame` and `amount` have an entry for each table that holds a block, at each frame. The result has an
+    entry for each block and frame, with the smallest amount of all tables; 0 if another table needs the whole block.
     """
     if not len(holders.refs) or int(holders.refs.max()) <= 1:
         return frame, amount

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class PrefixHits(NamedTuple):
-    """Prompt tokens that were looked up in the prefix cache, and those that were found there."""
+    """Number of prompt tokens that were looked up in the prefix cache, and of those that were found."""
 
     queried_tokens: int
     hit_tokens: int
     why_none: str
-    """Reason for no hits; empty if there was a hit."""
+    """Reason why there were no hits; empty if there was a hit."""
 
     @property
     def rate(self) -> float:
@@ -27,9 +27,9 @@ class PrefixHits(NamedTuple):
 
 
 def prefix_hits(meta: Meta, requests: Requests) -> PrefixHits:
-    """Count the prefix hits of the prompts of `requests`, each once, when its request was first scheduled.
+    """Count the prefix hits of `requests`: each prompt counts once, when its request was first scheduled.
 
-    vLLM counts the same way from 0.27 on; earlier releases count a prompt again at every lookup without success.
+    vLLM counts the same way from 0.27 on. Earlier releases count a prompt again at every lookup that admits nothing.
     """
     looks_up = meta.prefix_caching or bool(meta.policy.get("kv_offloading_size"))
     begun = np.flatnonzero(~np.isnan(requests.first_scheduled_s))
@@ -39,9 +39,8 @@ def prefix_hits(meta: Meta, requests: Requests) -> PrefixHits:
 
 
 def repeated_tokens(meta: Meta, requests: Requests) -> int:
-    """Count the prompt tokens in full blocks that an earlier prompt had too: the hits of an endless cache.
-
-    Hashes are chained, so two blocks with equal hashes end equal prefixes.
+    """Count the prompt tokens, in full blocks, that also begin an earlier prompt: the hits in a cache of unlimited
+    size.
     """
     hashes, per_block = requests.prompt_hashes, max(1, meta.pool.unit_tokens // max(1, meta.hash_block_size))
     within = np.arange(len(hashes.values)) - np.repeat(hashes.offsets[:-1], hashes.lengths)
@@ -50,7 +49,7 @@ def repeated_tokens(meta: Meta, requests: Requests) -> int:
 
 
 def _why_none(meta: Meta, requests: Requests, begun: npt.NDArray[np.intp], *, looks_up: bool) -> str:
-    """Return the reason for which no prompt had a prefix hit; `begun` are the rows of the scheduled requests."""
+    """Return the reason why no prompt had a prefix hit; `begun` has the rows of the scheduled requests."""
     if not looks_up:
         return "prefix caching is off" if meta.policy_name in ("paged", "radix") else "this policy has no prefix cache"
     if not len(begun):

@@ -1,6 +1,6 @@
-"""Check which units stay cached when requests release them: the column `cached`, from which the shown cache follows.
+"""Check of the column `cached`: the number of units that stay cached when a request releases its units.
 
-A unit stays cached if all its tokens were computed and had known values.
+A unit stays cached if all its tokens were computed and their values were known.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     is_dropped = np.isin(group, dropping)
 
     def kept(tokens: IntArray, together: IntArray | int, is_hit: IntArray) -> IntArray:
-        """Return the value that `cached` should have in each row if its request had this number of cached tokens."""
+        """Return the value that `cached` should have in each row, if the request has `tokens` cached tokens."""
         num_full = tokens // together * together // size
         return np.where(is_whole, np.where(misses_part, 0, num_full), is_hit & (position < num_full))
 
@@ -102,15 +102,16 @@ def _release_of(recording: Recording) -> str:
 
 
 def _keeps_all(size: IntArray, aligned: int, rules: ReleaseRules) -> npt.NDArray[np.bool_]:
-    """Tell for each block size whether a release caches blocks of windows even if no hit can need them."""
+    """Return a mask of block sizes: True if a release caches blocks of windows of that size even if no hit can need
+    them.
+    """
     return (rules.left_out is LeftOut.NONE) | ((rules.left_out is LeftOut.SMALLER) & (aligned <= size))
 
 
 def _blocks_for_hit(group: KVCacheGroup, aligned: int) -> int:
     """Return how many blocks of `group` are needed for a hit that ends at a common boundary of all groups.
 
-    The hit needs all blocks since the last such boundary, or fewer with a window. A table with blocks that no hit needs
-    is released unit by unit, so that a release of the whole table keeps nothing.
+    The hit needs all blocks since the common boundary before, or fewer if the group has a window.
     """
     per = aligned // group.block_size
     if group.kind is not CacheKind.SLIDING_WINDOW or group.window is None:
@@ -121,8 +122,8 @@ def _blocks_for_hit(group: KVCacheGroup, aligned: int) -> int:
 def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the smallest and the largest possible number of cached tokens of each request when `rows` release units.
 
-    A step caches the tokens that it computes, except those whose values come with the outputs of earlier steps. They
-    are cached once these outputs have come. A request that recomputes known tokens waits for no output.
+    A step caches the tokens that it computes. Tokens whose values come with outputs of earlier steps are cached only
+    when these outputs have come. A request that recomputes known tokens waits for no output.
     """
     recording, meta = replay.recording, replay.recording.meta
     request, seq = recording.memory.request[rows].astype(np.int64), recording.memory.seq[rows]
@@ -148,7 +149,7 @@ def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64
 
 
 def _cached_without_drafts(replay: Replay, request: IntArray, seq: IntArray, previous_end: IntArray) -> CachedTokens:
-    """Count the tokens of each of `request` when it releases units at `seq`, as `cached_with_drafts` does."""
+    """Return the number of cached tokens of each request when it releases units at `seq`; see `cached_with_drafts`."""
     recording, progress = replay.recording, replay.progress
     moments = recording.steps.schedule_seq
     upto = np.searchsorted(moments, seq) - 1
@@ -167,9 +168,10 @@ def _cached_without_drafts(replay: Replay, request: IntArray, seq: IntArray, pre
 def _loaded_but_not_cached(
     replay: Replay, request: IntArray, seq: IntArray, upto: IntArray
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Count the tokens of each request's latest load before `seq`; 0 if it has computed a token since the load began.
+    """Return the tokens of each request's latest load before `seq`, 0 if a step has used the load, and whether one
+    could.
 
-    Loaded blocks are cached at the first step after the report of their load. The second array tells whether such a
+    Loaded blocks are cached in the first step after the report of their load. The second array tells whether such a
     step is possible up to step `upto`.
     """
     transfers = replay.recording.transfers
@@ -186,11 +188,11 @@ def _loaded_but_not_cached(
 
 
 _MOST_TOKENS = 1 << 32
-"""More tokens than any request has."""
+"""A number of tokens that is larger than that of any request."""
 
 
 def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: IntArray) -> npt.NDArray[np.int64]:
-    """Count, for each request, the steps up to `upto` whose output tokens have not come at `moment`."""
+    """Count, for each request, the steps up to `upto` whose outputs have not come at `moment`, a sequence number."""
     recording, progress = replay.recording, replay.progress
     first = np.full(len(recording.requests), len(recording.steps))
     reached = TokenSteps.of(recording.schedule, recording.requests.prompt_tokens)
@@ -201,7 +203,7 @@ def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: In
 
 
 def _step_of_previous_end(recording: Recording, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Return the last step of each request before its latest release of all memory until `seq`; -1 without one."""
+    """Return the last step of each request before its latest release of all memory before `seq`; -1 without one."""
     memory, ends = recording.memory, recording.memory.ends
     key = sort_key(memory.request[ends], memory.seq[ends])
     ends, key = ends[np.argsort(key)], np.sort(key)

@@ -34,7 +34,7 @@ STATE_MEANINGS: Final[dict[SlotState, str]] = {
     SlotState.EXTERNAL: "free, but in pieces",
     SlotState.FREE: "free and empty",
 }
-"""Meaning of each name, in at most 20 characters."""
+"""Meaning of each state, in at most 20 characters."""
 STATES_ON_DARK: Final[dict[SlotState, str]] = {
     SlotState.TOKEN: "#8ad0f7",
     SlotState.RESERVED: "#1f5fa8",
@@ -61,11 +61,14 @@ STATES_ON_LIGHT: Final[dict[SlotState, str]] = {
 Any two colours differ by 8 of 100 steps of CIE L*, and for colour-blind readers by 16 or more in CIE 1976 Lab.
 """
 _SCATTERING: Final = (Paged.name, Radix.name)
-"""Policies whose requests hold memory wherever it is free."""
+"""Policies in which a request's units lie anywhere in the pool."""
 
 
 def tells_owners(recording: Recording) -> bool:
-    """Tell whether a hue can identify a request: not if more requests than there are hues hold scattered memory."""
+    """Tell whether colours can identify requests.
+
+    They cannot if requests hold scattered units and more requests run than there are hues.
+    """
     running = recording.steps.running
     most = int(running.max()) if len(running) else 0
     return most <= NUM_HUES or recording.meta.policy_name not in _SCATTERING

@@ -1,6 +1,7 @@
-"""Sums over the frames of a recording, built from jumps at a frame and from slopes of a constant amount per frame.
+"""Sums over the frames of a recording, built from jumps (an amount at one frame) and ramps (a constant amount per
+frame).
 
-With such sums, the account of slots takes time in proportion to the rows of a recording, not to its tokens.
+The time to compute them grows with the rows of a recording, not with its tokens.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
 
 
 def frames_of(replay: Replay, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Return the first frame at or after each `seq`; `num_frames` if there is none."""
+    """Return the first frame at or after each sequence number in `seq`; `num_frames` if there is none."""
     return np.searchsorted(replay.frame_seq, seq)
 
 
 def running_sum(num_frames: int, *changes: tuple[IntArray, IntArray]) -> npt.NDArray[np.int64]:
-    """Return the running sum of `changes`: pairs of frames, and of the amounts to add there.
+    """Return, for every frame, the sum of the amounts added up to it.
 
-    Changes after the last frame are ignored.
+    Each of `changes` is a pair of arrays: frames, and the amounts to add there. Changes after the last frame are
+    ignored.
     """
     total = np.zeros(num_frames + 1, np.int64)
     for frames, amounts in changes:
@@ -34,7 +36,9 @@ def running_sum(num_frames: int, *changes: tuple[IntArray, IntArray]) -> npt.NDA
 
 
 def ramp(num_frames: int, begin: IntArray, step: IntArray, amount: IntArray) -> npt.NDArray[np.int64]:
-    """Return, for every frame, the sum of amounts that each grow by `step` per frame from `begin` to their `amount`."""
+    """Return, for every frame, the sum of ramps that each grow by `step` per frame from frame `begin` on, up to
+    `amount`.
+    """
     whole_steps = amount // step
     complete = begin + whole_steps
     slope = running_sum(num_frames, (begin, step), (complete, -step))
@@ -42,10 +46,10 @@ def ramp(num_frames: int, begin: IntArray, step: IntArray, amount: IntArray) -> 
 
 
 class Ramps:
-    """Computed tokens of every request while it holds memory: a jump at each row of the schedule, then a slope of one.
+    """Computed tokens of every request while it holds memory: for each schedule row a jump, then one token per frame.
 
     A row has `first` computed tokens at frame `begin`, and one more in each of the next `rise` frames. It is valid
-    until frame `end`, at which the next row of the request begins or its memory is released.
+    until frame `end`, at which the next row of the request begins or the request's memory is released.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -80,7 +84,8 @@ class Ramps:
     ) -> npt.NDArray[np.int64]:
         """Return, for every frame, the number of computed tokens at positions [low, high), summed over all requests.
 
-        `low`, `high` and `weight`, a factor on the tokens (1 by default), have an entry for each request.
+        `low`, `high` and `weight` have an entry for each request. Each of its tokens counts `weight` times, by default
+        once.
         """
         low, high = low[self._request], high[self._request]
         each = np.ones(len(low), np.int64) if weight is None else weight[self._request]
@@ -94,7 +99,9 @@ class Ramps:
 
     @staticmethod
     def _end_of_residency(replay: Replay, request: IntArray, begin: IntArray) -> npt.NDArray[np.int64]:
-        """Return the frame at which the request of each row releases its memory; 0 if it holds none at `begin`."""
+        """Return, for each row, the frame at which its request releases its memory; 0 if it holds none at frame
+        `begin`.
+        """
         held = replay.ledger.tables.residencies
         if not len(held.request):
             return np.zeros(len(request), np.int64)

@@ -1,4 +1,4 @@
-"""Compute the latencies of requests, and their distributions."""
+"""Latencies of requests, and their distributions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Mean and percentiles of a set of values; all NaN for an empty set."""
+    """Mean and percentiles of a set of values. All are NaN for an empty set."""
 
     mean: float
     p50: float
@@ -37,7 +37,7 @@ class Latencies:
     """Latencies of the finished requests, in row order."""
 
     request: IntArray
-    """Rows of the requests."""
+    """Row of each request in `requests.parquet`."""
     ttft_s: FloatArray
     """Time to first token in seconds, from `Requests.asked_s` to the first output."""
     tpot_s: FloatArray
@@ -49,19 +49,19 @@ class Latencies:
 
 
 def latencies(recording: Recording) -> Latencies:
-    """Return the latencies of the finished requests; refused, aborted and unfinished requests have none."""
+    """Return the latencies of the finished requests of a recording; other requests have none."""
     return latencies_of(recording.requests)
 
 
 def latency_origin(requests: Requests) -> str:
-    """Tell in words from when the latencies of an engine's recorded requests count."""
+    """Return a clause that names the moment from which the latencies of requests count."""
     if requests.sent_s is not None:
         return "TTFT and end to end count from when the server got a request"
     return "TTFT and end to end count from when the engine took a request; when it was sent was not recorded"
 
 
 def latencies_of(requests: Requests) -> Latencies:
-    """Return the latencies of the finished requests in a table."""
+    """Return the latencies of the finished requests in a table of requests."""
     rows = np.flatnonzero(requests.status == RequestStatus.FINISHED)
     return Latencies(
         request=rows,

@@ -1,9 +1,9 @@
-"""Check which blocks of windows and states stay cached if vLLM keeps them only for hits at the end of a prompt.
+"""Check of blocks of windows and states that stay cached if vLLM keeps them only for hits at the end of a prompt.
 
 Since vLLM 0.30 a request keeps the blocks before two positions: the last block boundary of its prompt, and its
-junction. The junction is the end of the prefix that full-attention layers had cached at its admission, if that is
-longer than the hit. No table has the junction, so it is derived from the blocks that were cached then. For a request
-that was admitted several times, the junction of any admission is accepted.
+junction. The junction is the end of the prefix that full-attention layers had cached at the request's admission, if
+that is longer than the hit. No table has the junction, so it is derived from the blocks that were cached then. For a
+request that was admitted several times, the junction of any admission is accepted.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 from kvsim.replay import Replay
 
 SPARSE = (CacheKind.SLIDING_WINDOW, CacheKind.MAMBA)
-"""Kinds of groups that may keep blocks only for hits at some boundaries."""
+"""Kinds of groups that may keep blocks for hits at only some boundaries."""
 _UNKNOWN = -1
 _FULL = (CacheKind.FULL, CacheKind.MLA)
 _RULE = "cached should be the units before the end of the prompt, or before a longer prefix that other layers had"
 
 
 def check_retained(replay: Replay, least: IntArray, most: IntArray, dropping: Sequence[int], file: Path) -> None:
-    """Check `cached` of the blocks that requests release one by one, in the groups of windows and states.
+    """Check the column `cached` of blocks of windows and states that requests release one by one.
 
     Args:
         replay: the recording.
         least: smallest possible number of cached tokens of the request, for each row of `memory.parquet`.
         most: largest possible number of these tokens.
         dropping: groups in which the last block of a hit is computed again.
-        file: `memory.parquet`.
+        file: `memory.parquet`, which is named in errors.
 
     Raises:
-        RecordingError: naming the first row with a wrong value.
+        RecordingError: a value is wrong; the error names the first row.
     """
     recording, tables = replay.recording, replay.ledger.tables
     held = tables.residencies
@@ -59,13 +59,13 @@ def check_retained(replay: Replay, least: IntArray, most: IntArray, dropping: Se
 
 
 class _ReleasedBlocks(NamedTuple):
-    """Blocks of one group that requests released one by one."""
+    """Blocks of one group that requests released one by one; one entry for each block."""
 
     row: IntArray
     position: IntArray
     prompt_tokens: IntArray
     junction: IntArray
-    """Number of tokens before the junction of the request; `_UNKNOWN` if it may be anywhere."""
+    """Number of tokens before the junction of the block's request; `_UNKNOWN` if it may be anywhere."""
     is_hit: npt.NDArray[np.bool_]
     """True if the request got the block as a prefix hit."""
 
@@ -78,12 +78,12 @@ class _ReleasedBlocks(NamedTuple):
     def kept(
         self, recording: Recording, group: KVCacheGroup, *, drops: bool, ends_below: bool
     ) -> npt.NDArray[np.bool_]:
-        """Tell which blocks a hit needs that ends with the prompt, or at the junction.
+        """Return a mask of the blocks that are needed by a hit that ends with the prompt or at the junction.
 
         Args:
             recording: the recording.
             group: the group of the blocks.
-            drops: this group computes the last block of a hit again, so that a hit needs one block more.
+            drops: this group computes the last block of a hit again, so a hit needs one block more.
             ends_below: some group does so; then hits of the prompt end one boundary earlier.
         """
         aligned, size = recording.meta.pool.unit_tokens, group.block_size
@@ -106,9 +106,9 @@ class _ReleasedBlocks(NamedTuple):
         self, recording: Recording, group: KVCacheGroup, kept: npt.NDArray[np.bool_],
         least: IntArray, most: IntArray, file: Path,
     ) -> None:  # fmt: skip
-        """Check that prefix hits and full blocks that are `kept` stay cached, and no other blocks.
+        """Check that prefix hits, and full blocks in `kept`, stay cached, and that no other blocks do.
 
-        `least` and `most` are bounds on the number of cached tokens, on which it depends which blocks are full.
+        `least` and `most` are bounds on the number of cached tokens; they determine which blocks are full.
         """
         assert recording.memory.cached is not None
         aligned, size = recording.meta.pool.unit_tokens, group.block_size
@@ -123,8 +123,10 @@ class _ReleasedBlocks(NamedTuple):
 
 
 def _junctions(recording: Recording, tables: Holdings, residency: IntArray) -> npt.NDArray[np.int64]:
-    """Return the number of tokens before the junction of each residency: 0 without a junction, `_UNKNOWN` if the
-    recording does not show it.
+    """Return the number of tokens before the junction of each residency; 0 if it has none.
+
+    The number is `_UNKNOWN` if the recording does not show it. A residency is the time from an admission of a request
+    to the release of its memory. `residency` has its index for each extent.
     """
     held, pool, hashes = tables.residencies, recording.meta.pool, recording.requests.prompt_hashes
     junctions = np.full(len(held.request), _UNKNOWN)
@@ -152,7 +154,7 @@ def _junctions(recording: Recording, tables: Holdings, residency: IntArray) -> n
 
 
 class _ScheduleMoments:
-    """Moments within steps, as numbers: a step schedules requests one by one, in the order of its schedule rows.
+    """Moments inside steps, as numbers. A step schedules requests one by one, in the order of its schedule rows.
 
     The n-th row of the schedule begins at the odd moment 2n + 1; even moments lie between rows.
     """
@@ -162,7 +164,7 @@ class _ScheduleMoments:
         self.row = self._by_request.row
         """Schedule rows, sorted by request."""
         self.span = 2 * len(recording.schedule) + 2
-        """Number above all moments."""
+        """A number larger than all moments."""
 
     def moment(self, step: IntArray, row: IntArray) -> npt.NDArray[np.int64]:
         """Return the moment of `row` in `step`.
@@ -181,21 +183,23 @@ class _ScheduleMoments:
 
 
 class _CachedTimes(NamedTuple):
-    """Moments at which prefixes entered the cache of a group, and at which they were evicted."""
+    """Moments at which prefixes entered the cache of a group, and moments at which they were evicted."""
 
     keys: IntArray
-    """Keys of the prefixes, ascending. The number of a prefix is its index here."""
+    """Keys of the prefixes, ascending. The index of a key is the prefix's number."""
     cached: npt.NDArray[np.int64]
-    """Entries of prefixes into the cache, ascending: the number of the prefix times `span`, plus the moment."""
+    """One number for each entry of a prefix into the cache, ascending: the prefix's number times `span`, plus the
+    moment.
+    """
     evicted: npt.NDArray[np.int64]
-    """Evictions of prefixes, ascending: the number of the prefix times `span`, plus the moment."""
+    """One number for each eviction of a prefix, ascending: the prefix's number times `span`, plus the moment."""
     span: int
 
     @classmethod
     def of(
         cls, recording: Recording, tables: Holdings, residency: IntArray, group: int, turns: _ScheduleMoments
     ) -> _CachedTimes:
-        """Collect the moments for the blocks of prompts: the step that fills a block, and its eviction."""
+        """Collect the moments for the blocks of prompts: when a step fills a block, and when it is evicted."""
         memory, hashes = recording.memory, recording.requests.prompt_hashes
         size = recording.meta.pool.groups[group].block_size
         extents = np.flatnonzero((tables.group == group) & (memory.kind[tables.birth_row] == MemoryKind.APPEND))
@@ -216,7 +220,9 @@ class _CachedTimes(NamedTuple):
         return cls(keys, np.sort(number * turns.span + filled), evicted, turns.span)
 
     def at(self, keys: IntArray, moment: int) -> npt.NDArray[np.bool_]:
-        """Tell for each of `keys` whether it is cached before `moment`: it entered more often than it was evicted."""
+        """Return a mask of `keys`: True if a key is cached before `moment`, having entered more often than it was
+        evicted.
+        """
         if not len(self.keys):
             return np.zeros(len(keys), np.bool_)
         number = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)

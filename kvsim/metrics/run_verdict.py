@@ -1,7 +1,7 @@
-"""Judge a run in words: whether all requests were served, and the limit that held them back.
+"""Judge a run in words: whether all requests were served, and which limit held them back.
 
-This module knows summaries, but neither flags nor tables. A limit makes requests wait or preempts them: memory, the
-batch, or the tokens of a step. Without a limit, all time is in the steps.
+Input is a `Summary`; flags and tables are not read. A limit makes requests wait or preempts them: memory, the batch, or
+the tokens of a step. Without a limit, all time is spent in steps.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from kvsim.metrics import Summary
 
 _SOME = 0.05
-"""Mean number of waiting requests from which a limit counts."""
+"""Mean number of waiting requests from which on a limit counts as holding requests back."""
 
 
 class Limit(Enum):
-    """Limit that holds requests back; the value names it in a sentence."""
+    """Limit that holds requests back. The value is its name in a sentence."""
 
     MEMORY = "memory"
     BATCH = "the batch limit"
@@ -56,7 +56,9 @@ def verdict_of(summary: Summary) -> RunVerdict:
 
 
 def limit_of(summary: Summary) -> Limit | None:
-    """Return the limit that held back most requests; memory in any case if requests were preempted or aborted."""
+    """Return the limit that held back most requests. If requests were preempted or aborted, it is memory in
+    any case.
+    """
     if summary.num_preemptions or summary.num_aborted:
         return Limit.MEMORY
     waits = summary.waiting_for
@@ -67,12 +69,12 @@ def limit_of(summary: Summary) -> Limit | None:
 
 
 def limit_words(limit: Limit | None) -> str:
-    """Name the limit that held requests back, in a word for a table."""
+    """Return the name of the limit that held requests back, for a cell of a table."""
     return "nothing" if limit is None else limit.value
 
 
 def _cause(summary: Summary, limit: Limit | None) -> str:
-    """Describe the limit that held requests back, and its effect."""
+    """Return a sentence about the limit that held requests back, and its effect."""
     waits = summary.waiting_for
     if limit is Limit.MEMORY:
         return f"Memory is short: {_shortage(summary)}."
@@ -92,7 +94,7 @@ def _cause(summary: Summary, limit: Limit | None) -> str:
 
 
 def _shortage(summary: Summary) -> str:
-    """Describe the effect of the lack of memory, as a clause."""
+    """Return a clause about the effect of the lack of memory."""
     if summary.num_preemptions:
         often = f" ({60 * summary.num_preemptions / summary.duration_s:,.0f} a minute)" if summary.duration_s else ""
         vain = f"{100 * summary.vain_tokens / summary.computed_tokens:.0f} % of all tokens were computed in vain"
@@ -113,12 +115,14 @@ def _served(summary: Summary) -> str:
 
 
 def peak_words(summary: Summary) -> str:
-    """Describe the peak occupancy of the pool, as a clause."""
+    """Return a clause about the peak occupancy of the pool."""
     return f"at most {100 * summary.peak_occupancy:.0f} % of the pool is in use"
 
 
 def wasted_percent(summary: Summary) -> float:
-    """Return the share of the pool, in percent over time, that was held but never written, or too fragmented to use."""
+    """Return the mean share of the pool, in percent, that was held but never needed, or free but too
+    fragmented to use.
+    """
     return float(
         summary.waste.pool_percent[[SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL]].sum()
     )

@@ -1,4 +1,4 @@
-"""Tokens of each turn's history that were in the prefix cache, and the evictions that removed the others.
+"""Tokens of each turn's history that were in the prefix cache, and the evictions that removed the other tokens.
 
 The command line and the plots show both for runs with sessions, so readers can see whether the cache is too small.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import Memory
 
 MOST_ROWS = 8
-"""Number of rows of `by_turn`: the last row has the turn of this number, counted from 1, and all later turns."""
+"""Number of rows of `by_turn`. The last row is for the 8th turn and all later turns."""
 NONE = -1
 
 
@@ -39,13 +39,15 @@ class SessionTurns(ColumnTable):
     after: IntArray = column("int32")
     """Request that the turn waited for; -1 for a first turn."""
     history_tokens: IntArray = column("int32")
-    """Number of leading tokens of the prompt that are the prompt and the answer of the request `after`."""
+    """Number of leading tokens of the prompt that repeat the prompt and the answer of the request `after`."""
     hit_tokens: IntArray = column("int32")
     """Number of prompt tokens that were in the cache when the turn was first scheduled."""
     lost_tokens: IntArray = column("int32")
     """Number of history tokens, in full blocks, that had been computed before and were computed again."""
     evicted_s: FloatArray = column("float64")
-    """Time at which the first lost block was evicted; NaN if no block was lost, or no eviction explains the loss."""
+    """Time in seconds at which the first lost block was evicted; NaN if none was lost, or if no eviction explains the
+    loss.
+    """
     evicted_for: IntArray = column("int32")
     """Request for which the first lost block was evicted; -1 if `evicted_s` is NaN."""
 
@@ -65,7 +67,7 @@ class TurnFigures(NamedTuple):
 
 
 def lost_tokens(requests: Requests, unit_tokens: int) -> IntArray:
-    """Return, for each request, how many tokens of its history had been in full units, but were no prefix hit."""
+    """Return, for each request, how many tokens of its history had been in full units, but were not hit."""
     turns = requests.turns
     if turns is None:
         return np.zeros(len(requests), np.int32)
@@ -79,7 +81,9 @@ def lost_tokens(requests: Requests, unit_tokens: int) -> IntArray:
 
 
 def by_turn(requests: Requests, unit_tokens: int) -> list[TurnFigures]:
-    """Return the figures of all first turns, all second turns, and so on; empty if the run has no sessions."""
+    """Return the sums over all first turns, over all second turns, and so on; an empty list if the run has
+    no sessions.
+    """
     turns = requests.turns
     if turns is None:
         return []
@@ -128,7 +132,7 @@ def session_turns(recording: Recording) -> SessionTurns:
 
 
 def _first_evictions(recording: Recording, lost: IntArray) -> tuple[FloatArray, IntArray]:
-    """Return the time at which the first lost block of each turn was evicted, and the request that got the block.
+    """Return the time in seconds at which each turn's first lost block was evicted, and the request that got the block.
 
     With several KV-cache groups, a hit ends at the first block that any group lacks. If several groups lack it, the
     latest eviction counts.
@@ -168,7 +172,7 @@ class _Evictions(NamedTuple):
     """Evictions, sorted by the key and the group of the evicted block, and then by time."""
 
     key: npt.NDArray[np.int64]
-    """Key of the block's prefix times `num_groups`, plus the group: one number to search for."""
+    """Key of the block's prefix, times `num_groups`, plus the number of the group: a single number to search for."""
     num_groups: int
     row: IntArray
     """Row of the memory table with the eviction."""
@@ -184,10 +188,11 @@ class _Evictions(NamedTuple):
 def _evictions(
     memory: Memory, keys: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], hashes_per_block: npt.NDArray[np.int64]
 ) -> _Evictions:
-    """Return the evictions of blocks with a prefix key.
+    """Return the evictions of blocks that have a prefix key.
 
-    The last append of the block before the eviction determines its key: by request and position. The next append of the
-    block shows the request for which it was evicted. A block has the key of the last of its `hashes_per_block` hashes.
+    The key follows from the last allocation of the block before the eviction: from its request and its position. The
+    next allocation of the block shows the request for which it was evicted. A block has the key of the last of its
+    `hashes_per_block` hashes.
     """
     rows = np.flatnonzero((memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.EVICT))
     length = memory.length[rows].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Compute time-weighted shares of the eight states of memory, with two denominators."""
+"""Time-weighted shares of the eight slot states: of the whole pool, and of the memory that requests hold."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ PAPER_CLASSES = {
     "internal": (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED),
     "external and others": (SlotState.EXTERNAL, SlotState.CACHED, SlotState.FREE),
 }
-"""Four classes of Figure 2 of the PagedAttention paper (SOSP 2023). The paper has neither static batches nor windows:
-padding and expired tokens are memory that a live sequence holds without needing it, hence internal.
+"""Four classes of Figure 2 of the PagedAttention paper (SOSP 2023).
+
+The paper has neither static batches nor windows. Padding and expired tokens are memory that a live sequence holds
+without needing it, so they count as internal.
 """
 
 
@@ -69,7 +71,9 @@ def shares_of(mean_slots: FloatArray, capacity: int) -> WasteShares:
 
 
 def whole_percents(*parts: float) -> list[int]:
-    """Round shares to whole percents that add up to 100: the parts rounded down most get the remainder."""
+    """Round shares to whole percents that add up to 100. Parts that lose most by rounding down get the missing
+    percents.
+    """
     percents = 100 * np.array(parts) / (sum(parts) or 1.0)
     whole = np.floor(percents).astype(int)
     missing = round(percents.sum()) - int(whole.sum())

@@ -1,9 +1,9 @@
-"""Compute how many slots of the pool are in each of the eight states, at every frame of a recording.
+"""Number of slots of the pool in each of the eight states, at every frame of a recording.
 
-Summaries, plots of occupancy and `refuse_contradictions` use it. `Replay.slots` does the same for one frame, unit by
-unit. This module does it for all frames at once, by running sums, in time proportional to the rows of the recording:
-each extent of units adds its slots at its allocation and removes them at its release, and each row of the schedule adds
-its computed tokens. A row that decodes for many steps is a ramp, stored as a change of slope.
+Summaries, plots of occupancy and `refuse_contradictions` use it. `Replay.slots` gives the same for one frame, unit by
+unit. This module computes all frames at once, by running sums, in time proportional to the rows of the recording: each
+extent of units adds its slots at its allocation and removes them at its release, and each row of the schedule adds its
+computed tokens. A row that decodes for many steps is a ramp (see `ramps`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EXTENTS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GapSlots:
-    """Number of slots in each state in the gaps between steps, one row per gap."""
+    """Number of slots in each state in the gaps between steps. One row for each gap."""
 
     gaps: Gaps
     slots: npt.NDArray[np.int64]
@@ -49,10 +49,10 @@ class GapSlots:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Waste:
-    """Number of slots in each state, one row per frame: after each step was scheduled, and once after the last step.
+    """Number of slots in each state. One row for each frame: after each step was scheduled, and after the last step.
 
-    The rows of `in_gaps` hold from the output of a step to the beginning of the next, if no step is in flight in
-    between; `with_gaps` puts all rows in order of time.
+    The rows of `in_gaps` hold from the output of a step to the beginning of the next step, if no step is in flight in
+    between. `with_gaps` puts all rows in order of time.
     """
 
     time_s: FloatArray
@@ -64,10 +64,12 @@ class Waste:
     capacity: int
     """Number of slots in the pool."""
     in_gaps: GapSlots | None = None
-    """Slots in the gaps between steps; None in the result of `with_gaps`, which has rows for them."""
+    """Slots in the gaps between steps; None in the result of `with_gaps`, whose rows include the gaps."""
 
     def with_gaps(self) -> Waste:
-        """Return the slots over time: a row for each frame, and one for each gap in which they differ."""
+        """Return the slots over time: one row for each frame, and one for each gap whose slots differ from the step
+        before.
+        """
         if self.in_gaps is None:
             return self
         step, slots, held = self.in_gaps.gaps.step, self.in_gaps.slots, self.in_gaps.held
@@ -81,7 +83,9 @@ class Waste:
         )
 
     def at(self, times_s: FloatArray) -> npt.NDArray[np.int64]:
-        """Return the slots by state at each of `times_s`: int64[num_times, 8]. Earlier times get the first frame's."""
+        """Return the slots by state at each of `times_s`: int64[num_times, 8]. Times before the first frame get its
+        slots.
+        """
         over_time = self.with_gaps()
         row = np.searchsorted(over_time.time_s, times_s, side="right") - 1
         return np.asarray(over_time.slots[np.maximum(row, 0)])
@@ -123,7 +127,7 @@ def time_mean(time_s: FloatArray, values: IntArray) -> FloatArray:
 
 
 def means_between(time_s: FloatArray, values: npt.NDArray[Any], edges_s: FloatArray) -> FloatArray:
-    """Return the mean of `values` over time between each two consecutive `edges_s`, along the first axis.
+    """Return the mean of `values` over time in each interval between consecutive `edges_s`, along the first axis.
 
     Each value holds from its entry in `time_s` until the next one, and 0 holds outside. The means are linear: those of
     columns with a constant sum have the same sum.
@@ -137,8 +141,8 @@ def means_between(time_s: FloatArray, values: npt.NDArray[Any], edges_s: FloatAr
 def waste(source: Replay | Recording) -> Waste:
     """Count the slots of the pool in each of the eight states at every frame.
 
-    Slots that the allocator added by rounding are `external`. So are free slots that the engine reported as unusable
-    for the head of its queue. A shared unit counts once.
+    Two kinds of slots are `external`: slots that the allocator added by rounding, and free slots that the engine
+    reported as unusable for the head of its queue. A shared unit counts once.
 
     Raises:
         RecordingError: the recording has no steps.
@@ -172,7 +176,7 @@ def _in_gaps(replay: Replay, slots: Numbers, held: Numbers) -> GapSlots:
 
 
 def _account(replay: Replay, unusable: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the slots by state at every frame, of shape (num_frames, 8), and the held slots."""
+    """Return the slots by state at every frame, of shape (num_frames, 8), and the number of held slots."""
     from kvsim.metrics.group_totals import group_totals  # noqa: PLC0415
 
     capacity = replay.num_units * replay.unit_slots
@@ -188,9 +192,9 @@ def _totals_of_one_group(replay: Replay, free: Numbers, cached: Numbers, unusabl
     tables, held = _FrameSlots.of(replay), replay.num_units * replay.unit_slots - free
     progress = Ramps(replay)
     overrun = progress.total_between(replay.full, np.full_like(replay.full, _NO_LIMIT))
-    # In a static batch, a request has finished once its row is written beyond its last token: its tokens are useless
-    # from then on. `total_between` is 1 from the moment at which token `full + 1` is computed, so that with the number
-    # of live tokens as weight, it is the number of useless tokens.
+    # In a static batch, a request has finished once its row is written beyond its last token. From then on, all its
+    # tokens are useless. `total_between` is 1 from when token `full + 1` is computed. Weighted with the number of live
+    # tokens, it is the number of useless tokens.
     stale = progress.total_between(replay.full, replay.full + 1, weight=replay.full - replay.pad)
     return SlotTotals(
         free=free,
@@ -218,20 +222,22 @@ def _check_totals(replay: Replay, slots: npt.NDArray[np.int64], capacity: int) -
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _FrameSlots:
-    """Number of slots in all block tables at every frame: int64[num_frames]. A shared unit counts once per table."""
+    """Number of slots in all block tables at every frame: int64[num_frames]. A shared unit counts once for
+    each table.
+    """
 
     lengths: npt.NDArray[np.int64]
-    """Allocated slots."""
+    """Number of allocated slots."""
     rounding: npt.NDArray[np.int64]
-    """Allocated slots that no request requested: the allocator rounded up."""
+    """Number of allocated slots that no request asked for: the allocator rounded up."""
     within_full: npt.NDArray[np.int64]
-    """Requested slots up to the last token of their request with KV, padding included."""
+    """Number of requested slots, padding included, up to the last token of their request that has KV."""
     within_pad: npt.NDArray[np.int64]
-    """Requested slots before the first token of their request: padding."""
+    """Number of requested slots before the first token of their request: padding."""
 
     @classmethod
     def of(cls, replay: Replay) -> _FrameSlots:
-        """Add up the slots of all extents, in parts because a long recording has tens of millions of extents."""
+        """Add up the slots of all extents; part by part, because a long recording has tens of millions of extents."""
         total = {field.name: np.zeros(replay.num_frames, np.int64) for field in fields(cls)}
         first = replay.ledger.tables.together()
         end = np.append(first[1:], len(replay.ledger.tables.birth_row))
@@ -321,10 +327,10 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
 def _add_changes(
     part: Successions, frame: IntArray, held: npt.NDArray[np.int64], cached: npt.NDArray[np.int64]
 ) -> None:
-    """Add the change at each frame to `cached` units, and to `held` the corrections for units that are held twice.
+    """Add the change at each frame to `cached`; correct `held` for units that several requests hold.
 
-    With the corrections, a shared unit counts once. `frame` has the first frame that shows each row of the memory
-    table.
+    With the corrections, a shared unit counts once. `frame` has, for each row of the memory table, the first frame that
+    shows it.
     """
     takes, is_held = part.until > part.row, part.is_held
     joins = np.flatnonzero(takes & is_held)  # allocations of units that another request holds
@@ -346,7 +352,9 @@ def _add_changes(
 
 
 def _unusable(replay: Replay) -> npt.NDArray[np.int64]:
-    """Return, for every frame, how many free slots the head of the queue cannot use; 0 after the last step."""
+    """Return, for every frame, the number of free slots that the head of the queue cannot use; 0 after the
+    last step.
+    """
     units = replay.recording.steps.unusable_units
     if units is None:
         return np.zeros(replay.num_frames, np.int64)

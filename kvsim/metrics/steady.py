@@ -25,21 +25,27 @@ if TYPE_CHECKING:
 FEWEST_REQUESTS = 20
 """Minimum number of requests for a rate."""
 _LIVES = 4.0
-"""Minimum time between first and last arrival, in mean run times of a request."""
+"""Smallest time between first and last arrival, as a multiple of a request's mean run time."""
 _MANY_LIVES = 40.0
-"""Time, in mean run times, from which a drift is not a warm-up: near its limit, the load of a server fluctuates."""
+"""Time from which on a drift is no warm-up, as a multiple of a request's mean run time.
+
+Near its limit, the load of a server drifts by chance.
+"""
 _LIVES_IN_A_LOOP = 2.0
-"""Minimum time, in mean run times, for a closed loop: it has a constant number of requests, whose ages must mix."""
+"""Smallest time for a closed loop, as a multiple of a request's mean run time.
+
+The number of requests in a closed loop is constant, so only their ages have to mix.
+"""
 _ALIKE = 0.1
-"""Maximum relative difference between the means of two quarters."""
+"""Largest relative difference between the means of two quarters that count as equal."""
 _CONSTANT = 0.02
-"""Relative difference between quarters up to which the number of requests is constant, as in a closed loop."""
+"""Relative difference between quarters up to which the number of requests counts as constant, as in a closed loop."""
 _SIGMAS = 2.0
-"""Number of standard deviations that count as chance."""
+"""Number of standard deviations up to which a difference counts as chance."""
 
 
 class Steadiness(Enum):
-    """Kind of rate of a run."""
+    """Kind of a run, by its rate."""
 
     STEADY = "steady"
     SHORT = "too short"
@@ -52,11 +58,11 @@ class Steadiness(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyPart:
-    """Steady part of a run: its kind, its time span, and its rate."""
+    """Steady part of a run: whether there is one, its time span, and its rate."""
 
     steadiness: Steadiness
     begin_s: float = np.nan
-    """Begin in seconds from the first event, as for all times."""
+    """Time at which the part begins, in seconds from the first event."""
     end_s: float = np.nan
     """Time of the last arrival in seconds; the remaining outputs drain after it."""
     output_tokens_per_s: float = np.nan
@@ -134,12 +140,12 @@ def steady_part(requests: Requests) -> SteadyPart:
 
 
 def _mean_between(begin_s: Column, end_s: Column, low_s: float, high_s: float) -> float:
-    """Return the mean number of spans from `begin_s` to `end_s` between two times."""
+    """Return the mean number of spans that cover a moment between `low_s` and `high_s`; spans are [begin_s, end_s)."""
     return float((np.clip(end_s, low_s, high_s) - np.clip(begin_s, low_s, high_s)).sum()) / (high_s - low_s)
 
 
 def _varies(arrival_s: Column) -> bool:
-    """Tell whether the number of arrivals in a half or eighth of the time differs from the mean by more than chance."""
+    """Tell whether arrivals vary: in some half or eighth of the time, their number differs by more than chance."""
     gaps_s = np.diff(np.sort(arrival_s))
     variation = max(float(gaps_s.std() / gaps_s.mean()), 1.0)
     for num_parts, alike in ((2, 0.2), (8, 0.4)):
@@ -151,7 +157,9 @@ def _varies(arrival_s: Column) -> bool:
 
 
 def _tokens_between(first_s: Column, last_s: Column, tokens: npt.NDArray[Any], low_s: float, high_s: float) -> float:
-    """Count the output tokens between two times: the first token, and the others evenly spaced until the last."""
+    """Count the output tokens between two times. A request's tokens after the first are evenly spaced until
+    its last.
+    """
     firsts = np.count_nonzero((first_s > low_s) & (first_s <= high_s) & (tokens > 0))
     inside_s, later = np.clip(last_s, low_s, high_s) - np.clip(first_s, low_s, high_s), np.maximum(tokens - 1.0, 0.0)
     share = np.divide(inside_s, last_s - first_s, out=np.zeros(len(first_s)), where=last_s > first_s)

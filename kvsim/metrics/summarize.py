@@ -1,4 +1,4 @@
-"""Summarize a recording by adding up its steps, as for a running simulation."""
+"""Summarize a recording by adding up its steps, in the same way as for a running simulation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
-    """Summarize `recording`; pass `slots` if its waste is already known."""
+    """Return the summary of `recording`. If its slots by state are already computed, pass them as `slots`."""
     meta = recording.meta
     if slots is None and len(recording.steps):
         slots = waste(recording)

@@ -1,4 +1,4 @@
-"""Summarize a recording in a few numbers, for tables and for `--json`."""
+"""The summary of a run: a few numbers, for tables and for `--json`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kvsim.metrics.waiting import Limits, WaitingFor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Summary:
-    """Figures of a run; undefined figures, such as the mean of an empty set, are NaN.
+    """Figures of a run. Undefined figures, such as the mean of an empty set, are NaN.
 
-    In means over time, a step counts until the next one begins; if no step is in flight in between, until its output,
-    and then what the output leaves counts.
+    In means over time, the figures of a step count until the next step begins. If no step is in flight between its
+    output and the next step, they count until the output, and from then on the figures that the output leaves.
     """
 
     name: str
@@ -35,23 +35,27 @@ class Summary:
     requests_per_s: float
     """Finished requests per second."""
     mean_batch: float
-    """Sequences in the batch, mean over time; none while the server is idle."""
+    """Number of sequences in the batch, mean over time; 0 while the server is idle."""
     peak_batch: int
     mean_occupancy: float
     """Share of the pool held by requests, 0 to 1, mean over time."""
     peak_occupancy: float
     num_preemptions: int
     num_fragmented_steps: int
-    """Steps in which the head of the queue waited although the free slots would suffice if contiguous."""
+    """Number of steps in which the head of the queue waited because the free slots, though enough, were not
+    contiguous.
+    """
     num_fragmented_requests: int
-    """Requests that waited at the head of the queue in such a step, each counted once."""
+    """Number of requests that waited at the head of the queue in such a step."""
     swapped_out_bytes: int
     """Bytes copied to the host instead of being recomputed."""
     swapped_in_bytes: int
     prefix_queried_tokens: int
-    """Prompt tokens looked up in the prefix cache, each prompt once, when its request was first scheduled."""
+    """Number of prompt tokens looked up in the prefix cache. Each prompt counts once, when its request was first
+    scheduled.
+    """
     prefix_hit_tokens: int
-    """Queried tokens found in the cache or in host memory, which needed no computation."""
+    """Number of queried tokens found in the cache or in host memory, which needed no computation."""
     prefix_hit_rate: float
     """Hit tokens divided by queried tokens, 0 to 1; 0 without queries."""
     prefix_no_hits: str
@@ -59,12 +63,14 @@ class Summary:
     computed_tokens: int
     """Tokens scheduled over all steps."""
     vain_tokens: int
-    """Computed tokens that no finished request needed: recomputed, beyond the end of an output, or padding."""
+    """Number of computed tokens that no finished request needed: recomputed, beyond the end of an output,
+    or padding.
+    """
     mean_waiting: float
-    """Requests in the queue, mean over time."""
+    """Number of requests in the queue, mean over time."""
     waiting_for: WaitingFor
     limits: Limits | None
-    """Limits of one step of the engine; None if unknown."""
+    """Limits of one step of the engine; None if they are unknown."""
     wait_s: Distribution
     ttft_s: Distribution
     tpot_s: Distribution
@@ -75,18 +81,20 @@ class Summary:
     swapped_in_units: int = 0
     """Units of the pool copied from the host."""
     loaded_tokens: int = 0
-    """Tokens in units copied from the host, which did not have to be computed."""
+    """Number of tokens in units copied from the host, which did not have to be computed."""
     images_used: int = 0
     """Images that requests used. An image counts once for each request, and again after a preemption."""
     images_computed: int = 0
-    """Number of `images_used` that the encoder computed; all others were in its cache."""
+    """Number of `images_used` that the encoder computed. All others were in its cache."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all figures as nested dictionaries; None stands for NaN, which JSON lacks."""
+        """Return all figures as nested dictionaries, with None in place of NaN, which JSON does not have."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
     def as_row(self) -> dict[str, Any]:
-        """Return all figures as one row of a table; nested names are joined by dots, such as `ttft_s.mean`."""
+        """Return all figures as one row of a table. Names of nested figures are joined by dots, such as
+        `ttft_s.mean`.
+        """
         return dict(_flat(self.as_dict()))
 
     def __repr__(self) -> str:
@@ -112,7 +120,7 @@ class Summary:
 
 
 def hit_words(summary: Summary) -> str:
-    """Describe the share of prompt tokens found in the prefix cache, or the reason for no hits."""
+    """Return a text for a table: the share of prompt tokens found in the prefix cache, or the reason for no hits."""
     if summary.prefix_no_hits:
         return f"0 %: {summary.prefix_no_hits}"
     return f"{100 * summary.prefix_hit_rate:.1f} % of {summary.prefix_queried_tokens:,} prompt tokens"

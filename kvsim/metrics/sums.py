@@ -26,13 +26,15 @@ from kvsim.recording.tables import Requests
 Numbers = npt.NDArray[np.integer]
 
 STEPS_TOGETHER = 4_096
-"""Number of steps added at once: more would not fit into the processor's cache, fewer would need more calls."""
+"""Number of steps that are added at once. More would not fit into the processor's cache; fewer would need
+more calls.
+"""
 _SCHEDULED, _WAITING, _FOR_MEMORY, _FOR_BATCH, _FOR_TOKENS, _FOR_ADAPTERS, _HELD, _STATES = range(8)
-"""Rows of the integrals over time; the eight states are the last rows."""
+"""Rows of the integrals over time; the last eight rows are the slot states."""
 _FREE_SHARE = 0.1
-"""Share of the pool that must be free so that waiting requests count as waiting for an adapter, not for memory."""
+"""Share of the pool that must be free so that requests count as waiting for an adapter, not for memory."""
 _ROUNDING = 1e-9
-"""Share of the pool below which a mean counts as 0, because differences of long sums leave a rounding error."""
+"""Share of the pool below which a mean counts as 0: differences of long sums leave rounding errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,22 +43,22 @@ class StepFigures:
 
     start_s: npt.NDArray[np.float64]
     scheduled: Numbers
-    """Sequences that compute tokens."""
+    """Number of sequences that compute tokens."""
     running: Numbers
     waiting: Numbers
     tokens: Numbers
-    """Computed tokens."""
+    """Number of computed tokens."""
     preempted: Numbers
     held: Numbers
-    """Slots held by requests, rounding included."""
+    """Number of slots held by requests, those added by rounding included."""
     states: npt.NDArray[np.int64]
-    """Slots by state. Shape (8, steps), in the order of `SlotState`."""
+    """Number of slots in each state: int64[8, num_steps], in the order of `SlotState`."""
     is_fragmented: npt.NDArray[np.bool_]
-    """True if the free slots are in pieces too small for the head of the queue."""
+    """True if the free slots would suffice for the head of the queue, but no contiguous range does."""
     admitted: Numbers
-    """Requests admitted so far."""
+    """Number of requests admitted so far."""
     swapped_out: Numbers
-    """Units copied to the host."""
+    """Number of units copied to the host."""
     swapped_in: Numbers
 
     def __len__(self) -> int:
@@ -77,17 +79,17 @@ class GapFigures:
     """
 
     before: Numbers
-    """Number of the step that begins at the end of each gap, from 0 for the first step of the run."""
+    """Number of the step that begins at the end of each gap, counted from 0 over the run."""
     begin_s: npt.NDArray[np.float64]
     running: Numbers
     waiting: Numbers
     held: Numbers
-    """Slots held by requests, rounding included."""
+    """Number of slots held by requests, those added by rounding included."""
     states: npt.NDArray[np.int64]
-    """Slots by state. Shape (8, gaps), in the order of `SlotState`."""
+    """Number of slots in each state: int64[8, num_gaps], in the order of `SlotState`."""
 
     def between(self, begin: int, end: int) -> GapFigures:
-        """Return the gaps before the steps [begin, end)."""
+        """Return the gaps that come before the steps [begin, end)."""
         return self.some(slice(*np.searchsorted(self.before, (begin, end)).tolist()))
 
     def some(self, chosen: slice | npt.NDArray[np.bool_]) -> GapFigures:
@@ -99,7 +101,9 @@ class Sums:
     """Sums over the steps of a run, and over the gaps between them."""
 
     def __init__(self, capacity: int, limits: Limits | None) -> None:
-        """Start without steps, for a pool of `capacity` slots; `limits` is None if the engine's limits are unknown."""
+        """Create sums without steps, for a pool of `capacity` slots; `limits` is None if the engine's limits are
+        unknown.
+        """
         self.num_steps = 0
         self._capacity, self._limits = capacity, limits
         self._begin_s = self._last_s = 0.0
@@ -141,7 +145,7 @@ class Sums:
     def _split_waiting(
         self, totals: npt.NDArray[np.float64], waiting: Numbers, running: Numbers, tokens: Numbers, held: Numbers
     ) -> None:
-        """Write the waiting requests of each step to `totals` by the limit that they wait for.
+        """Write the waiting requests of each step to the rows of `totals`, split by the limit for which they wait.
 
         The limit follows from the running sequences, the computed tokens and the held slots of the step.
         """
@@ -156,10 +160,10 @@ class Sums:
     def _add_gaps(
         self, steps: StepFigures, totals: npt.NDArray[np.float64], gaps: GapFigures
     ) -> npt.NDArray[np.float64]:
-        """Add the gaps before `steps`, which have these `totals`.
+        """Add the gaps before `steps`, whose figures are in `totals`.
 
-        Return, for each step, the time until which the figures of the step before it hold. A gap with the same figures
-        as the step before it is a part of that step.
+        Return, for each step, the time in seconds until which the figures of the step before it hold. A gap with the
+        same figures as the step before it counts as a part of that step.
         """
         index = gaps.before - self.num_steps
         lasts = steps.start_s[index] > gaps.begin_s
@@ -182,7 +186,9 @@ class Sums:
         return until_s
 
     def _add_fragmented(self, admitted: Numbers) -> None:
-        """Count fragmented steps, and the requests they blocked, from the number of admissions before each."""
+        """Count fragmented steps, and the requests that they blocked. `admitted` has the number of admissions before
+        each step.
+        """
         self._num_fragmented_steps += len(admitted)
         if len(admitted):  # the number of admissions never falls
             self._num_fragmented_requests += int(np.count_nonzero(np.diff(admitted, prepend=self._last_fragmented)))
@@ -193,7 +199,7 @@ class Sums:
         return self._limits is not None and self._limits.max_num_seqs == 0
 
     def _waited_in_gaps(self, requests: Requests) -> float:
-        """Return the sum of the seconds that each of `requests` waited in gaps between static batches.
+        """Return the seconds that all `requests` together waited in gaps between static batches.
 
         A static batch may begin long after a request has arrived, and nothing happens in between.
         """
@@ -210,7 +216,7 @@ class Sums:
         return float((until_left - until_arrival).sum())
 
     def _means(self, requests: Requests, time_s: float, end_s: float, useless_slot_s: float) -> npt.NDArray[np.float64]:
-        """Return the means of all integrals over the `time_s` seconds until `end_s`; NaN if `time_s` is 0."""
+        """Return the means of all integrals over the `time_s` seconds that end at `end_s`; NaN if `time_s` is 0."""
         integrals = self._integrals + self._last * (end_s - self._last_s)
         if self._is_static:
             integrals[[_WAITING, _FOR_BATCH]] += self._waited_in_gaps(requests)
@@ -221,7 +227,7 @@ class Sums:
         return mean
 
     def _waiting_for(self, mean: npt.NDArray[np.float64]) -> WaitingFor:
-        """Return the mean numbers of waiting requests by limit; `mean` has the means of all integrals."""
+        """Return the mean number of waiting requests for each limit; `mean` has the means of all integrals."""
         if self._limits is None:
             return UNKNOWN
         memory, batch, tokens, adapters = mean[_FOR_MEMORY : _FOR_ADAPTERS + 1].tolist()
@@ -238,10 +244,10 @@ class Sums:
         images_used: int = 0,
         images_computed: int = 0,
     ) -> Summary:
-        """Return the summary of the steps and their requests; the last step ends at `end_s`.
+        """Return the summary of the steps and their requests; the last step ends at `end_s` seconds.
 
-        `useless_slot_s` is the time integral of slots that were counted as reserved but never written: they are
-        internal waste.
+        `useless_slot_s` is the sum over time, in slot-seconds, of slots that counted as reserved but were never
+        written. They are moved to the state `internal`.
         """
         time_s = end_s - self._begin_s if self.num_steps else 0.0
         mean = self._means(requests, time_s, end_s, useless_slot_s)
@@ -296,7 +302,7 @@ def _of_requests(meta: Meta, requests: Requests, end_s: float) -> dict[str, Any]
 
 
 def _vain_tokens(computed: int, requests: Requests) -> int:
-    """Return how many of all `computed` tokens were for no finished request, or were computed once more than needed."""
+    """Return how many of `computed` tokens no finished request needed, or were computed more than once."""
     rows = requests.status == RequestStatus.FINISHED
     lengths = (
         requests.prompt_tokens[rows].astype(np.int64) + requests.output_tokens[rows] - requests.cached_tokens[rows]

@@ -1,7 +1,7 @@
-"""Determine the limit that waiting requests wait for: blocks, a place in the batch, or tokens of the next step.
+"""The limit for which requests wait: memory, a place in the batch, or tokens of the next step.
 
-A scheduler admits from the head of its queue until a limit stops it. The step shows the limit: the largest number of
-sequences runs, or the largest number of tokens is computed. Otherwise memory was short.
+A scheduler admits from the head of its queue until a limit stops it. The step shows which: it runs the largest number
+of sequences, or computes the largest number of tokens. Otherwise memory is short.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Column = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of one step of an engine; both are 0 for a static batch, which admits no request before it ends."""
+    """Limits of one step of an engine. For a static batch, which admits no request before it ends, both are 0."""
 
     seqs_setting: ClassVar[str] = "max_num_seqs"
     """The setting that limits the sequences, as its engine calls it."""
@@ -44,7 +44,7 @@ class Limits:
         return cls(max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, max_loras=slots or 0)
 
     def split(self, waiting: Column, running: Column, tokens: Column) -> tuple[Column, Column, Column]:
-        """Split the waiting requests of each step into those waiting for memory, for the batch, and for tokens.
+        """Split the waiting requests of each step by limit: for memory, for the batch, and for tokens.
 
         All arrays have one entry per step: waiting requests, running sequences, computed tokens.
         """
@@ -58,8 +58,8 @@ class Limits:
 class SGLangLimits(Limits):
     """Limits of one step of SGLang.
 
-    It admits a request only if its longest answer fits beside the expected rest of the running ones, so requests wait
-    although memory is free.
+    It admits a request only if its longest answer fits beside the expected rest of the running requests, so requests
+    wait although memory is free.
     """
 
     seqs_setting: ClassVar[str] = "max_running_requests"
@@ -82,16 +82,18 @@ def _first(name: str, settings: Sequence[Mapping[str, Any]]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingFor:
-    """Waiting requests by limit: means over time, NaN if unknown."""
+    """Mean number over time of requests that wait for each limit; NaN if unknown."""
 
     memory: float
     batch: float
-    """Requests waiting for a place among the running sequences (`max_num_seqs`), or for the end of a static batch."""
+    """Requests that wait for a place among the running sequences (`max_num_seqs`), or for the end of a static batch."""
     tokens: float
-    """Requests waiting for tokens of the step: `max_num_batched_tokens`."""
+    """Requests that wait because a step has no tokens left (`max_num_batched_tokens`)."""
     adapters: float = 0.0
-    """Requests waiting for a slot of their adapter (`max_loras`). This is inferred: in runs with adapters, those that
-    wait for neither batch nor tokens while at least a tenth of the pool is free.
+    """Requests that wait for a slot of their adapter (`max_loras`).
+
+    This is inferred: in runs with adapters, requests count that wait for neither batch nor tokens while at least a
+    tenth of the pool is free.
     """
 
 

@@ -1,7 +1,7 @@
 """Acceptance rates of drafts, by position, from the text of `--acceptance`.
 
-A simulation draws accepted drafts with these rates. The rate of a position is the share of steps that accept the drafts
-up to this position, so rates never rise. vLLM logs the same rates.
+A simulation draws accepted drafts with these rates. The rate of a position is the share of steps that accept the draft
+there and all drafts before it, so rates never rise from position to position. vLLM logs the same rates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvsim.errors import UsageError, shortened
 
 
 def checked_rates(rates: Sequence[Any], name: str) -> tuple[float, ...]:
-    """Check acceptance rates by position, and return them as floats; messages call the setting `name`."""
+    """Check acceptance rates by position, and return them as floats. Errors call the setting `name`."""
     for rate in rates:
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
             raise UsageError(f"{name} should be shares between 0 and 1, not {shortened(rate)}.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST_TRANSFERS = 1024
 """Largest number of simultaneous loads over a link."""
 STORE = "store"
-"""The `kv_connector` in recordings of servers with a shared prefix store."""
+"""Value of `kv_connector` in recordings of servers with a shared prefix store."""
 
 
 class Role(Enum):
@@ -30,7 +30,7 @@ class Role(Enum):
 
 
 class Remote(Enum):
-    """The role of another server in a request."""
+    """Part of another server in serving a request."""
 
     NONE = "none"
     READS = "reads"
@@ -41,22 +41,22 @@ class Remote(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """The exchange of KV of one request."""
+    """The exchange of KV for one request."""
 
     remote: Remote = Remote.NONE
     """Role of the other server; only with Nixl."""
     stored_tokens: int = 0
     """Number of leading tokens that the store holds; only with a store."""
     is_async: bool = True
-    """A load takes place between steps. If False, it is a part of the step that admits the request."""
+    """A load takes place between steps. If False, the step that admits the request loads before it computes."""
     num_unknown: int = 0
     """Number of lookups that the store answers with "ask again" before it states a number of tokens."""
     is_kept: bool = False
     """Blocks are kept after the end of the request until another server has read them."""
     bad: Sequence[int] = ()
-    """Indices, in the first load, of the blocks that fail to load."""
+    """Indices of the blocks that fail to load, counted from the first block of the request's first load."""
     rank: int = 0
-    """Sort key among requests whose loads fail in the same step."""
+    """Sort key: of requests whose loads fail in the same step, the one with the smallest rank ends first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class KvLink:
         above=0,
         below=math.inf,
     )
-    """The default is an adapter of 400 Gb/s for each GPU, as in NVIDIA's DGX H100."""
+    """Default: a network adapter of 400 Gb/s for each GPU, as in NVIDIA's DGX H100."""
     latency_s: float = setting(
         1e-3,
         "Seconds that a transfer of KV takes however small it is.",
@@ -78,7 +78,7 @@ class KvLink:
         at_least=0,
         below=math.inf,
     )
-    """The default is an assumption."""
+    """Default: an assumption."""
     num_transfers: int = setting(
         1,
         "Transfers at a time on such a link, each over an equal share.",
@@ -91,13 +91,13 @@ class KvLink:
         check_settings(self)
 
     def seconds_of(self, num_bytes: int) -> float:
-        """Return the transfer time of `num_bytes` over one load's share of the link, in seconds."""
+        """Return the seconds that a load of `num_bytes` takes over its share of the link, without the latency."""
         return num_bytes * self.num_transfers / (self.gb_per_s * 1e9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connector:
-    """One server's connector."""
+    """The KV connector of one server."""
 
     role: Role = Role.BOTH
     is_store: bool = False
@@ -105,9 +105,9 @@ class Connector:
     recomputes: bool = False
     """This server computes tokens that fail to load (`kv_load_failure_policy`). If False, the request fails."""
     link: KvLink | None = None
-    """The link that determines the duration of loads; None if the caller says when each load ends."""
+    """The link that determines the duration of loads; None if the caller decides when each load ends."""
     backoff_tokens: int = 0
-    """Number of tokens at the end of a prompt that are never fetched."""
+    """Number of tokens at the end of a prompt that are computed here, never fetched."""
     exchanges: Sequence[Exchange] = field(default=(), repr=False)
     """The exchange of each request."""
 
@@ -132,7 +132,10 @@ class Connector:
 
 
 def refuse_with_connector(policy: Paged, where: str) -> None:
-    """Refuse settings that kvsim does not simulate with a KV connector; `where` names the servers in the message."""
+    """Refuse settings that kvsim does not simulate together with a KV connector.
+
+    `where` completes the error "... is not modelled {where}".
+    """
     for name, value in (
         ("--kv-offloading-size", policy.cache.kv_offloading_size),
         ("--swap-gib", policy.cache.swap_gib),

@@ -58,7 +58,7 @@ class ServedRequest(Protocol):
 
     @property
     def num_units(self) -> int:
-        """Number of units in the request's table: blocks, with vLLM's cache."""
+        """Number of units in the request's table; with vLLM's cache, a unit is a block."""
 
     @property
     def hit_tokens(self) -> int:
@@ -66,7 +66,7 @@ class ServedRequest(Protocol):
 
     @property
     def prefix_keys(self) -> Sequence[int]:
-        """Keys of the request's prefixes, one for each full unit: key `i` identifies the prefix up to the end of unit
+        """Keys of the request's prefixes, one for each full unit. Key `i` identifies the tokens up to the end of unit
         `i`.
 
         Two keys are equal exactly if their prefixes are. The last known token is left out, because a request has to
@@ -111,7 +111,9 @@ class CachedBlock(Protocol):
 
     @property
     def tokens_below(self) -> int:
-        """Number of tokens in cached blocks that continue this block's prefix: no request hits them without it."""
+        """Number of tokens in cached blocks that continue this block's prefix. Without this block, no request can hit
+        them.
+        """
 
 
 class Candidates(Sequence[CachedBlock]):
@@ -151,17 +153,20 @@ class StepInMaking(Protocol):
 
     @property
     def num_free_units(self) -> int:
-        """Number of units of the pool that can be allocated, including those in the prefix cache."""
+        """Number of units of the pool that can be allocated; those in the prefix cache are included."""
 
     @property
     def tokens_left(self) -> int:
-        """Part of the token budget (`max_num_batched_tokens`) that this step has not given to a request yet."""
+        """Number of tokens of the budget (`max_num_batched_tokens`) that this step has not assigned to a
+        request yet.
+        """
 
     def cost_s(self, tokens: Mapping[ServedRequest, int] | None = None) -> float:
         """Return the duration of this step in seconds if it also computed `tokens[request]` tokens of each request.
 
-        The duration is from the beginning of the step to its outputs, by the step times of the run. It ignores a GPU
-        that runs hot, and the overlap of steps. Nothing is allocated, so the requests need not fit.
+        The duration is from the beginning of the step to its outputs, by the step times of the run. It does not include
+        the slowdown of a GPU at its power limit, and assumes that steps do not overlap. Nothing is allocated, so the
+        requests need not fit.
         """
 
     def serve_running(self) -> None:
@@ -384,21 +389,24 @@ def shares_prefixes(allocator: object) -> bool:
 
 
 def check_hooks(policy: CustomPolicy) -> None:
-    """Refuse a policy or an allocator with a method that would never be called, because its name is almost a hook's."""
+    """Refuse a policy or an allocator with a method that is never called because its name is misspelt.
+
+    A name counts as misspelt if it is close to that of a method that kvsim calls.
+    """
     _check_names(type(policy), (CustomPolicy,))
     if isinstance(policy.allocator, type):
         check_allocator_names(policy.allocator)
 
 
 def check_allocator_names(kind: type) -> None:
-    """Refuse a class of allocators with a method whose name is almost a hook's."""
+    """Refuse a class of allocators with a misspelt method; see `check_hooks`."""
     _check_names(kind, (SharingAllocator, Allocator))  # Allocator last: it is named for hooks that both have
 
 
 def _check_names(kind: type, protocols: Sequence[type]) -> None:
-    """Refuse a class that defines or inherits a method whose name is almost that of a hook of `protocols`.
+    """Refuse a class that defines or inherits a method whose name is close to that of a method of `protocols`.
 
-    A close name is accepted if the class has the hook as well: then it may be a helper.
+    A close name is accepted if the class also has the method itself: then the other one may be a helper.
     """
     hooks = {name: protocol for protocol in protocols for name in dir(protocol) if not name.startswith("_")}
     # Defaults inherited from a protocol do not count: a misspelt override leaves them in place.

@@ -1,7 +1,7 @@
 """Choice of the data-parallel rank for the next request, as in vLLM's front end.
 
 The coordinator of the ranks reports their load to the front ends at intervals. Between two reports, a front end adds
-the requests that it sends.
+the requests that it sends itself.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from kvsim.policies.releases import rules_of
 _WAITING_WEIGHT = 4
 """Weight of a waiting request relative to a running one, in the score of older releases."""
 _PRESSURE_WEIGHT, _FREE_USAGE = 6.0, 0.5
-"""Additional weight of a waiting request per unit of pool usage above `_FREE_USAGE`."""
+"""Weight of a waiting request for each unit of pool usage above `_FREE_USAGE`, in the score of newer releases."""
 COUNTS_EVERY_S = 0.1
-"""Seconds between two reports of the coordinator, if anything changed. The value is vLLM's."""
+"""Seconds between two reports of the coordinator while loads change. The value is vLLM's."""
 
 
 def steps_between_syncs(release: str) -> int:
-    """Return the number of steps after which ranks that share experts check whether any rank has requests left.
+    """Return the number of steps between two checks of ranks that share experts whether any rank has requests left.
 
-    It is 16 in vLLM 0.33 and 32 in 0.25.1. The release that changed it is not known; the release that changed the
-    balancing is assumed.
+    It is 16 in vLLM 0.33 and 32 in 0.25.1. Which release changed it is not known; it is assumed to be the release that
+    changed the balancing.
     """
     return 16 if rules_of(release).balances_own else 32
 
 
 @dataclass(slots=True)
 class RankLoad:
-    """Load of a rank in the coordinator's last report, plus the requests that the front end has sent since."""
+    """Load of a rank: by the coordinator's last report, plus the requests that the front end has sent since then."""
 
     num_waiting: float = 0
     num_running: float = 0
@@ -40,21 +40,21 @@ class RankLoad:
 
 @dataclass(slots=True, kw_only=True)
 class RankBalancer:
-    """The state of one front end: the load of each rank as it knows it, and the rank that it compares first."""
+    """The state of one front end: the loads of the ranks as it knows them, and the rank that it compares first."""
 
     loads: list[RankLoad]
     num_clients: int = 1
     """Number of front ends that send to the same ranks."""
     start: int = 0
-    """Rank that is compared first, and so is chosen among equal ranks. Every choice increases it by one."""
+    """Rank that is compared first, so that it wins among equal ranks. Every choice increases it by one."""
     counts_own: bool = True
-    """The score includes this front end's unanswered requests and the usage of the pool, as in newer releases."""
+    """The score depends on this front end's unanswered requests and on the usage of the pool, as in newer releases."""
     in_flight: list[int] = field(default_factory=list)
     """Number of unanswered requests of this front end on each rank."""
 
     @classmethod
     def of(cls, release: str, num_ranks: int, *, num_clients: int = 1, client: int = 0) -> Self:
-        """Return front end number `client` of `num_clients`, before the first report of `num_ranks` ranks."""
+        """Return front end number `client` of `num_clients`, before it has got a report of `num_ranks` ranks."""
         return cls(
             loads=[RankLoad() for _ in range(num_ranks)],
             num_clients=num_clients,
@@ -64,7 +64,7 @@ class RankBalancer:
         )
 
     def choose(self, rank: int | None = None) -> int:
-        """Return the rank of the next request (`rank` if it is given), and count the request there."""
+        """Return the rank of the next request, and count the request there. A given `rank` is returned unchanged."""
         if rank is None:
             size = len(self.loads)
             rank = min(((self.start + offset) % size for offset in range(size)), key=self._score)

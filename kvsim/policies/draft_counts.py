@@ -1,8 +1,8 @@
-"""Numbers of accepted and proposed drafts, request by request: drawn at random, or read from a file.
+"""Numbers of accepted and proposed drafts for each request: drawn at random, or read from a file.
 
-A simulation has no model to verify drafts, so these numbers decide how many tokens a step gives a request. A draft
-counts only if all drafts before it were accepted. A number depends only on the request and its number of outputs, so a
-request gets the same numbers in any batch, with any memory, preempted or not.
+A simulation has no model to verify drafts, so these numbers decide how many tokens a step adds to a request. A draft is
+accepted only if all drafts before it are. A number depends only on the request and its number of outputs, so a request
+gets the same numbers in any batch and any memory, even if it is preempted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from kvsim.errors import WorkloadError, shortened
 from kvsim.policies.acceptance import rates_of
 
 _NUM_DRAWS = 1 << 16
-"""Length of the cyclic list of random numbers that all requests share. Each request begins at another index."""
+"""Length of the cyclic list of random numbers that all requests share. Each request begins at a different index."""
 _STRIDE = 40_503
-"""Distance between the first indices of two consecutive requests. It is odd, and the length of the list is a power of
-two, so that no two of `_NUM_DRAWS` requests begin at the same index.
+"""Distance between the first indices of two consecutive requests.
+
+It is odd, and the length of the list is a power of two, so no two of `_NUM_DRAWS` requests begin at the same index.
 """
 _MOST_FILE_BYTES = 1 << 28
 
@@ -31,14 +32,14 @@ _MOST_FILE_BYTES = 1 << 28
 class DraftCounts:
     """A cyclic list of numbers of drafts for each request.
 
-    A request with `k` outputs reads `values[first + k % length]`. Requests may share values.
+    A request with `k` outputs reads `values[first + k % length]`. The lists of requests may overlap.
     """
 
     values: npt.NDArray[np.int64]
     first: npt.NDArray[np.int64]
     """Index in `values` at which the list of each request begins: int64[num_requests]."""
     lengths: npt.NDArray[np.int64]
-    """Length of the list of each request: int64[num_requests]; 0 for a request without numbers."""
+    """Length of the list of each request: int64[num_requests]. 0: the request has no list."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]]) -> Self:
@@ -65,7 +66,9 @@ class DraftCounts:
         return cls(values=np.concatenate((accepted, accepted)), first=first, lengths=lengths)
 
     def repeated(self, rows: range) -> Self:
-        """Return the lists for the requests in `rows` of a workload. With `n` lists, request `row` gets `row % n`."""
+        """Return lists for the requests in `rows` of a workload: with `n` lists here, request `row` gets list `row %
+        n`.
+        """
         chosen = np.arange(rows.start, rows.stop, rows.step) % len(self.first)
         return type(self)(values=self.values, first=self.first[chosen], lengths=self.lengths[chosen])
 
@@ -74,7 +77,7 @@ def read_draft_counts(path: Path) -> tuple[DraftCounts, DraftCounts]:
     """Read the numbers of accepted and of proposed drafts from a file.
 
     Each line is for one request. Its numbers are for the steps in which the request has 0, 1, 2, ... outputs: the
-    number of accepted drafts, or `accepted/proposed`. If there are fewer lines than requests, the lines repeat; if a
+    number of accepted drafts, or `accepted/proposed`. If there are fewer lines than requests, the lines repeat. If a
     line has fewer numbers than the request has outputs, the numbers repeat.
 
     Raises:
@@ -119,7 +122,7 @@ def _is_number(text: str) -> bool:
 def draft_counts_of(
     acceptance: str, synthetic_rates: Sequence[float], num_tokens: int, seed: int, rows: range
 ) -> tuple[DraftCounts, DraftCounts]:
-    """Return the accepted and the proposed drafts of the requests in `rows` of a workload.
+    """Return two lists for each request in `rows` of a workload: its accepted and its proposed drafts.
 
     `acceptance` is the setting: a rate, rates by position, or a file. `synthetic_rates` replace it if vLLM itself draws
     the accepted drafts. `num_tokens` are drafted for each request and step.

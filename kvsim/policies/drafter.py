@@ -1,4 +1,6 @@
-"""Layers and weights that speculative decoding adds to a model; they reduce the memory left for the KV cache."""
+"""Layers and weights that speculative decoding adds to a model. They reduce the memory that is left for the
+KV cache.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _EAGLE3_VOCABULARY = 32_000
 
 
 def additions_of(settings: ContinuousSettings, model: Model) -> dict[str, Any]:
-    """Return the arguments of `plan_budget` for speculative decoding and for adapters (LoRA).
+    """Return the arguments of `plan_budget` that follow from speculative decoding and from adapters (LoRA).
 
     Raises:
         UsageError: the draft model is not known.
@@ -33,7 +35,7 @@ def additions_of(settings: ContinuousSettings, model: Model) -> dict[str, Any]:
 
 
 def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:
-    """Return the draft layers of `config` for `model`; None if drafts are looked up in the request's own tokens.
+    """Return the draft layers of `config` for `model`; None if drafts are copied from the request's own tokens.
 
     Raises:
         UsageError: the draft model is not known, or its layers are not of plain attention.
@@ -63,7 +65,9 @@ def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:
 
 
 def _head_parameters(model: Model, *, is_eagle3: bool) -> int:
-    """Count the parameters of an EAGLE head, or of an EAGLE3 head, which has its own, smaller vocabulary."""
+    """Return the number of parameters of an EAGLE head, or of an EAGLE3 head, which has a smaller vocabulary of its
+    own.
+    """
     hidden, heads = model.hidden_size, model.num_attention_heads * model.head_dim
     kv = model.num_kv_heads * model.head_dim
     wide = 2 * hidden if is_eagle3 else hidden

@@ -1,6 +1,6 @@
-"""Demands of speculative decoding on the scheduler and on the cache, as numbers that an engine reads.
+"""Numbers by which speculative decoding affects the scheduler and the cache.
 
-An engine knows neither vLLM's configuration nor its releases; `Drafts` combines both.
+`Drafts` computes them from vLLM's configuration and release, so that an engine needs to know neither.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KIND_WORDS = {CacheKind.CHUNKED_LOCAL: "chunked", CacheKind.MAMBA: "recurrent"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafts:
-    """Demands of drafting on the scheduler and on the cache."""
+    """Effects of drafting on the scheduler and on the cache."""
 
     num_tokens: int
     """Number of tokens drafted for every request and step."""
@@ -30,22 +30,23 @@ class Drafts:
     step_tokens: int = 0
     """Number of tokens of the step's budget that drafting itself takes for each request."""
     ahead_tokens: int = 0
-    """Number of tokens after a block that the block's key covers."""
+    """Number of tokens after a block that the block's key also covers."""
     prompt_ahead_tokens: int = 0
-    """Number of tokens of a prompt that the draft layers read ahead of the computed chunk."""
+    """Number of prompt tokens that the draft layers read after the chunk that a step computes."""
     drops_last_hit: bool = False
-    """A request computes the last block of every prefix hit again, because the draft layers need its hidden states."""
+    """The last block of every prefix hit is computed again, because the draft layers need its hidden states."""
     limits_running: bool = False
-    """The number of running requests is limited so that a step has room for `lookahead_tokens` of each."""
+    """The number of running requests is limited, so that a step has room for `lookahead_tokens` of each."""
     by_batch: Sequence[tuple[int, int, int]] = ()
-    """Entries (from, to, tokens): after a step of `from` to `to` requests, `tokens` are drafted for each.
+    """Entries (from, to, tokens): after a step of `from` to `to` requests, `tokens` tokens are drafted for each
+    request.
 
-    Empty if a step always drafts `num_tokens`.
+    Empty if `num_tokens` are drafted after every step.
     """
     accepted: DraftCounts
-    """Numbers of accepted drafts of each request, by its number of outputs; without numbers, all are accepted."""
+    """Lists of the numbers of accepted drafts of each request. A request without a list accepts all drafts."""
     proposed: DraftCounts
-    """Numbers of proposed drafts of each request, by its number of outputs; without numbers, vLLM's maximum."""
+    """Lists of the numbers of proposed drafts of each request. A request without a list gets the maximum."""
 
     @classmethod
     def of(
@@ -58,7 +59,9 @@ class Drafts:
         proposed: DraftCounts,
         has_connector: bool = False,
     ) -> Self:
-        """Return the demands of `config` in a release of vLLM; with a KV connector, keys cover no tokens ahead."""
+        """Return the effects of `config` in a release of vLLM. With a KV connector, keys cover no tokens
+        after a block.
+        """
         check_feature(release, "speculative decoding")
         if has_connector:
             config = replace(config, has_plain_hashes=True)
@@ -79,10 +82,10 @@ class Drafts:
         )
 
     def check_groups(self, layout: KVCacheLayout | None) -> None:
-        """Check that kvsim knows, for the layers of this model, which blocks of a hit drafting computes again.
+        """Check that kvsim knows which blocks of a hit drafting computes again in a model with these KV-cache groups.
 
         Raises:
-            UsageError: kvsim does not know.
+            UsageError: kvsim does not know it.
         """
         if layout is None or layout.is_uniform or not self.drops_last_hit:
             return
@@ -106,7 +109,7 @@ class Drafts:
 
 
 def drafts_of(policy: AnyPolicy, rows: range) -> Drafts | None:
-    """Return the demands of speculative decoding by `policy`, for the requests in `rows`; None if it has no drafts."""
+    """Return the effects of speculative decoding by `policy`, for the requests in `rows`; None if it drafts nothing."""
     if not isinstance(policy, Paged) or (config := policy.scheduler.drafting) is None:
         return None
     chosen = policy.scheduler

@@ -1,4 +1,4 @@
-"""Images of prompts as vLLM's scheduler sees them: their places, and the budget and the cache of their encoder."""
+"""Images in prompts as vLLM's scheduler sees them: their positions, and the budget and the cache of their encoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ImageInput:
     length: int
     """Number of prompt tokens that the image takes."""
     embedded: tuple[tuple[int, int], ...] = ()
-    """Ranges of tokens with an encoder output: (first token, number of tokens); empty if all tokens have one."""
+    """Ranges of the image's tokens that take an encoder output: (first token, number of tokens); empty if all do."""
 
     @property
     def end(self) -> int:
@@ -40,22 +40,22 @@ class ImageInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """The images of a workload, and the limits of their encoder. Sizes are in outputs of the encoder (embeddings)."""
+    """The images of a workload, and the limits of the encoder. Sizes are in outputs of the encoder (embeddings)."""
 
     compute_tokens: int
     """Largest number of embeddings that one step computes."""
     cache_tokens: int
     """Number of embeddings that the encoder cache holds."""
     is_whole: bool = False
-    """All tokens of an image are computed in one step (`disable_chunked_mm_input`)."""
+    """All tokens of an image are computed in the same step (vLLM's `disable_chunked_mm_input`)."""
     inputs: Sequence[Sequence[ImageInput]] = field(default=(), repr=False)
-    """Images of each request, in order of their places."""
+    """Images of each request, in order of their positions."""
 
     def check(self, release: str) -> None:
-        """Check that kvsim knows how a release serves images, and that the encoder has room for each.
+        """Check that kvsim knows how a release serves images, and that every image fits.
 
         Raises:
-            UsageError: kvsim does not know it, or an image does not fit.
+            UsageError: kvsim does not know the release's rules, or an image is too large for a step or for the cache.
         """
         check_images(release)
         largest = max((each.num_embeddings for row in self.inputs for each in row), default=0)

@@ -1,6 +1,6 @@
-"""The built-in policies, each a scheduler with its kind of memory, and the settings of both.
+"""The built-in policies: each is a scheduler with a kind of memory, and the settings of both.
 
-The rest of kvsim takes a policy as a value of these classes, or a custom policy, and calls the functions below on it.
+The rest of kvsim takes a policy as an instance of these classes, or a custom policy, and calls the functions below.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from kvsim.policies.sglang import Radix, RadixSettings, SGLangSettings
 
 
 class _Limited:
-    """Limits of a built-in policy that follow from its settings. A unit of memory is one slot, if not overridden."""
+    """Limits of a built-in policy that follow from its settings. A unit of memory is one slot unless a class overrides
+    it.
+    """
 
     __slots__ = ()
     scheduler: Any
@@ -56,7 +58,7 @@ class Paged(_Limited):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contiguous(_Limited):
-    """Orca and FasterTransformer: continuous batching over one contiguous reservation per sequence."""
+    """Orca and FasterTransformer: continuous batching, with one contiguous reservation for each sequence."""
 
     name: ClassVar[str] = "contiguous"
     scheduler: ContinuousSettings = field(default_factory=ContinuousSettings)
@@ -65,7 +67,7 @@ class Contiguous(_Limited):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Static(_Limited):
-    """Hugging Face's `generate()`: padded batches, each held until its last row ends."""
+    """Hugging Face's `generate()`: padded batches. A batch holds its memory until its last row ends."""
 
     name: ClassVar[str] = "static"
     scheduler: StaticSettings = field(default_factory=StaticSettings)
@@ -81,7 +83,7 @@ KINDS: Mapping[str, tuple[type, ...]] = {
     Static.name: (StaticSettings,),
     Radix.name: (SGLangSettings, RadixSettings),
 }
-"""Classes of the settings of each built-in policy, by its name."""
+"""Classes of the settings of each built-in policy, by the policy's name."""
 EVERY_POLICY = tuple(KINDS)
 """Names of the built-in policies, in the order in which `kvsim compare` runs them."""
 OF_IMAGES = (Paged.name, Contiguous.name, Static.name)
@@ -89,7 +91,7 @@ OF_IMAGES = (Paged.name, Contiguous.name, Static.name)
 
 
 def base_of(policy: AnyPolicy) -> Policy:
-    """Return the built-in policy that `policy` is or is based on; a custom policy is based on vLLM's."""
+    """Return the built-in policy that `policy` is, or is based on. A custom policy is based on the paged one."""
     if isinstance(policy, Paged | Contiguous | Static | Radix):
         return policy
     if policy.allocator is None:
@@ -118,9 +120,9 @@ def most_running(policy: AnyPolicy) -> int:
 
 
 def limited(policy: AnyPolicy, max_model_len: int, defaults: EngineDefaults) -> Policy:
-    """Return the built-in policy that `policy` is or is based on, with every limit set.
+    """Return the built-in policy that `policy` is, or is based on, with all limits set.
 
-    If `policy` leaves a limit out, the model's `max_model_len` or vLLM's `defaults` for the GPU are taken.
+    Limits that `policy` leaves out are the model's `max_model_len`, and vLLM's `defaults` for the GPU.
     """
     base: Any = base_of(policy)
     if isinstance(base, Radix):
@@ -132,8 +134,8 @@ def limited(policy: AnyPolicy, max_model_len: int, defaults: EngineDefaults) -> 
 def describe(policy: AnyPolicy, base: Policy | None = None) -> Mapping[str, Any]:
     """Return the name of the policy and all its settings in one mapping, as in the `meta.json` of a recording.
 
-    A custom policy is described as its built-in base, with its own name as `rules`, and with the name of its allocator.
-    `base` is the built-in policy with every limit set, if the limits are known.
+    A custom policy is described as the built-in policy on which it is based. `rules` is its own name, and `allocator`
+    that of its allocator. `base` is the built-in policy with all limits set, if the limits are known.
     """
     base = base or base_of(policy)
     flat = {key: value for part in asdict(base).values() for key, value in part.items()}

@@ -1,9 +1,9 @@
 """Pipeline schedule of vLLM 0.25.1: the number of steps in flight, and the distance between two steps of a sequence.
 
 A pipeline needs as many steps in flight as it has stages. With asynchronous scheduling, the first stage gets the token
-that a sequence decodes next from the last stage. vLLM's model runner V2 sends this token while other steps go on, so
-with N stages a sequence decodes in every Nth step, and N + 1 steps may be in flight. Runner V1 waits for the tokens of
-every step, so the stages take turns; with more than two stages, a sequence may be scheduled past its end.
+that a sequence decodes next from the last stage. vLLM's model runner V2 sends this token while other steps go on. With
+N stages, a sequence then decodes in every Nth step, and N + 1 steps may be in flight. Runner V1 waits for the tokens of
+every step, so only one stage computes at a time; with more than two stages, a sequence may be scheduled past its end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvsim.policies.settings import ContinuousSettings
 
 _V2_EXPERTS = ("DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM")
-"""Architectures with experts that vLLM serves with runner V2."""
+"""Architectures of mixtures of experts that vLLM serves with model runner V2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Pipeline:
 
     @classmethod
     def of(cls, model: Model, release: str = DEFAULT) -> Pipeline:
-        """Return vLLM's pipeline for `model`, as it is served, without environment variables."""
+        """Return the pipeline in which vLLM serves `model`, if no environment variable changes it."""
         has_experts = model.num_experts > 0 and model.architecture not in _V2_EXPERTS
         return cls(
             pipeline_parallel_size=model.pipeline_parallel_size,
@@ -52,7 +52,7 @@ class Pipeline:
         return size
 
     def max_in_flight_tokens(self, scheduler: ContinuousSettings) -> int:
-        """Return the number of tokens that a sliding window holds beyond its own size.
+        """Return the number of tokens for which a sliding window holds blocks beyond its own size.
 
         These are the tokens of one step or, in newer releases, of all steps in flight.
         """
@@ -61,12 +61,13 @@ class Pipeline:
         return steps * scheduler.max_num_batched_tokens
 
     def decode_interval(self, *, async_scheduling: bool) -> int:
-        """Return the number of steps, including empty ones, from one that decodes a sequence to the next."""
+        """Return the distance in steps, empty ones included, from a step that decodes a sequence to the
+        next such step.
+        """
         return self.pipeline_parallel_size if async_scheduling and self.v2_model_runner else 1
 
     def tokens_ahead(self, *, async_scheduling: bool) -> int:
-        """Return how many tokens a sequence may compute after its last token, before the output shows that it has
-        ended.
+        """Return how many tokens after its last one a sequence may compute before the output shows that it has ended.
 
         vLLM knows in advance that a sequence reaches its limit only if at most one of its tokens is in flight.
         """
@@ -76,7 +77,7 @@ class Pipeline:
         return -(-self.most_in_flight(async_scheduling=True) // interval) - 1
 
     def feedback(self, *, async_scheduling: bool) -> int:
-        """Return `n` if every step awaits the tokens of the `n`-th step before it; 0 if no step awaits tokens."""
+        """Return the distance in steps from a step to the earlier step whose tokens it awaits; 0 if it awaits none."""
         if self.pipeline_parallel_size == 1 or not async_scheduling:
             return 0
         return self.decode_interval(async_scheduling=True)

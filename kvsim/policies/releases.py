@@ -68,7 +68,9 @@ def _changes(*changes: tuple[str, Any, str]) -> dict[str, Any]:
 
 
 def _members(members: dict[str, Enum]) -> dict[str, Any]:
-    """Return the metadata of a field of an enumeration, from its value since each release."""
+    """Return the metadata of a field of an enumeration. `members` has, for each release that changes it,
+    the new value.
+    """
     return _changes(*((since, member, str(member.value)) for since, member in members.items()))
 
 
@@ -104,9 +106,9 @@ class Defaults:
             ("0.30.0", 0, "Windows and states are kept for hits only at the last boundary of each prompt.")
         ),
     )
-    """Distance in tokens between the boundaries at which windows and states are kept for prefix hits.
+    """Tokens between the boundaries at which windows and states are kept for prefix hits.
 
-    None keeps all boundaries, 0 only the last boundary of each prompt.
+    None keeps them at all boundaries, 0 only at the last boundary of each prompt.
     """
 
 
@@ -320,7 +322,9 @@ class Change:
 
 
 def _all_changes() -> tuple[Change, ...]:
-    """Return the changes that the fields declare, in order of the releases; fields with one text change together."""
+    """Return the changes that the fields declare, in order of the releases. Fields with the same text form
+    one change.
+    """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for each in (*fields(Defaults), *fields(ReleaseRules)):
         for since, value, says in each.metadata["changes"]:
@@ -362,12 +366,14 @@ CHANGES = _all_changes()
 
 
 def is_known(release: str) -> bool:
-    """Tell whether a release lies between the oldest and the newest known release; any patch of the newest does."""
+    """Tell whether a release is between the oldest and the newest known release. Every patch of the newest is known."""
     return number_of(OLDEST) <= number_of(release) and number_of(release)[:2] <= number_of(NEWEST)[:2]
 
 
 def nearest_words(release: str) -> list[str]:
-    """Return a warning that names the release that replaces an unknown one; an empty list if `release` is known."""
+    """Return a warning that names the release followed in place of an unknown one; an empty list for a
+    known release.
+    """
     if is_known(release):
         return []
     nearest = OLDEST if number_of(release) < number_of(OLDEST) else NEWEST
@@ -443,9 +449,9 @@ def defaults_of(release: str) -> Defaults:
 
 
 def varied(release: str, values: Mapping[str, Any]) -> str:
-    """Return a name for `release` with these rules or defaults replaced, such as "0.25.1+windows_wait=yes".
+    """Return a name for `release` with some rules or defaults replaced, such as "0.25.1+windows_wait=yes".
 
-    The name is accepted wherever a release is, so that the effect of a single rule can be simulated.
+    The name is accepted in place of a release, so that the effect of a single rule can be simulated.
     """
     texts = {name: {value: text for text, value in _values(name).items()} for name in values}
     return "+".join([release, *(f"{name}={texts[name][value]}" for name, value in values.items())])
@@ -457,7 +463,7 @@ def other_values(name: str, release: str) -> list[Any]:
 
 
 def words_of(name: str, value: Any) -> str:
-    """Return a clause that names the release since which, or before which, a rule has this value."""
+    """Return a clause that names the release since which, or before which, a rule has the value `value`."""
     changes = [change for change in CHANGES if name in change.values]
     since = next((change for change in changes if change.values[name] == value), None)
     if since is None:
@@ -492,7 +498,7 @@ def _values_at(release: str, kind: type) -> dict[str, Any]:
 
 
 def _values(name: str) -> dict[str, Any]:
-    """Return the possible values of a rule or a default, by their texts in a name made by `varied`."""
+    """Return the possible values of a rule or a default; the keys are their texts in a name made by `varied`."""
     start = {each.name: each.default for each in (*fields(ReleaseRules), *fields(Defaults))}[name]
     if isinstance(start, bool):
         return {"no": False, "yes": True}

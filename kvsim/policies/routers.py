@@ -1,6 +1,6 @@
-"""Routers, which choose the server of the next request, for simulations of several servers.
+"""Routers for simulations of several servers: a router chooses the server of the next request.
 
-A router sees the next request and the state of every server, but not the length of the answer.
+It sees the next request and the state of every server, but not the length of the answer.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RoutedServer(Protocol):
 
     @property
     def held_tokens(self) -> int:
-        """Number of the `hit_tokens` that are in blocks of running requests now."""
+        """Number of the `hit_tokens` in blocks that running requests hold now."""
 
 
 class Router(Protocol):
@@ -106,17 +106,17 @@ class RoundRobin:
 
 
 def shortest_queue(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:  # noqa: ARG001
-    """Return the number of the server with the fewest waiting and running requests; of equal servers, the first."""
+    """Return the number of the server with the fewest waiting and running requests; among equals, the first."""
     return min(servers, key=lambda server: server.num_requests).number
 
 
 def least_kv(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:  # noqa: ARG001
-    """Return the number of the server with the lowest `kv_usage`; of equal servers, the one with fewer requests."""
+    """Return the number of the server with the lowest `kv_usage`; among equals, the one with the fewest requests."""
     return min(servers, key=lambda server: (server.kv_usage, server.num_requests)).number
 
 
 class PowerOfTwo:
-    """Router that draws two servers at random and takes the one with fewer requests."""
+    """Router that draws two servers at random and chooses the one with fewer requests."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
@@ -136,22 +136,27 @@ class SessionAffinity:
         self._homes: dict[int, int] = {}
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-        """Return the server of the request's session; without a session, the server with the fewest requests."""
+        """Return the server of the request's session; for a request without a session, the one with the fewest
+        requests.
+        """
         shortest = shortest_queue(request, servers)
         return shortest if request.session < 0 else self._homes.setdefault(request.session, shortest)
 
 
 def longest_prefix(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:  # noqa: ARG001
-    """Return the server with most of the prompt in its prefix cache; of equal servers, the one with fewer requests."""
+    """Return the number of the server with the most tokens of the prompt in its prefix cache; among equals, the one
+    with the fewest requests.
+    """
     return min(servers, key=lambda server: (-server.hit_tokens, server.num_requests)).number
 
 
 def llm_d(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-    """Return the server with the highest weighted score of llm-d's default profile.
+    """Return the number of the server with the highest weighted score of llm-d's default profile.
 
     Weights: 2 for the queue (1 for the shortest, 0 for the longest), 2 for the free share of the pool, 3 for the share
     of the prompt's blocks that are cached. Source: the default scheduling profile of the Gateway API inference
-    extension, which llm-d documents. Its picker draws among equal scores; here the shortest queue is taken.
+    extension, which llm-d documents. Its picker draws among equal scores; here the server with the fewest requests is
+    chosen.
     """
     waiting = [server.num_waiting for server in servers]
     most, span = max(waiting), max(waiting) - min(waiting)
@@ -166,12 +171,13 @@ def llm_d(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
 
 
 def dynamo(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-    """Return the server with the lowest cost of NVIDIA Dynamo's KV router with its defaults.
+    """Return the number of the server with the lowest cost by NVIDIA Dynamo's KV router with its defaults.
 
-    The cost is the sum of two numbers, both as if the server had this request: the prompt blocks that remain to be
-    computed, and the blocks in use. Blocks that other requests hold already count once (overlap weight 1, temperature
-    0). Source: Dynamo's documentation of its KV router, "Cost function", and its replay. Dynamo's router estimates both
-    numbers from the requests that it has sent, without their answers; here they are read from the server.
+    The cost is the sum of two numbers, both counted as if the server had this request: the prompt blocks that remain to
+    be computed, and the blocks in use. A block that another request holds already counts once (overlap weight 1,
+    temperature 0). Source: Dynamo's documentation of its KV router, "Cost function", and its replay. Dynamo's router
+    estimates both numbers from the requests that it has sent, without their answers; here they are read from the
+    server.
     """
 
     def cost(server: RoutedServer) -> float:
@@ -211,10 +217,10 @@ def rank_names(servers: Sequence[str], num_ranks: int) -> list[str]:
 
 
 class _RanksTogether:
-    """Several data-parallel ranks as one `RoutedServer`; their pools have the same size."""
+    """Several data-parallel ranks that appear as one `RoutedServer`. Their pools have the same size."""
 
     def __init__(self, number: int, ranks: Sequence[RoutedServer]) -> None:
-        """Describe server `number` with these ranks."""
+        """Combine `ranks` into server number `number`."""
         self.number, self.ranks = number, ranks
 
     @property
@@ -255,9 +261,9 @@ class _RanksTogether:
 
 
 class ServersOfRanks:
-    """Router in front of servers with data-parallel ranks; the front end of the chosen server chooses the rank.
+    """Router in front of servers with data-parallel ranks. The front end of the chosen server then chooses the rank.
 
-    It sees a server as a whole: sums over the ranks, and the longest cached prefix on any rank.
+    It sees a server as a whole: sums over its ranks, and the longest cached prefix on any rank.
     """
 
     def __init__(self, route: str | Router, num_ranks: int, release: str = NEWEST) -> None:
@@ -267,7 +273,7 @@ class ServersOfRanks:
         self._front_ends: dict[int, DataParallel] = {}
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-        """Return the number of the rank, counted over the ranks of all servers."""
+        """Return the number of the chosen rank, counted over the ranks of all servers."""
         size = self._num_ranks
         together = [
             _RanksTogether(number, servers[number * size : (number + 1) * size])
@@ -295,7 +301,7 @@ _ROUTERS: Mapping[str, Callable[[], Router]] = {
 
 
 def router_of(route: str | Router) -> Router:
-    """Return the router for `route`: a name, a Python file with a function `route`, or a router, which is returned.
+    """Return the router for `route`: a name, the path of a Python file with a function `route`, or a router itself.
 
     Raises:
         UnknownNameError: there is no router of this name.

@@ -26,11 +26,11 @@ _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 OF_PAGED: Final = (
     "speculative_config", "acceptance", "acceptance_seed", "enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras",
 )  # fmt: skip
-"""Settings of the scheduler that only the paged policy simulates."""
+"""Settings of the scheduler that only the paged policy supports."""
 PCIE_GEN5_X16_GB_PER_S = 63.0
-"""PCI Express 5.0 over 16 lanes, one direction, in 10^9 bytes per second: 32 GT/s each, encoded 128b/130b."""
+"""Speed of PCI Express 5.0 x16 in one direction, in 10^9 bytes per second: 32 GT/s per lane, encoded 128b/130b."""
 LINK_EFFICIENCY = 0.8
-"""Assumed share of the link's speed that copies of blocks reach; packet headers and small pieces take the rest."""
+"""Assumed share of the link's speed that copies of blocks reach. Packet headers and small copies cost the rest."""
 LINK_GB_PER_S = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
 """Default speed of the link to host memory, in 10^9 bytes per second."""
 LINK_SPEED: Final = {"above": 0, "below": 1_000_000}
@@ -72,15 +72,15 @@ class Reserve(Enum):
     LIMIT = "limit"
     """The prompt and `max_tokens`."""
     POW2 = "pow2"
-    """The prompt, and the output rounded up to a power of two: Orca (Pow2) in the paper."""
+    """The prompt, and the output rounded up to a power of two: "Orca (Pow2)" in the PagedAttention paper."""
     ORACLE = "oracle"
-    """Exactly the future length of the sequence: a bound that no real system reaches."""
+    """The exact future length of the sequence: an upper bound that no real system reaches."""
     DOUBLING = "doubling"
     """The next power of two above the current length, doubled whenever it is full; see `Growth`."""
 
 
 class Growth(Enum):
-    """Action for a sequence that has filled its reservation, when the memory right after it is taken."""
+    """Action if a sequence has filled its reservation and the memory right after it is not free."""
 
     MOVE = "move"
     """The reservation is copied to a larger free range; if there is no such range, a request is preempted."""
@@ -94,7 +94,7 @@ class PrefixEviction(Enum):
     LRU = "lru"
     """The least recently freed block, as in vLLM."""
     OPTIMAL = "optimal"
-    """The block whose next use is the latest (Belady's rule): a bound, since no server knows the future."""
+    """The block whose next use is the latest (Belady's rule): an upper bound, since no server knows the future."""
 
 
 class Eviction(Enum):
@@ -103,14 +103,15 @@ class Eviction(Enum):
     LRU = "lru"
     """The least recently used block."""
     ARC = "arc"
-    """Adaptive replacement: a list of blocks used once and a list of blocks used again. The list that is longer than
-    its target loses its least recently used block.
+    """Adaptive replacement (ARC), with a list of blocks used once and a list of blocks used again.
+
+    The list that is longer than its target length loses its least recently used block.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuousSettings:
-    """Continuous batching; limits that are None follow from the machine, as in vLLM (see `limited`)."""
+    """Settings of continuous batching. Limits that are None follow from the machine, as in vLLM (see `limited`)."""
 
     max_num_seqs: int = setting(None, "Sequences in one step.", shown="vLLM's, by the GPU", at_least=1, at_most=1 << 20)
     max_num_batched_tokens: int = setting(
@@ -230,7 +231,7 @@ class ContinuousSettings:
             )
 
     def limited(self, max_model_len: int, defaults: EngineDefaults) -> Self:
-        """Return these settings with every None replaced: `max_model_len` by the model's, others by vLLM's defaults."""
+        """Return these settings with every None replaced: by the model's `max_model_len`, or by vLLM's `defaults`."""
         longest = self.max_model_len or max_model_len
         num_seqs, num_tokens = defaults.limits(
             self.max_num_seqs, self.max_num_batched_tokens, longest, chunked=self.enable_chunked_prefill
@@ -275,7 +276,7 @@ class ContinuousSettings:
             )
 
     def check_known_to_release(self) -> None:
-        """Check that the release has the settings that are given.
+        """Check that the release has all settings that were given.
 
         Raises:
             UsageError: the release lacks a setting, or two limits contradict each other.
@@ -294,9 +295,9 @@ class ContinuousSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedSettings:
-    """The paged cache; the defaults are vLLM 0.25.1's.
+    """Settings of the paged cache. The defaults are those of vLLM 0.25.1.
 
-    The swap of vLLM 0.x, off by default, is simulated without verification; see docs/conformance.md.
+    The swap of vLLM 0.x, off by default, was not compared with vLLM; see docs/conformance.md.
     """
 
     block_size: int = setting(
@@ -406,7 +407,7 @@ class PagedSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContiguousSettings:
-    """One contiguous reservation per sequence."""
+    """Settings of the contiguous policy, in which each sequence has one reservation."""
 
     reserve: Reserve = setting(Reserve.MAX, "Tokens that each sequence reserves.")
     fit: str = setting(
@@ -426,7 +427,7 @@ class ContiguousSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticSettings:
-    """Request-level batches, padded to a rectangle and held until their last row ends."""
+    """Settings of static batching: batches are padded to a rectangle, and last until their last row ends."""
 
     batch_size: int = setting(16, "Rows of a batch.", at_least=1, at_most=1 << 20)
     preallocated: bool = setting(
@@ -455,12 +456,12 @@ class StaticSettings:
         check_settings(self)
 
     def limited(self, max_model_len: int, _defaults: EngineDefaults) -> Self:
-        """Return these settings with `max_model_len` set; by default it is the model's longest sequence."""
+        """Return these settings with `max_model_len` set; if it is None, to the model's longest sequence."""
         return replace(self, max_model_len=self.max_model_len or max_model_len)
 
 
 class EngineDefaults(Enum):
-    """vLLM's own defaults (`max_num_seqs`, `max_num_batched_tokens`) by entry point and class of GPU.
+    """vLLM's defaults of (`max_num_seqs`, `max_num_batched_tokens`), by entry point and size of GPU.
 
     "Large" is a GPU of at least 70 GiB that is not an A100.
     """
@@ -483,7 +484,7 @@ class EngineDefaults(Enum):
     def limits(
         self, max_num_seqs: int | None, max_num_batched_tokens: int | None, max_model_len: int, *, chunked: bool
     ) -> tuple[int, int]:
-        """Return the maximum sequences and tokens of a step; a limit that is None becomes vLLM's default.
+        """Return the largest numbers of sequences and of tokens in a step. A limit that is None becomes vLLM's default.
 
         The default number of tokens is at most that of all sequences at their full length; without chunked prefill, it
         is at least that of the longest prompt. The default number of sequences is at most the number of tokens.
@@ -496,7 +497,7 @@ class EngineDefaults(Enum):
 
     @classmethod
     def of(cls, entry_point: str, gpu: Gpu, release: str = DEFAULT) -> EngineDefaults:
-        """Return the defaults of `entry_point` (`llm` or `server`) of a release on that GPU."""
+        """Return the defaults of a release for `entry_point` (`llm` or `server`) on `gpu`."""
         if gpu.memory_bytes >= 160 << 30 and defaults_of(release).has_huge_cards:
             return cls.LLM_LARGE
         large = gpu.memory_bytes >= 70 << 30 and not gpu.name.startswith("A100")

@@ -25,15 +25,16 @@ EVICTION_POLICIES = _words("lru", "lfu", "fifo", "filo", "mru", "priority", "slr
 RETRACTION_POLICIES = _words("length", "priority")
 WRITE_POLICIES = _words("write_through", "write_through_selective", "write_back")
 NO_WINDOWS = "kvsim does not follow HiCache beside layers with windows; leave out --enable-hierarchical-cache."
-"""Sentence that refuses a host tier for a model with a second pool."""
+"""Error that refuses a host tier for a model that has a second pool for windows."""
 _GIGA = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGLangSettings:
-    """Scheduling; the defaults are SGLang's on a GPU of 60 to 160 GiB, but for those that depend on the pool.
+    """Settings of SGLang's scheduler. The defaults are SGLang's on a GPU of 60 to 160 GiB, if they do not depend on the
+    pool.
 
-    `kvsim run` and the name "radix" take those of the GPU (`kvsim.sizing.sglang_budget.defaults_on`).
+    `kvsim run` and the name "radix" take the defaults of the GPU (`kvsim.sizing.sglang_budget.defaults_on`).
     """
 
     max_running_requests: int = setting(
@@ -95,13 +96,13 @@ class SGLangSettings:
 
     @property
     def least_ratio(self) -> float:
-        """Smallest `new_token_ratio`, after all decay."""
+        """Smallest `new_token_ratio`, below which it never falls."""
         return min(self.first_ratio * self.min_new_token_ratio_factor, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RadixSettings:
-    """Settings of the radix cache."""
+    """Settings of SGLang's radix cache."""
 
     page_size: int = setting(1, "Slots that are allocated together.", shown="by the GPU", at_least=1, at_most=1024)
     radix_eviction_policy: str = setting("lru", "Leaf of the tree that is evicted first.", choices=EVICTION_POLICIES)
@@ -150,12 +151,12 @@ class RadixSettings:
             )
 
     def num_host_pages(self, num_pages: int, page_bytes: int) -> int:
-        """Return the number of pages in host memory beside a pool of `num_pages`; 0 without a host tier.
+        """Return the number of pages in host memory for a pool of `num_pages` pages; 0 without a host tier.
 
         A page takes `page_bytes` on each GPU, which has its own part of host memory.
 
         Raises:
-            BudgetError: the size holds no slot.
+            BudgetError: the size of host memory holds no slot.
         """
         if not self.enable_hierarchical_cache:
             return 0
@@ -168,10 +169,10 @@ class RadixSettings:
 
 
 def host_pages(num_pages: int, page_size: int, page_bytes: int, ratio: float, size_gb: float) -> int:
-    """Return the number of pages of HiCache's host memory.
+    """Return the number of pages in HiCache's host memory.
 
-    The memory has `size_gb` x 10^9 bytes, or `ratio` times the device's pages if `size_gb` is 0. SGLang adds one page
-    to the whole pages in this size.
+    The memory has `size_gb` x 10^9 bytes or, if `size_gb` is 0, `ratio` times the pages of the device. SGLang adds one
+    page to the whole pages that fit.
     """
     if size_gb:
         return int(size_gb * _GIGA) * page_size // page_bytes // page_size + 1
@@ -180,7 +181,7 @@ def host_pages(num_pages: int, page_size: int, page_bytes: int, ratio: float, si
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Radix:
-    """SGLang: prefills before decodes, admission by estimates, over a radix tree of token slots."""
+    """SGLang: prefills come before decodes, and admission follows estimates, in a radix tree of token slots."""
 
     name: ClassVar[str] = "radix"
     scheduler: SGLangSettings = field(default_factory=SGLangSettings)
@@ -197,11 +198,11 @@ class Radix:
         return self.cache.page_size
 
     def longest_tokens(self, num_slots: int) -> int:
-        """Return the number of tokens of the longest sequence in a pool of `num_slots`."""
+        """Return the number of tokens of the longest sequence in a pool of `num_slots` slots."""
         return min(self.scheduler.context_length, num_slots) - 1
 
     def num_slots(self, kv_bytes: int, layers: SlotLayers) -> int:
-        """Return the number of slots of the first pool if both pools have `kv_bytes`, rounded down to whole pages.
+        """Return the number of slots of the first pool if both pools together have `kv_bytes`; whole pages only.
 
         The second pool is for layers with windows.
         """
@@ -212,9 +213,10 @@ class Radix:
         return layers.num_slots(kv_bytes, self.cache.swa_full_tokens_ratio) // unit * unit
 
     def num_window_slots(self, num_slots: int, window_tokens: int) -> int:
-        """Return the number of slots of the second pool, for layers with windows of `window_tokens`.
+        """Return the number of slots of the second pool, for layers with windows of `window_tokens` tokens.
 
-        It is a share of the `num_slots` of the first pool; without a prefix cache, as many as requests can use at once.
+        It is a share of the `num_slots` slots of the first pool. Without a prefix cache, it is the largest number that
+        all requests can use at once.
         """
         unit, chunk = self.unit_tokens, self.scheduler.chunked_prefill_size
         if window_tokens == 0:
@@ -232,7 +234,7 @@ class Radix:
         return -(-most // unit) * unit
 
     def most_new_tokens(self, prompt_tokens: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
-        """Return the largest number of answer tokens for each prompt in a pool of `num_slots`.
+        """Return the largest number of answer tokens for each prompt in a pool of `num_slots` slots.
 
         A request with a limit of 0 still gets one output.
         """
@@ -242,9 +244,9 @@ class Radix:
         return pool_limit.clip(max=model_limit).clip(min=0)
 
     def most_prompt_tokens(self, num_slots: int) -> int:
-        """Return the smallest number of tokens with which a prompt is refused."""
+        """Return the number of tokens from which on a prompt is refused, in a pool of `num_slots` slots."""
         return self.longest_tokens(num_slots) - _KEPT_FOR_ANSWER
 
 
 _KEPT_FOR_ANSWER = 5
-"""Number of tokens of the longest sequence that a prompt may not use."""
+"""Number of tokens of the longest sequence that are reserved for the answer."""

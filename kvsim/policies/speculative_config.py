@@ -1,4 +1,6 @@
-"""vLLM's `--speculative-config`: parsed, checked as vLLM checks it, and reduced to the keys that a simulation needs."""
+"""vLLM's `--speculative-config`: parsed, checked as vLLM checks it, and reduced to the keys that affect a
+simulation.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from kvsim.policies.acceptance import checked_rates
 from kvsim.policies.releases import rules_of
 
 READS_STATES = ("eagle", "eagle3", "mtp")
-"""Methods whose draft layers read the hidden states of the model, shifted by one token."""
+"""Methods whose draft layers read the hidden states of the model, one token later."""
 _LOOKS_UP = ("ngram", "ngram_gpu", "suffix")
-"""Methods that look drafts up in the request's own tokens."""
+"""Methods that copy drafts from earlier tokens, without draft layers."""
 METHODS = (*READS_STATES, "dflash", "draft_model", *_LOOKS_UP)
 _NOT_SIMULATED = ("dspark", "custom_class", "extract_hidden_states", "medusa", "mlp_speculator")
 MOST_DRAFTS = 1 << 8
@@ -33,7 +35,7 @@ _SIMULATED = {
     "kv_cache_dtype": str,
     "quantization": str,
 }
-"""Keys that a simulation depends on, and their types."""
+"""Keys that affect a simulation, and their types."""
 _WITHOUT_EFFECT = (
     "attention_backend", "code_revision", "disable_padded_drafter_batch", "draft_load_config", "draft_sample_method",
     "enforce_eager", "fly_entropy_threshold", "fly_entropy_top_k", "fly_window_size", "index_share_for_mtp_iteration",
@@ -41,15 +43,15 @@ _WITHOUT_EFFECT = (
     "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor", "suffix_decoding_max_tree_depth",
     "suffix_decoding_min_token_prob", "use_heterogeneous_vocab", "use_local_argmax_reduction",
 )  # fmt: skip
-"""Keys that choose drafts, kernels or files; neither the scheduler nor the pool depends on them."""
+"""Keys that affect neither the scheduler nor the pool: they choose drafts, kernels or files."""
 _SINCE_33 = ("disable_eagle_block_drop", "disable_lookahead_block_hashes", "kv_cache_dtype")
 _ASYNC_BEFORE_33 = ("eagle", "eagle3", "mtp", "draft_model", "ngram_gpu", "dflash")
-"""Methods that vLLM 0.25 schedules ahead."""
+"""Methods with which vLLM 0.25 schedules asynchronously."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """The part of vLLM's `--speculative-config` that a simulation depends on."""
+    """The keys of vLLM's `--speculative-config` that affect a simulation."""
 
     method: str
     num_tokens: int
@@ -57,35 +59,36 @@ class SpeculativeConfig:
     model: str | None = None
     """Name of the draft model."""
     by_batch: tuple[tuple[int, int, int], ...] = ()
-    """Entries (from, to, tokens): after a step of `from` to `to` requests, `tokens` are drafted for each.
+    """Entries (from, to, tokens) of `num_speculative_tokens_per_batch_size`.
 
-    Empty if `num_tokens` are always drafted (`num_speculative_tokens_per_batch_size`).
+    After a step of `from` to `to` requests, `tokens` tokens are drafted for each. Empty if `num_tokens` always are.
     """
     is_parallel: bool = False
     """All drafts of a request come from one pass (`parallel_drafting`)."""
     drops_no_block: bool = False
-    """True if the last block of a prefix hit is kept (`disable_eagle_block_drop`)."""
+    """The last block of a prefix hit is kept, not computed again (`disable_eagle_block_drop`)."""
     has_plain_hashes: bool = False
-    """True if the key of a block covers no tokens after the block (`disable_lookahead_block_hashes`)."""
+    """The key of a block covers no tokens after the block (`disable_lookahead_block_hashes`)."""
     tensor_parallel_size: int | None = None
-    """Number of GPUs that share the draft model; None for as many as share the model."""
+    """Number of GPUs that share the draft model; None for the same number as share the model."""
     kv_cache_dtype: str | None = None
     quantization: str | None = None
     synthetic_rates: tuple[float, ...] = ()
-    """Acceptance rates by position with which vLLM itself draws accepted drafts (`rejection_sample_method`:
-    synthetic); empty if it verifies drafts with the model.
+    """Acceptance rates by position with which vLLM itself draws accepted drafts.
+
+    Set by `rejection_sample_method` "synthetic". Empty if vLLM verifies drafts with the model.
     """
     num_modules: int = 1
-    """Number of multi-token-prediction modules that draft one after the other."""
+    """Number of modules for multi-token prediction (MTP) that draft one after the other."""
 
     @property
     def looks_up(self) -> bool:
-        """True if drafts come from the request's own tokens, so that there are no draft layers."""
+        """True if drafts are copied from earlier tokens, so that there are no draft layers."""
         return self.method in _LOOKS_UP
 
     @property
     def lookahead_tokens(self) -> int:
-        """Number of slots that every request holds after its last token."""
+        """Number of slots that every request holds after the slot of its last token."""
         return 0 if self.looks_up else self.num_tokens + (self.method == "dflash")
 
     @property
@@ -97,22 +100,28 @@ class SpeculativeConfig:
         return int(is_model)
 
     def tokens_ahead(self, release: str) -> int:
-        """Return the number of tokens after a block that the block's key covers in a release of vLLM."""
+        """Return the number of tokens after a block that the block's key also covers, in a release of vLLM."""
         covers = rules_of(release).keys_cover_drafts and self._drops(release) and not self.has_plain_hashes
         return min(self.num_modules, self.num_tokens) if covers else 0
 
     def drops_last_hit(self, release: str) -> bool:
-        """Tell whether a release computes the last block of every prefix hit again, for the draft layers."""
+        """Tell whether, in a release, the last block of every prefix hit is computed again for the draft layers."""
         return self._drops(release) and not self.tokens_ahead(release)
 
     def _drops(self, release: str) -> bool:
-        """Tell whether the draft layers lack the last block of a prefix hit if keys cover no tokens after a block."""
+        """Tell whether draft layers need the last block of a prefix hit computed again, if keys cover no tokens after a
+        block.
+        """
         if rules_of(release).keys_cover_drafts:
             return self.method in READS_STATES and not self.drops_no_block
         return self.method in (*READS_STATES, "dflash")
 
     def check_starts(self, release: str, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """Check that drafting leaves a step tokens for requests."""
+        """Check that drafting leaves tokens of a step for requests.
+
+        Raises:
+            UsageError: drafting takes all tokens of a step, so vLLM does not start.
+        """
         taken = 0 if rules_of(release).drafting_takes_tokens else self.step_tokens * max_num_seqs
         if self.method == "dflash":
             taken = max(taken, self.lookahead_tokens)
@@ -123,7 +132,7 @@ class SpeculativeConfig:
             )
 
     def most_past_end(self, steps: int) -> int:
-        """Return the maximum number of tokens computed past the end of a sequence, with `steps` steps in flight."""
+        """Return the largest number of tokens computed after the end of a sequence, with `steps` steps in flight."""
         return steps * (1 + self.num_tokens) - 1
 
     def check_known_to(self, release: str) -> None:
@@ -135,7 +144,7 @@ class SpeculativeConfig:
                 raise UsageError(f"vLLM {release} does not know {name} of speculative_config; leave it out.")
 
     def is_async(self, release: str) -> bool:
-        """Tell whether a release uses asynchronous scheduling with this method unless it is switched off."""
+        """Tell whether a release schedules asynchronously with this method by default."""
         if rules_of(release).drafts_have_v2_runner:
             return self.has_v2_runner(release) or self.method not in ("ngram", "suffix")
         return self.method in _ASYNC_BEFORE_33
@@ -188,7 +197,7 @@ class SpeculativeConfig:
 
 
 def canonical(config: Any) -> str:
-    """Return a configuration, given as JSON or as a mapping, as JSON with sorted keys; an empty text stays empty."""
+    """Return a configuration, given as JSON or as a mapping, as JSON with sorted keys. An empty text stays empty."""
     if config == "":
         return ""
     if isinstance(config, str):
@@ -243,7 +252,7 @@ def _method_of(given: Mapping[str, Any]) -> str:
 
 
 def _ranges(entries: Sequence[Any], num_tokens: int) -> tuple[tuple[int, int, int], ...]:
-    """Check the entries of `num_speculative_tokens_per_batch_size`; return each as (from, to, tokens)."""
+    """Check the entries of `num_speculative_tokens_per_batch_size`; return them as tuples (from, to, tokens)."""
     name, before = "num_speculative_tokens_per_batch_size", 0
     for entry in entries:
         numbers = tuple(entry) if isinstance(entry, list | tuple) else ()
@@ -261,7 +270,9 @@ def _ranges(entries: Sequence[Any], num_tokens: int) -> tuple[tuple[int, int, in
 
 
 def _synthetic_rates(given: Mapping[str, Any], num_tokens: int) -> tuple[float, ...]:
-    """Return the acceptance rates with which vLLM itself draws accepted drafts; empty if the model verifies drafts."""
+    """Return the rates with which vLLM itself draws accepted drafts, by position; empty if the model
+    verifies drafts.
+    """
     rates, length = given.get("synthetic_acceptance_rates"), given.get("synthetic_acceptance_length")
     if given.get("rejection_sample_method") != "synthetic":
         if rates is not None or length is not None:

@@ -1,4 +1,4 @@
-"""Consistency checks of SGLang's radix cache, for `--check`: pages, locks of nodes, slots by state."""
+"""Consistency checks of SGLang's radix cache for `--check`: pages, locks of nodes, and slots by state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_pages(driver: Driver) -> None:
-    """Check where all pages are, and the locks of all nodes.
+    """Check the place of every page, and the locks of every node.
 
     Every page is free, in the tree, or in the row of one request. A node has one lock for each request and each copy
     that needs it. The pages of windows are a second pool, and are checked in the same way.
@@ -59,7 +59,7 @@ def check_pages(driver: Driver) -> None:
 
 
 def _num_paths(engine: Engine, lowest: list[int]) -> Counter[int]:
-    """Count, for each node, the paths to the root that contain it; a path begins at each of `lowest`."""
+    """Count, for each node, the paths that contain it; a path leads from each node in `lowest` to the root."""
     counts: Counter[int] = Counter()
     for first in lowest:
         node = first
@@ -70,7 +70,7 @@ def _num_paths(engine: Engine, lowest: list[int]) -> Counter[int]:
 
 
 def _check_host(engine: Engine, nodes: list[Node]) -> None:
-    """Check that every slot of host memory is free, or has one page of one node."""
+    """Check that every slot of host memory is free, or holds one page of one node."""
     radix = engine.radix
     lists = [(radix.state.first_free_slot, radix.state.num_free_host)] if radix.settings.host_pages else []
     lists += [(node.first_slot, node.num_pages) for node in nodes]
@@ -88,7 +88,9 @@ def _check_host(engine: Engine, nodes: list[Node]) -> None:
 
 
 def _check_windows(engine: Engine) -> None:
-    """Check that every page of the window pool is free, or belongs to one page of the tree or of a request's row."""
+    """Check that every page of the window pool is free, or is the window of exactly one page in the tree or
+    in a row.
+    """
     radix, unit = engine.radix, engine.settings.unit_tokens
     first = engine.settings.num_units
     free = [page - first for page in free_pages_in_order(engine, WINDOWS)]
@@ -122,7 +124,7 @@ def _check_ring(engine: Engine, pool: int, num_free: int) -> None:
 
 
 def held_slots(driver: Driver) -> npt.NDArray[np.int64]:
-    """Count the slots of the pages that requests hold, by state; a page that several rows list counts once."""
+    """Return the number of slots of the pages that requests hold, by state. A page in several rows counts once."""
     engine = driver.engine
     unit = engine.settings.unit_tokens
     written: dict[int, int] = {}
@@ -147,7 +149,7 @@ def holders(engine: Engine) -> list[int]:
 
 
 def _row(engine: Engine, number: int) -> list[int]:
-    """Return the pages of a request's row, in order, including those of a batch that is chosen and not launched yet."""
+    """Return the pages of a request's row, in order, including those for a batch that is chosen but not launched."""
     sequence, size = engine.sequences[number], engine.radix.settings.row_pages
     waits = engine.radix.state.chosen_mode != NO_BATCH
     chosen = (index for index in range(engine.state.num_listed if waits else 0) if engine.batch[index] == number)
@@ -157,7 +159,7 @@ def _row(engine: Engine, number: int) -> list[int]:
 
 
 def _pages_of_nodes(engine: Engine) -> dict[int, list[int]]:
-    """Return the pages of every node of the tree whose KV is on the GPU."""
+    """Return the pages on the GPU of every node of the tree."""
     radix, found = engine.radix, {}
     for node in range(1, radix.state.num_nodes + 1):
         if radix.nodes[node].is_on_device and not radix.nodes[node].is_spare:

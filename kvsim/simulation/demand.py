@@ -1,4 +1,4 @@
-"""Requests of a workload as an engine takes them: lengths within the limits, keys of prefixes, refused requests."""
+"""Turn a workload into the `Demand` of an engine: lengths within the limits, keys of prefixes, and refused requests."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kvsim.workload import Ragged, Workload
 def demand_of(
     workload: Workload, policy: Policy, layout: KVCacheLayout | None, num_slots: int, *, recording: bool
 ) -> Demand:
-    """Return the demand of `workload` on a pool of `num_slots`.
+    """Return the demand of `workload` on a pool of `num_slots` slots.
 
-    Prompts get keys only if a cache looks them up or a recording lists them.
+    Prompts get keys only if a cache looks them up, or if `recording`, because a recording lists them.
     """
     prompt = workload.prompt_tokens.astype(np.int64)
     # Answers, and the limits on them, end at the longest sequence that the policy allows.
@@ -46,7 +46,10 @@ def demand_of(
 
 
 def _begins(workload: Workload) -> npt.NDArray[np.int64] | None:
-    """Return the key of the first `BEGIN_TOKENS` tokens of each request; None if the hashes cover other tokens."""
+    """Return the key of the first `BEGIN_TOKENS` tokens of each request.
+
+    Return None if the hashes of the workload cannot tell whether these tokens are equal.
+    """
     tokens = workload.hash_unit_tokens
     if len(workload.prompt_hashes.values) and tokens % BEGIN_TOKENS and BEGIN_TOKENS % tokens:
         return None
@@ -58,7 +61,7 @@ def _begins(workload: Workload) -> npt.NDArray[np.int64] | None:
 
 
 def _prefix_keys(workload: Workload, unit: int, ahead: int) -> Ragged[np.int64]:
-    """Return the keys of each prompt's blocks of `unit` tokens, and of the answers that later turns repeat.
+    """Return the keys of each prompt's blocks of `unit` tokens, and of the blocks of answers that later turns repeat.
 
     A key also covers `ahead` tokens after its block. Prompts with different adapters have different keys.
     """
@@ -70,7 +73,7 @@ def _prefix_keys(workload: Workload, unit: int, ahead: int) -> Ragged[np.int64]:
 
 
 def _adapters(workload: Workload, policy: Policy) -> npt.NDArray[np.int64]:
-    """Return the adapter of each request."""
+    """Return the number of each request's adapter; refuse adapters if the policy does not serve them."""
     if workload.adapter.any() and isinstance(policy, Paged) and not policy.scheduler.enable_lora:
         raise UsageError("the requests name adapters, which vLLM refuses without --enable-lora; give it, with "
                          "--max-loras and --max-lora-rank.")  # fmt: skip
@@ -78,7 +81,7 @@ def _adapters(workload: Workload, policy: Policy) -> npt.NDArray[np.int64]:
 
 
 def _tokens_ahead(policy: Policy) -> int:
-    """Return the number of tokens after a block that its key covers, for drafts."""
+    """Return the number of tokens after a block that its key also covers, because drafting reads them."""
     if not isinstance(policy, Paged) or policy.scheduler.drafting is None:
         return 0
     return policy.scheduler.drafting.tokens_ahead(policy.scheduler.vllm) if policy.cache.enable_prefix_caching else 0
@@ -93,7 +96,8 @@ def refused(
     *,
     refuse_misfits: bool,
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the requests that could never be served: bool[n]. Without `refuse_misfits`, there may be none.
+    """Return a mask of the requests that could never be served: bool[n]. Unless `refuse_misfits`, such a request is an
+    error.
 
     Raises:
         WorkloadError: a prompt leaves no room for an answer in the longest sequence.
@@ -118,9 +122,9 @@ def refused(
 
 
 def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None) -> int:
-    """Return the number of tokens per prompt hash of a recording.
+    """Return the number of tokens of one prompt hash in a recording.
 
-    Policies that allocate slot by slot never look prefixes up, so they keep the hashes of the workload.
+    Policies that allocate slot by slot never look prefixes up, so their recordings have the hashes of the workload.
     """
     if isinstance(policy, Radix):
         return policy.unit_tokens
@@ -134,7 +138,7 @@ def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None
 def recorded_hashes(
     workload: Workload, policy: Policy, layout: KVCacheLayout | None, demand: Demand, rows: range
 ) -> Ragged[np.int64]:
-    """Return the prompt hashes of a recording; `rows` are the rows of the prompts in the workload of all servers."""
+    """Return the prompt hashes for a recording. `rows` are the rows of the prompts in the workload of all servers."""
     covered = np.maximum(workload.prompt_tokens - hash_ahead_tokens(workload, policy), 0)
     return all_prompt_keys(demand.keys, covered // hash_tokens(workload, policy, layout), rows)
 
@@ -147,7 +151,10 @@ def hash_ahead_tokens(workload: Workload, policy: Policy) -> int:
 
 
 def provenance_of_hashes(workload: Workload, policy: Policy) -> dict[str, int]:
-    """Return the metadata entry with the tokens per prompt hash; empty without prefixes, or if the policy decides."""
+    """Return the metadata entry with the number of tokens of one prompt hash; empty if it is not needed.
+
+    It is not needed without known prefixes, or if it follows from the policy.
+    """
     tokens = workload.hash_unit_tokens
     is_known = isinstance(policy, Paged | Radix) or tokens == policy.unit_tokens
     return {} if is_known or not knows_prefixes(workload) else {HASH_TOKENS: tokens}

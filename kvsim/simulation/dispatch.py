@@ -1,4 +1,4 @@
-"""Dispatch of requests to several servers: the states of servers that routers see, and counts of duplicate prefixes."""
+"""Dispatch of requests to several servers: what routers see of a server, and counts of prefixes on several servers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ if TYPE_CHECKING:
     from kvsim.simulation.setup import Setup
 
 CachedKeys = npt.NDArray[np.int64]
-"""Distinct keys of the cached prefix blocks of one server at one time."""
+"""Distinct keys of the prefix blocks that one server has cached at one time."""
 
 
 class _ServerView:
-    """A `RoutedServer`: the present state of a server, and the prefix hits of the prompt now or at an earlier time."""
+    """A server as its router sees it: a `RoutedServer` for one prompt.
+
+    It has the present state of the server, and the prompt's prefix hit, now or at an earlier time.
+    """
 
     def __init__(self, number: int, server: ServerProcess, hit_tokens: int | None, row: int, num_units: int) -> None:
-        """Describe `server` to a router. `hit_tokens` is the earlier hit of the prompt in `row`; None to look it up."""
+        """Show `server` to a router. `hit_tokens` is an earlier prefix hit of the prompt in `row`; None to look it up
+        now.
+        """
         self.number = number
         self.num_units = num_units
         self._server, self._hit_tokens, self._row = server, hit_tokens, row
@@ -69,7 +74,9 @@ class _ServerView:
 
 
 class Dispatcher:
-    """Sends each request to a server. Its router sees the prefix caches as they were `lag_s` seconds ago."""
+    """Sends each request to a server that its router chooses. The router sees prefix caches as they were `lag_s`
+    seconds ago.
+    """
 
     def __init__(
         self,
@@ -80,7 +87,9 @@ class Dispatcher:
         *,
         lag_s: float = 0.0,
     ) -> None:
-        """Send requests, which `requests` describes by row and time, to servers with `num_units` units each."""
+        """Send requests to servers with `num_units` units each. `requests` describes the request in a row, sent at a
+        time.
+        """
         self.lag_s = lag_s
         self._router, self._requests, self._num_units = router, requests, num_units
         self._hits: dict[int, list[int]] = {}
@@ -116,7 +125,9 @@ class Dispatcher:
         return cls(router_of(route), describe_request, num_sampled, setup.num_units, lag_s=lag_s)
 
     def look_up(self, row: int, servers: Sequence[ServerProcess]) -> None:
-        """Look up the prompt in `row` in each server's prefix cache now; `choose` uses these hits `lag_s` later."""
+        """Look up the prompt in `row` in each server's prefix cache now; `choose` passes these hits to the router
+        later.
+        """
         self._hits[row] = [server.hit_tokens(row) for server in servers]
 
     def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> ServerProcess:
@@ -141,10 +152,10 @@ class Dispatcher:
 
 
 class DuplicatePrefixes:
-    """Counts of cached prefix blocks that more than one server holds, sampled as requests arrive."""
+    """Counts of cached prefix blocks that more than one server holds, in samples taken when requests arrive."""
 
     def __init__(self, num_requests: int, samples: Sequence[Sequence[CachedKeys]] = ()) -> None:
-        """Prepare for `num_requests` arrivals. `samples` has the cached keys of each server, sampled at equal times."""
+        """Prepare for `num_requests` arrivals. `samples` has, for each server, its cached keys at the same times."""
         self._num_requests, self._num_seen = num_requests, 0
         self._samples = [num_extra(held) for held in zip(*samples, strict=True)]
 
@@ -156,7 +167,9 @@ class DuplicatePrefixes:
 
     @property
     def mean_blocks(self) -> float:
-        """Mean number of duplicates: cached blocks, on all servers, beyond the first with the same prefix."""
+        """Mean number of duplicates in a sample: cached blocks on all servers, minus the distinct prefixes that they
+        hold.
+        """
         return sum(self._samples) / len(self._samples) if self._samples else 0.0
 
     @property
@@ -166,10 +179,10 @@ class DuplicatePrefixes:
 
 
 def sampled_arrivals(num_requests: int, num_servers: int) -> range:
-    """Return the arrivals, counted from 0, at which duplicate prefixes are counted.
+    """Return the arrivals, counted from 0, at which samples of duplicate prefixes are taken.
 
-    There are at most 256 samples. A sample reads the caches of all servers, so more than 16 servers have fewer samples:
-    4096 divided by the number of servers, but at least 16.
+    There are at most 256 samples. A sample reads the caches of all servers, so for more than 16 servers there are
+    fewer: 4096 divided by the number of servers, but at least 16.
     """
     most = min(max(4096 // num_servers, 16), 256)
     return range(0, num_requests, max(-(-num_requests // most), 1))

@@ -1,4 +1,4 @@
-"""Simulation of fleets: several servers with one router, on one clock, or one by one if none affects another."""
+"""Simulation of fleets: several servers with one router, on a common clock, or one by one if none affects another."""
 
 from __future__ import annotations
 
@@ -43,21 +43,20 @@ def in_turn(call: Callable[[Any, int], Result], common: Any, numbers: range) -> 
 
 
 class Fleet(NamedTuple):
-    """Measurements of several equal servers with one router."""
+    """Results of several equal servers with one router."""
 
     servers: list[Measured]
     names: Sequence[str] = ()
     """Names of the servers, and of the folders of their recordings; empty for a single server."""
     mean_duplicate_blocks: float = 0.0
-    """Mean number, over the sampled arrivals, of cached blocks beyond the first with the same prefix."""
+    """Mean number, over the samples, of cached blocks on all servers beyond the first with the same prefix."""
     most_duplicate_blocks: int = 0
     num_prefill: int = 0
-    """Number of prefill servers, or of their ranks, which are first in the list; 0 if each server computes prompts and
-    decodes."""
+    """Number of prefill servers, or of their ranks, which come first in `servers`; 0 if all servers decode."""
     clients: Sequence[Requests] = ()
-    """Requests of the decode servers as the clients see them; empty if each server computes prompts and decodes."""
+    """Requests of the decode servers as clients see them; empty if no server only computes prompts."""
     fetched_blocks: int = 0
-    """Blocks that servers have fetched from each other."""
+    """Number of blocks that servers have fetched from each other."""
     num_ranks: int = 1
     """Number of data-parallel ranks of each server; `servers` then has an entry for each rank."""
     idle_steps: tuple[int, ...] = ()
@@ -66,14 +65,14 @@ class Fleet(NamedTuple):
     """Counts of the store of prefixes that all servers share; None without one."""
 
     def summaries(self) -> list[Summary]:
-        """Return the figures of each server; those of several are called server 0, server 1, and so on."""
+        """Return the summary of each server. The names of several are server 0, server 1, and so on."""
         found = [server.summary for server in self.servers]
         if len(found) == 1:
             return found
         return [replace(summary, policy=f"server {number}") for number, summary in enumerate(found)]
 
     def totals(self, summaries: Sequence[Summary] | None = None) -> FleetTotals:
-        """Return the totals of the servers; `summaries` replace those of `Fleet.summaries`."""
+        """Return the totals of the servers; `summaries` are used in place of `Fleet.summaries`."""
         return fleet_totals(
             self.servers[0].meta,
             summaries or self.summaries(),
@@ -91,19 +90,19 @@ class Fleet(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Equal servers behind one router; each may have data-parallel ranks behind a front end of its own."""
+    """Equal servers behind one router. Each may have data-parallel ranks behind a front end."""
 
     number: int
     route: RouteName | str | Router | None = None
-    """Chooses the server of each request: a name, a Python file with a function `route`, or a `Router`.
+    """Router that chooses the server of each request: a name, a Python file with a function `route`, or a `Router`.
 
-    For a single server with ranks, the route chooses the rank. None is "shortest", or the server's own front end for a
-    single server with ranks.
+    For a single server with ranks, it chooses the rank. None is "shortest", or for a single server with ranks the front
+    end of vLLM.
     """
     ranks: int = 1
-    """Data-parallel ranks of each server."""
+    """Number of data-parallel ranks of each server."""
     route_lag_s: float = 0.0
-    """The router sees prefix caches as they were this many seconds before the request."""
+    """Age in seconds of the state of the prefix caches that the router sees."""
     store: PrefixStore | None = None
     """A store of prefixes that all servers share."""
 
@@ -136,12 +135,12 @@ class Replicas:
 
     @property
     def route_name(self) -> str:
-        """Name of the route; empty for a custom router."""
+        """Name of the route; an empty text for a custom router."""
         default = "data-parallel" if self.ranks > 1 and self.number == 1 else "shortest"
         return (self.route or default) if isinstance(self.route, str | None) else ""
 
     def router(self, release: str) -> RouteName | str | Router:
-        """Return the route among all ranks; front ends are those of a `release` of vLLM."""
+        """Return the router among all ranks. Front ends choose ranks as in vLLM `release`."""
         if self.ranks > 1 and self.number > 1:
             return ServersOfRanks(self.route or "shortest", self.ranks, release)
         if self.ranks > 1 and self.route is None:
@@ -150,7 +149,7 @@ class Replicas:
 
     @property
     def num_engines(self) -> int:
-        """Number of schedulers: ranks of all servers."""
+        """Number of engines: the ranks of all servers."""
         return self.number * self.ranks
 
     def names(self) -> list[str]:
@@ -161,7 +160,7 @@ class Replicas:
 
 
 Servers = Replicas | Disaggregation
-"""The servers of a fleet: equal ones, or prefill and decode servers."""
+"""The servers of a fleet: equal servers, or prefill and decode servers."""
 
 
 def measure_fleet(
@@ -173,11 +172,11 @@ def measure_fleet(
     spread: Spread = in_turn,
     **options: Unpack[Options],
 ) -> Fleet:
-    """Run `workload` on several servers, and return the measurements of each.
+    """Run `workload` on several servers, and return the results of each.
 
     Args:
         workload: the requests of all servers.
-        policy: how each server schedules them.
+        policy: the rules by which each server schedules them.
         machine: the machine of each server.
         servers: the number of servers of each kind, and their router.
         spread: makes the runs of servers that are simulated one by one, for example on several cores.
@@ -277,8 +276,8 @@ def _finish_prefill_decode(run: PrefillDecodeRun) -> Fleet:
 def _are_apart(setup: Setup, servers: Replicas) -> bool:
     """Tell whether servers can be simulated one by one, because none affects another.
 
-    This needs round-robin routing, an open loop, and a request for each server, and neither ranks nor a store. Servers
-    of a custom policy may affect each other, because they share its object.
+    This needs round-robin routing, an open loop, and at least one request for each server, but no ranks and no store.
+    Servers of a custom policy may affect each other, because they share its object.
     """
     return (
         servers.route == "round-robin"
@@ -292,12 +291,12 @@ def _are_apart(setup: Setup, servers: Replicas) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Apart:
-    """Servers with round-robin routing, each of which can be simulated by itself."""
+    """Servers with round-robin routing, each of which is simulated by itself."""
 
     setup: Setup
     num_servers: int
     sample_s: tuple[float, ...]
-    """Times in seconds at which duplicate prefixes are counted."""
+    """Times in seconds at which cached prefixes are sampled."""
     path: Path | None = None
     sinks: Sequence[RowSink] = ()
 
@@ -311,7 +310,7 @@ class Apart:
 
 
 def _measure_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]:
-    """Run one server by itself."""
+    """Run one server by itself; return its results, and its cached keys in each sample."""
     sinks = [apart.sinks[number]] if apart.sinks else []
     run = SimulationRun(apart.setup.every(apart.num_servers, number), sinks, sample_s=apart.sample_s)
     [measured] = run.finish()
@@ -319,7 +318,7 @@ def _measure_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]
 
 
 def _record_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]:
-    """Run one server by itself and record it."""
+    """Run one server by itself and record it to a folder; return its results, and its cached keys in each sample."""
     assert apart.path is not None
     return record_setup(apart.setup.every(apart.num_servers, number), apart.path / str(number), apart.sample_s)
 
@@ -327,7 +326,7 @@ def _record_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]:
 def _finish_apart(
     apart: Apart, serve: Callable[[Apart, int], tuple[Measured, list[CachedKeys]]], spread: Spread
 ) -> Fleet:
-    """Run each server by itself, and count the prefixes that several servers held at the same time."""
+    """Run each server by itself; count the prefixes that several servers held at the same time."""
     options, num_requests = apart.setup.options.copy(), len(apart.setup.workload)
     progress, num_ended = options.pop("progress", None), 0
     measured, samples = [], []

@@ -1,11 +1,11 @@
-"""Delay of a server's HTTP front end, which clients see on every request.
+"""Delay that a server's HTTP front end adds to every request, as clients see it.
 
 One process reads requests, converts text to tokens, passes these to the engine's process, and converts every output
-token to text and sends it. A request waits while that process works for others: the more tokens per second, the longer.
-The engine itself is not delayed: time per output token was the same on both sides, within 0.8 %.
+token to text and sends it. A request waits while that process works for others. Its delay grows with the output tokens
+per second. The engine itself is not delayed: time per output token was the same on both sides, within 0.8 %.
 
-The constants were fitted to `vllm bench serve` with `vllm serve` 0.25.1 on an H200 whose host launches a kernel in
-5.9 us, with a recorder inside the engine: five loads with the shape of Llama-3.2-3B. Delays of the first token, in ms:
+The constants were fitted to `vllm bench serve` with `vllm serve` 0.25.1 on an H200 whose host launches a kernel in 5.9
+us, with a recorder inside the engine: five loads with the shape of Llama-3.2-3B. Delays of the first token, in ms:
 
     load                            measured             this model
     5, 20 and 40 requests/s         8.2, 11.5, 17.2      8.3, 10.5, 17.0
@@ -23,31 +23,31 @@ from kvsim.metrics import Distribution, Summary
 from kvsim.steptime.card import Card
 
 _REQUEST_LAUNCHES = 850
-"""Host time to hand a request to the engine, without the time for its tokens, in launches of one kernel."""
+"""Host time to pass a request to the engine, without its tokens, in multiples of the time to launch a kernel."""
 _PROMPT_TOKEN_LAUNCHES = 0.65
-"""Host time that each token of the prompt adds to `_REQUEST_LAUNCHES`, in launches of one kernel."""
+"""Host time for each token of a prompt, in multiples of the time to launch a kernel."""
 _ANSWER_LAUNCHES = 260
-"""Host time from the engine's first token until the client has it, in launches of one kernel."""
+"""Host time from the engine's first token until the client has it, in multiples of the time to launch a kernel."""
 _TOKEN_LAUNCHES = 12
-"""Host time that the process spends on each output token, in launches of one kernel."""
+"""Host time for each output token, in multiples of the time to launch a kernel."""
 _USUAL_LAUNCH_S = 5.1e-6
 """Seconds to launch one kernel on a host that was not measured.
 
-It lies between the shared hosts of two measured servers (8.1 and 5.9 us) and inference-sim's H100 host (3.8 us,
-inferred from the delays that clients of four models saw).
+The value is between those of the shared hosts of two measured servers (8.1 and 5.9 us) and of inference-sim's H100 host
+(3.8 us, inferred from the delays that clients of four models saw).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontEnd:
-    """One process of vLLM's HTTP front end on a host. Times are in seconds."""
+    """The process of vLLM's HTTP front end on a host. All times are in seconds."""
 
     request_s: float
-    """Seconds per request, to and from the engine."""
+    """Seconds for each request, on its way to the engine and back."""
     prompt_token_s: float
-    """Seconds per token of a prompt."""
+    """Seconds for each token of a prompt."""
     token_s: float
-    """Seconds that the process spends on each output token of any request."""
+    """Seconds that the process needs for each output token of any request."""
 
     @property
     def most_tokens_per_s(self) -> float:
@@ -55,13 +55,13 @@ class FrontEnd:
         return 1 / self.token_s
 
     def delay_s(self, prompt_tokens: float, output_tokens_per_s: float) -> float:
-        """Return the mean delay of a request in seconds; infinite if the output rate is beyond `most_tokens_per_s`."""
+        """Return the mean delay of a request in seconds; infinity at an output rate of `most_tokens_per_s` or more."""
         free_share = 1 - output_tokens_per_s * self.token_s
         return (self.request_s + self.prompt_token_s * prompt_tokens) / free_share if free_share > 0 else float("inf")
 
 
 def http(card: Card | None = None) -> FrontEnd:
-    """Return the front end on the host of `card`; without a card, on a host between those that were measured."""
+    """Return the front end on the host of `card`; without a card, on a host of medium speed."""
     launch_s = _USUAL_LAUNCH_S
     if card is not None:
         launch_s = card.launch_s * card.factors.get("front_end", card.factors.get("host", 1.0))
@@ -75,11 +75,10 @@ def http(card: Card | None = None) -> FrontEnd:
 def with_delays(
     front_end: FrontEnd, summaries: Sequence[Summary], prompt_tokens: float
 ) -> tuple[list[Summary], list[float], str]:
-    """Return `summaries` of engines with the delays of their front ends, these in seconds, and a line of text about
-    them.
+    """Add the delays of front ends to the latencies in `summaries`.
 
-    `prompt_tokens` is the mean number of tokens of a prompt. If a front end cannot send all output tokens, the
-    summaries are returned with delays of 0.
+    `prompt_tokens` is the mean number of tokens of a prompt. Return the changed summaries, the delays in seconds, and a
+    line of text about them. If a front end cannot send all output tokens, no delays are added.
     """
     delays_s = [front_end.delay_s(prompt_tokens, summary.output_tokens_per_s) for summary in summaries]
     if not all(map(isfinite, delays_s)):

@@ -1,6 +1,6 @@
-"""Consistency checks that read the whole memory of an engine, for `--check`.
+"""Consistency checks for `--check` that read the whole memory of an engine.
 
-Every unit is in one place, every slot in one state, and every running total equals a fresh count.
+Every unit is in one place, every slot is in one state, and every running total equals a fresh count.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def check_encoder(engine: Engine) -> None:
 
 
 def breakdown(driver: Driver) -> Breakdown:
-    """Return the number of slots in each state, counted block by block or extent by extent."""
+    """Return the number of slots in each state, counted in every block or extent."""
     if driver.engine.memory in OF_SGLANG:
         return breakdown_of(driver, check_radix.held_slots(driver))
     if driver.engine.memory is CUSTOM:
@@ -93,7 +93,7 @@ def breakdown(driver: Driver) -> Breakdown:
 
 
 def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown:
-    """Return the number of slots in each state: `held_slots`, and the free and cached slots by the engine's totals."""
+    """Return the number of slots in each state: `held_slots`, and the engine's own counts of free and cached slots."""
     settings, memory = driver.engine.settings, driver.engine.memory
     slots, num_cached = held_slots.copy(), memory.cached_units(driver.engine)
     slots[SlotState.CACHED] = num_cached * settings.unit_slots
@@ -102,7 +102,7 @@ def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown
 
 
 def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
-    """Count the slots of all extents by state."""
+    """Return the number of slots of all extents, by state."""
     slots = np.zeros(NUM_STATES, np.int64)
     for number in driver.running():
         sequence = driver.engine.sequences[number]
@@ -113,7 +113,7 @@ def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
-    """Count the slots of all held blocks by state."""
+    """Return the number of slots of all held blocks, by state."""
     tables = (
         (group, held(driver, number, group))
         for number in driver.holders()
@@ -123,7 +123,7 @@ def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def _held_in_custom_units(driver: Driver) -> npt.NDArray[np.int64]:
-    """Count the slots of the units of a custom allocator by state."""
+    """Return the number of slots of all units of a custom allocator, by state."""
     rules: Any = driver.engine.rules
     tables = (
         (0, Held(units, int(sequence.computed + sequence.rejected), 0, int(sequence.full_tokens)))
@@ -134,7 +134,10 @@ def _held_in_custom_units(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: int | None) -> npt.NDArray[np.int64]:
-    """Count the slots of `tables` (pairs of group and table) by state; a unit in several tables counts once."""
+    """Return the number of slots of `tables`, by state. A unit in several tables counts once.
+
+    `tables` are pairs of a KV-cache group and a table. Entries equal to `null` hold no unit.
+    """
     unit_slots = engine.settings.unit_slots
     contents: dict[int, Content] = {}
     for group, table in tables:
@@ -152,7 +155,7 @@ def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: in
 
 
 def _check_blocks(driver: Driver) -> None:
-    """Check the references of all blocks, and the number and the order of blocks in the free queue."""
+    """Check the references of all blocks, and the number of blocks in the free queue, and their order."""
     engine = driver.engine
     state, refs, keys = engine.state, column(engine.blocks, "refs"), column(engine.blocks, "key")
     queue = np.array(driver.free_queue(), np.int64)
@@ -174,13 +177,13 @@ def _check_blocks(driver: Driver) -> None:
 
 
 def reuses_first(engine: Engine) -> bool:
-    """Tell whether the simulated release reuses freed blocks without a prefix before all others."""
+    """Tell whether the release allocates all freed blocks without a prefix before blocks with one."""
     groups = range(engine.settings.num_groups)
     return not engine.settings.marks_tails and all(engine.groups[group].reuses_first for group in groups)
 
 
 def _check_custom_units(driver: Driver) -> None:
-    """Check the references of a custom allocator's units, its free and cached units, and which requests have tables."""
+    """Check the references of a custom allocator's units, its free and cached units, and the requests with tables."""
     engine = driver.engine
     rules: Any = engine.rules
     state, units = engine.state, rules.units
@@ -197,7 +200,7 @@ def _check_custom_units(driver: Driver) -> None:
 
 
 def _check_extents(driver: Driver) -> None:
-    """Check that extents and free ranges cover every slot once."""
+    """Check that extents and free ranges together cover every slot exactly once."""
     engine = driver.engine
     state, num_units = engine.state, engine.settings.num_units
     pieces = [(engine.holes[index].address, engine.holes[index].length) for index in range(state.num_holes)]
@@ -217,7 +220,7 @@ def _check_extents(driver: Driver) -> None:
 
 
 def check_totals(driver: Driver, counted: Breakdown) -> None:
-    """Check that the engine's running totals are the `counted` slots, and that these add up to the pool."""
+    """Check that the engine's running totals equal the `counted` slots, and that these add up to the pool."""
     engine = driver.engine
     settings, state, unit_slots = engine.settings, engine.state, engine.settings.unit_slots
     capacity = settings.num_units * unit_slots

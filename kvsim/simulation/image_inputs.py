@@ -1,4 +1,4 @@
-"""Images of a workload on an engine: their tokens, their places, and the limits of the encoder."""
+"""Images of a workload as an engine takes them: their tokens, their positions, and the limits of the encoder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def with_image_tokens(workload: Workload, model: Model) -> Workload:
-    """Return the requests with the tokens that `model` makes of images in pixels, added to their prompts."""
+    """Return the workload with the tokens that `model` makes of images in pixels added to its prompts."""
     if workload.images is None:
         return workload
     if not model.image_class:
@@ -35,7 +35,7 @@ def with_image_tokens(workload: Workload, model: Model) -> Workload:
 
 
 def encoding_of(workload: Workload, policy: AnyPolicy, base: Policy, model: Model) -> Encoding | None:
-    """Return the images and the limits of their encoder; None without images, or without an encoder cache."""
+    """Return the images of the workload, and the limits of their encoder; None without images or an encoder cache."""
     images = workload.images
     if images is None:
         return None
@@ -57,8 +57,9 @@ def encoding_of(workload: Workload, policy: AnyPolicy, base: Policy, model: Mode
 def encoder_limits(workload: Workload, base: Policy, model: Model) -> dict[str, int]:
     """Return the largest numbers of image tokens that a step encodes and that the cache holds, as metadata entries.
 
-    Both are the tokens of the largest step, or of the largest image if it has more. If the model's rule for images is
-    not known, the largest image is that of the workload. Without images or an encoder cache the result is empty.
+    Both are the number of tokens in the largest step or, if that is more, of the largest image. If the model's rule for
+    images is not known, the largest image is that of the workload. The result is empty without images or an encoder
+    cache.
     """
     if workload.images is None or not isinstance(base, Paged):
         return {}
@@ -68,7 +69,9 @@ def encoder_limits(workload: Workload, base: Policy, model: Model) -> dict[str, 
 
 
 def contents_of(workload: Workload) -> npt.NDArray[np.int64]:
-    """Return the workload's numbers of the images in the order in which an engine numbers them: by first appearance."""
+    """Return the workload's numbers of its images, in the order in which an engine numbers them: by first
+    appearance.
+    """
     assert workload.images is not None
     content, first = np.unique(workload.images.content, return_index=True)
     return np.asarray(content[np.argsort(first)])

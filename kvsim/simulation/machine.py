@@ -1,4 +1,4 @@
-"""The machine of a run, and the pool of memory that a policy gets on it."""
+"""The machine of a run, and the pool of KV memory that a policy has on it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Machine:
     gpu: Gpu
     model: Model
     kv_bytes: int
-    """Bytes of the KV cache on one GPU; with pipeline stages, summed over one GPU of every stage."""
+    """Bytes of the KV cache on one GPU. With pipeline stages, the sum over one GPU of every stage."""
     step_time: StepTimeModel
     max_model_len: int | None = None
-    """Longest sequence in tokens for policies without their own limit; None for the limit of the model."""
+    """Longest sequence in tokens, for policies without a limit of their own; None for the limit of the model."""
 
     def __repr__(self) -> str:
         num_gpus = self.model.num_gpus * self.model.data_parallel_size
@@ -43,13 +43,13 @@ class Machine:
         )
 
     def limited(self, policy: AnyPolicy) -> Policy:
-        """Return the built-in policy that `policy` is or is based on, with every limit set for this machine."""
+        """Return the built-in policy that `policy` is, or is based on, with all limits set for this machine."""
         defaults = EngineDefaults.of("llm", self.gpu, release_of(base_of(policy)))
         return limited(policy, self.longest, defaults)
 
     @property
     def longest(self) -> int:
-        """Longest sequence in tokens, prompt and answer together, for a policy without its own limit."""
+        """Longest sequence in tokens, prompt and answer together, for a policy without a limit of its own."""
         return self.max_model_len or self.model.max_position_embeddings
 
     def layout(self, policy: AnyPolicy) -> KVCacheLayout | None:
@@ -85,7 +85,7 @@ class Machine:
         return layout
 
     def draft_layers(self, policy: Paged) -> tuple[Layer, ...]:
-        """Return the layers of the draft model, which have a KV cache too; empty if `policy` has no such model.
+        """Return the layers of the draft model, which also have a KV cache; empty if `policy` has no draft model.
 
         Raises:
             UsageError: the draft model is not known, or kvsim does not simulate drafts for this model.
@@ -103,7 +103,7 @@ class Machine:
         """Return the pool that `policy` has in the memory of the machine.
 
         Raises:
-            BudgetError: not even one unit fits, or more than `MAX_UNITS`.
+            BudgetError: not even one unit fits, or more than `MAX_UNITS` do.
             UsageError: vLLM could not serve the model with such blocks.
         """
         layout = self.layout(policy)
@@ -140,7 +140,7 @@ class Machine:
 
 
 def _window_pool(policy: Radix, num_units: int, layers: SlotLayers) -> WindowPool | None:
-    """Return SGLang's second pool, beside a first pool of `num_units`; None without layers with windows."""
+    """Return SGLang's second pool, in addition to a first pool of `num_units`; None without layers with windows."""
     if not layers.window_tokens:
         return None
     unit = policy.unit_tokens
@@ -154,7 +154,7 @@ def _window_pool(policy: Radix, num_units: int, layers: SlotLayers) -> WindowPoo
 
 
 def _check_hashes(model: Model, layout: KVCacheLayout) -> None:
-    """Refuse groups whose prefixes vLLM cannot hash, because vLLM does not start with these."""
+    """Refuse a layout whose prefixes vLLM cannot hash; vLLM does not start with it."""
     hashed, sizes = layout.hash_block_size, [group.block_size for group in layout.groups]
     if any(size % hashed for size in sizes):
         raise UsageError(
@@ -178,7 +178,7 @@ def release_of(policy: Policy) -> str:
 
 
 def check_stages(machine: Machine, policy: Policy) -> None:
-    """Refuse step times that are not those of each pipeline stage, and pipelines that kvsim cannot simulate."""
+    """Refuse pipelines that kvsim cannot simulate, and step times that are not those of each pipeline stage."""
     if machine.model.has_shared_experts and machine.model.pipeline_parallel_size > 1:
         raise UsageError("ranks that share experts are modelled where one stage holds all layers; leave out "
                          "--pipeline-parallel-size.")  # fmt: skip
@@ -198,7 +198,7 @@ def check_stages(machine: Machine, policy: Policy) -> None:
 
 
 def _tokens_on_each_gpu(model: Model, block_size: int) -> int:
-    """Return the number of tokens of a block on each GPU, with decode context parallelism."""
+    """Return the number of tokens of a block that each GPU holds, with decode context parallelism."""
     size = model.decode_context_parallel_size
     if block_size % size:
         raise UsageError(f"block_size is {block_size} tokens, on all {size} GPUs that divide contexts; it must be "

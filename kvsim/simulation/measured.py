@@ -1,4 +1,4 @@
-"""Results of a run that is not recorded: a summary, and the times of the requests."""
+"""Results of a run whose steps are not kept: a summary, and the times of the requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choice between the interpreted and the compiled engine: compiled if that is possible and the run is long enough."""
+"""Choice between the interpreted and the compiled engine: compiled if it is possible and the run is long enough."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from kvsim.steptime import StepTimeModel
 
 EngineName: TypeAlias = Literal["auto", "compiled", "interpreted"]
 WORTH_COMPILING = 5_000
-"""Number of requests from which on compiling saves time; the machine code is then kept on disk."""
+"""Number of requests from which on compiling saves time, although it takes seconds; the code is then kept on disk."""
 WORTH_LOADING = 2_000
-"""Number of output tokens from which on loading existing machine code saves time."""
+"""Number of output tokens from which on loading machine code from disk saves time."""
 _MANY_TOKENS = 500_000
-"""Number of output tokens from which on compiling saves time even for few requests, whose batches are small."""
+"""Number of output tokens from which on compiling saves time in any case, even for few requests in small batches."""
 _LONG = 50_000
-"""Number of requests from which on a message tells the user that compiling would make the run faster."""
+"""Number of requests from which on a message says that the run would be faster if it could be compiled."""
 
 
 def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:
-    """Return `engine`, or `interpreted` if the policy decides in Python."""
+    """Return `engine`, or `interpreted` if the policy runs Python code; refuse `compiled` for such a policy."""
     if not runs_in_python(policy):
         return engine
     if engine == "compiled":
@@ -39,7 +39,7 @@ def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:
 def engine_for_several(memory: MemoryManager) -> EngineName:
     """Return the engine for several runs with the same kind of `memory`.
 
-    The runs share the cost of compiling, so it is `compiled` if no machine code exists yet and numba is installed.
+    It is `compiled` if numba is installed and no machine code is on disk, because the runs share the time to compile.
     """
     return "compiled" if not has_machine_code(memory) and has_numba() else "auto"
 
@@ -53,8 +53,8 @@ def begins_compiled(
 ) -> bool:
     """Tell whether a run with the setting `engine` is compiled from its beginning.
 
-    With `auto`, a run needs many requests or output tokens. Fewer output tokens suffice if machine code for `memory`
-    exists. With None as `memory`, it is not looked up.
+    With `auto`, a run is compiled if it has many requests or output tokens. Fewer output tokens suffice if machine code
+    for `memory` is on disk. With None as `memory`, machine code on disk is ignored.
     """
     loads = engine == "compiled" or (engine == "auto" and num_output_tokens >= WORTH_LOADING)
     if loads and coefficients_of(step_time) and memory is not None and has_machine_code(memory):
@@ -64,7 +64,9 @@ def begins_compiled(
 
 
 def may_compile(num_requests: int, step_time: StepTimeModel, engine: EngineName) -> bool:
-    """Tell whether a run with the setting `engine` may be compiled once it turns out to be long; this loads numba."""
+    """Tell whether a run with the setting `engine` may be compiled after its beginning, when it is long. This loads
+    numba.
+    """
     if engine == "interpreted":
         return False
     obstacle = ""

@@ -1,4 +1,4 @@
-"""Disaggregated prefill: a fleet in which some servers compute prompts and others decode, on one clock.
+"""Disaggregated prefill: a fleet in which some servers compute prompts and others decode, on a common clock.
 
 A request goes to a prefill server first, which computes its prompt and one token. Then it goes to a decode server,
 which allocates blocks, fetches the prompt's KV over its link and generates the answer. The prefill server keeps its
@@ -6,7 +6,7 @@ blocks until the decode server has read them. Both kinds of server run vLLM's sc
 (`kvsim.engine.connector`); transfers take the time of the link.
 
 A server may have data-parallel ranks, each with a connector and a link of its own. The front end of each server chooses
-a rank as for any other request.
+a rank for each request as in other fleets.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _DEFAULT_LINK = KvLink()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disaggregation:
-    """The numbers of prefill and decode servers, and the link between them."""
+    """The numbers of prefill and decode servers, their router, and the link between them."""
 
     num_prefill: int
     num_decode: int
     route: RouteName | str | Router = "shortest"
-    """Chooses the prefill server of each request; the decode server is the one with the fewest requests."""
+    """Router that chooses the prefill server of each request. The decode server is the one with the fewest requests."""
     ranks: int = 1
-    """Data-parallel ranks of each server, among which its front end chooses."""
+    """Number of data-parallel ranks of each server, among which its front end chooses."""
     link: KvLink = _DEFAULT_LINK
-    """The link of each rank of a decode server."""
+    """The link of each decode server, or of each of its ranks."""
     failed_share: float = 0.0
-    """Share of the loads in which a block fails, 0 to 1."""
+    """Share of the loads in which one block fails, 0 to 1."""
     recomputes: bool = False
     """Decode servers compute the tokens that fail to load. If False, the request ends with an error."""
     seed: int = 0
@@ -69,12 +69,12 @@ class Disaggregation:
 
     @property
     def route_name(self) -> str:
-        """Name of the route; empty for a custom router."""
+        """Name of the route; an empty text for a custom router."""
         return self.route if isinstance(self.route, str) else ""
 
     @property
     def num_prefill_ranks(self) -> int:
-        """Number of schedulers of all prefill servers."""
+        """Number of ranks of all prefill servers."""
         return self.num_prefill * self.ranks
 
     def names(self) -> list[str]:
@@ -84,7 +84,7 @@ class Disaggregation:
         return servers if self.ranks == 1 else rank_names(servers, self.ranks)
 
     def dispatchers(self, setup: Setup) -> tuple[Dispatcher, Dispatcher]:
-        """Return the dispatchers that choose a prefill and a decode server for each request, or one of their ranks."""
+        """Return two dispatchers, which choose a prefill and a decode server for each request, or a rank of it."""
         routes = self.route, "shortest"
         if self.ranks == 1:
             first, second = (Dispatcher.of(setup, route) for route in routes)
@@ -94,7 +94,7 @@ class Disaggregation:
         return first, second
 
     def prefills(self, size: int) -> Connector:
-        """Return the connector of a prefill server for `size` requests."""
+        """Return the connector of a prefill server that gets `size` requests."""
         return Connector(role=Role.PRODUCER, link=self.link, exchanges=[Exchange(remote=Remote.READS)] * size)
 
     def decodes(self, setup: Setup) -> Connector:
@@ -111,7 +111,7 @@ class Disaggregation:
 
 
 def check_policy(policy: AnyPolicy) -> None:
-    """Check that kvsim simulates `policy` on prefill and decode servers."""
+    """Check that kvsim simulates prefill and decode servers with `policy`."""
     if not isinstance(policy, Paged):
         raise UsageError("prompts are computed and decoded apart with the paged policy; leave --policy out.")
     refuse_with_connector(policy, "on prefill and decode servers")
@@ -126,7 +126,7 @@ class PrefillDecodeRun(SimulationRun):
         apart: Disaggregation,
         sinks: Sequence[RowSink] = (),
     ) -> None:
-        """Build the servers; `setup` is for decode servers. Prefill servers have the first of the `sinks`."""
+        """Build the servers. `setup` is that of a decode server. The first of `sinks` are for prefill servers."""
         check_ranks(setup, apart.ranks)
         if setup.pipeline.pipeline_parallel_size > 1:
             raise UsageError("prefill and decode servers are modelled where one stage holds all layers; leave out "
@@ -142,7 +142,7 @@ class PrefillDecodeRun(SimulationRun):
         prefills, decodes = apart.prefills(len(setup.workload)), apart.decodes(setup)
         kinds = [(self._prefill_setup, prefills)] * apart.num_prefill_ranks + [(setup, decodes)] * num_decode_ranks
         self._bad = [exchange.bad for exchange in decodes.exchanges]
-        """Blocks that fail in the load of each request."""
+        """Indices of the blocks that fail to load, for each request."""
         self.locksteps = self._locksteps(apart.num_prefill + apart.num_decode)
         self._replicas = [
             self._replica(
@@ -160,7 +160,7 @@ class PrefillDecodeRun(SimulationRun):
         source.start(self._environment, self._pair.decodes)
 
     def finish(self) -> list[Measured]:
-        """Run to the end; return the measurements of each prefill server, then of each decode server."""
+        """Run to the end; return the results of each prefill server, then of each decode server."""
         self._run_to_end()
         measured = []
         for number, replica in enumerate(self._replicas):
@@ -177,7 +177,7 @@ class PrefillDecodeRun(SimulationRun):
         return measured
 
     def meta(self, number: int = 0) -> Meta:
-        """Return the provenance of the results of server `number`, with its kind."""
+        """Return the metadata of the results of server `number`, with its kind."""
         meta = super().meta(number)
         part = "prefill" if number < self.apart.num_prefill_ranks else "decode"
         failures = "recompute" if self.apart.recomputes else "fail"
@@ -185,7 +185,7 @@ class PrefillDecodeRun(SimulationRun):
         return replace(meta, engine=engine)
 
     def clients(self, measured: Sequence[Measured]) -> list[Requests]:
-        """Return the requests of each decode server with the times at which clients sent them to the fleet."""
+        """Return the requests of each decode server, with the times at which clients sent them to the fleet."""
         requests = []
         for of_server, server in zip(measured[self.apart.num_prefill_ranks :], self._pair.decodes, strict=True):
             rows = rows_of(server.driver.engine)
@@ -199,36 +199,36 @@ class PrefillDecodeRun(SimulationRun):
 
     @property
     def duplicates(self) -> DuplicatePrefixes:
-        """Counts of prefixes that more than one prefill server held."""
+        """Counts of prefixes that more than one prefill server has cached."""
         return self._dispatchers[0].duplicates
 
 
 class Pair:
-    """The router in front of prefill and decode servers; a source of requests uses it as a `Dispatcher`."""
+    """The router in front of prefill and decode servers. A source of requests uses it as its `Dispatcher`."""
 
     lag_s = 0.0
 
     def __init__(
         self, environment: simpy.Environment, dispatchers: tuple[Dispatcher, Dispatcher], setup: Setup
     ) -> None:
-        """Choose prefill servers by the first of the dispatchers and decode servers by the second."""
+        """Choose prefill servers by the first dispatcher, and decode servers by the second."""
         self.prefills: list[ServerProcess] = []
         self.decodes: list[ServerProcess] = []
         self.sent_s = np.full(len(setup.workload), np.nan)
-        """Time at which each request came to the fleet, in seconds."""
+        """Time in seconds at which each request was sent to the fleet."""
         self._environment, self._dispatchers, self._refused = environment, dispatchers, setup.refused
         self.prefill_of, self.decode_of = np.full((2, len(setup.workload)), -1, np.int32)
-        """Numbers of the servers, or of their ranks, of each request; -1 until they are chosen."""
+        """Number of the prefill server (or rank), and of the decode server, of each request; -1 until it is chosen."""
         self._homes: dict[int, ServerProcess] = {}
-        """The prefill server of each request whose KV is not read yet."""
+        """The prefill server of each request whose KV has not been read yet."""
         self._num_prefilled = 0
 
     def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> _Path:  # noqa: ARG002
-        """Return an object that sends the request in `row` through the fleet."""
+        """Return an object whose `send` passes the request in `row` through the fleet."""
         return _Path(self._serve)
 
     def _serve(self, row: int, at_s: float) -> simpy.Event:
-        """Send a request through the fleet; return an event that occurs when the request has ended."""
+        """Start to pass a request through the fleet; return an event that occurs when the request has ended."""
         return self._environment.process(self._run(row, at_s))
 
     def _run(self, row: int, at_s: float) -> Generator[simpy.Event, float, float]:
@@ -246,10 +246,10 @@ class Pair:
         return ended_s
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Ignore a request, which `send` has passed to the server."""
+        """Ignore a request: `send` has passed it to the server already."""
 
     def tell(self, server: ServerProcess) -> None:
-        """Let prefill servers free the blocks that a decode server has read or does not need.
+        """Schedule the release of blocks on prefill servers that a decode server reads, or does not need.
 
         A block counts as read when its load ends.
         """
@@ -260,7 +260,7 @@ class Pair:
             self._environment.process(self._read(number, server.driver.host_s))
 
     def _read(self, number: int, done_s: float) -> Generator[simpy.Event, None, None]:
-        """Wait until `done_s`; tell the prefill server of a request that its KV has been read."""
+        """Wait until `done_s`, then report to the prefill server of a request that its KV has been read."""
         yield self._environment.timeout(max(done_s - self._environment.now, 0.0))
         if (home := self._homes.pop(number - 1, None)) is not None:
             home.driver.report_read(number, done_s)
@@ -287,13 +287,13 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """Replacement for a server: a source calls `send`, and the request goes through the whole fleet."""
+    """Replacement for a server: a source calls `send`, which passes the request through the whole fleet."""
 
     send: Callable[[int, float], simpy.Event]
 
 
 def _with_one_output(setup: Setup) -> Setup:
-    """Return the setup of a prefill server, where each request ends after one output token."""
+    """Return the setup of a prefill server, on which each request ends after one output token."""
     ones = np.ones(len(setup.workload), np.int64)
     narrow = ones.astype(np.int32)
     # Turns build on whole answers, which prefill servers do not have. The source of requests knows the turns.

@@ -3,6 +3,7 @@
 This models stores such as LMCache's server and Mooncake Store. The connector of each server makes vLLM's decisions: it
 asks the store when the scheduler looks at a waiting request, allocates blocks, and loads between steps. The model of
 the store has these assumptions:
+
 - The full blocks of a prompt are written when its first token is computed. The write takes the time of the server's
   link, and does not delay the server's steps.
 - The least recently used prefix is evicted first, beginning with its last block.
@@ -35,10 +36,10 @@ _DEFAULT_LINK = KvLink()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixStore:
-    """Memory that the servers of a fleet share, such as a part of the memory of each host."""
+    """Settings of a store: memory that the servers of a fleet share, such as a part of the memory of each host."""
 
     gib: float
-    """Size of the store."""
+    """Size of the store in GiB."""
     link: KvLink = _DEFAULT_LINK
     """The link of each server, or of each of its data-parallel ranks, to the store."""
 
@@ -47,12 +48,12 @@ class PrefixStore:
             raise UsageError(f"--prefix-store-gib should be above 0 and finite, not {self.gib!r}.")
 
     def connector(self, size: int) -> Connector:
-        """Return the connector of a server for `size` requests."""
+        """Return the connector of a server that gets `size` requests."""
         return Connector(role=Role.BOTH, is_store=True, link=self.link, exchanges=[Exchange()] * size)
 
 
 class StoreTotals(NamedTuple):
-    """Numbers of blocks that a store has loaded, written, evicted and held in a run."""
+    """Numbers of blocks that a store has loaded, written, evicted, and held at most in a run, and its capacity."""
 
     loaded_blocks: int
     written_blocks: int
@@ -63,10 +64,10 @@ class StoreTotals(NamedTuple):
 
 
 class StoredPrefixes:
-    """The content of a store: keys of blocks, the least recently used block first."""
+    """The contents of a store: keys of blocks, the least recently used block first."""
 
     def __init__(self, num_blocks: int) -> None:
-        """Prepare a store of at most `num_blocks` blocks."""
+        """Create an empty store for at most `num_blocks` blocks."""
         self.capacity = num_blocks
         self.num_written = self.num_evicted = self.most = 0
         self._used: OrderedDict[int, None] = OrderedDict()
@@ -75,14 +76,17 @@ class StoredPrefixes:
         return len(self._used)
 
     def num_leading(self, keys: Sequence[int]) -> int:
-        """Return the number of leading `keys` that are stored, by binary search.
+        """Return how many of the first `keys` are stored without a gap.
 
-        All blocks before a stored block are stored too, because the last block of a prefix is evicted first.
+        A binary search suffices: all blocks before a stored block are stored too, because the last block of a prefix is
+        evicted first.
         """
         return bisect_left(range(len(keys)), True, key=lambda index: keys[index] not in self._used)
 
     def put(self, keys: Sequence[int]) -> None:
-        """Store the leading blocks that fit, and mark them as used, from the last to the first."""
+        """Store the blocks with `keys`, as many from the beginning as fit; mark them as used, from the last to the
+        first.
+        """
         keys = keys[: self.capacity]
         for key in reversed(keys):
             if key in self._used:
@@ -96,7 +100,10 @@ class StoredPrefixes:
         self.most = max(self.most, len(self._used))
 
     def check(self, chains: Sequence[Sequence[int]] = ()) -> None:
-        """Check the numbers of blocks, and that all blocks before a stored block of the `chains` are stored too."""
+        """Check the numbers of blocks, and that the store has no gaps: with a block, it has all blocks before it.
+
+        `chains` are the keys of whole prompts, in which gaps are looked for.
+        """
         if len(self) > self.capacity or self.num_written != len(self) + self.num_evicted:
             raise IntegrityError(
                 f"the prefix store holds {len(self):,} of {self.capacity:,} blocks; {self.num_written:,} were written "
@@ -108,7 +115,7 @@ class StoredPrefixes:
 
 
 class StoredPrompt(NamedTuple):
-    """A prompt that a server writes to the store."""
+    """Record of a prompt that a server has written to the store."""
 
     computed_s: float
     """Time of the first token in seconds, at which the write begins."""
@@ -137,10 +144,10 @@ class StoreLoad:
 
 
 class SharedStore:
-    """The store of a fleet on the clock of the simulation; servers use it as their `Exchanging`."""
+    """The store of a fleet on the clock of the simulation. Servers use it as their `Exchanging`."""
 
     def __init__(self, environment: simpy.Environment, setup: Setup, store: PrefixStore) -> None:
-        """Prepare the store of the servers of `setup`."""
+        """Create the store of the servers of `setup`."""
         _check(setup)
         block_bytes = setup.pool.bytes_per_unit * setup.machine.model.tensor_parallel_size
         self.content = StoredPrefixes(int(store.gib * (1 << 30)) // block_bytes)
@@ -153,9 +160,9 @@ class SharedStore:
         self._loading: dict[ServerProcess, list[StoreLoad]] = {}
         """Loads of each server whose end is not reported yet."""
         self._without_token: dict[int, ServerProcess] = {}
-        """Servers of the requests that have no first token yet, by number."""
+        """Server of each request that has no first token yet, by the number of the request."""
         self._keys: dict[int, list[int]] = {}
-        """Keys of the prompts of all requests that have not ended."""
+        """Keys of the prompt of each request that has not ended."""
         self._homes: dict[ServerProcess, list[int]] = {}
         """Requests of each server that have not ended."""
         self.writes: dict[int, StoredPrompt] = {}
@@ -163,17 +170,19 @@ class SharedStore:
 
     @property
     def totals(self) -> StoreTotals:
-        """Counts of blocks so far."""
+        """Numbers of blocks so far."""
         content = self.content
         num_loaded = sum(load.num_blocks for loads in self.loads.values() for load in loads)
         return StoreTotals(num_loaded, content.num_written, content.num_evicted, content.most, content.capacity)
 
     def horizon_s(self) -> float:
-        """Return the present time. Servers run one step at a time, because a step may hit what another has stored."""
+        """Return the present time in seconds: a server never runs ahead, because a step may hit what others have
+        stored.
+        """
         return float(self._environment.now)
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Record that a request was sent to `server`, whose connector learns how many of its tokens are stored."""
+        """Record that a request was sent to `server`; set how many of its tokens are stored."""
         engine = server.driver.engine
         sequence = server.driver.sequence(number)
         blocks = int(sequence.prompt_tokens) // int(engine.settings.unit_tokens)
@@ -184,7 +193,7 @@ class SharedStore:
         self._tell_found(server, number)
 
     def tell(self, server: ServerProcess) -> None:
-        """Take the loads that a server has begun, and write the prompts that it has computed."""
+        """Record the loads that a server has begun, and write the prompts whose first token it has computed."""
         self._take_loads(server)
         times = server.driver.engine.times
         done = [number for number, home in self._without_token.items()
@@ -195,9 +204,9 @@ class SharedStore:
         self._tell_preempted(server)
 
     def _take_loads(self, server: ServerProcess) -> None:
-        """Note the loads that a server has ended, and those that it has begun, in its last slice.
+        """Record which loads a server has ended, and which it has begun, in its last slice.
 
-        A request computes tokens between two loads, so a slice does not end one load and begin the next.
+        A request computes tokens between two loads, so a slice does not end one load of it and begin the next.
         """
         transfers = server.driver.engine.connector.transfers
         under_way = self._loading.get(server, [])
@@ -233,7 +242,7 @@ class SharedStore:
                 self._tell_found(server, other)
 
     def _tell_preempted(self, server: ServerProcess) -> None:
-        """Tell the connector how many tokens of preempted requests are stored, and forget ended requests."""
+        """Update how many tokens of preempted requests are stored, and remove requests that have ended."""
         sequences, left = server.driver.engine.sequences, []
         for number in self._homes.get(server, ()):
             if sequences[number].status in (FINISHED, ABORTED):
@@ -246,7 +255,7 @@ class SharedStore:
         self._homes[server] = left
 
     def _tell_found(self, server: ServerProcess, number: int) -> None:
-        """Tell the connector how many tokens of a request the store holds, if the request waits."""
+        """Set how many tokens of a request are stored, if the request waits; the connector reads this number."""
         engine = server.driver.engine
         if engine.sequences[number].status in (WAITING, PREEMPTED):
             stored = self.content.num_leading(self._keys[number]) * int(engine.settings.unit_tokens)

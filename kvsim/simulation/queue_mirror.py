@@ -1,6 +1,6 @@
-"""Mirror of the free queue of the block pool, which `--check` compares with the engine's queue at every step.
+"""Mirror of the free queue of the block pool: `--check` compares it with the engine's queue at every step.
 
-The mirror is updated only with the blocks that a step has written, so the cost of a check does not grow with the pool.
+The mirror is updated only with the blocks that a step has written, so a check takes no longer in a larger pool.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from kvsim.errors import IntegrityError
 
 
 class QueueMirror:
-    """Free blocks in an independent linked list, which always is one ring.
+    """Free blocks in a separate linked list, which always is a single ring.
 
-    Blocks that the engine did not write keep their places. So if the links of the written blocks are those of the
-    mirror, the engine's queue is one ring, too, of exactly the blocks without references.
+    Blocks that the engine did not write keep their places. So if the links of the written blocks equal those of the
+    mirror, the engine's queue is a single ring, too, of exactly the blocks without references.
     """
 
     def __init__(self, num_blocks: int, *, reuses_first: bool) -> None:
-        """Begin with an empty queue; `reuses_first` tells whether freed blocks without a prefix go to the head."""
+        """Begin with an empty queue. If `reuses_first`, freed blocks without a prefix go to the head."""
         self._reuses_first = reuses_first
         self._next, self._previous = [HEAD] * num_blocks, [HEAD] * num_blocks
         self._is_free, self._is_keyed = [False] * num_blocks, [False] * num_blocks
         self.num_free = 0
         """Number of blocks in the queue."""
         self.num_cached = 0
-        """Free blocks that hold a prefix."""
+        """Number of blocks in the queue that hold a prefix."""
 
     def follow(self, blocks: Records[Block], written: Iterable[int]) -> None:
-        """Update the places of the blocks that were `written` to, and compare the links of all blocks that moved."""
+        """Update the places of the `written` blocks, and compare the links of all blocks that moved."""
         touched = {HEAD}
         unplaced = set()
         # 1. Remove every written block.
@@ -61,7 +61,7 @@ class QueueMirror:
                 self._compare(blocks, number)
 
     def _remove(self, number: int) -> set[int]:
-        """Remove a block; return the blocks whose links change."""
+        """Remove a block; return the blocks whose links have changed."""
         before, after = self._previous[number], self._next[number]
         self._next[before], self._previous[after] = after, before
         self._is_free[number] = False
@@ -70,7 +70,7 @@ class QueueMirror:
         return {before, after}
 
     def _insert_after(self, before: int, number: int, *, is_keyed: bool) -> set[int]:
-        """Insert a block after `before`; return the blocks whose links change."""
+        """Insert a block after block `before`; return the blocks whose links have changed."""
         after = self._next[before]
         self._next[before] = self._previous[after] = number
         self._previous[number], self._next[number] = before, after
@@ -80,7 +80,9 @@ class QueueMirror:
         return {before, number, after}
 
     def _compare(self, blocks: Records[Block], number: int) -> None:
-        """Check the links of an engine's block, and that no cached block precedes one without a prefix."""
+        """Check the links of an engine's block, and that it does not precede a block without a prefix if it
+        holds one.
+        """
         before, after = self._previous[number], self._next[number]
         if (blocks[number].previous, blocks[number].next) != (before, after):
             raise IntegrityError(
@@ -111,7 +113,8 @@ class _WatchedBlock(Block):
 
 
 def watch(blocks: Any) -> Callable[[], set[int]]:
-    """Watch the blocks that the engine writes; return a function that returns those written since its last call.
+    """Start to watch the blocks that the engine writes; return a function that returns those written since its last
+    call.
 
     Compiled code writes to an array, which is compared with a copy from the last call.
     """

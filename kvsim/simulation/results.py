@@ -1,6 +1,6 @@
 """Collection of an engine's results while it runs: sums over its steps, and the tables of a recording.
 
-An engine writes its rows to buffers that are used again, so they are drained after every slice of the run.
+The engine writes its rows to buffers, which are drained after every slice of the run and then used again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _STATUS = {FINISHED: RequestStatus.FINISHED, ABORTED: RequestStatus.ABORTED}
 NO_ROW = -1
-"""Value of `Sequence.open_row` for a sequence without a row of the schedule that may be extended."""
+"""Value of `Sequence.open_row` of a sequence without a schedule row that may be extended."""
 _SHAPE_COLUMNS = {
     "num_seqs": "num_scheduled",
     "num_tokens": "num_tokens",
@@ -55,9 +55,9 @@ _SHAPE_COLUMNS = {
     "shared_tokens": "shared_tokens",
     "num_new_seqs": "num_new_seqs",
 }
-"""Fields of a `StepShape`, and the fields of an engine's step that have their values."""
+"""Fields of a `StepShape`, and the fields of a recorded step with the same values."""
 _SLOT_FIELDS = ("written", "useful", "rounding", "padding", "shared", "expired")
-"""Fields of `SlotTotals` that a step counts in slots too; a step counts the other fields in units."""
+"""Fields of `SlotTotals` that a step counts in slots. A step counts the other fields in units."""
 _SUMMED = (
     "start_s", "num_scheduled", "running", "waiting", "num_tokens", "preempted", "num_admitted", "swapped_out",
     "swapped_in", "free_units", "cached_units", "unusable_units", *_SLOT_FIELDS,
@@ -66,7 +66,7 @@ _SUMMED = (
 
 
 def largest_shape(engine: Engine) -> StepShape | None:
-    """Return a shape with the largest value of each field among the steps of the slice; None without steps."""
+    """Return a shape that has, in each field, the largest value of all steps of the slice; None without steps."""
     if not (num_steps := _num_steps(engine)):
         return None
     steps = engine.steps
@@ -91,7 +91,7 @@ class Totals:
         self._end_s, self._num_outputs = 0.0, 0
 
     def take(self, engine: Engine) -> None:
-        """Drain the rows of a slice. The cost does not depend on the length of the run."""
+        """Add the rows of a slice to the sums. This takes no longer late in a run than early."""
         if num_outputs := _num_outputs(engine):
             self._end_s = float(engine.outputs[num_outputs - 1].time_s)
             self._num_outputs += num_outputs
@@ -110,7 +110,7 @@ class Totals:
             self._keep(steps[begin:])
 
     def _gaps_before(self, num_steps: int) -> GapFigures | None:
-        """Return the gaps before the next `num_steps` steps to be added, and keep later ones; None without gaps."""
+        """Return the gaps before the next `num_steps` steps to be added; keep later gaps. Return None without gaps."""
         if not self._gaps:
             return None
         rows = np.concatenate(self._gaps, dtype=self._gaps[0].dtype)
@@ -126,7 +126,7 @@ class Totals:
     def _held_and_states(
         self, rows: dict[str, npt.NDArray[Any]] | npt.NDArray[Any]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """Return the held slots, and the slots by state, of the rows of steps or outputs."""
+        """Return the number of held slots, and the slots by state, for rows of steps or of gaps."""
         free, cached, unusable = (
             rows[f"{name}_units"] * self._pool.unit_slots for name in ("free", "cached", "unusable")
         )
@@ -134,13 +134,13 @@ class Totals:
         return self._capacity - free, totals.states(self._capacity)
 
     def _keep(self, steps: npt.NDArray[Any]) -> None:
-        """Keep a copy of steps until there are enough to add. The next slice overwrites their records."""
+        """Copy steps that wait until there are `STEPS_TOGETHER`; the next slice overwrites their records."""
         if len(steps):
             self._kept.append(steps.copy())
             self._num_kept += len(steps)
 
     def _add_kept(self) -> None:
-        """Add the kept steps to the sums."""
+        """Add the copied steps to the sums."""
         together = self._kept[0]
         if len(self._kept) > 1:
             together = np.concatenate(self._kept, dtype=together.dtype)  # faster with the type given
@@ -204,7 +204,7 @@ class FinalRows:
         self._num_numbered = 0
 
     def take(self, engine: Engine) -> None:
-        """Drain the rows of a slice that are final. The cost does not depend on the length of the run."""
+        """Pass the rows of a slice that are final. This takes no longer late in a run than early."""
         self._number(engine)
         self._take_steps(engine)
         self._take_memory(engine)
@@ -224,7 +224,9 @@ class FinalRows:
                 self._sink.append(optional)
 
     def _number(self, engine: Engine) -> None:
-        """Assign numbers in the recording to the requests that were sent since the last call, in that order."""
+        """Assign numbers in the recording to the requests that were sent since the last call, in the order
+        of sending.
+        """
         begin = self._num_numbered
         rows = rows_of(engine, begin)
         numbers = np.arange(begin, begin + len(rows), dtype=np.int32)
@@ -240,7 +242,7 @@ class FinalRows:
         return rows if self._number_of is None else np.where(rows < 0, rows, self._number_of[rows])
 
     def _take_steps(self, engine: Engine) -> None:
-        """Drain the steps whose output was processed; the others stay in `_waiting`."""
+        """Pass the steps whose output was processed. The others stay in `_waiting`."""
         num_steps, num_outputs = _num_steps(engine), _num_outputs(engine)
         self._num_steps = int(engine.state.num_steps)
         names = ["seq", "start_s", "prefill_tokens", "num_tokens", "num_scheduled", "running", "waiting", "preempted",
@@ -276,7 +278,7 @@ class FinalRows:
 
     @staticmethod
     def _after_outputs(engine: Engine, num_outputs: int) -> dict[str, npt.NDArray[np.int32]]:
-        """Return the columns of the slice's steps that say what their outputs left; none for a static batch.
+        """Return the columns that state what the outputs of steps leave; none for a static batch.
 
         Requests that wait for a static batch are not counted between batches.
         """
@@ -299,9 +301,9 @@ class FinalRows:
         self._sink.append(Memory(**columns))
 
     def _take_copies(self, rows: Records[Any], num_rows: int) -> None:
-        """Drain the copies between GPU and host that were reported in the slice.
+        """Pass the copies between GPU and host that were reported in the slice.
 
-        Those that begin after the last recorded step, which may not have been scheduled yet, wait for the next slice.
+        Copies that begin with a step that is not recorded yet wait for the next slice.
         """
         new = self._columns(Copies, rows, num_rows)
         every = {name: np.concatenate((self._copies.get(name, values[:0]), values)) for name, values in new.items()}
@@ -310,7 +312,7 @@ class FinalRows:
         self._copies = {name: values[~is_final] for name, values in every.items()}
 
     def _take_encoder(self, engine: Engine, contents: npt.NDArray[np.int64]) -> None:
-        """Drain the events of the encoder cache."""
+        """Pass the events of the encoder cache."""
         columns = self._columns(EncoderEvents, engine.encoder.rows, engine.encoder.state.num_rows)
         self._sink.append(EncoderEvents(**columns | {"image": contents[columns["image"] - 1].astype(np.int32)}))
 
@@ -322,7 +324,7 @@ class FinalRows:
         return columns | {"request": self._numbered(columns["request"])}
 
     def _take_schedule(self, engine: Engine) -> None:
-        """Drain the rows before the first row that may still change.
+        """Pass the schedule rows before the first row that may still change.
 
         A later step may extend the last row of a running sequence. With drafts, the output of a step changes its rows.
         """
@@ -350,14 +352,14 @@ class FinalRows:
 
 
 def _field_at(records: Records[Any], name: str, indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the field `name` of the records at `indices`."""
+    """Return the field `name` of the records at `indices`, as an array."""
     if isinstance(records, np.ndarray):
         return np.asarray(records[name][indices])
     return np.array([getattr(records[index], name) for index in indices.tolist()], np.int64)
 
 
 def vllm_failures(engine: Engine) -> dict[str, int]:
-    """Return how often vLLM itself would have ended with an AssertionError, by the cause's key in `meta.engine`."""
+    """Return how often vLLM would have ended with an AssertionError, by cause; the keys are those in `meta.engine`."""
     state = engine.state
     return {
         "vllm_failures": int(state.num_failures),
@@ -367,13 +369,15 @@ def vllm_failures(engine: Engine) -> dict[str, int]:
 
 
 def rows_of(engine: Engine, begin: int = 0) -> npt.NDArray[np.int64]:
-    """Return the workload rows of the requests that this engine got, in order, without the first `begin` requests."""
+    """Return the workload rows of the requests that the engine got, in order, without the first `begin` requests."""
     numbers = _field_at(engine.lines, "arrived", np.arange(begin, engine.state.num_submitted))
     return np.asarray(numbers - 1, np.int64)
 
 
 def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64], hashes: Ragged[np.int64]) -> Requests:
-    """Return the requests in `rows` of `workload` with their outcome in a finished run, and with prompt `hashes`."""
+    """Return the requests in `rows` of `workload` with their outcome in a finished run; `hashes` are their prompt
+    hashes.
+    """
 
     def of(records: Records[Any], *names: str) -> dict[str, npt.NDArray[Any]]:
         return {name: np.asarray(column(records, name)[1:][rows]) for name in names}
@@ -408,10 +412,11 @@ def transfers_of(
     servers: npt.NDArray[np.int32],
     bad: Sequence[Sequence[int]],
 ) -> Transfers:
-    """Return the transfers of a finished run on the server that got the requests in `rows`, in order.
+    """Return the transfers of a finished run on the server that got the requests in `rows`, in the order of their
+    begin.
 
-    For each request of the workload, `servers` has the number of the other server, and `bad` the indices, in the
-    transfer, of the blocks that fail to load.
+    For each request of the workload, `servers` has the number of the other server. `bad` has the indices, counted from
+    the begin of the transfer, of the blocks that fail to load.
     """
 
     def of(name: str) -> npt.NDArray[Any]:

@@ -1,7 +1,7 @@
 """A server as a SimPy process, which runs its engine for many steps at a time.
 
-The engine stops when another part of the simulation may affect the server. The rows of its results are read when its
-buffers are full, and at the end; the rows between two such times are a slice.
+The engine stops when another part of the simulation may affect the server. Its rows of results are read when its
+buffers are full, and at the end. The rows between two such times are a slice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kvsim.simulation.step_check import Checks
 from kvsim.steptime.kernels import Batch, KernelsSeen
 
 Slice = Callable[[Engine], None]
-"""Called with the engine after each slice of the run, to read its results before the next slice begins."""
+"""Function that is called with the engine after each slice, to read its results before the next slice begins."""
 
 
 class Horizon(Protocol):
@@ -49,7 +49,7 @@ class Horizon(Protocol):
 
 
 class Exchanging(Protocol):
-    """Exchange of KV: servers fetch it from each other, or from a store."""
+    """Exchange of KV between servers, or of servers with a store."""
 
     def add(self, server: ServerProcess, number: int) -> None:
         """Record that request `number` was sent to a server."""
@@ -59,17 +59,17 @@ class Exchanging(Protocol):
 
 
 class Meeting(Protocol):
-    """Servers whose steps wait for each other."""
+    """Data-parallel ranks whose steps wait for each other."""
 
     def meet(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
-        """Take part in a step of all ranks with the batch that `rank` has scheduled."""
+        """Take part in a step of all ranks, with the batch that `rank` has scheduled."""
 
     def rest(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
         """Take part in a step of all ranks without a batch, or wait until a request is sent."""
 
 
 class ServerProcess:
-    """One engine, and the events that report the ends of its requests to clients."""
+    """One engine, and the events that tell clients that their requests have ended."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class ServerProcess:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests that were sent here and have not ended, waiting or running."""
+        """Number of requests that were sent to the server and have not ended, waiting and running."""
         state = self.driver.engine.state
         return int(state.num_submitted - state.num_ended)
 
@@ -112,7 +112,7 @@ class ServerProcess:
         return self.num_requests - int(self.driver.engine.state.num_running)
 
     def num_prefill_tokens(self) -> int:
-        """Return the number of prompt tokens of all requests on this server that are not computed yet."""
+        """Return the number of prompt tokens on this server that are not computed yet, over all requests."""
         sequences = (self.driver.sequence(number) for number in self._answers)
         return sum(max(int(sequence.prompt_tokens) - int(sequence.computed), 0) for sequence in sequences)
 
@@ -146,7 +146,9 @@ class ServerProcess:
         return distinct(keys[keys >= 0])
 
     def send(self, row: int, at_s: float) -> simpy.Event:
-        """Send the request in `row` of the workload; return an event whose value is the time of its end, in seconds."""
+        """Send the request in `row` of the workload; return an event whose value is the time in seconds at which it
+        ends.
+        """
         self.driver.send(row + 1, at_s)
         if self._exchange is not None:
             self._exchange.add(self, row + 1)
@@ -173,12 +175,14 @@ class ServerProcess:
             self._checks.finish()
 
     def _drain(self) -> None:
-        """Let the listeners read the rows of the slice."""
+        """Call the listeners, which read the rows of the slice."""
         for listener in self._listeners:
             listener(self.driver.engine)
 
     def _run(self) -> Generator[simpy.Event, None, None]:
-        """Run the engine up to each moment at which another part of the simulation may act; handle each outcome."""
+        """Run the engine, each time up to the moment at which another part of the simulation may act; handle its
+        outcome.
+        """
         driver, environment = self.driver, self._environment
         while True:
             if self._horizon() <= environment.now:
@@ -209,7 +213,7 @@ class ServerProcess:
             yield from self._wait(outcome, until_s)
 
     def _wait(self, outcome: int, until_s: float) -> Generator[simpy.Event, None, None]:
-        """Wait until the engine, which has run up to `until_s`, can go on."""
+        """Wait until the engine, which has run up to `until_s` or less, can go on."""
         driver, environment = self.driver, self._environment
         if outcome == IDLE:
             yield from self.await_request() if self._lockstep is None else self._lockstep.rest(self)
@@ -226,25 +230,25 @@ class ServerProcess:
                 yield environment.timeout(0)  # clients run first: the engine then sees the requests that they send now
 
     def await_request(self) -> Generator[simpy.Event, None, None]:
-        """Wait until a request is sent, or until the time at which the engine goes on by itself."""
+        """Wait until a request is sent, or until the time at which the engine goes on without one."""
         if not self._sent.triggered:
             yield self._wakes()
         self._sent = self._environment.event()
 
     def _wakes(self) -> simpy.Event:
-        """Return the event at which an idle engine goes on: a request is sent, or the time of `wake_s` is reached."""
+        """Return an event for an idle engine: a request is sent, or the time `wake_s` of the driver is reached."""
         wake_s = self.driver.wake_s()
         if wake_s == math.inf:
             return self._sent
         return self._sent | self._environment.timeout(max(wake_s - self._environment.now, 0.0))
 
     def _pass_on_transfers(self) -> None:
-        """Pass the transfers that the last slice has begun to the exchange, if there is one."""
+        """Let the exchange, if there is one, process the transfers that the last slice has begun."""
         if self._exchange is not None:
             self._exchange.tell(self)
 
     def _answer(self) -> None:
-        """Finish the events of the requests that have ended since the last call."""
+        """Signal the events of the requests that have ended since the last call."""
         engine = self.driver.engine
         for index in range(self._num_answered, engine.state.num_ended):
             number = int(engine.lines[index].ended)
@@ -253,7 +257,7 @@ class ServerProcess:
         self._num_answered = engine.state.num_ended
 
     def _set_first_uses(self) -> None:
-        """Tell the engine at which steps the new batch needs a kernel that the process has not used before."""
+        """Set at which steps of the new batch the engine needs a kernel that the process has not loaded before."""
         engine, kernels = self.driver.engine, self._kernels
         batch = engine.rectangle
         num_steps = int(batch.num_steps)
@@ -274,13 +278,13 @@ class ServerProcess:
 
 
 def distinct(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the distinct keys in ascending order; for keys of 0 or more, several times as fast as `np.unique`."""
+    """Return the distinct keys in ascending order. For keys that are not negative, this is faster than `np.unique`."""
     ordered = np.sort(keys)
     return ordered[np.diff(ordered, prepend=-1) > 0]
 
 
 def stalled(engine: Engine, number: int, row: int) -> StalledError:
-    """Return the error for the request in `row`, sequence `number`, which can never leave the head of the queue."""
+    """Return the error for sequence `number`, the request in `row`, which can never be scheduled."""
     settings, num_tokens = engine.settings, engine.sequences[number].num_tokens
     most = settings.max_num_batched_tokens
     if engine.memory in OF_SGLANG:

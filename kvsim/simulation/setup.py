@@ -1,4 +1,4 @@
-"""Setup of a run: requests, policy and machine, and figures that follow from these, such as the size of the pool."""
+"""Setup of a run: requests, policy and machine, and what follows from these, such as the size of the pool."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ from kvsim.steptime.kernels import Batch
 from kvsim.workload import Ragged, Workload
 
 ProgressCallback = Callable[[int, int], None]
-"""Called from time to time with the number of requests that have ended, and the number of all requests."""
+"""Function that is called from time to time with the number of requests that have ended, and the number of all
+requests.
+"""
 
 
 class Options(TypedDict, total=False):
     """Options of a simulation; all have defaults."""
 
     refuse_misfits: bool
-    """Refuse requests that could never be served, and count them, instead of raising."""
+    """Refuse requests that could never be served, and count them. If False, such a request is an error."""
     users: int | None
     """Number of users of a closed loop; None for an open loop.
 
@@ -47,33 +49,33 @@ class Options(TypedDict, total=False):
     turns, each user has one session after the other.
     """
     max_concurrency: int | None
-    """Largest number of requests that clients have sent and that have no answer yet; others wait. None for no limit."""
+    """Largest number of requests that are sent and not answered at once; others wait. None for no limit."""
     think_s: float
     """Seconds between an answer and the next request of a user, in a closed loop."""
     users_per_s: float
     """Number of users that begin per second in a closed loop. With infinity, the default, all begin at once."""
     stamp_at_entry: bool
-    """The recorded arrival of a request is its entry into the engine; if False, the time at which it was sent."""
+    """The recorded arrival of a request is the time at which the engine added it; if False, at which it was sent."""
     engine: EngineName
     """`interpreted`, `compiled`, or `auto`: compiled if the run is long enough. Results are bit for bit the same."""
     earlier: tuple[Batch, ...]
-    """Batches that the process of `generate()` ran before, whose kernels it has loaded."""
+    """Batches that the process of `generate()` has run before, so that it has loaded their kernels."""
     check: bool
-    """Every unit and every slot is checked at every step."""
+    """Check every unit and every slot at every step."""
     progress: ProgressCallback | None
-    """Callback that reports progress."""
+    """Function that is called to report progress."""
     command: str
     """Command line to record in the metadata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Setup:
-    """All inputs of a run, and the figures that follow from them; several servers may share its requests."""
+    """All inputs of a run, and the figures that follow from them. Several servers may share the requests."""
 
     workload: Workload
     policy: AnyPolicy
     base: Policy
-    """The built-in policy that `policy` is or is based on, with its limits."""
+    """The built-in policy that `policy` is, or is based on, with all limits set."""
     machine: Machine
     options: Options
     pipeline: Pipeline
@@ -89,7 +91,7 @@ class Setup:
     def of(
         cls, workload: Workload, policy: AnyPolicy, machine: Machine, options: Options, *, records: bool = False
     ) -> Setup:
-        """Return the setup of a run; if it `records`, prompts get the keys that a recording lists.
+        """Return the setup of a run. If `records`, prompts get the keys that a recording lists.
 
         Raises:
             UnknownNameError: there is no such option.
@@ -138,7 +140,7 @@ class Setup:
         return has_users or self.workload.turns is not None
 
     def every(self, stride: int, first_row: int) -> Setup:
-        """Return the setup of a server that gets every `stride`-th request from `first_row` on, with the same keys."""
+        """Return the setup of a server that gets every `stride`-th request, from `first_row` on. Keys stay the same."""
         return replace(
             self,
             workload=self.workload.every(stride, first_row),
@@ -148,7 +150,7 @@ class Setup:
         )
 
     def recorded_hashes(self) -> Ragged[np.int64]:
-        """Return the prompt hashes of a recording of all requests."""
+        """Return the prompt hashes of all requests, for a recording."""
         return recorded_hashes(self.workload, self.base, self.layout, self.demand, self.rows)
 
     @property
@@ -157,7 +159,7 @@ class Setup:
         return times_label(self.machine, self.base, self.workload)
 
     def meta(self, step_time: StepTimeModel, failures: Mapping[str, int]) -> Meta:
-        """Return the metadata of a server's finished run; `failures` has how often vLLM would have failed, by cause."""
+        """Return the metadata of a server's finished run; `failures` has, by cause, how often vLLM would have ended."""
         machine = self.machine
         model = {key: value for key, value in asdict(machine.model).items() if value not in (None, (), "")}
         if machine.model.decode_context_parallel_size == 1:
@@ -186,7 +188,7 @@ class Setup:
 
 
 def check_number_of_ranks(num_ranks: int) -> None:
-    """Check that a server has no more ranks than the command line allows servers."""
+    """Refuse more data-parallel ranks than the command line allows servers."""
     if num_ranks > _MOST_RANKS:
         raise UsageError(f"--data-parallel-size should be at most {_MOST_RANKS:,} in a simulation, not {num_ranks:,}.")
 
@@ -195,7 +197,7 @@ _MOST_RANKS = 1_000
 
 
 def check_ranks(setup: Setup, num_ranks: int) -> None:
-    """Check that the model of the machine is divided among `num_ranks` data-parallel ranks."""
+    """Check that the machine's model is divided among `num_ranks` data-parallel ranks."""
     model, times = setup.machine.model, setup.machine.step_time
     if model.data_parallel_size != num_ranks:
         raise UsageError(
@@ -208,7 +210,7 @@ def check_ranks(setup: Setup, num_ranks: int) -> None:
 
 
 def times_label(machine: Machine, base: Policy, workload: Workload) -> str:
-    """Return the label of the step times of `machine` as `base` uses them, with the features that they do not cover."""
+    """Return the label of the step times of `machine`, with the features of the run that these times do not cover."""
     features = {}  # kind of measurement -> feature, in the words of the label
     if isinstance(base, Radix):
         return served_otherwise(machine.step_time.label, {"SGLang": "the pace of SGLang's host"}, engine="SGLang")

@@ -96,7 +96,9 @@ def record(workload: Workload, policy: AnyPolicy, machine: Machine, path: Path, 
 
 
 def record_setup(setup: Setup, path: Path, sample_s: Sequence[float] = ()) -> tuple[Measured, list[CachedKeys]]:
-    """Run `setup` on one server as `record` does; also return the cached keys at each of the times `sample_s`."""
+    """Run `setup` on one server and record it, as `record` does; also return the cached keys at the times
+    `sample_s`.
+    """
     from kvsim.metrics.contradictions import refuse_contradictions  # noqa: PLC0415  most runs record nothing
 
     with RecordingWriter(path) as writer:
@@ -107,7 +109,7 @@ def record_setup(setup: Setup, path: Path, sample_s: Sequence[float] = ()) -> tu
 
 
 def measure(workload: Workload, policy: AnyPolicy, machine: Machine, **options: Unpack[Options]) -> Measured:
-    """Run `workload` to its end and return its summary and the times of its requests; steps are not kept.
+    """Run `workload` to its end; return its summary and the times of its requests. Steps are not kept.
 
     Arguments and exceptions are those of `simulate`. Memory grows with the requests, not with the steps.
     """
@@ -119,7 +121,7 @@ class SimulationRun:
     """Simulation of a workload on one server, or on several servers with one router."""
 
     _num_ended = 0
-    """Number of ended requests that the progress callback knows."""
+    """Number of ended requests that were reported to the progress callback."""
 
     def __init__(
         self,
@@ -132,7 +134,7 @@ class SimulationRun:
         sample_s: Sequence[float] = (),
         store: PrefixStore | None = None,
     ) -> None:
-        """Build the servers and the source of requests, which `finish` then runs.
+        """Build the servers, and the source that sends requests to them. `finish` runs them.
 
         Server `n` is recorded to `sinks[n]`, if there are any. The cached keys of a single server are appended to
         `samples` at the times `sample_s`, in seconds.
@@ -160,7 +162,7 @@ class SimulationRun:
         source.start(self._environment, self._connect_ranks(num_ranks))
 
     def _connect_ranks(self, num_ranks: int) -> list[ServerProcess]:
-        """Let the ranks of each server wait for each other if they share experts; return all ranks in order."""
+        """Connect the ranks of each server whose steps wait for each other; return all ranks in order."""
         servers = [replica.server for replica in self._replicas]
         for number, lockstep in enumerate(self.locksteps):
             lockstep.ranks = servers[number * num_ranks : (number + 1) * num_ranks]
@@ -172,7 +174,7 @@ class SimulationRun:
         return tuple(number for lockstep in self.locksteps for number in lockstep.num_idle_steps)
 
     def finish(self) -> list[Measured]:
-        """Run to the end and return the measurements of each server."""
+        """Run to the end, and return the results of each server."""
         self._run_to_end()
         setup, hashes = self.setup, self.setup.recorded_hashes()
         return [
@@ -181,13 +183,15 @@ class SimulationRun:
         ]
 
     def _run_to_end(self) -> None:
-        """Run until all requests have ended; all servers then have read the rows of their last slice."""
+        """Run until all requests have ended and all servers have read the rows of their last slice."""
         self._environment.run()
         for replica in self._replicas:
             replica.server.close()
 
     def _store_transfers(self, server: ServerProcess) -> Callable[[Engine, npt.NDArray[np.int64]], Transfers] | None:
-        """Return the function that lists what a server loaded from the store and wrote to it; None without a store."""
+        """Return a function that lists what a server has loaded from the store and written to it; None
+        without a store.
+        """
         if (store := self.store) is None:
             return None
         loads, unit_tokens = store.loads.get(server, []), self.setup.pool.unit_tokens
@@ -203,7 +207,7 @@ class SimulationRun:
         return replace(meta, engine={**meta.engine, "kv_connector": STORE, CAPACITY: capacity})
 
     def _locksteps(self, num_servers: int) -> list[WaitingRanks]:
-        """Return the waiting ranks of each server; empty if the ranks of this run do not wait for each other."""
+        """Return an object for the ranks of each server that wait for each other; empty if ranks do not wait."""
         times = self.setup.machine.step_time
         if not isinstance(times, RankTimes):
             return []
@@ -246,7 +250,7 @@ class SimulationRun:
         exchange: Exchanging | None = None,
         lockstep: WaitingRanks | None = None,
     ) -> Replica:
-        """Build a server with requests from `source`; it is recorded to `sink` and waits for ranks in `lockstep`."""
+        """Build a server with requests from `source`; it is recorded to `sink`, and waits for the ranks in `lockstep`."""
         setup = setup or self.setup
         base, machine = setup.base, setup.machine
         # Each server counts for itself the steps outside the range that the profile was fitted to.
@@ -274,7 +278,7 @@ class SimulationRun:
         return Replica(server, totals, tables, step_time)
 
     def _horizon_of(self, source: Source, exchange: Exchanging | None, *, is_alone: bool) -> Horizon:
-        """Return the limit on how far a server may run ahead of SimPy's clock.
+        """Return the function that limits how far a server may run ahead of SimPy's clock.
 
         `is_alone` is True for a server that waits for no other ranks.
         """
@@ -287,7 +291,7 @@ class SimulationRun:
     def _plan(
         self, setup: Setup, step_time: StepTimeModel, connector: Connector | None, *, answers: bool, records: bool
     ) -> EnginePlan:
-        """Return the plan of a server's engine. If it `answers`, the engine returns whenever requests have ended."""
+        """Return the plan of a server's engine. If `answers`, the engine returns whenever requests have ended."""
         base, model, options = setup.base, setup.machine.model, setup.options
         custom_policy = setup.policy if isinstance(setup.policy, CustomPolicy) else None
         eviction = None if self._expected_rows is None else OptimalEviction(self._expected_rows)
@@ -319,12 +323,12 @@ class SimulationRun:
         )
 
     def times_of_admission(self) -> npt.NDArray[np.float64]:
-        """Return the time in seconds at which the only server first scheduled each request; NaN if it never did."""
+        """Return the time in seconds at which the only server first scheduled each request; NaN for never."""
         [replica] = self._replicas
         return np.array(column(replica.server.driver.engine.times, "first_scheduled_s")[1:])
 
     def _progress(self) -> Callable[[Engine], None] | None:
-        """Return the function that reports the progress of one server to the callback; None without a callback."""
+        """Return a function that reports the progress of one server to the callback; None without a callback."""
         progress, num_requests = self.setup.options.get("progress"), len(self.setup.workload)
         if progress is None:
             return None
@@ -341,13 +345,13 @@ class SimulationRun:
 
 
 def _watch(step_time: StepTimeModel, engine: Engine) -> None:
-    """Report the largest step of a slice to a `WatchedProfile`."""
+    """Report the largest shape among the steps of a slice to `step_time`, if it is a `WatchedProfile`."""
     if isinstance(step_time, WatchedProfile) and (largest := largest_shape(engine)):
         step_time.saw(largest)
 
 
 class Replica(NamedTuple):
-    """One server of a run, and the objects that collect its results."""
+    """One server of a run, with the objects that collect its results."""
 
     server: ServerProcess
     totals: Totals
@@ -364,7 +368,7 @@ class Replica(NamedTuple):
     ) -> Measured:
         """Return the results of the server.
 
-        `hashes` are those of the prompts of the whole workload. `transfers_of` returns the transfers to record.
+        `hashes` are the prompt hashes of the whole workload. `transfers_of` returns the transfers to record.
         """
         engine = self.server.driver.engine
         rows = rows_of(engine)
@@ -393,10 +397,10 @@ def _driver(setup: Setup, plan: EnginePlan, step_time: StepTimeModel, connector:
 
 
 def _expected_order(setup: Setup, num_replicas: int) -> list[int]:
-    """Return the rows of the workload in the order in which optimal eviction expects the requests to be admitted.
+    """Return the rows of the workload in the order in which optimal eviction expects admissions.
 
-    Without priorities and turns, this is the order of arrival. Otherwise, another simulation runs with vLLM's eviction,
-    and its order of admission is returned.
+    Without priorities and turns, this is the order of arrival. Otherwise, the run is simulated with vLLM's eviction
+    first, and its order of admission is returned.
     """
     base, policy = setup.base, setup.policy
     assert isinstance(base, Paged)
@@ -419,7 +423,7 @@ def _expected_order(setup: Setup, num_replicas: int) -> list[int]:
 
 
 def _max_concurrency(options: Options) -> int | None:
-    """Return the largest number of requests that may be sent and not ended; None for no limit."""
+    """Return the largest number of requests that may be sent and not answered at once; None for no limit."""
     most = options.get("max_concurrency")
     if most is not None and options.get("users") is not None:
         raise UsageError(
@@ -431,7 +435,7 @@ def _max_concurrency(options: Options) -> int | None:
 
 
 def _users(options: Options) -> Users | None:
-    """Return the users of a closed loop; None if the requests come in an open loop."""
+    """Return the users of a closed loop; None if the options set no users."""
     users, think_s = options.get("users"), options.get("think_s", 0.0)
     users_per_s = options.get("users_per_s", math.inf)
     if users is None:

@@ -1,4 +1,4 @@
-"""Sources, which send the requests of a workload to the servers, at given times or in reaction to answers.
+"""Sources: they send the requests of a workload to the servers, at given times or in reaction to answers.
 
 Sources are SimPy processes. A `Dispatcher` chooses the server of each request.
 """
@@ -26,7 +26,9 @@ class Source(Protocol):
 
     @property
     def awaits_answers(self) -> bool:
-        """True if the source itself waits for answers before it sends; an engine may send to itself without it."""
+        """True if the source waits for answers before it sends. An engine that sends to itself does not need the
+        source.
+        """
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
         """Begin to send to `servers`."""
@@ -69,7 +71,7 @@ class KnownInAdvance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Users:
-    """Users who each wait for an answer before they send the next request."""
+    """Users. Each one waits for an answer before sending the next request."""
 
     number: int
     think_s: float = 0.0
@@ -83,7 +85,7 @@ class Users:
 
 
 class OneServersUsers:
-    """Users of one server who all begin at once, so that its engine can send their next requests to itself."""
+    """Users of a single server who all begin at once, so that its engine can send their next requests to itself."""
 
     awaits_answers = False
 
@@ -115,7 +117,7 @@ class OpenLoop:
         environment.process(self._run(environment, servers))
 
     def horizon_s(self) -> float:
-        """Return the time in seconds at which the next request is routed or looked up; servers must not run past it."""
+        """Return the time in seconds of the next arrival or look-up; servers must not run past it."""
         return self._next_s
 
     def _run(
@@ -132,9 +134,11 @@ class OpenLoop:
         self._next_s = math.inf
 
     def _moments(self) -> Iterator[tuple[int, float, bool]]:
-        """Yield (row, time, is_look_up) in order of time: look-ups, which exist only with a lag, and arrivals.
+        """Yield the moments at which the source acts, in order of time: row, time in seconds, and whether it is a
+        look-up.
 
-        A router looks at the caches of the servers when it looks a request up, `lag_s` seconds before it sends it.
+        At a look-up, the router reads the prefix caches, `lag_s` seconds before the request arrives. Without a lag
+        there are only arrivals.
         """
         lag_s, num_looked = self._dispatcher.lag_s, 0
         for row, arrival_s in enumerate(self._arrival_s):
@@ -147,7 +151,7 @@ class OpenLoop:
 class ClosedLoop:
     """Users who each send a request, wait for its end, think, and send the next request of the workload.
 
-    With `arrival_s`, no request is sent before it arrives, as by clients with a limit of concurrent requests.
+    With `arrival_s`, no request is sent before it arrives. This models clients with a limit of concurrent requests.
     """
 
     awaits_answers = True
@@ -172,7 +176,7 @@ class ClosedLoop:
             environment.process(self._user(environment, servers, self._users.begin_s(number)))
 
     def horizon_s(self) -> float:
-        """Return the time of the next event elsewhere: a user may send, or another server may answer."""
+        """Return the time in seconds of the next event elsewhere: a user may send, or another server may answer."""
         return float(self._environment.peek())
 
     def _user(
@@ -191,10 +195,10 @@ class ClosedLoop:
 
 
 class Conversations:
-    """Sessions of turns; a turn is sent when the turns that it waits for have ended, but not before its pause is over.
+    """Sessions of turns. A turn is sent when all turns that it waits for have ended and its pause is over.
 
-    No turn is sent before it arrives. With `users`, each user instead has one session after the other, regardless
-    of arrival times, and thinks between sessions.
+    No turn is sent before it arrives. With `users`, each user instead has one session after the other, regardless of
+    arrival times, and thinks between sessions.
     """
 
     awaits_answers = True
@@ -227,11 +231,11 @@ class Conversations:
             self._begin(self._users.begin_s(number))
 
     def horizon_s(self) -> float:
-        """Return the time of the next event elsewhere: a turn may be sent, or another server may answer."""
+        """Return the time in seconds of the next event elsewhere: a turn may be sent, or another server may answer."""
         return float(self._environment.peek())
 
     def _arrive(self) -> Generator[simpy.Event, None, None]:
-        """Begin every session when it arrives."""
+        """Begin every session at the arrival of its first turn."""
         for row in self._first_turns:
             arrival_s = self._arrival_s[row]
             if arrival_s > self._environment.now:
@@ -239,13 +243,13 @@ class Conversations:
             self._begin(arrival_s)
 
     def _begin(self, at_s: float) -> None:
-        """Begin the next session at `at_s`, if there is one."""
+        """Begin the next session at `at_s` seconds, if there is one."""
         row = next(self._next_session, None)
         if row is not None:
             self._environment.process(self._turn(row, at_s))
 
     def _turn(self, row: int, at_s: float) -> Generator[simpy.Event, float, None]:
-        """Send a turn at `at_s`; when it has ended, start the turns that waited only for this one."""
+        """Send a turn at `at_s` seconds; when it has ended, start the turns that waited only for it."""
         if at_s > self._environment.now:
             yield self._environment.timeout(at_s - self._environment.now)
         ended_s = yield self._dispatcher.choose(row, at_s, self._servers).send(row, at_s)

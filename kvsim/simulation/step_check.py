@@ -1,6 +1,6 @@
-"""The checks of `--check`, which verify that an engine's memory is consistent after every step.
+"""The checks of `--check`: they verify after every step that an engine's memory is consistent.
 
-The time to check a pool of blocks does not grow with the pool's size.
+Checking a pool of blocks takes no longer if the pool is larger.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Checks:
-    """Checks one engine after each of its steps.
+    """The checks of one engine, made after each of its steps.
 
-    For a pool of blocks, a check reads only the changes: written blocks, changed entries of tables, and all totals. The
+    For a pool of blocks, a check reads only what has changed: written blocks and entries of tables; and all totals. The
     whole pool is read at steps 1, 2, 4, 8 and so on, at the end, and if a check fails. Other kinds of memory are always
     read as a whole, in time proportional to the number of sequences.
     """
@@ -52,12 +52,14 @@ class Checks:
             raise
 
     def finish(self) -> None:
-        """Check the engine when nothing is left to do."""
+        """Check the engine after its last step."""
         check(self.driver)
 
 
 class PoolMirror:
-    """Mirror of a pool of blocks, updated from the changes of each step and compared with the engine's figures."""
+    """Mirror of a pool of blocks. It is updated with the changes of each step, and compared with the
+    engine's figures.
+    """
 
     def __init__(self, driver: Driver) -> None:
         """Read the whole pool."""
@@ -68,15 +70,15 @@ class PoolMirror:
         self._follow(driver, set(range(len(self._blocks))))
 
     def is_of(self, driver: Driver) -> bool:
-        """Tell whether this mirrors the engine's pool; a run that is compiled while it runs gets another pool."""
+        """Tell whether this mirrors the engine's pool. A run that continues in machine code gets a new pool."""
         return driver.engine.blocks is self._blocks
 
     def follow(self, driver: Driver) -> None:
-        """Read the changes since the last call, and compare the mirror with the engine."""
+        """Update the mirror with the changes since the last call, and compare it with the engine."""
         self._follow(driver, self._written())
 
     def _follow(self, driver: Driver, written: set[int]) -> None:
-        """Update the mirror from the changed tables and the `written` blocks, and compare it with the engine."""
+        """Update the mirror with the changed tables and the `written` blocks, and compare it with the engine."""
         engine, state = driver.engine, driver.engine.state
         for block in self._tables.follow(driver) | written:
             refs, num_holders = engine.blocks[block].refs, self._tables.num_holders(block)

@@ -1,4 +1,6 @@
-"""Transfers between servers and a prefix store in the recordings of a fleet: rows for them, and their check."""
+"""Transfers between servers and a prefix store in the recordings of a fleet: their rows, and the check of
+these rows.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ CAPACITY = "prefix_store_blocks"
 
 
 class _Row(NamedTuple):
-    """The columns of `Transfers` that loads and writes have; the others are -1."""
+    """The columns of `Transfers` that loads and writes have. All other columns are -1."""
 
     kind: TransferKind
     request: int
@@ -38,12 +40,12 @@ class _Row(NamedTuple):
 def store_transfers(
     rows: npt.NDArray[np.int64], loads: Sequence[StoreLoad], writes: Mapping[int, StoredPrompt], unit_tokens: int
 ) -> Transfers:
-    """Return the loads of a server from a store, followed by its writes.
+    """Return the loads of a server from a store, followed by its writes to it.
 
     Args:
-        rows: rows of its requests in the workload, in order.
-        loads: its loads in order.
-        writes: writes of all servers in order, by the number of the request: its row in the workload, from 1.
+        rows: rows of the server's requests in the workload, in order.
+        loads: the server's loads, in order.
+        writes: writes of all servers, in order. A key is the request's row in the workload, counted from 1.
         unit_tokens: tokens of a block.
     """
     place = {row + 1: request for request, row in enumerate(rows.tolist())}
@@ -70,7 +72,7 @@ def store_transfers(
 
 
 class _Write(NamedTuple):
-    """A write of a prompt to the store."""
+    """The write of one prompt to the store."""
 
     order: int
     """Number among the writes of all servers, in the order in which they ended."""
@@ -80,12 +82,12 @@ class _Write(NamedTuple):
 
 
 class _LoadedPrompt(NamedTuple):
-    """A load of a server, and the span of time in which it was decided, in seconds."""
+    """A load of a server, and the span of time in which the server decided on it, in seconds."""
 
     from_s: float
-    """Begin of the step before: a simulated scheduler may look at the store that early."""
+    """Begin of the step before: a simulated scheduler may read the store that early."""
     until_s: float
-    """Begin of the step that takes the blocks."""
+    """Begin of the step that allocates the blocks."""
     file: Path
     row: int
     num_blocks: int
@@ -94,9 +96,9 @@ class _LoadedPrompt(NamedTuple):
 
 
 def check_loads(servers: Sequence[tuple[Path, Recording]]) -> int:
-    """Check that the store held each block that a server decided to load; return the number of blocks that were loaded.
+    """Check that the store held each block when a server decided to load it; return the number of loaded blocks.
 
-    The content of the store follows from the writes of all servers, which are put into an empty store in their order.
+    The contents of the store follow from the writes of all servers, which are put into an empty store in their order.
 
     Args:
         servers: recordings of all servers of a fleet, with their folders.
@@ -149,7 +151,7 @@ def _loads(folder: Path, recording: Recording) -> Iterator[_LoadedPrompt]:
 
 
 def _keys(recording: Recording, transfers: Transfers, row: int) -> list[int]:
-    """Return the keys of a prompt's blocks, up to the last transferred block. A key is the last hash in a block."""
+    """Return the keys of a prompt's blocks, up to the last transferred block. The key of a block is its last hash."""
     per_block = recording.meta.pool.unit_tokens // recording.meta.hash_block_size
     hashes = recording.requests.prompt_hashes[transfers.request[row]]
     end = int(transfers.position[row] + transfers.blocks[row])

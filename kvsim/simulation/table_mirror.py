@@ -1,4 +1,4 @@
-"""Mirror of all block tables and of the contents of their blocks, which `--check` updates from step to step."""
+"""Mirror of all block tables, and of the contents of their blocks, for `--check`. It is updated after every step."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class Content(NamedTuple):
-    """Slots of a block by state, for one table that lists it or for all tables."""
+    """Number of slots of a block in some states, for one table that lists the block or for all of these tables."""
 
     written: int
     expired: int
-    """Written slots that no later step reads."""
+    """Written slots that no later step reads; they are among `written`."""
     left: int
     """Slots that will be written later."""
 
 
 class Held(NamedTuple):
-    """A block table, and the progress of its sequence in tokens."""
+    """A block table, and how far its sequence is computed, in tokens."""
 
     blocks: list[int]
     computed: int
@@ -40,13 +40,13 @@ class Held(NamedTuple):
     skipped: int
     """Number of leading tokens that no later step reads."""
     full: int
-    """Number of tokens when the sequence ends."""
+    """Number of tokens at the end of the sequence."""
 
 
 CONNECTOR_KINDS = (CONNECTED, DISAGGREGATED)
 """Kinds of memory of servers with a KV connector."""
 _Entry: TypeAlias = "tuple[int, int, int]"
-"""A sequence, a group, and an index into the sequence's table of this group."""
+"""A table entry: the number of a sequence, a group, and an index in the sequence's table of this group."""
 _NOTHING = Held([], 0, 0, 0)
 
 
@@ -66,7 +66,7 @@ def held(driver: Driver, number: int, group: int) -> Held:
 
 
 def content(engine: Engine, group: int, table: Held, index: int) -> Content:
-    """Return the number of slots of a table's block in each state, ignoring other tables that list the block."""
+    """Return the contents of a table's block at `index`, as if no other table listed the block."""
     record = engine.groups[group]
     if record.state_slots:
         is_newest = index == len(table.blocks) - 1
@@ -94,10 +94,7 @@ class TableMirror:
         return len(self._holders.get(block, ()))
 
     def slots(self) -> npt.NDArray[np.int64]:
-        """Return the number of slots of all held blocks in each state.
-
-        Each block counts once, however many tables list it.
-        """
+        """Return the number of slots of all held blocks in each state. A block in several tables counts once."""
         return np.array(self._slots, np.int64)
 
     def follow(self, driver: Driver) -> set[int]:
@@ -134,7 +131,7 @@ class TableMirror:
         return blocks
 
     def _count(self, block: int, sign: int) -> None:
-        """Add the content of a held block to the slots by state if `sign` is 1; subtract it if `sign` is -1."""
+        """Add the contents of a held block to the slots by state if `sign` is 1; subtract them if it is -1."""
         if contents := self._holders.get(block):
             written, expired, left = shared_content(*contents.values())
             self._slots[SlotState.TOKEN] += sign * (written - expired)
@@ -144,9 +141,9 @@ class TableMirror:
 
 
 def shared_content(*contents: Content) -> Content:
-    """Return the number of slots in each state of a block that several tables list, from its content in each table.
+    """Return the contents of a block that several tables list, from its contents in each table.
 
-    A slot is written if one table has written it, and expired if all tables have expired it.
+    A slot is written if one table has written it, and expired if it has expired in all tables.
     """
     if len(contents) == 1:
         return contents[0]
@@ -159,7 +156,7 @@ def _block_at(table: Held, index: int) -> int:
 
 
 def _changed_entries(engine: Engine, group: int, before: Held, now: Held) -> set[int]:
-    """Return the entries of a table whose block or content has changed."""
+    """Return the indices of the table entries whose block or contents have changed."""
     old, new, block_size = before.blocks, now.blocks, engine.groups[group].block_size
     longest, shortest = max(len(old), len(new)), min(len(old), len(new))
     changed = set(range(shortest, longest))

@@ -1,7 +1,8 @@
 """Data-parallel ranks whose steps wait for each other, because they share the experts of a model.
 
 Every rank takes part in every step: with a batch, or with an idle step of one token while another rank has work. At
-intervals, the ranks check together whether any rank has requests left. If not, all ranks sleep until a request is sent.
+intervals, the ranks check together whether any rank has requests left. If none has, all ranks sleep until a request is
+sent.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
 
 
 class WaitingRanks:
-    """The ranks of one server. Each rank calls `meet` or `rest` once per step."""
+    """The ranks of one server. In every step, each rank calls either `meet` or `rest` once."""
 
     def __init__(self, environment: simpy.Environment, times: RankTimes, agreed_every: int) -> None:
-        """Prepare for ranks with these step times; every `agreed_every` steps they check whether requests are left."""
+        """Create the ranks for these step times. After every `agreed_every` steps they check whether
+        requests are left.
+        """
         self.ranks: Sequence[ServerProcess] = ()
         self.num_steps = 0
         """Number of steps that all ranks have run together."""
@@ -40,7 +43,7 @@ class WaitingRanks:
     def meet(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
         """Take part in a step with the batch that `rank` has scheduled; return when all ranks take part.
 
-        A rank without requests wakes no others: it only reports that its blocks were read by another server.
+        A rank without requests does not wake the others: it only reports that another server has read its blocks.
         """
         shape, begin_s = rank.driver.last_step()
         has_batch = shape.num_tokens > 0
