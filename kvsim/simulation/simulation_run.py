@@ -250,7 +250,7 @@ class SimulationRun:
         exchange: Exchanging | None = None,
         lockstep: WaitingRanks | None = None,
     ) -> Replica:
-        """Build a server with requests from `source`; it is recorded to `sink`, and waits for the ranks in `lockstep`."""
+        """Build a server with requests from `source`. Its rows go to `sink`. It waits for the ranks in `lockstep`."""
         setup = setup or self.setup
         base, machine = setup.base, setup.machine
         # Each server counts for itself the steps outside the range that the profile was fitted to.
