@@ -16,10 +16,11 @@ from kvsim_tui.dialogs.find_dialog import look_up
 from kvsim_tui.facts.headlines import headline, selection
 from kvsim_tui.facts.preemption import last_preemption
 from kvsim_tui.facts.requests import request_facts, request_lines, share_lines
-from kvsim_tui.facts.units import unit_lines
+from kvsim_tui.facts.units import unit_lines, unit_summary
 from kvsim_tui.lessons import Guided, find_lesson
 from kvsim_tui.look.wording import ending, gib, percent, plural, seconds, shortened
 from kvsim_tui.playback.session import Session
+from kvsim_tui.pool.free_queue import next_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +117,13 @@ def test_a_unit_says_what_it_holds_and_for_whom(tiny: Recording) -> None:
         "held by": "first",
         "its tokens": "tokens 5 to 8",
     }
-    assert dict(unit_lines(session, 7)) == {"is": "4 free", "held by": "no request"}
+    assert dict(unit_lines(session, 7)) == {
+        "is": "4 free",
+        "held by": "no request",
+        "allocated": "as number 4 from now",
+    }
+    assert unit_summary(session, 7).endswith("4 free, held by no request, allocated as number 4 from now")
+    assert next_units(session.replay).tolist().index(7) == 3
 
 
 def test_a_row_that_is_only_held_says_so(batch: Recording) -> None:

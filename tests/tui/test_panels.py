@@ -307,5 +307,8 @@ async def test_a_line_through_all_charts_marks_the_frame_whose_values_are_at_the
             await pilot.pause()
             lines = [chart.render_line(y).text for y in range(chart.size.height)]
             assert {line[GUTTER + chart.cursor_column] for line in lines[:-1]} == {"┃"}
-            for name, line in zip(("running", "waiting"), lines[-3:-1], strict=True):
-                assert line[:GUTTER].split() == [name, f"{session.counts(name)[session.player.frame]:,}"]
+            now, preempted = session.player.frame, session.recording.steps.preempted
+            counts = {name: session.counts(name)[now] for name in ("running", "waiting")}
+            counts["preempted"] = preempted[: now + 1].sum()
+            labels = [line[:GUTTER].split() for line in lines[-4:-1]]
+            assert labels == [[name, f"{number:,}"] for name, number in counts.items()]

@@ -32,7 +32,8 @@ def free_line(session: Session, width: int) -> str:
     runs = list(_runs(numbers))
     for kept in range(len(runs), 0, -1):
         listed = ", then ".join(filter(None, (runs[0], ", ".join(runs[1:kept]))))
-        for begin in (f"{free}, allocated next: {unit} ", f"{free}, next: "):
+        units = unit + "s" * (" to " in runs[0])
+        for begin in (f"{free}, allocated next: {units} ", f"{free}, next: "):
             if len(begin + listed) <= width:
                 return begin + listed
     return free

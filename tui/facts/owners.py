@@ -146,20 +146,16 @@ def owners_line(session: Session, found: Sequence[OwnerGroup], width: int, dot: 
     """
     unit = session.unit_name
     shared, saved = _shared_and_saved(found)
-    free, cached = (int(session.breakdown[state]) for state in (SlotState.FREE, SlotState.CACHED))
-    most = _most_words(session, largest_owner(found))
-    or_cached = " or cached" * session.recording.meta.prefix_caching
-    begin, free_words = _held_words(session, found), f"{percent(free, session.capacity)} free"
-    long = (
-        begin,
-        most,
-        f"{plural(shared, f'shared {unit}')} save {saved:,}" if shared else "nothing is shared",
-        f"{percent(free + cached, session.capacity)} free{or_cached}",
-    )
+    available = sum(int(session.breakdown[state]) for state in (SlotState.FREE, SlotState.CACHED))
+    most, begin = _most_words(session, largest_owner(found)), _held_words(session, found)
+    free = f"{percent(available, session.capacity)} free" + " or cached" * session.recording.meta.prefix_caching
+    savings = f"{plural(shared, f'shared {unit}')} save {saved:,}" if shared else "nothing is shared"
     # What is left out is said elsewhere on the screen.
-    less = (begin, most, "nothing shared" * (not shared), free_words)
-    least = tuple(text.replace(" tokens", "") for text in less)
-    return _first_that_fits((long, less, least, (begin, most), (begin,)), width, dot)
+    less = (begin, most, "nothing shared" * (not shared), free)
+    without_unit = tuple(text.replace(" tokens", "") for text in less)
+    least = tuple(text.replace(" hold ", ": ").replace(" or cached", "/cached") for text in without_unit)
+    texts = ((begin, most, savings, free), less, without_unit, least, (begin, most), (begin,))
+    return _first_that_fits(texts, width, dot)
 
 
 def scatter_lines(session: Session, found: Sequence[OwnerGroup], lit: int | None, width: int, dot: str) -> list[str]:

@@ -11,6 +11,7 @@ from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.wording import percent, plural, seconds
+from ..pool.free_queue import next_units
 from ..pool.layer_kinds import group_words
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
         mostly = SlotState(int(slots.argmax()))
         lines = [("is", STATE_NAMES[mostly]), ("meaning", STATE_MEANINGS[mostly])]
     if owner == NO_OWNER:
-        return [*lines, ("held by", "no request")]
+        return [*lines, ("held by", "no request"), *_place_in_queue(session, unit)]
     number = int(replay.group[unit]) if len(replay.groups) > 1 else 0
     group = replay.groups[number]
     holders = session.request_name(owner) + (f" and {refs - 1:,} more" if refs > 1 else "")
@@ -43,6 +44,12 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
     if group.state_slots:
         tokens = ("state after", tokens[1])
     return [*lines, ("held by", holders), ("layers", group_words(group)), ("KV group", f"{number}"), tokens]
+
+
+def _place_in_queue(session: Session, unit: int) -> list[tuple[str, str]]:
+    """Return the place of a free unit among those that are allocated next; empty for the others."""
+    places = np.flatnonzero(next_units(session.replay) == unit).tolist()
+    return [("allocated", f"as number {place + 1} from now" if place else "next") for place in places]
 
 
 def _counted(state: SlotState, number: int) -> str:
@@ -90,4 +97,5 @@ def unit_summary(session: Session, unit: int) -> str:
     """Describe a unit in one line."""
     values = dict(unit_lines(session, unit))
     number = unit + session.replay.first_unit
-    return f"{session.unit_name} {number:,}: {values['is']}, held by {values['held by']}"
+    queue = f", allocated {values['allocated']}" if "allocated" in values else ""
+    return f"{session.unit_name} {number:,}: {values['is']}, held by {values['held by']}{queue}"

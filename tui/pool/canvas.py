@@ -232,7 +232,8 @@ class Canvas:
         """Draw cells of one unit in half a character; return paints, which `draw` combines in pairs."""
         paints = dimmed(self._paints.whole[np.minimum(cells, self.tiling.num_units - 1)], self._lit(cells))
         paints[cells >= self.tiling.num_units] = EMPTY
-        paints[self._at_cursor(cells)] = CURSOR
+        # Beside shared units, which are bright, a bright cursor could hardly be seen.
+        paints[self._at_cursor(cells)] = EMPTY if self.is_neutral else CURSOR
         rows = paints.reshape(-1, self.tiling.columns).astype(np.int32)
         return rows.repeat(np.diff(self.tiling.column_edges), axis=1)
 

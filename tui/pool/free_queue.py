@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 MOST_NEXT: Final = 8
 """Largest number of free units that are marked as the next ones."""
-_MOST_ROWS: Final = 1024
-"""Largest number of later rows of a recording that are searched for allocations."""
+_ROWS: Final = (64, 1024)
+"""Numbers of later rows of a recording that are searched for allocations, one after the other."""
 
 
 def next_units(replay: Replay, most: int = MOST_NEXT) -> IndexArray:
@@ -26,9 +26,18 @@ def next_units(replay: Replay, most: int = MOST_NEXT) -> IndexArray:
     The order is the recorded one. A unit whose prefix is found again before that is left out. Units that are not
     allocated any more have no order.
     """
+    begin = int(np.searchsorted(replay.recording.memory.seq, replay.seq, side="right"))
+    found = np.empty(0, np.int64)
+    most = min(most, int((replay.refs == 0).sum()))
+    for num_rows in _ROWS:
+        if len(found) < most:
+            found = _allocated_in(replay, slice(begin, begin + num_rows))[:most]
+    return found
+
+
+def _allocated_in(replay: Replay, rows: slice) -> IndexArray:
+    """Return the units that are free now and allocated in `rows` of the recording, in this order."""
     memory = replay.recording.memory
-    begin = int(np.searchsorted(memory.seq, replay.seq, side="right"))
-    rows = slice(begin, begin + _MOST_ROWS)
     used = np.isin(memory.kind[rows], (MemoryKind.APPEND, MemoryKind.SHARE))
     run, offset = expanded(memory.length[rows][used].astype(np.int64))
     units = memory.address[rows][used].astype(np.int64)[run] + offset - replay.first_unit
@@ -36,5 +45,5 @@ def next_units(replay: Replay, most: int = MOST_NEXT) -> IndexArray:
     is_free[is_free] = replay.refs[units[is_free]] == 0
     units, allocated = units[is_free], (memory.kind[rows][used][run] == MemoryKind.APPEND)[is_free]
     first = np.sort(np.unique(units, return_index=True)[1])
-    found: IndexArray = units[first][allocated[first]][:most]
+    found: IndexArray = units[first][allocated[first]]
     return found

@@ -68,6 +68,7 @@ def legend_entries(
     *,
     lit: str | None = None,
     marked: str | None = None,
+    num_lines: int = 1,
     bars: bool = False,
     shows: Callable[[int], bool] | None = None,
     counts_holders: bool = False,
@@ -79,9 +80,10 @@ def legend_entries(
         sessions: runs whose pools share the legend.
         symbols: characters and colours of the terminal.
         style: style of the text.
-        room: number of characters in a line; texts are shortened if the legend is longer.
+        room: number of characters in a line; texts are shortened if the legend does not fit into its lines.
         lit: id of the request that alone is in colour.
         marked: words about the request that has a colour of its own where hues do not identify requests.
+        num_lines: number of lines.
         bars: True if bars of states are beside the pools; tokens then get an entry, even if `by` does not colour them.
         shows: tells whether the paint of a state or a mark is in the picture; None if each state that occurs is.
         counts_holders: True if shared units have the number of their holders.
@@ -94,11 +96,11 @@ def legend_entries(
     if bars and all(paints != tokens for paints, _ in entries) and _occurs(tokens, sessions):
         entries.append((tokens, "tokens, in bars"))
     for words in (", which holds most", ", saves "):
-        if _length(entries) > room:
+        if not _fits(entries, room, num_lines):
             entries = [(paints, text.partition(words)[0]) for paints, text in entries]
-    if _length(entries) > room:
+    if not _fits(entries, room, num_lines):
         entries = [(paints[:1], text.removesuffix(", in bars")) for paints, text in entries]
-    if _length(entries) > room:
+    if not _fits(entries, room, num_lines):
         entries = [(paints, _in_short(text)) for paints, text in entries]
     found = list[list[Segment]]()
     for paints, text in entries:
@@ -157,8 +159,14 @@ def _occurs(
     return any(bool(session.breakdown[paints[0]]) for session in sessions) and (shows is None or shows(paints[0]))
 
 
-def _length(entries: list[LegendEntry]) -> int:
-    return sum(len(paints) + len(text) + 3 for paints, text in entries) - 2
+def _fits(entries: list[LegendEntry], room: int, num_lines: int) -> bool:
+    """Tell whether whole `entries` with gaps of two characters fit into `num_lines` lines of `room` characters."""
+    lines, end = 1, -2
+    for paints, text in entries:
+        width = len(paints) + len(text) + 1
+        fits = end + 2 + width <= room
+        lines, end = (lines, end + 2 + width) if fits else (lines + 1, width)
+    return lines <= num_lines
 
 
 def _in_short(text: str) -> str:

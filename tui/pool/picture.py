@@ -113,6 +113,8 @@ class Paints:
         self._followed: int | None = None
         self._own_units = self._next_units = np.empty(0, np.int64)
         """Units of the followed request, and the free units that are allocated next, where hues mean no owners."""
+        self._marks = np.zeros(replay.num_units if self.is_neutral else 0, np.uint8)
+        """`FOLLOWED` and `NEXT` for these units, 0 for all others."""
         self._is_fragmented = is_fragmented(replay)
         self._lit = np.zeros(replay.num_units, np.uint8)
         self._lit_units = np.empty(0, np.int64)
@@ -140,15 +142,18 @@ class Paints:
 
     def _mark(self) -> IndexArray:
         """Find the followed request's units and the next free units; return the units to paint again for them."""
-        before = self._own_units, self._next_units
-        replay, followed = self._replay, self._followed
+        replay, followed, before = self._replay, self._followed, (self._own_units, self._next_units)
         addresses = np.empty(0, np.int64) if followed is None else replay.block_table(followed)[1]
-        self._own_units = np.unique(addresses).astype(np.int64) - replay.first_unit
-        self._next_units = np.sort(next_units(replay))
-        changed: IndexArray = np.concatenate(
-            [np.setxor1d(*pair) for pair in zip(before, (self._own_units, self._next_units), strict=True)]
-        )
-        return changed
+        self._own_units, self._next_units = addresses.astype(np.int64) - replay.first_unit, next_units(replay)
+        changed = [np.empty(0, np.int64)]
+        for old, new in zip(before, (self._own_units, self._next_units), strict=True):
+            if not np.array_equal(old, new):
+                changed += [old, new]
+        if len(changed) > 1:
+            for units in before:
+                self._marks[units] = 0
+            self._marks[self._own_units], self._marks[self._next_units] = FOLLOWED, NEXT
+        return np.concatenate(changed)
 
     def light_up(self, lights: Lights) -> IndexArray:
         """Highlight `lights` and end older highlights; return the units that may look different now."""
@@ -199,10 +204,10 @@ class Paints:
         if self.is_neutral:
             whole = np.where(np.isin(dominant, (SlotState.INTERNAL, SlotState.EXPIRED)), dominant, whole)
             partly = (whole == SlotState.TOKEN) & (fill < EIGHTHS) & (rest == SlotState.RESERVED)
-            whole = np.where(partly, PARTLY, whole)
-            written, whole = self._marked(units, written), self._marked(units, whole)
-            is_next = np.isin(units, self._next_units)
-            dominant, rest = np.where(is_next, NEXT, dominant), np.where(is_next, NEXT, rest)
+            marks = np.where((refs > 1) & (self._marks[units] > 0), FOLLOWED_SHARED, self._marks[units])
+            written, whole = np.where(marks > 0, marks, written), np.where(marks > 0, marks, whole)
+            whole = np.where(partly & (marks == 0), PARTLY, whole)
+            dominant, rest = (np.where(marks == NEXT, NEXT, part) for part in (dominant, rest))
         lit = self._lit[units]
         for paints, values in (
             (self.written, np.where(held, written, dominant)),
@@ -210,13 +215,6 @@ class Paints:
             (self.whole, whole),
         ):
             paints[units] = np.where(lit > 0, lit, values)
-
-    def _marked(self, units: IndexArray, paints: PaintArray) -> PaintArray:
-        """Return the `paints` of `units` with those of the followed request and of the next free units."""
-        own = np.where(self._replay.refs[units] > 1, FOLLOWED_SHARED, FOLLOWED)
-        marked: PaintArray = np.where(np.isin(units, self._own_units), own, paints).astype(np.uint8)
-        marked[np.isin(units, self._next_units)] = NEXT
-        return marked
 
     def _ages(self, units: IndexArray) -> PaintArray:
         """Return the age of each of `units` as a level. Level 0 is for units held longer than 1/8 of the recorded time.

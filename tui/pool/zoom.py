@@ -86,9 +86,10 @@ class Zoom:
         cell = self.cell_words(unit_tokens, symbols)
         if self._heading is None:
             units = plural(self.tiling.num_units, _unit_name(unit_tokens))
-            title = f"memory pool, {units}: 1 cell = {cell} {symbols.dot} colour: {meaning}"
-            ordered = title.replace("memory pool", "memory in physical order", 1)
-            return ordered if scattered and len(ordered) <= width else title
+            short = f"1 cell = {cell} {symbols.dot} colour: {meaning}"
+            titles = [f"memory in physical order, {units}: {short}"] * scattered
+            titles += [f"memory pool, {units}: {short}", f"pool, {short}"]
+            return next((title for title in titles if len(title) <= width), titles[-1])
         return self._heading + self.size_in_title(cell, width)
 
     def size_in_title(self, cell: str, width: int) -> str:

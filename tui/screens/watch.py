@@ -189,8 +189,9 @@ class Watch(PlaybackScreen):
         self.show_frame(everything=True)
 
     @on(PoolView.Tiled)
+    @on(OwnerStrips.Drawn)
     def _pool_tiled(self) -> None:
-        """Show the legend again, which has the states that the cells show."""
+        """Show the legend again, which has the states that the cells or bars show."""
         self.query_one(BelowPool).show_frame()
 
     @on(PoolView.Selected)

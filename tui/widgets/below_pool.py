@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 _SAMPLE = 2
 """Width of a sample of a colour, including the gap after it."""
-_LONGEST_ENTRY = 30
-"""Largest usual width of an entry of the legend."""
 _LEAST_HEIGHT = 20
 """Least number of lines of a screen with room for more than one line about owners."""
 
@@ -110,8 +108,7 @@ class BelowPool(Widget):
 
     def _legend(self, num_lines: int) -> tuple[Segment, list[list[Segment]]]:
         label = Segment("" if self.screen.has_class("-narrow") else "colours    ", self._style("weak"))
-        # Entries are not split, so the first line may have up to an entry's width left.
-        room = num_lines * (self.size.width - label.cell_length) - (num_lines - 1) * _LONGEST_ENTRY
+        room = self.size.width - label.cell_length
         pool, style = self._pool, self._style("weak")
         if self.screen.has_class("-by-owner"):
             strips = self.screen.query_one(OwnerStrips)
@@ -124,6 +121,7 @@ class BelowPool(Widget):
             room,
             lit=pool.lit_name,
             marked=self._marked_words(),
+            num_lines=num_lines,
             shows=pool.shows,
             counts_holders=pool.counts_holders,
         )

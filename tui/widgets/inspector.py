@@ -61,7 +61,7 @@ class Inspector(Panel):
             lines += self.labelled(unit_lines(session, session.hovered))
         else:
             by_owner = self.screen.has_class("-by-owner")
-            words = "click a strip: its request" if by_owner else f"click the pool to select a {session.unit_name}"
+            words = "click a strip: its request" if by_owner else f"tab, arrows or click: a {session.unit_name}"
             lines += [Strip([self.text(words, "weak")])]
         lines.append(self.blank())
         if session.followed is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 from rich.segment import Segment
 from rich.style import Style
+from textual.message import Message
 from textual.strip import Strip
 
 from kvsim.memory.waste import SlotState
@@ -71,6 +72,10 @@ class OwnerStrips(Panel):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"owners--followed"}
 
+    @dataclass
+    class Drawn(Message):
+        """Message that the bars have another scale or show other states."""
+
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="owners")
         self._requests: dict[tuple[int, int], int] = {}
@@ -101,9 +106,12 @@ class OwnerStrips(Panel):
         self._column_width = (width + _GAP) // num_columns
         bar = self._column_width - _GAP - _NAME - _TOKENS
         most = max((int(line.slots.sum()) for line in lines), default=1)
+        before = self._drawn, self.scale
         self._drawn = set()
         self.scale = f"1 cell = {plural(max(round(most / max(bar, 1)), 1), 'slot')}"
         drawn = [self._strip(line, bar, most) for line in lines]
+        if (self._drawn, self.scale) != before:
+            self.post_message(self.Drawn())
         self._requests = {
             (nth // room, nth % room): line.request for nth, line in enumerate(lines) if line.request is not None
         }
@@ -119,6 +127,7 @@ class OwnerStrips(Panel):
             f"tokens by owner, {first}free when it ends{', shared ones when all end' * caches}{view}",
             f"by owner, largest first: free when it ends{', shared ones when all end' * caches}{view}",
             f"tokens by owner: free when it ends{', shared ones when all end' * caches}{view}",
+            f"tokens by owner: free when it ends{view}",
         )
         self.border_title = next((title for title in titles if len(title) <= room), titles[-1])
 
@@ -204,8 +213,8 @@ class OwnerStrips(Panel):
         largest, *_, least = sorted(line.owners, key=lambda owner: -owner.own_tokens)
         name = self.session.request_name
         own = sum(owner.own_tokens for owner in line.owners)
-        words = f"{name(largest.request)}: {largest.own_tokens:,} to {name(least.request)}: {least.own_tokens:,}"
-        texts = (words, words.replace(":", ""), f"{own / len(line.owners):,.0f} each")
+        ends = (f"{name(owner.request)}: {owner.own_tokens:,}" for owner in (largest, least))
+        texts = (f" {self.symbols.cut} ".join(ends), f"{own / len(line.owners):,.0f} each")
         return next((words for words in texts if len(words) <= width), "")
 
     def _states(self, slots: Slots, length: float, token_paint: int, shared: Slots | int = 0) -> Iterator[Segment]:

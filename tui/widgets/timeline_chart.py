@@ -35,6 +35,8 @@ _MOST_SQUARES = 12
 """Largest number of columns whose events are marked by squares."""
 _MOST_KINDS = 2
 """Largest number of kinds of events that are named in the title."""
+_LEAST_ROWS = 8
+"""Height from which many events have a line of their own above the axis."""
 _FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
 
 
@@ -178,21 +180,34 @@ class TimelineChart(Scrubber):
     def _labelled_lines(self) -> set[int]:
         """Return the lines with a value at the left, which changes with every frame."""
         height = self.size.height
-        return {line for line in (0, height - 3, height - 2, height - 1) if line >= 0}
+        below = range(height - len(self._names_from_below(height)), height)
+        return {line for line in (0, *below) if line >= 0}
+
+    def _names_from_below(self, height: int) -> list[str]:
+        """Return the names of the lines below the chart of memory, the lowest first."""
+        return ["time", *["events"] * self._has_event_line(height), *["waiting"] * (height > 3), "running"]
+
+    def _has_event_line(self, height: int) -> bool:
+        """Tell whether events have a line of their own, because they are many and there is room."""
+        return height >= _LEAST_ROWS and not self._has_squares
 
     def _label(self, y: int) -> list[Segment]:
         session, height = self._session, len(self._lines)
         row = self._num_before + session.player.frame
-        if y == height - 1:
-            label, value = "time", seconds(session.player.clock_s, session.player.duration_s / 1000)
-        elif y == height - 2 and height > 3:
-            label, value = "waiting", f"{self._counts_now(row)[1]:,}"
-        elif y == height - 2 - (height > 3):
-            label, value = "running", f"{self._counts_now(row)[0]:,}"
-        elif y == 0:
-            label, value = "held", percent(session.num_held_slots, session.capacity)
-        else:
-            label = value = ""
+        names, place = self._names_from_below(height), height - 1 - y
+        label = names[place] if place < len(names) else "held" if y == 0 else ""
+        value = ""
+        match label:
+            case "time":
+                value = seconds(session.player.clock_s, session.player.duration_s / 1000)
+            case "waiting" | "running":
+                value = f"{self._counts_now(row)[label == 'waiting']:,}"
+            case "events":
+                events = self._marked_events()
+                kinds = set(events.kind.tolist())
+                label, value = WORDS[EventKind(kinds.pop())] if len(kinds) == 1 else label, f"{events.up_to(row):,}"
+            case "held":
+                value = percent(session.num_held_slots, session.capacity)
         value = value.rjust(GUTTER - len(label) - 1)
         return [
             Segment(label, self.get_component_rich_style("timeline--label")),
@@ -214,21 +229,13 @@ class TimelineChart(Scrubber):
             columns_idle = slice(*np.searchsorted(edges_s, (begin_s, end_s)) - (0, 1))
             slots[columns_idle] = idle.slots[span]
             running[columns_idle], waiting[columns_idle] = idle.running[span], idle.waiting[span]
-        return [*self._draw_values(slots, running, waiting, height), self._track(width)][-height:]
-
-    def _draw_values(
-        self, slots: npt.NDArray[Any], running: npt.NDArray[Any], waiting: npt.NDArray[Any], height: int
-    ) -> list[Strip]:
-        """Return the lines of the charts; together with the scrubber, they take `height` lines.
-
-        The values have one row per column of the axis.
-        """
-        num_charts = 2 if height > 3 else 1
-        strips = self._memory(slots[:, list(STACK)], max(height - num_charts - 1, 0))
-        strips.append(self._bars(running, self._charts.running.max()))
-        if num_charts > 1:
-            strips.append(self._bars(waiting, self._charts.waiting.max()))
-        return strips
+        strips = self._memory(slots[:, list(STACK)], max(height - len(self._names_from_below(height)), 0))
+        strips.append(self._bars(running, charts.running.max()))
+        if height > 3:
+            strips.append(self._bars(waiting, charts.waiting.max()))
+        if self._has_event_line(height):
+            strips.append(self._bars(self._events, self._full_mark, Style(color=self._mark_color())))
+        return [*strips, self._track(width, height)][-height:]
 
     def _frames_of_columns(self, width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the first and the last frame of each column of the axis."""
@@ -248,15 +255,18 @@ class TimelineChart(Scrubber):
         rows = range(height - 1, -1, -1)
         return [Strip(stack_cells(layers[:, row].tolist(), self.symbols.up, self.symbols)).simplify() for row in rows]
 
-    def _bars(self, values: npt.NDArray[Any], most: int) -> Strip:
-        style = self.get_component_rich_style("timeline--bar")
+    def _bars(self, values: npt.NDArray[Any], most: int, style: Style | None = None) -> Strip:
+        style = style or self.get_component_rich_style("timeline--bar")
         text = "".join(self.symbols.up[eighths] for eighths in columns(values, most, 1)[0])
         return Strip([Segment(text, style)])
 
-    def _track(self, width: int) -> Strip:
-        """Render the scrubber: marks of notable events, and the time in which the followed request holds memory."""
+    def _track(self, width: int, height: int) -> Strip:
+        """Render the scrubber: marks of notable events, and the time in which the followed request holds memory.
+
+        The marks are left out if events have a line of their own.
+        """
         symbols = self.symbols
-        marks = columns(self._events, self._full_mark, 1)[0]
+        marks = columns(self._events * (not self._has_event_line(height)), self._full_mark, 1)[0]
         # In few columns, events have a square, like the sample in the title; where there are many, bars count them.
         glyphs = symbols.up if symbols.ascii or not self._has_squares else " " + "■" * EIGHTHS
         held = self._residency(width)

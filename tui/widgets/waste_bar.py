@@ -33,6 +33,8 @@ _FIGURES_WIDTH = 10
 _GAP = 2
 """Number of spaces between entries."""
 _TITLE, _TITLE_BESIDE = "where the memory is now", "memory of all requests"
+_LOW = 20
+"""Number of lines of a screen below which the bar has no legend, so that the pool can be seen."""
 _TALL = 38
 """Least number of lines of a screen with room for a taller legend."""
 
@@ -78,7 +80,8 @@ class WasteBar(Widget):
         self._take_lines()
 
     def _take_lines(self) -> None:
-        self.styles.height = 2 + -(-len(self._listed) // len(self._columns()[0]))
+        legend = -(-len(self._listed) // len(self._columns()[0]))
+        self.styles.height = 2 + legend * (self.screen.size.height >= _LOW)
 
     def render_line(self, y: int) -> Strip:
         """Render the bar, then the legend."""
