@@ -112,9 +112,7 @@ def change_words(remedy: Remedy, before: Outcome) -> str:
 
 _NAMES = ("output tokens/s", "TTFT p99", "TPOT p99", "preemptions a minute")
 _BAND = "in brackets: the 80 % interval of such predictions"
-NO_MARGIN = (
-    "without brackets: fewer than three recordings tell how far off such predictions are, so their margin is unknown"
-)
+NO_MARGIN = "without brackets: fewer than three recordings show the error of such predictions, so that it is unknown"
 
 
 def cells(outcome: Outcome, band: Mapping[str, tuple[float, float]]) -> tuple[str, str, str, str]:

@@ -139,6 +139,8 @@ def _cause(diagnosis: Diagnosis) -> str:
         return f"max_num_seqs of {server.max_num_seqs:,} keeps requests waiting while blocks are free: {demand}."
     if limit is Limit.TOKENS:
         return f"Steps of at most {server.max_num_batched_tokens:,} tokens are full of prompts while others wait."
+    if limit is Limit.ADAPTERS:
+        return f"max_loras of {server.max_loras:,} keeps requests waiting for a slot of their adapter: {demand}."
     return f"Neither memory nor a limit of the scheduler held anything back: {demand}."
 
 

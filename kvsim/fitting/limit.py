@@ -28,6 +28,8 @@ def limit_words(outcome: Outcome, server: SearchedServer, load: Load, goal: Goal
     elif missed and outcome.limit is Limit.BATCH:
         name, most = server.batch_limit
         said = f"the batch limit: {most:,} sequences run, and others wait ({name})"
+    elif missed and outcome.limit is Limit.ADAPTERS:
+        said = "the slots of adapters: requests wait for one while memory is free (max_loras)"
     elif outcome.limit is Limit.TOKENS and outcome.steady_queue > 1:
         said = f"the token budget: prompts wait for steps of {server.token_limit.value:,} tokens"
     else:

@@ -71,7 +71,10 @@ class Outcome:
     vain_share: float = 0.0
     """Share of the computed tokens that had to be computed again, 0 to 1."""
     waiting_share: float = 0.0
-    """Share of the present requests that wait for memory or for a place in the batch: mean over time, 0 to 1."""
+    """Share of the present requests that wait for memory, for a place in the batch, or for a slot of their adapter.
+
+    It is the mean over time, 0 to 1.
+    """
     waiting_for: WaitingFor | None = None
     """Waiting requests by limit, mean over the whole run."""
     steady_queue: float = 0.0
@@ -235,7 +238,7 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine, queues: S
         preemptions_per_min=60 * num_preemptions / duration_s if duration_s else 0.0,
         preemptions_per_request=num_preemptions / num_requests,
         vain_share=sum(summary.vain_tokens for summary in summaries) / computed if computed else 0.0,
-        waiting_share=(waits.memory + waits.batch) / present if present else 0.0,
+        waiting_share=(waits.memory + waits.batch + waits.adapters) / present if present else 0.0,
         waiting_for=waits,
         steady_queue=float(np.nanmean(wait)) * requests_per_s if len(wait) else 0.0,
         refused_share=sum(summary.num_refused for summary in summaries) / num_requests,

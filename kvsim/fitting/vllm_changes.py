@@ -33,6 +33,8 @@ _UTILIZATIONS = (0.90, 0.92, 0.94, 0.95, 0.96)
 """Values of `gpu_memory_utilization` to try; above the last, vLLM's memory estimate may fail."""
 _WATERMARKS = (0.01, 0.05)
 """Shares of the pool to leave free: enough for running requests to grow, and enough for bursts."""
+_ADAPTERS = (2, 4, 8, 16, 32, 64)
+"""Values of `max_loras` to try."""
 _BLOCKS = (1.25, 1.5, 2.0)
 """Factors to try on a stated number of blocks."""
 
@@ -42,6 +44,7 @@ def candidates(server: Server, longest_tokens: int) -> CandidateChanges:
     seqs, tokens = server.batch_limit, server.token_limit
     settings = [
         *_switches(server),
+        *_adapters(server),
         *_memory(server),
         *limit_changes(server, seqs, SEQS),
         *limit_changes(server, tokens, TOKENS),
@@ -78,6 +81,15 @@ def _switches(server: Server) -> Iterator[ServerChange]:
         yield change(server, Kind.SETTING, "asynchronous scheduling", async_scheduling=True)
     if server.drafting is not None:
         yield change(server, Kind.SETTING, "no drafts", speculative_config="")
+
+
+def _adapters(server: Server) -> Iterator[ServerChange]:
+    """Yield more slots for adapters if the server has any. A slot takes memory from the cache."""
+    for number in _ADAPTERS if server.enable_lora else ():
+        if number > server.max_loras:
+            in_host = {"max_cpu_loras": max(number, server.max_cpu_loras)} if server.max_cpu_loras else {}
+            words = f"max_loras {number:,} instead of {server.max_loras:,}"
+            yield change(server, Kind.SETTING, words, max_loras=number, **in_host)
 
 
 def _watermark(server: Server) -> Iterator[ServerChange]:

@@ -175,6 +175,7 @@ class Server(SearchedServer, ContinuousSettings):
             "--speculative-config": self.speculative_config,
             "--max-loras": f"{self.max_loras}" if self.enable_lora else "",
             "--max-lora-rank": f"{self.max_lora_rank}" if self.enable_lora else "",
+            "--max-cpu-loras": f"{self.max_cpu_loras}" if self.max_cpu_loras not in (None, self.max_loras) else "",
         }
         caches_unasked = not model.recurrent_layers
         switches = {

@@ -143,6 +143,18 @@ def test_recordings_of_several_groups_tell_every_preemption(name: str) -> None:
     assert len(losses_of(recording)) == recording.num_preemptions > 0
 
 
+def test_slots_of_adapters_that_are_short_are_the_cause() -> None:
+    gpu, model = find_gpu("H200"), find_model("Meta-Llama-3-8B")
+    scheduler = ContinuousSettings(max_num_seqs=64, max_model_len=256, enable_lora=True, max_loras=1)
+    machine = Machine(gpu=gpu, model=model, kv_bytes=1 << 34, step_time=step_times(gpu, model, "vllm"))
+    work = generate(24, arrivals=AllAtOnce(), prompt=Fixed(tokens=60), output=Fixed(tokens=30), seed=4)
+    work = work.with_adapters(4, 0.0, seed=1)
+    recording = simulate(work, Paged(scheduler=scheduler), machine, engine="interpreted")
+    found = diagnose(recording, INTERPRETED, most=8)
+    assert found.cause.startswith("max_loras of 1 keeps requests waiting for a slot of their adapter: ")
+    assert found.remedies[0].change.words == "max_loras 4 instead of 1"
+
+
 def test_host_memory_is_part_of_the_server_that_was_recorded() -> None:
     recording = read(find("vllm-h200-llama-3-8b-offload"))
     server = server_of(recording)

@@ -141,6 +141,24 @@ def test_what_would_help_was_simulated_and_the_nearest_comes_first() -> None:
             assert low <= value <= high
 
 
+def test_requests_that_wait_for_a_slot_of_their_adapter_do_not_fit_and_more_slots_help() -> None:
+    load = users(16)
+    load = replace(load, workload=load.workload.with_adapters(8, 0.0, seed=1))
+    one = server(enable_lora=True, max_loras=1)
+    found = answer(one, load, Goal(), INTERPRETED, most=12, find_largest=False)
+    assert not found.fits
+    assert found.outcome.limit is Limit.ADAPTERS
+    assert found.limit.startswith("the slots of adapters: requests wait for one while memory is free (max_loras). ")
+    assert found.remedies[0].change.words == "max_loras 8 instead of 1"
+    assert found.remedies[0].fits
+    assert "--max-loras 8" in found.remedies[0].change.server.command()
+    more = changes(replace(one, max_cpu_loras=3), longest_tokens=90)[0].server
+    assert "--max-loras 2 --max-lora-rank 16 --max-cpu-loras 3" in more.command()
+    many = next(each.server for each in changes(more, longest_tokens=90) if each.words == "max_loras 4 instead of 2")
+    assert "--max-loras 4 --max-lora-rank 16" in many.command()
+    assert "--max-cpu-loras" not in many.command(), "vLLM keeps as many in host memory by default"
+
+
 def test_the_first_rush_is_not_what_limits_a_load_that_fits() -> None:
     """All users send their first request at once, and wait then for a step with tokens to spare; later nobody does."""
     answers = LogNormal(mean_tokens=150, sigma=0.5)

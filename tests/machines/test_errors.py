@@ -183,7 +183,7 @@ def test_a_fit_without_a_measured_class_says_that_its_margin_is_unknown() -> Non
     said, document = (
         CliRunner().invoke(fit_command, [*flags, *more], catch_exceptions=False).stdout for more in ((), ("--json",))
     )
-    assert "their margin is unknown" in " ".join(said.split())
+    assert "the error of such predictions, so that it is unknown" in " ".join(said.split())
     assert json.loads(document)["outcome"]["band"] == {}
 
 
