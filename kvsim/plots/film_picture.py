@@ -22,6 +22,7 @@ from kvsim.plots.colors import THEMES
 from kvsim.plots.memory_map import colors_of
 from kvsim.plots.style import STATE_LABELS
 from kvsim.plots.words import spaced
+from kvsim.replay.unfolding import NO_OWNER
 
 if TYPE_CHECKING:
     import os
@@ -41,6 +42,8 @@ _STATES, _HUES = (
     np.array([channels_of(color) for color in colors], np.uint8)
     for colors in ([_LIGHT.states[state] for state in SlotState], _LIGHT.owners)
 )
+_TAKEN = "#ffb300"
+"""Colour of a cell that another request held in the frame before, or none: that of the screen."""
 _GREYS = np.linspace(0x1F, 0xFF, 24).round().astype(np.uint8)[:, None].repeat(3, axis=1)
 """Greys in a GIF's palette for the antialiasing of letters."""
 
@@ -94,7 +97,8 @@ def frame_images(film: Film) -> Iterator[Image.Image]:
     """Yield the frames of `film` as images with a palette."""
     layout = _Layout(film)
     palette = Image.new("P", (1, 1))
-    palette.putpalette(np.vstack((_STATES, _HUES, _GREYS)).ravel().tolist())
+    taken = np.array([channels_of(_TAKEN)], np.uint8)
+    palette.putpalette(np.vstack((_STATES, _HUES, taken, _GREYS)).ravel().tolist())
     for frame in range(len(film.times_s)):
         yield layout.draw(frame).quantize(palette=palette, dither=Image.Dither.NONE)
 
@@ -153,7 +157,8 @@ class _Layout:
         self._bar_top = self._grid_top + grid_px + 10
         self._legend_top = self._bar_top + 62
         self._legend_columns = columns = max(1, (self._width - 2 * _MARGIN) // 215)
-        self._source_top = self._legend_top + 20 * -(-len(self._states) // columns) + 8
+        self._shows_taken = not film.by_owner  # hues of owners show who holds a cell
+        self._source_top = self._legend_top + 20 * -(-(len(self._states) + self._shows_taken) // columns) + 8
         height = self._source_top + 15 * len(self._source) + 10
         # H.264 requires even numbers.
         self.size = (self._width + self._width % 2, height + height % 2)
@@ -171,22 +176,29 @@ class _Layout:
         for number, (reel, grid) in enumerate(zip(film.reels, self._grids, strict=True)):
             x = _MARGIN + number * (self._panel_px + _GAP)
             self._draw_reel(image, pen, reel, grid, x, frame)
-        for place, state in enumerate(self._states):
+        for place, state in enumerate([*self._states, *[None] * self._shows_taken]):
             row, column = divmod(place, self._legend_columns)
             x, y = _MARGIN + 215 * column, self._legend_top + 20 * row
-            self._draw_legend_entry(pen, state, x, y)
+            if state is None:
+                self._draw_legend_entry(pen, _TAKEN, "just taken by a request", x, y)
+            else:
+                self._draw_state(pen, state, x, y)
         pen.multiline_text((_MARGIN, self._source_top), "\n".join(self._source), _LIGHT.muted, self._small, spacing=3)
         return image
 
-    def _draw_legend_entry(self, pen: ImageDraw.ImageDraw, state: SlotState, x: int, y: int) -> None:
-        """Draw one entry of the legend, with the colours of some requests if the reels show owners."""
-        label = STATE_LABELS[state]
-        pen.rectangle((x, y + 2, x + 12, y + 14), _LIGHT.states[state], _LIGHT.muted)
+    def _draw_state(self, pen: ImageDraw.ImageDraw, state: SlotState, x: int, y: int) -> None:
+        """Draw the legend's entry of a state, with the colours of some requests if the reels show owners."""
+        label, color = STATE_LABELS[state], _LIGHT.states[state]
         if state is SlotState.TOKEN and self._film.by_owner:
-            for place, color in enumerate(_LIGHT.owners[:4]):
-                pen.rectangle((x + 16 + 8 * place, y + 2, x + 24 + 8 * place, y + 14), color)
-            x += 36
-            label += ", by request"
+            pen.rectangle((x, y + 2, x + 12, y + 14), color, _LIGHT.muted)
+            for place, hue in enumerate(_LIGHT.owners[:4]):
+                pen.rectangle((x + 16 + 8 * place, y + 2, x + 24 + 8 * place, y + 14), hue)
+            pen.text((x + 54, y), f"{label}, by request", _LIGHT.ink, self._small)
+        else:
+            self._draw_legend_entry(pen, color, label, x, y)
+
+    def _draw_legend_entry(self, pen: ImageDraw.ImageDraw, color: str, label: str, x: int, y: int) -> None:
+        pen.rectangle((x, y + 2, x + 12, y + 14), color, _LIGHT.muted)
         pen.text((x + 18, y), label, _LIGHT.ink, self._small)
 
     def _draw_reel(
@@ -194,6 +206,9 @@ class _Layout:
     ) -> None:
         """Draw the pool of one recording in one frame: its name, its cells, a bar of states, and its progress."""
         colors = colors_of(reel.states[frame], reel.owners[frame] if self._film.by_owner else None)
+        if self._shows_taken and frame:
+            owners = reel.owners[frame]
+            colors[(owners != reel.owners[frame - 1]) & (owners != NO_OWNER)] = channels_of(_TAKEN)
         pen.text((x, 38), self._cut(reel.name, self._plain), _LIGHT.ink, self._plain)
         pen.text((x, 60), self._cut(spaced(reel.about), self._small), _LIGHT.muted, self._small)
         image.paste(Image.fromarray(grid.picture(colors)), (x, self._grid_top))

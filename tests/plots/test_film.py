@@ -177,3 +177,16 @@ def test_all_panes_share_one_legend(by_hand: Recording, paged: Recording, static
         picture = np.asarray(next(frame_images(film)).convert("RGB")).reshape(-1, 3)
         drawn = {tuple(color) for color in np.unique(picture, axis=0).tolist()}
         assert not drawn & {channels_of(color) for color in THEMES["light"].owners}
+
+
+def test_cells_that_a_request_has_just_taken_light_up(paged: Recording) -> None:
+    film = film_of([paged], num_frames=60)
+    owners = film.reels[0].owners
+    taken = (owners[1:] != owners[:-1]) & (owners[1:] >= 0)
+    images = [np.asarray(image.convert("RGB")) for image in frame_images(film)]
+    lit = np.array([(image == channels_of("#ffb300")).all(axis=2).sum() for image in images])
+    in_legend, per_cell = lit[0], (lit[1:] - lit[0]) / np.maximum(taken.sum(axis=1), 1)
+    assert 100 < in_legend < 200
+    assert taken.sum() > 50
+    assert set(per_cell[taken.any(axis=1)].tolist()) == {per_cell.max()}
+    assert not per_cell[~taken.any(axis=1)].any()
