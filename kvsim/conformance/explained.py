@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _MOST_FINDINGS = 12
 _MOST_IN_PAIRS = 3
-"""Number of differing workloads on which pairs of variants are tried: the shortest ones."""
+"""Number of differing workloads on which pairs of variants are tried: the shortest ones. No variant changes the
+last-token rule, so pairs are not tried on workloads whose difference has that name."""
 _RULES: tuple[tuple[str, str], ...] = (
     ("kind", "the engine's loop: when a step is scheduled, and when an output is processed"),
     ("preempted", "preemption: the request that gives way, and when one has to"),
@@ -109,43 +110,44 @@ class _VariantSearch:
         """Return the single variants that explain the most differences; if there are none, the pairs that do."""
         taken = {each.name for each in self._accepted}
         singles = [each for each in variants_of(self._release) if each.name not in taken]
-        alone = self._best(((each,) for each in singles), list(self.open))
+        alone = self._best((each,) for each in singles)
         if alone:
             return alone
+        unnamed = [answered for answered, outcome in self.open.items() if rule_of(answered, outcome) != _LAST_TOKEN]
         pairs = ((one, other) for one, other in combinations(singles, 2) if one.name != other.name)
-        promising = [pair for pair in pairs if self._helps(pair)]
-        return self._best(promising, list(self.open))
+        return self._best(pair for pair in pairs if self._helps(pair, unnamed[:_MOST_IN_PAIRS]))
 
-    def _helps(self, variants: tuple[Variant, ...]) -> bool:
-        return any(self._compare(answered, variants).equal for answered in list(self.open)[:_MOST_IN_PAIRS])
+    def _helps(self, variants: tuple[Variant, ...], workloads: list[AnsweredWorkload]) -> bool:
+        return any(self._compare(answered, variants).equal for answered in workloads)
 
-    def _best(
-        self, candidates: Iterable[tuple[Variant, ...]], workloads: list[AnsweredWorkload]
-    ) -> list[tuple[Variant, ...]]:
-        scores: dict[tuple[int, int], list[tuple[Variant, ...]]] = defaultdict(list)
+    def _best(self, candidates: Iterable[tuple[Variant, ...]]) -> list[tuple[Variant, ...]]:
+        """Return the candidates with the highest score, of those with which all equal workloads stay equal."""
+        best: list[tuple[Variant, ...]] = []
+        highest = (0, 1)
         for variants in candidates:
-            score = self._score(variants, workloads)
-            if score is not None:
-                scores[score].append(variants)
-        for score in sorted(scores, reverse=True):
-            valid = [variants for variants in scores[score] if self._leaves_equal(variants)]
-            if valid:
-                return valid
-        return []
+            score = self._score(variants, highest)
+            if score is None or not self._leaves_equal(variants):
+                continue
+            if score > highest:
+                best, highest = [], score
+            best.append(variants)
+        return best
 
-    def _score(self, variants: tuple[Variant, ...], workloads: list[AnsweredWorkload]) -> tuple[int, int] | None:
+    def _score(self, variants: tuple[Variant, ...], least: tuple[int, int]) -> tuple[int, int] | None:
         """Return the number of workloads that become equal, and of those that become equal or differ later.
 
-        Return None if a workload differs earlier, or if none improves.
+        Return None if a workload differs earlier, or as soon as the score cannot be `least` or higher.
         """
-        num_equal = num_later = 0
-        for answered in workloads:
-            before, after = self.open[answered], self._compare(answered, variants)
+        num_equal, num_later = 0, 0
+        for num_left, (answered, before) in zip(range(len(self.open) - 1, -1, -1), self.open.items(), strict=True):
+            after = self._compare(answered, variants)
             if not after.equal and after.num_equal < before.num_equal:
                 return None
             num_equal += after.equal
             num_later += after.equal or after.num_equal > before.num_equal
-        return (num_equal, num_later) if num_later else None
+            if (num_equal + num_left, num_later + num_left) < least:
+                return None
+        return num_equal, num_later
 
     def _leaves_equal(self, variants: tuple[Variant, ...]) -> bool:
         return all(self._compare(answered, variants).equal for answered in self._equal)
