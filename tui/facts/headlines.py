@@ -27,7 +27,8 @@ def selection(session: Session) -> str:
         facts = request_facts(session, session.followed)
         # Units of different policies differ in size; bytes do not.
         size = gib(round(sum(facts.slots) * session.recording.meta.pool.bytes_per_slot))
-        held = f"{plural(facts.num_units, session.unit_name)} = {size}" if facts.holds else "no memory"
+        units = plural(facts.num_units, session.unit_name)
+        held = f"{units} = {size}" if facts.holds and session.rows is None else units if facts.holds else "no memory"
         state = facts.state if session.rows is None else place_in_row(session, session.followed)
         if found := int(session.recording.requests.cached_tokens[session.followed]) * facts.holds:
             state = f"{plural(found, 'token')} found, {state.removeprefix('running: ')}"

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 
-def last_step(session: Session, room: int) -> list[tuple[UnitChange | None, str]]:
+def last_step(session: Session, room: int, *, short: bool = False) -> list[tuple[UnitChange | None, str]]:
     """Return parts of a line about the step before the current frame, each with the paint of its change or None.
 
-    The first part has at most `room` characters if possible.
+    The first part has at most `room` characters if possible. If `short`, preemptions have no reason and no tokens.
     """
     replay, frame = session.replay, session.player.frame
     if frame < session.before.num_summary_frames:
         return [(None, f"{plural(int((replay.refs > 0).sum()), session.unit_name)} were held before it")]
     changes = changes_between(replay, frame - 1, frame)
     unit = session.unit_name
-    parts: list[tuple[UnitChange | None, str]] = _preemptions(session, frame, room)
+    parts: list[tuple[UnitChange | None, str]] = _preemptions(session, frame, room, short=short)
     repeat = replay.recording.memory.repeat
     if repeat is not None and (repeat > 1).any():  # extents grow in place with every step: no unit is allocated anew
         return parts
@@ -43,7 +43,7 @@ def last_step(session: Session, room: int) -> list[tuple[UnitChange | None, str]
     return parts or [(None, f"no {unit} taken or freed")]
 
 
-def _preemptions(session: Session, frame: int, room: int) -> list[tuple[UnitChange | None, str]]:
+def _preemptions(session: Session, frame: int, room: int, *, short: bool) -> list[tuple[UnitChange | None, str]]:
     """Return the preempted requests, the reason, what they lost, and the requests that took the memory.
 
     The result has two parts if one part would be longer than `room`, and is empty without a preemption.
@@ -57,6 +57,9 @@ def _preemptions(session: Session, frame: int, room: int) -> list[tuple[UnitChan
     tokens = plural(sum(each.num_tokens for each in found), "token")
     takers = tuple(name for name in dict.fromkeys(name for each in found for name in each.takers) if name not in names)
     gave_way = f"gave way to {listed(takers, 'request', ' and ')}" if takers else ""
+    if short:
+        taken = f" for {listed(takers, 'request', ' and ')}" if takers else ""
+        return [(UnitChange.FREED, f"{listed(names, 'request')} preempted{taken}, lost {units}")]
     begin, lost = f"{lack(session)}: {listed(names, 'request')} preempted", f"lost {units}, {tokens}"
     whole = f"{begin}, {gave_way}, {lost}"
     if gave_way and len(whole) <= room:

@@ -168,7 +168,11 @@ class BelowPool(Widget):
     def _change(self) -> tuple[Segment, list[list[Segment]]]:
         entries = list[list[Segment]]()
         label = "last step  "
-        for change, text in last_step(self._session, self.size.width - len(label) - _SAMPLE):
+        room = self.size.width - len(label) - _SAMPLE
+        parts = last_step(self._session, room)
+        if self.screen.has_class("-narrow") and sum(len(text) + 2 for _, text in parts) > room:
+            parts = last_step(self._session, room, short=True)
+        for change, text in parts:
             entry = [Segment("  ", self._style("text"))] if entries else []
             if change is not None and self._pool.lights_changes:
                 swatch = paint_swatch(change, self._symbols)

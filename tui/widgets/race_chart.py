@@ -49,8 +49,7 @@ class Race(Scrubber):
         self.set_class(timed and len(comparison.lanes) == 2, "-two").set_class(not timed, "-untimed")
         self.set_class(timed and len(comparison.lanes) > 3, "-four")
         longest = max(len(lane.label) for lane in comparison.lanes) if timed else 0
-        self._label = min(max(longest, _LABEL), _LONGEST_LABEL)
-        self.axis_begin = self._label + 1
+        self._longest = min(max(longest, _LABEL), _LONGEST_LABEL)
         self._gaps = [gap_of(comparison, number) for number in range(len(comparison.lanes))]
 
     def on_resize(self) -> None:
@@ -60,6 +59,16 @@ class Race(Scrubber):
     def show_frame(self) -> None:
         """Show the current frame of the comparison."""
         self.refresh()
+
+    @property
+    def _label(self) -> int:
+        """Width of the names of the runs, or of the clock's label if no line has a name."""
+        return self._longest if self._has_lines else _LABEL
+
+    @property
+    def axis_begin(self) -> int:
+        """Number of characters to the left of the axis: a name, and a space."""
+        return self._label + 1
 
     @property
     def axis_width(self) -> int:

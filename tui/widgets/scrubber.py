@@ -71,8 +71,6 @@ class Scrubber(Widget):
         super().__init__(id=id)
         self.player = player
         self.symbols = symbols
-        self.axis_begin = GUTTER
-        """Number of characters to the left of the axis."""
         self.following = False
         """True if the clock follows the end of a growing recording."""
         self._scrubbing = False
@@ -133,6 +131,11 @@ class Scrubber(Widget):
         """Stop scrubbing."""
         self._scrubbing = False
         self.release_mouse()
+
+    @property
+    def axis_begin(self) -> int:
+        """Number of characters to the left of the axis."""
+        return GUTTER
 
     @property
     def axis_width(self) -> int:

@@ -45,7 +45,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="queue")
-        self.border_title = f"requests {symbols.dot} written/all slots"
+        self.border_title = f"requests {symbols.dot} written/at its end"
         self._requests: list[int | None] = []
         self._cursor: int | None = None
         """Request under the cursor while the panel has the focus."""
