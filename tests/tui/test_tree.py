@@ -44,10 +44,10 @@ def test_runs_of_the_tree(make_machine: Callable[[int], Any], page_size: int) ->
     units = units_of(session, 0)
     shared = dict(tree_lines(session, units[0]))
     assert shared["locked by"] == "2 requests"
-    assert f"tokens 1 to {PREFIX}" in shared["run in the tree"]
+    assert f"tokens 1 to {PREFIX}" in shared["node in the tree"]
     own = dict(tree_lines(session, units[PREFIX // page_size]))
     assert own["locked by"] == "1 request"
-    assert f"tokens {PREFIX + 1} to 24" in own["run in the tree"]
+    assert f"tokens {PREFIX + 1} to 24" in own["node in the tree"]
     assert dict(tree_lines(session, units[-1]))["in the tree"].startswith("not yet")
     free = next(unit for unit in range(session.replay.num_units) if not session.replay.refs[unit])
     assert tree_lines(session, free) == []
@@ -62,7 +62,7 @@ def test_what_can_be_evicted_and_for_how_long_it_was_not_used(make_machine: Call
     lines = dict(tree_lines(session, int(cached[0])))
     assert lines["locked by"] == "no request: it can be evicted"
     assert lines["given up"].endswith("ago")
-    assert "slots, tokens 1 to" in lines["run in the tree"]
+    assert "slots, tokens 1 to" in lines["node in the tree"]
 
 
 def test_a_cache_without_a_tree_says_nothing(tiny: Recording) -> None:

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _MOST_RUNS: Final = 400
-"""Largest number of runs that are listed."""
+"""Largest number of nodes that are listed."""
 _DEEPEST: Final = 12
 """Largest number of levels of indentation."""
 _FEW: Final = 3
-"""Largest number of holders that are named for a run."""
+"""Largest number of holders that are named for a node."""
 
 
 class RadixTreeScreen(Page):
-    """A page with a line for each run of slots, indented below its parent."""
+    """A page with a line for each node of the tree, indented below its parent."""
 
     PAGE_ID = "tree"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,t,q", "close", "Close")]
@@ -47,7 +47,7 @@ class RadixTreeScreen(Page):
         if not tree.runs:
             return Group(*parts)
         table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
-        for name in ("run", "tokens", "held by", "last used"):
+        for name in ("node", "tokens", "held by", "last used"):
             table.add_column(name, justify="right" if name in ("tokens", "last used") else "left", no_wrap=True)
         first = _goes_first(session, tree)
         for run in tree.runs[:_MOST_RUNS]:
@@ -55,7 +55,7 @@ class RadixTreeScreen(Page):
         parts += ["", table]
         if len(tree.runs) > _MOST_RUNS:
             left = tree.runs[_MOST_RUNS:]
-            parts.append(f"and {plural(len(left), 'run')} more, {sum(run.num_units for run in left):,} slots")
+            parts.append(f"and {plural(len(left), 'node')} more, {sum(run.num_units for run in left):,} slots")
         return Group(*parts)
 
 
@@ -65,7 +65,7 @@ def _summary(session: Session, tree: RadixTree) -> str:
     name, evictable = session.unit_name, tree.num_units - tree.num_locked
     unless = ", unless a copy locks them" if session.is_copying else ""
     return (
-        f"The radix tree: {plural(tree.num_units, name)} in {plural(len(tree.runs), 'run')}; {tree.num_locked:,} "
+        f"The radix tree: {plural(tree.num_units, name)} in {plural(len(tree.runs), 'node')}; {tree.num_locked:,} "
         f"locked, {evictable:,} can be evicted, from the leaves{unless}."
     )
 
@@ -80,7 +80,7 @@ def _windows(session: Session) -> str | None:
     free, cached = int(steps.free_window_units[step]), int(steps.cached_window_units[step])
     return (
         f"Layers with windows: {windows.num_units - free:,} of {plural(windows.num_units, session.unit_name)} held, "
-        f"{cached:,} can be evicted without their run, {free - cached:,} free."
+        f"{cached:,} can be evicted without their node, {free - cached:,} free."
     )
 
 
@@ -100,7 +100,7 @@ def _goes_first(session: Session, tree: RadixTree) -> TreeRun | None:
 
 
 def _cells(session: Session, run: TreeRun, *, is_first: bool) -> tuple[Text, Text, Text, Text]:
-    """Return the cells of a run's line: bold if it is locked, dim if runs below it must be evicted first."""
+    """Return the cells of a node's line: bold if it is locked, dim if nodes below it must be evicted first."""
     size, end = session.replay.unit_tokens, run.begin + run.num_units
     style = "bold" if run.num_holders else "" if run.is_evictable else "dim"
     lead = "  " * min(run.depth - 1, _DEEPEST) + "└ " if run.depth else ""

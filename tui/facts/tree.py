@@ -42,7 +42,7 @@ def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
     begin, end = _stretch(alike, int(np.flatnonzero(units == unit)[0]))
     size = replay.unit_tokens
     tokens = f"tokens {places[begin] * size + 1:,} to {(places[end - 1] + 1) * size:,}"
-    lines = [("run in the tree", f"{plural(end - begin, session.unit_name)}, {tokens}")]
+    lines = [("node in the tree", f"{plural(end - begin, session.unit_name)}, {tokens}")]
     if not is_cached:
         return [*lines, ("locked by", plural(int(replay.refs[unit]), "request"))]
     age_s = float(session.times_s[frame]) - float(session.times_s[last.end_frame])
