@@ -1,9 +1,9 @@
 """Data sheets of GPUs: memory size, bandwidth and peak FLOP/s, for `--gpu NAME` or from a file.
 
-There are two figures for a GPU's memory, and confusing them changes the size of the KV cache by gigabytes. `memory_gb`
-is printed on the box. `memory_bytes` is the total that the driver reports, without ECC and firmware; vLLM allocates its
-cache by this total. It was taken from PyTorch's out-of-memory messages, which are exact to 0.01 GiB, and it varies
-slightly with the driver.
+A GPU has two figures for its memory, and confusing them changes the size of the KV cache by gigabytes. `memory_gb` is
+printed on the box. `memory_bytes` is the total that the driver reports, without ECC and firmware; vLLM computes the
+size of its cache from it. These totals come from PyTorch's out-of-memory messages, which are exact to 0.01 GiB. They
+vary slightly with the driver.
 
 This package does not depend on models, and has no measured speeds.
 """

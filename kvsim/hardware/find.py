@@ -12,12 +12,12 @@ from kvsim.hardware.gpu import GPUS, Gpu, read_gpu
 _VENDORS = frozenset(("nvidia", "amd", "geforce", "tesla", "instinct", "gpu", "workstation", "edition"))
 _FORMS = frozenset(("sxm", "sxm2", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"))
 _REQUIRED = frozenset(("pcie", "pro", "nvl"))
-"""Words that a name must contain if the listed GPU's name does, such as "PCIe": without it, "H100" is another card."""
+"""Words that must not be left out: "H100" does not name a card that is listed as "H100 PCIe"."""
 _SEVERAL = re.compile(r"(\d{1,4})\s*[x×*]\s*(\D.*)", re.IGNORECASE)
 
 
 def find_gpus(name: str) -> tuple[Gpu, int | None]:
-    """Parse a name such as "4xH100": return the GPU, and the number of GPUs, or None if the name has no number.
+    """Parse a name such as "4xH100". Return the GPU, and the number of GPUs; None in place of the number without one.
 
     Raises:
         UnknownNameError: the name matches no listed GPU, or more than one.
@@ -32,11 +32,12 @@ def find_gpus(name: str) -> tuple[Gpu, int | None]:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU called `name`, such as "H200", "NVIDIA H200" or "nvidia-a100-sxm4-80gb", or the one in a file.
+    """Return the listed GPU with this name, such as "H200", "NVIDIA H200" or "nvidia-a100-sxm4-80gb", or the GPU in a
+    file.
 
-    Upper and lower case are the same, and the vendor may be left out. Every word must occur in the name of the listed
-    GPU. "A100" could be two cards and is refused. "H100" is the SXM card; the others are only found as "H100 PCIe" and
-    "H100 NVL". A name that ends in `.toml` is a file for `read_gpu`.
+    Upper and lower case are the same, and the vendor may be left out. Every word of `name` must occur in the listed
+    name. "A100" could be two cards and is refused. "H100" is the SXM card; the others are only found as "H100 PCIe" and
+    "H100 NVL". If the name ends in `.toml`, it is a path, and `read_gpu` reads the GPU from this file.
 
     Raises:
         UnknownNameError: the name matches no listed GPU, or more than one.
@@ -61,12 +62,12 @@ def _joined(name: str) -> str:
 
 
 def _matches(words: frozenset[str], of_gpu: frozenset[str], of_architecture: frozenset[str]) -> bool:
-    """Tell whether `words` name the GPU with these words in its name and architecture."""
+    """Tell whether `words` are a name of the listed GPU that has the words `of_gpu` and `of_architecture`."""
     return words <= of_gpu | of_architecture and of_gpu & _REQUIRED <= words and bool(words & of_gpu)
 
 
 @cache
 def _words(name: str) -> frozenset[str]:
-    """Return the words of a name, with memory sizes as "80gb", without vendors and forms of the board."""
+    """Return the words of a name, without vendors and board types such as "SXM". Memory sizes are written as "80gb"."""
     words = re.findall(r"[a-z0-9]+", name.casefold())
     return frozenset(re.sub(r"^(\d+)gi?b?$", r"\1gb", word) for word in words) - _VENDORS - _FORMS

@@ -1,4 +1,4 @@
-"""`Gpu`: the data sheet of one kind of GPU, from which cache sizes and uncalibrated step times follow."""
+"""Data sheets of GPUs, from which sizes of caches and step times without measurements are computed."""
 
 from __future__ import annotations
 
@@ -17,29 +17,32 @@ GIGA = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """Data sheet of one kind of GPU. FLOP/s are for dense matrices; advertised ones are often doubled for sparsity."""
+    """Data sheet of one type of GPU. FLOP/s are for dense matrices; vendors often advertise twice as many, for sparse
+    ones.
+    """
 
     name: str
     """A short name, unique in `GPUS`."""
     memory_gb: int
     """Nominal size in GB, as printed on the box. It only names the card; sizes are computed from `memory_bytes`."""
     memory_bytes: int
-    """Total bytes that the driver reports; vLLM's `gpu_memory_utilization` is a share of this total."""
+    """Number of bytes that the driver reports. vLLM's `gpu_memory_utilization` is a share of this total."""
     bandwidth_bytes_per_s: float
-    """Peak bandwidth of the device's memory."""
+    """Peak bandwidth of the memory, in bytes per second."""
     dense_flops: float
     """Peak FLOP/s of the tensor cores in bf16, or in fp16 if the card has no bf16."""
     num_processors: int
     """Number of streaming multiprocessors, or of compute units."""
     boost_hz: float
-    """Clock in Hz, when neither power nor temperature limits it."""
+    """Clock rate in Hz if neither power nor temperature limits it."""
     architecture: str
+    """Generation and chip, such as "Hopper GH100"; empty if not known."""
     sources: tuple[str, ...]
-    """Sources of the figures."""
+    """Sources of the figures, such as addresses of data sheets."""
     streamed_share: float | None = None
-    """Measured share of the peak bandwidth at which long data is read; None if no source states it."""
+    """Share of the peak bandwidth at which long data is read, as measured; None if no source states it."""
     fp8_dense_flops: float | None = None
-    """Peak FLOP/s in fp8; None if the tensor cores have no fp8."""
+    """Peak FLOP/s of the tensor cores in fp8; None if they have no fp8."""
 
     def __repr__(self) -> str:
         rates = f"{self.bandwidth_bytes_per_s / GIGA:,.0f} GB/s, {self.dense_flops / TERA:,.0f} TFLOP/s in bf16"
@@ -54,28 +57,31 @@ _KEYS = {
     "boost_mhz": (10, 100_000, "their clock, in MHz"),
     "fp8_dense_tflops": (0.01, 1_000_000, "dense TFLOP/s in fp8, where the card has it"),
 }
-"""Numeric keys of a GPU file: lowest and highest allowed value, and meaning."""
+"""Keys of a GPU file with a number: the lowest and the highest allowed value, and the meaning."""
 _TEXTS = {"name": "a short name", "architecture": 'a text such as "Hopper GH100"'}
+"""Keys of a GPU file with a text, and the meaning."""
 _OPTIONAL = ("fp8_dense_tflops", "architecture")
+"""Keys of a GPU file that may be left out."""
 
 
 def read_gpu(file: Path) -> Gpu:
-    """Read a custom GPU from a TOML file.
+    """Read a GPU from a TOML file.
 
     The required keys are `name`, `memory_gib`, `bandwidth_gb_per_s`, `dense_tflops`, `num_processors` and `boost_mhz`.
-    The optional keys are `fp8_dense_tflops` and `architecture`, such as "Hopper GH100", which decides how the attention
-    kernel of latent attention splits its cache into blocks.
+    The optional keys are `fp8_dense_tflops` and `architecture`. The architecture, such as "Hopper GH100", decides how
+    many tokens a block has in MLA layers.
 
     Raises:
         UsageError: the file cannot be read, or a key is missing, unknown or out of range. All errors are listed.
     """
     document = read_toml(file, "the GPU")
     if wrong := _wrong(document):
-        raise UsageError(f"the GPU {file} says what cannot be used: {'; '.join(wrong)}.")
+        raise UsageError(f"the GPU file {file} has errors: {'; '.join(wrong)}.")
     return _gpu(document, (str(file),))
 
 
 def _gpu(fields: dict[str, Any], sources: tuple[str, ...]) -> Gpu:
+    """Return the GPU with these values of a GPU file, or of an entry in `listed.toml`."""
     memory_bytes = fields.get("memory_bytes") or int(fields["memory_gib"] * GIB)
     fp8 = fields.get("fp8_dense_tflops")
     return Gpu(
@@ -94,7 +100,7 @@ def _gpu(fields: dict[str, Any], sources: tuple[str, ...]) -> Gpu:
 
 
 def _wrong(document: dict[str, Any]) -> list[str]:
-    """Describe all errors in the keys of a GPU file; empty without errors."""
+    """Return a description of each error in a GPU file; an empty list without errors."""
     found = []
     for key, (lowest, highest, meaning) in _KEYS.items():
         value = document.get(key)
@@ -114,13 +120,14 @@ def _wrong(document: dict[str, Any]) -> list[str]:
 
 
 def _problem(document: dict[str, Any], key: str, expected: str) -> list[str]:
+    """Return a description of the invalid or missing `key`; an empty list if it is missing and may be left out."""
     if key in document:
         return [f"{key} = {shortened(document[key])} must be {expected}"]
     return [] if key in _OPTIONAL else [f"{key} is missing, {expected}"]
 
 
 def gpu_template() -> str:
-    """Return the text of an example GPU file, which has every key with its meaning and the values of a listed GPU."""
+    """Return the text of an example GPU file. It has every key with its meaning, and the values of a listed GPU."""
     example = next(gpu for gpu in GPUS if gpu.fp8_dense_flops and gpu.architecture)
     values: dict[str, Any] = {
         "name": example.name,

@@ -21,7 +21,7 @@ _HOME = by_name({
     "kvsim.kv_groups.plan": "CachePlan bytes_per_block cache_layout plan_cache",
     "kvsim.kv_groups.specs": "CacheSettings",
 })  # fmt: skip
-"""The module that each name lives in."""
+"""Module of each name that this package offers."""
 
 __all__ = [
     "CacheKind",

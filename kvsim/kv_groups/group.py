@@ -1,9 +1,9 @@
 """Describe an engine's cache: groups of layers that share one table of blocks, over one pool of block ids.
 
-A model with one kind of layers has one group. A model with sliding windows, chunks or recurrent state beside full
-attention has several: a token then has a slot in a block of every group, and a block id has the same bytes in every
-group. This module knows neither models nor GPUs. `kvsim.kv_groups.plan` builds its values, an engine allocates by them,
-and a recording stores them (`meta.kv_cache_groups`).
+A model with one kind of layers has one group. A model that has sliding windows, chunks or recurrent states beside full
+attention has several groups. A token then has a slot in a block of every group, and a block id has the same number of
+bytes in every group. This module depends on neither models nor GPUs: `kvsim.kv_groups.plan` builds its objects, an
+engine allocates by them, and a recording stores them (`meta.kv_cache_groups`).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class CacheKind(StrEnum):
 
 
 class MambaMode(StrEnum):
-    """Recurrent states kept for prefix hits."""
+    """Recurrent states that stay in blocks, so that a later request can hit them."""
 
     NONE = "none"
-    """Current state only: one block per sequence while it runs."""
+    """No state: a running sequence has one block with its current state."""
     ALL = "all"
-    """State at the end of every block."""
+    """The state at the end of every block."""
     ALIGN = "align"
-    """State at block boundaries where a scheduled step ends."""
+    """The state at the end of a scheduled step, if that is the end of a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,31 +53,35 @@ class KVCacheGroup:
 
     kind: CacheKind
     block_size: int
-    """Tokens of one block. A recurrent group in mode `none` has one block for a whole sequence."""
+    """Number of tokens in one block. A recurrent group in mode `none` has one block for a whole sequence."""
     num_layers: int
-    """Layers of the whole model, over all pipeline stages."""
+    """Number of layers in the group, over all pipeline stages."""
     page_bytes: int
-    """Bytes of one block in one layer on one GPU, padding included; of the first layer if layers differ."""
+    """Number of bytes that a block takes in one layer on one GPU, padding included. If layers differ, that of the
+    first.
+    """
     content_bytes: int | None = None
-    """Bytes of a page that are ever written; None for all."""
+    """Number of bytes of a page (a block in one layer) without padding; None if the page has no padding."""
     window: int | None = None
-    """Tokens of the window (`sliding_window`) or chunk (`chunked_local`); None for other kinds.
+    """Number of tokens in the window (`sliding_window`) or chunk (`chunked_local`); None for other kinds.
 
-    A `full` group keeps every token, and its window is the common window of its layers, if any.
+    A `full` group keeps every token. Its `window` is the one that all its layers have, if any.
     """
     spec: int = 0
-    """Number of the kind of layers. Groups of the same kind have the same number, and are looked up together."""
+    """Number that groups with equal layers have in common. Prefixes are looked up for all these groups together."""
     mamba_mode: MambaMode | None = None
     """Recurrent states that the group keeps; None unless the kind is `mamba`."""
     num_speculative_blocks: int = 0
-    """Additional blocks of a recurrent group, one per drafted token."""
+    """Number of blocks that a sequence has in a recurrent group for drafts, one for each drafted token."""
     has_draft_layers: bool = False
-    """True if a layer of the group drafts."""
+    """True if a layer of the group belongs to a draft model."""
 
     def blocks_for(self, num_tokens: int, max_num_batched_tokens: int) -> int:
-        """Return the maximum number of blocks that a sequence of `num_tokens` tokens holds at once, for admission.
+        """Return the largest number of blocks that a sequence of `num_tokens` tokens can hold at once. Admission
+        requires them.
 
-        A window also holds up to `max_num_batched_tokens` tokens that are computed in one step.
+        With a window, these are the blocks of the window, and of `max_num_batched_tokens` tokens that a step may
+        compute.
         """
         if self.kind is CacheKind.SLIDING_WINDOW and self.window is not None:
             return _blocks(min(self.window - 1 + max_num_batched_tokens, num_tokens), self.block_size) + 1
@@ -90,7 +94,7 @@ class KVCacheGroup:
         return _blocks(num_tokens, self.block_size) + self.num_speculative_blocks
 
     def held_blocks(self, num_tokens: int) -> int:
-        """Return the maximum number of blocks that a sequence of `num_tokens` tokens holds while it decodes."""
+        """Return the largest number of blocks that a decoding sequence of `num_tokens` tokens can hold at once."""
         whole = _blocks(num_tokens, self.block_size)
         if self.kind is CacheKind.SLIDING_WINDOW and self.window is not None:
             return min(whole, _blocks(self.window - 1, self.block_size) + 1)
@@ -101,7 +105,9 @@ class KVCacheGroup:
         return whole
 
     def as_meta(self) -> dict[str, Any]:
-        """Return the group as an entry of `meta.kv_cache_groups` in a recording, without fields that are unset."""
+        """Return the group as an entry of `meta.kv_cache_groups` in a recording, without fields that are None, 0 or
+        False.
+        """
         entry = {
             "kind": self.kind.value,
             "block_size": self.block_size,
@@ -118,10 +124,10 @@ class KVCacheGroup:
 
     @classmethod
     def from_meta(cls, entry: Mapping[str, Any], where: str = "kv_cache_groups") -> KVCacheGroup:
-        """Return the group of an entry of `meta.kv_cache_groups`; unknown keys are ignored.
+        """Return the group that an entry of `meta.kv_cache_groups` describes. Unknown keys are ignored.
 
         Raises:
-            RecordingError: a figure is missing or invalid; the message names `where` and the key.
+            RecordingError: a value is missing or invalid; the message names `where` and the key.
         """
         if not isinstance(entry, dict):
             raise RecordingError(f"{where} is {entry!r}; it must be an object with kind, block_size and num_layers.")
@@ -146,76 +152,79 @@ class KVCacheGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheLayout:
-    """Groups of one engine in vLLM's order, and their common sizes."""
+    """Groups of one engine in vLLM's order, and the sizes that they have in common."""
 
     groups: tuple[KVCacheGroup, ...]
-    """Groups in order; group 0 has the kind of the model's first layer."""
+    """Groups in order. The first layer of the model is in group 0."""
     bytes_per_block: int
-    """Bytes of one block id in all layers, on the GPU that has most layers."""
+    """Number of bytes of one block id in all layers of a GPU, on the pipeline stage that needs most."""
     scheduler_block_size: int
-    """Tokens between common block boundaries of all groups: the granularity of prefix hits."""
+    """Number of tokens between boundaries that the blocks of all groups have in common. Prefix hits end at these."""
     hash_block_size: int
-    """Tokens per prefix hash."""
+    """Number of tokens that one prefix hash covers."""
 
     @property
     def is_uniform(self) -> bool:
-        """True if one group of full attention (or MLA) holds all layers, as in most models."""
+        """True if all layers are in one group, which has full attention or MLA, as in most models."""
         return len(self.groups) == 1 and self.groups[0].kind in (CacheKind.FULL, CacheKind.MLA)
 
     @property
     def unit_slots(self) -> int:
-        """Number of slots in a block. A slot is the place of a token if one group holds all layers; otherwise a byte.
+        """Number of slots in a block. With one group for all layers, a slot has room for one token; otherwise it is one
+        byte.
 
-        The blocks of several groups may hold different numbers of tokens, but they have the same number of bytes.
+        Blocks of different groups may hold different numbers of tokens, but they have the same number of bytes.
         """
         return self.groups[0].block_size if self.is_uniform else self.bytes_per_block
 
     @property
     def has_windows(self) -> bool:
-        """True if a group, because of a window or a recurrent state, can hold tokens that it no longer needs."""
+        """True if a sequence may hold blocks that it no longer needs, because a group has a window or a recurrent
+        state.
+        """
         return any(group.kind is CacheKind.MAMBA or group.window is not None for group in self.groups)
 
     def keeps_some(self, group: KVCacheGroup) -> bool:
-        """Tell whether some full blocks of `group` are never cached, because no lookup can end after them.
+        """Tell whether some full blocks of `group` are never cached, because no prefix hit can need them.
 
-        A lookup ends at a common boundary of all groups, and needs the blocks of one window before it.
+        A hit ends at a boundary that all groups have in common, and needs only the blocks of one window before it.
         """
         if group.kind is not CacheKind.SLIDING_WINDOW or group.window is None:
             return False
         return _blocks(group.window - 1, group.block_size) < self.scheduler_block_size // group.block_size
 
     def token_slots(self, group: KVCacheGroup) -> int:
-        """Return the number of slots of one token in a block of `group`; 0 in a recurrent group."""
+        """Return the number of slots that one token takes in a block of `group`; 0 for a recurrent group."""
         if self.is_uniform:
             return 1
         return 0 if group.kind is CacheKind.MAMBA else self._content_bytes(group) // group.block_size
 
     def state_slots(self, group: KVCacheGroup) -> int:
-        """Return the number of slots of one state in a block of `group`; 0 in a group of attention."""
+        """Return the number of slots that one state takes in a block of `group`; 0 for a group of attention layers."""
         return self._content_bytes(group) if group.kind is CacheKind.MAMBA else 0
 
     def _content_bytes(self, group: KVCacheGroup) -> int:
-        """Return the number of bytes in a block that are ever written, over all layers of `group`."""
+        """Return the number of bytes that a block has in all layers of `group`, without padding."""
         if len(self.groups) == 1 and group.content_bytes is None:
             return self.bytes_per_block
         return min(group.num_layers * (group.content_bytes or group.page_bytes), self.bytes_per_block)
 
     def blocks_for(self, num_tokens: int, max_num_batched_tokens: int) -> int:
-        """Return the maximum number of blocks that a sequence of `num_tokens` tokens holds at once, in all groups."""
+        """Return the sum of `KVCacheGroup.blocks_for` over the groups."""
         return sum(group.blocks_for(num_tokens, max_num_batched_tokens) for group in self.groups)
 
     def held_blocks(self, num_tokens: int) -> int:
-        """Return the maximum number of blocks that a decoding sequence of `num_tokens` tokens holds, in all groups."""
+        """Return the sum of `KVCacheGroup.held_blocks` over the groups."""
         return sum(group.held_blocks(num_tokens) for group in self.groups)
 
 
 def groups_from_meta(entries: Sequence[Any]) -> tuple[KVCacheGroup, ...]:
-    """Return the groups in `meta.kv_cache_groups` of a recording.
+    """Return the groups that `meta.kv_cache_groups` of a recording describes.
 
-    If no group has a `spec`, groups with equal kind, window, block size and page are alike.
+    If no entry has a `spec`, it is computed: groups that differ only in their numbers of layers have the same `spec`.
 
     Raises:
-        RecordingError: the value is not a list of groups, or groups with one `spec` differ.
+        RecordingError: `entries` is no list of groups, or groups with one `spec` differ.
     """
     if not isinstance(entries, list | tuple) or not entries:
         raise RecordingError(f"kv_cache_groups is {entries!r}; it must be a list of at least one group.")
@@ -228,7 +237,7 @@ def groups_from_meta(entries: Sequence[Any]) -> tuple[KVCacheGroup, ...]:
         if rule != rules[first_of[group.spec]]:
             raise RecordingError(
                 f"kv_cache_groups[{index}] has the spec of kv_cache_groups[{first_of[group.spec]}], {group.spec}, and "
-                "is not alike; only groups of one kind, window, block size and page have one spec."
+                "differs from it; groups with one spec must have equal kinds, windows, block sizes and pages."
             )
     return tuple(groups)
 

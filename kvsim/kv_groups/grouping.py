@@ -1,7 +1,7 @@
-"""Group the specs of layers into tables, and compute the bytes of a block id on each GPU.
+"""Divide layers into groups that share one table of blocks, and compute the bytes of a block id on each GPU.
 
-The rules are those of vLLM 0.25.1's `get_kv_cache_configs`. Layers are numbered in model order; a pipeline stage holds
-consecutive layers.
+The rules are those of `get_kv_cache_configs` in vLLM 0.25.1. Layers are numbered in the order of the model. A pipeline
+stage has consecutive layers.
 """
 
 from __future__ import annotations
@@ -18,32 +18,38 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MUCH_LONGER = 1.5
-"""Ratio of the largest to the smallest number of layers of a kind.
+"""Ratio of the number of layers of the most frequent kind to that of the rarest kind.
 
-Below this ratio, each kind is one group. From this ratio on, groups have the size of the smallest kind.
+Below this ratio, each kind is one group. From this ratio on, each group has as many layers as the rarest kind.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """Groups of layers, and their common page."""
+    """Groups of layers, and the specs of these layers after their pages are made equal."""
 
     groups: tuple[tuple[int, ...], ...]
-    """Indices of the layers of every group."""
+    """Indices of the layers in each group."""
     specs: tuple[LayerSpec, ...]
-    """Spec of every layer, with equal pages."""
+    """Spec of each layer. All have pages of one size, unless `sums_pages` is True."""
     sums_pages: bool
-    """True if one group holds layers with different pages, each in its own tensor."""
+    """True if there is one group and the pages of its layers differ in size, so that each layer has a tensor of its
+    own.
+    """
 
     def bytes_per_block(self, layers: range) -> int:
-        """Return the bytes that a GPU with the layers of these indices allocates for one block id; 0 without layers."""
+        """Return the number of bytes that one block id takes on a GPU with the layers `layers`; 0 without layers."""
         mine = [[index for index in group if index in layers] for group in self.groups]
         if self.sums_pages:
             return sum(self.specs[index].page_bytes for index in mine[0])
         return max(map(len, mine)) * self.specs[self.groups[0][0]].page_bytes
 
     def layout(self, *, hash_block_size: int | None, caches_prefixes: bool, stages: Sequence[range]) -> KVCacheLayout:
-        """Return the layout for a scheduler and a recording."""
+        """Return the layout of these groups, for a scheduler and a recording.
+
+        `hash_block_size` is the number of tokens that one prefix hash covers, or None for vLLM's choice. `stages` has
+        the layers of each pipeline stage.
+        """
         seen: list[LayerSpec] = []
         groups = []
         for group in self.groups:
@@ -74,9 +80,13 @@ class Grouping:
 
 
 def group_layers(specs: Sequence[LayerSpec], *, hybrid_manager: bool = True) -> Grouping:
-    """Group the layers with these specs, in model order.
+    """Divide the layers with these specs, in the order of the model, into groups.
 
-    `hybrid_manager` allows separate groups for layers of different kinds.
+    With a `hybrid_manager`, layers of different kinds get separate groups. Without it, they are converted to full
+    layers, which share one group.
+
+    Raises:
+        UsageError: vLLM cannot group these layers.
     """
     if not hybrid_manager and not _one_kind(specs):
         specs = [as_full(spec) for spec in specs] if any(spec.keeps_all for spec in specs) else specs
@@ -93,26 +103,29 @@ def group_layers(specs: Sequence[LayerSpec], *, hybrid_manager: bool = True) -> 
 
 
 def _all_equal(specs: Sequence[LayerSpec]) -> bool:
-    """Tell whether all specs are equal, ignoring the windows of full layers, which matter only in computation."""
+    """Tell whether all specs are equal. The windows of full layers are ignored, since these keep every token."""
     first = specs[0]
     return all(_without_window(spec) == _without_window(first) for spec in specs)
 
 
 def _without_window(spec: LayerSpec) -> LayerSpec:
+    """Return the spec of a full layer without its window, and others unchanged."""
     if spec.kind is not CacheKind.FULL or spec.window is None:
         return spec
     return replace(spec, window=None)
 
 
 def _check_windows(specs: Sequence[LayerSpec]) -> None:
-    """Refuse two windows in one group of full layers, as vLLM does."""
+    """Refuse one group of full layers with different windows, as vLLM does."""
     windows = {spec.window for spec in specs if spec.window is not None}
     if len(windows) > 1 and all(spec.kind is CacheKind.FULL for spec in specs):
         raise UsageError(f"one group cannot hold windows of {' and '.join(map(str, sorted(windows)))} tokens.")
 
 
 def _one_kind(specs: Sequence[LayerSpec]) -> bool:
-    """Tell whether all layers have equal block sizes and keep the same tokens or states. Their bytes may differ."""
+    """Tell whether all layers have equal block sizes and keep the same tokens or states. Their pages may differ in
+    size.
+    """
     first = specs[0]
     if any(spec.block_size != first.block_size for spec in specs):
         return False
@@ -126,11 +139,13 @@ def _one_kind(specs: Sequence[LayerSpec]) -> bool:
 
 
 def _with_equal_pages(specs: Sequence[LayerSpec]) -> list[LayerSpec]:
+    """Return the specs with pages as large as the largest."""
     page = max(spec.page_bytes for spec in specs)
     return [_with_page(spec, page) for spec in specs]
 
 
 def _with_page(spec: LayerSpec, page: int) -> LayerSpec:
+    """Return `spec` with a page of `page` bytes: with more tokens in a block, or with padding."""
     if spec.page_bytes == page:
         return spec
     if page % spec.page_bytes == 0:
@@ -146,6 +161,9 @@ def _with_page(spec: LayerSpec, page: int) -> LayerSpec:
 
 
 def _split(specs: Sequence[LayerSpec]) -> tuple[tuple[int, ...], ...]:
+    """Divide the layers into groups of one kind each, of about equal numbers of layers; return the layers of each
+    group.
+    """
     by_spec: dict[LayerSpec, list[int]] = {}
     for index, spec in enumerate(specs):
         by_spec.setdefault(spec, []).append(index)
@@ -159,7 +177,7 @@ def _split(specs: Sequence[LayerSpec]) -> tuple[tuple[int, ...], ...]:
 
 
 def _window_of(specs: Sequence[LayerSpec]) -> int | None:
-    """Return the common window size of the layers, or None."""
+    """Return the window that all these layers have, in tokens; None if they have none, or different ones."""
     [*windows] = {spec.window for spec in specs}
     return windows[0] if len(windows) == 1 else None
 
@@ -167,6 +185,7 @@ def _window_of(specs: Sequence[LayerSpec]) -> int | None:
 def _hash_block_size(
     groups: Sequence[KVCacheGroup], scheduler_block_size: int, stated: int | None, caches_prefixes: bool
 ) -> int:
+    """Return the number of tokens that one prefix hash covers; `stated` is the number that the user chose, or None."""
     if len(groups) == 1 or not caches_prefixes:
         return scheduler_block_size
     smallest = min(group.block_size for group in groups)
@@ -180,11 +199,11 @@ def _hash_block_size(
 
 
 def hashed_by_mode(layout: KVCacheLayout) -> KVCacheLayout:
-    """Return `layout` with the hash block size that the mode of the recurrent layers determines.
+    """Return `layout` with the hash block size that follows from the mode of its recurrent layers.
 
-    If states are kept only at boundaries, it is the greatest common divisor of all block sizes; otherwise, it is the
-    block size of the scheduler. Unlike in `_hash_block_size`, recurrent layers may have any block size. A layout with
-    one group, or without recurrent layers, is returned unchanged.
+    If states are kept only where a step ends (`ALIGN`), it is the greatest common divisor of all block sizes.
+    Otherwise, it is the block size of the scheduler. Recurrent layers may have any block size here, unlike in
+    `_hash_block_size`. A layout with one group, or without recurrent layers, is returned unchanged.
     """
     modes = {group.mamba_mode for group in layout.groups if group.mamba_mode is not None}
     if not modes or len(layout.groups) == 1:
@@ -194,7 +213,8 @@ def hashed_by_mode(layout: KVCacheLayout) -> KVCacheLayout:
 
 
 def pipeline_stages(num_layers: int, pipeline_parallel_size: int) -> tuple[range, ...]:
-    """Return the layers of every pipeline stage: equal shares, and the remainder to the stages before the last.
+    """Return the layers of each pipeline stage. All have equal numbers; the rest goes to stages just before the last,
+    one each.
 
     Raises:
         UsageError: there are more stages than layers.

@@ -20,38 +20,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
-    """Block pool of one engine."""
+    """Block pool of one engine: its groups, its number of blocks, and the bytes of a block."""
 
     layout: KVCacheLayout
     num_blocks: int
-    """Number of blocks as in vLLM. Block 0 is the null block, so requests can use one block less."""
+    """Number of blocks in vLLM's count. Requests can use one block less, since block 0 is the null block."""
     bytes_per_block: tuple[int, ...]
-    """Bytes of one block id on a GPU of every pipeline stage."""
+    """Number of bytes that one block id takes on one GPU, for each pipeline stage."""
     settings: CacheSettings
-    """Given settings, with the `max_model_len` found if it was searched."""
+    """Settings of the cache. `max_model_len` is the longest length that fits, if that was asked for."""
 
     @property
     def concurrency(self) -> float:
-        """Sequences of `max_model_len` tokens that fit at once, as printed by vLLM, null block included."""
+        """Number of sequences of `max_model_len` tokens that fit at once, as vLLM prints it. The null block counts,
+        too.
+        """
         return self.num_blocks / self.blocks_for(self.settings.max_model_len)
 
     @property
     def num_tokens(self) -> int:
-        """Concurrency in tokens: vLLM's "GPU KV cache size" today."""
+        """Number of tokens that vLLM prints as "GPU KV cache size": the concurrency times `max_model_len`."""
         return int(self.concurrency * self.settings.max_model_len)
 
     @property
     def divided_tokens(self) -> int:
-        """Tokens if the groups shared the blocks evenly: "GPU KV cache size" of older releases."""
+        """Number of tokens that older releases of vLLM print as "GPU KV cache size": those in an equal share of the
+        blocks.
+        """
         groups = self.layout.groups
         return self.num_blocks // len(groups) * min(group.block_size for group in groups)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the number of blocks required to admit a sequence of `num_tokens` tokens."""
+        """Return the number of blocks without which no sequence of `num_tokens` tokens is admitted."""
         return self.layout.blocks_for(num_tokens, self.settings.max_num_batched_tokens)
 
     def longest_sequence(self) -> int:
-        """Return the longest sequence in tokens, up to `max_model_len`, that the pool admits; 0 if none."""
+        """Return the length in tokens of the longest sequence that the pool admits, at most
+        `max_model_len`; 0 if none.
+        """
         low, high = 0, self.settings.max_model_len
         while low < high:
             middle = (low + high + 1) // 2
@@ -62,10 +68,10 @@ class CachePlan:
         return low
 
     def max_sequences(self, num_tokens: int) -> int:
-        """Return the number of sequences of `num_tokens` tokens that decode at once, each in whole blocks.
+        """Return the number of sequences of `num_tokens` tokens whose blocks fit into the pool while all decode.
 
         Raises:
-            UsageError: `num_tokens` is not positive.
+            UsageError: `num_tokens` is below 1.
         """
         if num_tokens < 1:
             raise UsageError(f"tokens is {num_tokens}; it must be a whole number of at least 1.")
@@ -73,7 +79,7 @@ class CachePlan:
 
 
 def cache_layout(model: Model, settings: CacheSettings) -> KVCacheLayout:
-    """Return the groups of `model` under `settings`. They do not depend on the size of the memory.
+    """Return the groups of `model` for `settings`. They do not depend on the memory of the GPU.
 
     Raises:
         UsageError: a setting is invalid, or vLLM could not serve the model with it.
@@ -82,7 +88,7 @@ def cache_layout(model: Model, settings: CacheSettings) -> KVCacheLayout:
 
 
 def bytes_per_block(model: Model, settings: CacheSettings) -> tuple[int, ...]:
-    """Return, for every pipeline stage, the number of bytes that one of its GPUs allocates for one block id.
+    """Return the number of bytes that one block id takes on one GPU, for each pipeline stage.
 
     Raises:
         UsageError: a setting is invalid, or vLLM could not serve the model with it.
@@ -99,15 +105,15 @@ def plan_cache(
     find_max_model_len: bool = False,
     insist: bool = False,
 ) -> CachePlan:
-    """Return the block pool that vLLM creates in the memory left on its GPUs.
+    """Return the block pool that vLLM creates in the memory that is left on its GPUs.
 
     Args:
-        model: Served model.
-        settings: Settings of the cache.
-        available_bytes: Bytes left on a GPU of every pipeline stage.
-        num_blocks: Number of blocks to use instead of the available memory.
-        find_max_model_len: Whether to reduce `max_model_len` to the longest sequence that fits.
-        insist: Whether to create the pool even if a sequence of `max_model_len` tokens does not fit.
+        model: the model to serve.
+        settings: settings of the cache.
+        available_bytes: bytes that are left on one GPU, for each pipeline stage.
+        num_blocks: number of blocks, which replaces `available_bytes`; None to compute it.
+        find_max_model_len: True to replace `max_model_len` by the longest sequence that fits, if that is shorter.
+        insist: True to return the pool even if a sequence of `max_model_len` tokens does not fit.
 
     Raises:
         BudgetError: one sequence of `max_model_len` tokens does not fit; the message names the longest that does.
@@ -130,7 +136,7 @@ def plan_cache(
 
 @lru_cache(maxsize=256)
 def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tuple[int, ...]]:
-    """Return the layout of the groups and, for every stage, the bytes that a GPU allocates for one block id."""
+    """Return the groups, and the number of bytes that one block id takes on one GPU of each pipeline stage."""
     by_layer = layer_specs(model, settings)
     if settings.uniform and model.recurrent_layers:
         raise UsageError(
@@ -156,6 +162,7 @@ def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tupl
 
 
 def _too_long(plan: CachePlan, longest: int) -> str:
+    """Return the message for a `max_model_len` that does not fit. `longest` is the longest sequence that does."""
     needed = plan.blocks_for(plan.settings.max_model_len)
     remedy = f"--max-model-len {longest} would fit; " if longest else ""
     return (

@@ -1,4 +1,4 @@
-"""Divide the layers of a model into pools of slots as SGLang 0.5.23 does: all in one, or windows in a second pool."""
+"""Divide the layers of a model into pools of slots, as SGLang 0.5.23 does: one pool, or two if layers have windows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from kvsim.models import Model
 
 _WITH_SECOND_POOL = ("GptOssForCausalLM", "Gemma4ForCausalLM", "Llama4ForCausalLM")
-"""Architectures whose layers with windows have a second pool, from `is_hybrid_swa_model` in SGLang's `model_config.py`.
+"""Architectures whose layers with windows have a pool of their own (`is_hybrid_swa_model` in SGLang's
+`model_config.py`).
 
 In all other architectures, such as Gemma 2 and 3, every layer keeps every token.
 """
@@ -19,18 +20,22 @@ In all other architectures, such as Gemma 2 and 3, every layer keeps every token
 
 @dataclass(frozen=True, slots=True)
 class SlotLayers:
-    """Bytes of one token in the layers of each pool."""
+    """Number of bytes of one token in each pool."""
 
     full_bytes: int
-    """Bytes of one token in the first pool: in the full-attention layers, or in all layers without a second pool."""
+    """Number of bytes of one token in the first pool. This pool serves the layers without a window; if it is the only
+    pool, all layers.
+    """
     window_bytes: int = 0
-    """Bytes of one token in the second pool: in the layers with windows; 0 if there is no second pool."""
+    """Number of bytes of one token in the second pool, which serves the layers with windows; 0 without a
+    second pool.
+    """
     window_tokens: int = 0
-    """Number of preceding tokens that a layer with a window reads; 0 if there is no second pool."""
+    """Number of earlier tokens that a layer with a window reads; 0 without a second pool."""
 
     @classmethod
     def of(cls, model: Model) -> SlotLayers:
-        """Return the layers of each pool of `model`."""
+        """Return the bytes of one token of `model` in each pool."""
         windowed = [layer for layer in model.attention_layers if isinstance(layer, SlidingWindow | ChunkedLocal)]
         if model.architecture not in _WITH_SECOND_POOL or not windowed:
             return cls(model.kv_bytes_per_token)
@@ -40,5 +45,8 @@ class SlotLayers:
         return cls(model.kv_bytes_per_token - window_bytes, window_bytes, max(tokens))
 
     def num_slots(self, kv_bytes: int, swa_full_tokens_ratio: float) -> int:
-        """Return the number of slots of the first pool in `kv_bytes`; the second pool has a share of this number."""
+        """Return the number of slots in the first pool if both pools take `kv_bytes` bytes.
+
+        The second pool has `swa_full_tokens_ratio` times as many slots.
+        """
         return int(kv_bytes // (self.full_bytes + swa_full_tokens_ratio * self.window_bytes))

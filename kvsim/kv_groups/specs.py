@@ -1,7 +1,7 @@
-"""Specify the demand of each layer on the block pool: its kind, tokens per block, bytes per page (a block of a layer).
+"""Describe what each layer needs from the block pool: its kind, its tokens per block, and its bytes per page.
 
-Names and rules are those of vLLM 0.25.1. This module builds the specs of a model's layers for the settings of an
-engine; `kvsim.kv_groups.grouping` groups them.
+A page is a block in one layer. Names and rules are those of vLLM 0.25.1. `kvsim.kv_groups.grouping` groups the layers
+by these specs.
 """
 
 from __future__ import annotations
@@ -20,89 +20,96 @@ if TYPE_CHECKING:
     from kvsim.models.layers import Layer, Recurrent
 
 BACKEND_BLOCK = 16
-"""Tokens of the smallest block of FlashAttention and Triton, and of vLLM's default block."""
+"""Number of tokens in the smallest block of FlashAttention and Triton, and in vLLM's default block."""
 FLASHMLA_BLOCK = 64
-"""Tokens per block of FlashMLA, for multi-head latent attention in fp8 on Hopper GPUs, and for all sparse attention."""
+"""Number of tokens in a block of FlashMLA. It serves MLA with an fp8 cache on Hopper GPUs, and all sparse attention."""
 FLASHINFER_MLA_BLOCK = 32
-"""Tokens per block of FlashInfer's kernels for latent attention, on data-center Blackwell GPUs."""
+"""Number of tokens in a block of FlashInfer's MLA kernels, on data-center Blackwell GPUs."""
 _DEFAULT_CHUNK = 2048
-"""Tokens that a recurrent kernel processes at a time if the configuration has no value."""
+"""Number of tokens that a recurrent kernel processes at a time, if the configuration of the model has no value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """Demand of one layer on the pool. Layers with equal specs may share a group."""
+    """Needs of one layer: its kind, and how many tokens and bytes a block has. Layers with equal specs may share a
+    group.
+    """
 
     kind: CacheKind
     block_size: int
-    """Tokens per block."""
+    """Number of tokens in a block."""
     bytes_per_token: int
-    """Bytes of one token on one GPU; 0 for a recurrent layer."""
+    """Number of bytes of one token on one GPU; 0 for a recurrent layer."""
     state_bytes: int = 0
-    """Bytes of the state of a recurrent layer."""
+    """Number of bytes of one state on one GPU; 0 for an attention layer."""
     window: int | None = None
+    """Number of tokens in the window or chunk; None for other kinds."""
     padded_page_bytes: int | None = None
-    """Bytes of a page that is larger than its content."""
+    """Number of bytes of a page, padding included; None if the page has no padding."""
     pads_pages: bool = False
-    """True if kernels locate a block by a stride, so that its page may be padded."""
+    """True if the kernels read the distance between blocks from the tensor, so that pages may have padding."""
     mamba_mode: MambaMode | None = None
     num_speculative_blocks: int = 0
+    """Number of blocks that a sequence has for drafts, one for each drafted token; 0 for an attention layer."""
     layout: tuple[object, ...] = ()
-    """Other properties that distinguish layers: heads, sizes, types."""
+    """Other properties in which layers differ: heads, their sizes, types."""
     bytes_per_token_as_full: int | None = None
-    """Bytes of one token after conversion to a full layer, if different."""
+    """Number of bytes of one token if the layer keeps every token as full attention does; None if it does so anyway."""
     drafts: bool = field(default=False, compare=False)
-    """True if the layer drafts. It may share a group with layers of the model."""
+    """True for a layer of a draft model. It may share a group with layers of the model."""
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one block of one layer."""
+        """Number of bytes that a block takes in the layer, padding included."""
         return self.padded_page_bytes or self.content_bytes
 
     @property
     def content_bytes(self) -> int:
-        """Bytes of a page that are ever written."""
+        """Number of bytes that a block takes in the layer, without padding."""
         return self.block_size * self.bytes_per_token + self.state_bytes
 
     @property
     def keeps_all(self) -> bool:
-        """True if every token keeps its slot until the sequence ends."""
+        """True if the layer keeps every token until the sequence ends."""
         return self.kind in (CacheKind.FULL, CacheKind.MLA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """Settings of an engine that determine its cache layout. The defaults are those of vLLM on a Hopper GPU."""
+    """Settings of an engine on which its groups and blocks depend. The defaults are those of vLLM on a Hopper GPU."""
 
     max_model_len: int
-    """Longest sequence in tokens, prompt and output together."""
+    """Number of tokens in the longest sequence, prompt and output together."""
     max_num_batched_tokens: int = 8192
     block_size: int | None = None
-    """Tokens per block of full attention; None for the choice of the attention backend."""
+    """Number of tokens in a block of full attention; None to leave the choice to the attention backend."""
     enable_prefix_caching: bool | None = None
-    """True if prefixes are cached; None for vLLM's choice: on, except for models with recurrent layers."""
+    """True to cache prefixes. None for vLLM's choice: True, except for models with recurrent layers."""
     keeps_every_state: bool = False
-    """True to keep the recurrent state of every block, if the model supports that; False to keep only some states."""
+    """True to keep the recurrent state at the end of every block if the model can; False to keep only some states."""
     hybrid_manager: bool = True
-    """True if layers of different kinds get separate groups (off with `--disable-hybrid-kv-cache-manager`)."""
+    """True to put layers of different kinds into separate groups; vLLM's `--disable-hybrid-kv-cache-manager` sets it to
+    False.
+    """
     uniform: bool = False
-    """True if every layer keeps every token, ignoring windows."""
+    """True to keep every token in every layer, as if no layer had a window."""
     mla_block_size: int | None = None
-    """Smallest block, in tokens, of the GPU's backend for latent attention.
+    """Number of tokens in the smallest block of the MLA backend on this GPU.
 
-    None for that of a Hopper GPU: 16 (FlashAttention), or 64 with an fp8 cache (FlashMLA).
+    None for a Hopper GPU: 16 (FlashAttention), or 64 with an fp8 cache (FlashMLA).
     """
     hash_block_size: int | None = None
+    """Number of tokens that one prefix hash covers; None for vLLM's choice."""
     num_speculative_tokens: int = 0
     draft_layers: tuple[Layer, ...] = ()
-    """Layers that draft; they come after the layers of the model, on its last stage."""
+    """Layers of the draft model. They come after the layers of the model, on its last pipeline stage."""
 
     def caches_prefixes(self, model: Model) -> bool:
-        """Tell whether prefixes are cached for `model`."""
+        """Tell whether prefixes of `model` are cached."""
         return not model.recurrent_layers if self.enable_prefix_caching is None else self.enable_prefix_caching
 
     def mamba_mode(self, model: Model) -> MambaMode:
-        """Return the mode that decides which recurrent states are kept."""
+        """Return which recurrent states of `model` stay in blocks for prefix hits."""
         if not self.caches_prefixes(model):
             return MambaMode.NONE
         stores = all(layer.keeps_block_states for layer in model.recurrent_layers)
@@ -110,7 +117,7 @@ class CacheSettings:
 
 
 def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec, ...], ...]:
-    """Return the specs of every layer of `model`, in the order in which vLLM builds them."""
+    """Return the specs of every layer of `model`, in vLLM's order. A layer with several caches has several specs."""
     _check(settings)
     block_size = _block_size(model, settings)
     recurrent = model.recurrent_layers
@@ -134,6 +141,7 @@ def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec,
 
 
 def _check(settings: CacheSettings) -> None:
+    """Refuse a number of tokens that is not a whole number of at least 1."""
     for name in ("max_model_len", "max_num_batched_tokens", "block_size", "hash_block_size", "mla_block_size"):
         value = getattr(settings, name)
         if value is not None and not (isinstance(value, int) and value >= 1):
@@ -141,7 +149,7 @@ def _check(settings: CacheSettings) -> None:
 
 
 def check_length(model: Model, max_model_len: int | None) -> None:
-    """Check that vLLM serves sequences of `max_model_len` tokens."""
+    """Check that vLLM serves `model` with sequences of up to `max_model_len` tokens; raise a `UsageError` if not."""
     longest = model.max_position_embeddings
     if max_model_len is not None and max_model_len > longest:
         raise UsageError(
@@ -151,7 +159,7 @@ def check_length(model: Model, max_model_len: int | None) -> None:
 
 
 def check_block_size(model: Model, block_size: int | None) -> None:
-    """Check that vLLM has an attention kernel for blocks of `block_size` tokens."""
+    """Check that vLLM has an attention kernel for blocks of `block_size` tokens; raise a `UsageError` if not."""
     least = FLASHMLA_BLOCK if any(isinstance(layer, Indexer) for layer in model.layer_kinds) else BACKEND_BLOCK
     if block_size is not None and model.attention_layers and block_size % least:
         raise UsageError(
@@ -161,7 +169,7 @@ def check_block_size(model: Model, block_size: int | None) -> None:
 
 
 def smallest_block(model: Model, settings: CacheSettings) -> int:
-    """Return the number of tokens in the smallest block that the attention backend supports."""
+    """Return the number of tokens in the smallest block that the attention backend for `model` supports."""
     if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
         return FLASHMLA_BLOCK
     if model.kv_lora_rank is None:
@@ -172,12 +180,15 @@ def smallest_block(model: Model, settings: CacheSettings) -> int:
 
 
 def _block_size(model: Model, settings: CacheSettings) -> int:
-    """Return the number of tokens of a sequence in a block: a GPU's block, times the GPUs that share contexts."""
+    """Return the number of tokens in a block. GPUs that share a context (`decode_context_parallel_size`) fill it
+    together.
+    """
     own = smallest_block(model, settings) if settings.block_size is None else settings.block_size
     return own * model.decode_context_parallel_size
 
 
 def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
+    """Return the spec of an attention layer whose blocks have `block_size` tokens, unless it has a sliding window."""
     window, kind = None, CacheKind.FULL
     if isinstance(layer, SlidingWindow):
         # A window uses the smallest block, which is enlarged if pages must be equal.
@@ -198,7 +209,7 @@ def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
 
 
 def _bytes_as_full(model: Model, layer: Layer) -> int | None:
-    """Return the number of bytes of a token after a windowed or chunked layer is converted to a full one."""
+    """Return the number of bytes of one token in a layer with a window or chunk if it is converted to a full layer."""
     if isinstance(layer, SlidingWindow):
         full = FullAttention(
             num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim, value_head_dim=layer.value_head_dim
@@ -211,6 +222,7 @@ def _bytes_as_full(model: Model, layer: Layer) -> int | None:
 
 
 def _layout(model: Model, layer: Layer) -> tuple[object, ...]:
+    """Return the properties of an attention layer in which it may differ from other layers of its kind."""
     if isinstance(layer, FullAttention):
         return (layer.heads_on_gpu(model.tensor_parallel_size), layer.head_dim, layer.value_head_dim)
     return (layer,)
@@ -224,6 +236,7 @@ def _recurrent(
     page_bytes: int | None,
     settings: CacheSettings,
 ) -> LayerSpec:
+    """Return the spec of a recurrent layer. Its page is padded to `page_bytes`, if given."""
     state_bytes = _state_bytes(model, layer, settings)
     return LayerSpec(
         kind=CacheKind.MAMBA,
@@ -238,10 +251,9 @@ def _recurrent(
 
 
 def _aligned(model: Model, settings: CacheSettings, mode: MambaMode, block_size: int) -> tuple[int, int]:
-    """Return the number of tokens of an attention block that is as large as a recurrent state, and the bytes of its
-    page.
+    """Return the number of tokens in an attention block that is as large as a recurrent state, and its bytes per layer.
 
-    vLLM uses the model's main heads for the attention page, and the first recurrent layer for the state.
+    vLLM takes the token size from the first attention layer, and the state size from the first recurrent layer.
     """
     per_token = model.layer_bytes_per_token(model.attention_layers[0])
     state_bytes = _state_bytes(model, model.recurrent_layers[0], settings)
@@ -256,14 +268,15 @@ def _aligned(model: Model, settings: CacheSettings, mode: MambaMode, block_size:
 
 
 def _state_bytes(model: Model, layer: Recurrent, settings: CacheSettings) -> int:
+    """Return the number of bytes of one state of `layer` on one GPU."""
     tensors = layer.state(model.tensor_parallel_size, settings.num_speculative_tokens)
     return sum(tensor.num_bytes for tensor in tensors)
 
 
 def as_full(spec: LayerSpec) -> LayerSpec:
-    """Return the spec of a windowed or chunked layer that keeps all tokens.
+    """Return the spec of a layer with a window or chunk that keeps every token instead; return others unchanged.
 
-    The window stays, since it still limits the computation. vLLM ignores the packing of a chunked layer's cache.
+    A window is kept, since it still limits the computation. vLLM does not pack the cache of a converted chunked layer.
     """
     if spec.bytes_per_token_as_full is None:
         return spec

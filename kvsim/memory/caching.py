@@ -31,13 +31,13 @@ KIB = 1024
 MIB = 1024 * KIB
 
 ROUNDING_BYTES = 512
-"""Granularity of blocks in bytes."""
+"""Number of bytes to whose multiples a request is rounded up."""
 SMALL_LIMIT_BYTES = MIB
-"""Largest request of the small pool; also the minimum rest for which a large block is split."""
+"""Largest request, in bytes, of the pool of small blocks. A larger block is split only if its rest is above this."""
 SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 OWN_SEGMENT_BYTES = 10 * MIB
-"""Size from which a request gets its own segment, rounded up to `SEGMENT_ROUNDING_BYTES`."""
+"""Smallest request, in bytes, that gets a segment of its own, rounded up to `SEGMENT_ROUNDING_BYTES`."""
 SEGMENT_ROUNDING_BYTES = 2 * MIB
 
 _HIGHEST_ADDRESS = 1 << 47
@@ -45,21 +45,21 @@ _HIGHEST_ADDRESS = 1 << 47
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Counters with the names of `torch.cuda.memory_stats`, for all pools together."""
+    """Numbers of bytes and segments, with the names of `torch.cuda.memory_stats`, over all pools."""
 
     allocated_bytes: int
-    """Bytes of blocks in use. PyTorch's `active_bytes` also counts freed blocks that another stream still uses."""
+    """Bytes of the blocks in use. PyTorch's `active_bytes` also counts freed blocks that another stream still uses."""
     requested_bytes: int
-    """Requested bytes, before rounding."""
+    """Bytes that callers asked for and have not freed, before rounding."""
     reserved_bytes: int
-    """Bytes of all segments."""
+    """Bytes of all segments, which the driver has given."""
     inactive_split_bytes: int
-    """Bytes of free blocks in segments that cannot be returned to the driver, because another block is in use."""
+    """Bytes of free blocks whose segment cannot be returned to the driver, because it has a block in use."""
     segments: int
 
 
 class _SegmentPiece:
-    """Piece of a segment, linked to its neighbours in the segment."""
+    """Block of a segment, linked to the blocks before and after it in this segment."""
 
     __slots__ = ("address", "after", "before", "free", "pool", "requested", "size")
 
@@ -74,21 +74,21 @@ class _SegmentPiece:
 
 
 class CachingAllocator:
-    """Memory of one GPU, with addresses in bytes; `place` gives the addresses of segments, as the driver does."""
+    """Allocator for the memory of one GPU. Addresses are in bytes."""
 
     def __init__(self, capacity_bytes: int | None = None, place: Callable[[int], int] | None = None) -> None:
         """Start without segments.
 
         Args:
-            capacity_bytes: memory of the driver in bytes; None for no limit.
-            place: function from the bytes of a new segment to its address; by default below the last segment, as in
-                most recorded histories.
+            capacity_bytes: bytes that the driver can give; None for no limit.
+            place: function that returns the address of a new segment from its number of bytes. By default, each segment
+                lies below the last one, as in most recorded histories.
         """
         self.capacity_bytes = capacity_bytes
         self.allocated_bytes = self.requested_bytes = self.reserved_bytes = self.inactive_split_bytes = 0
         self.peak_allocated_bytes = self.peak_requested_bytes = self.peak_reserved_bytes = 0
         self.num_retries = 0
-        """Number of times that all unused segments were returned because the driver had no memory left."""
+        """Number of times that the driver had no memory left, so that all unused segments were returned to it."""
         self._place = place or self._below_the_last
         self._lowest = _HIGHEST_ADDRESS
         self._segments: dict[int, int] = {}
@@ -98,7 +98,7 @@ class CachingAllocator:
 
     @property
     def counters(self) -> Counters:
-        """Current counters."""
+        """The current values."""
         return Counters(
             allocated_bytes=self.allocated_bytes,
             requested_bytes=self.requested_bytes,
@@ -174,7 +174,9 @@ class CachingAllocator:
             self.reserved_bytes -= self._segments.pop(block.address)
 
     def check_integrity(self) -> None:
-        """Verify all counters by counting again."""
+        """Count everything again, and raise an `IntegrityError` if a counter is wrong or the blocks do not fill their
+        segments.
+        """
         blocks = {**self._used, **self._free}
         found = 0
         inactive = 0
@@ -198,11 +200,12 @@ class CachingAllocator:
         }
         for name, (kept, right) in counted.items():
             if kept != right:
-                raise IntegrityError(f"{name} says {kept}, but counting gives {right}.")
+                raise IntegrityError(f"the counter of {name} is {kept}, but counting again gives {right}.")
         if sorted(entry for pool in self._pools.values() for entry in pool) != cached:
             raise IntegrityError("the lists of cached blocks differ from the free blocks of the segments.")
 
     def _new_segment(self, size: int, small: bool, pool: list[tuple[int, int]]) -> _SegmentPiece:
+        """Take a segment for a block of `size` bytes from the driver. It is one free block, which is in no pool yet."""
         segment = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
         if size >= OWN_SEGMENT_BYTES:
             segment = -(-size // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
@@ -221,13 +224,16 @@ class CachingAllocator:
         return _SegmentPiece(address, segment, pool)
 
     def _lacks(self, num_bytes: int) -> bool:
+        """Tell whether the driver cannot give `num_bytes` more."""
         return self.capacity_bytes is not None and self.reserved_bytes + num_bytes > self.capacity_bytes
 
     def _below_the_last(self, num_bytes: int) -> int:
+        """Return the address of a new segment that ends at the beginning of the segment before it."""
         self._lowest -= num_bytes
         return self._lowest
 
     def _cut(self, block: _SegmentPiece, size: int) -> None:
+        """Shorten `block` to `size` bytes, and cache the rest as a free block."""
         rest = _SegmentPiece(block.address + size, block.size - size, block.pool)
         rest.before, rest.after = block, block.after
         if rest.after is not None:
@@ -237,12 +243,14 @@ class CachingAllocator:
         self._cache(rest)
 
     def _cache(self, block: _SegmentPiece) -> None:
+        """Add a free block to the cache of its pool."""
         insort(block.pool, (block.size, block.address))
         self._free[block.address] = block
         if block.before or block.after:
             self.inactive_split_bytes += block.size
 
     def _uncache(self, block: _SegmentPiece) -> None:
+        """Remove a free block from the cache of its pool."""
         del self._free[block.address]
         block.pool.pop(bisect_left(block.pool, (block.size, block.address)))
         if block.before or block.after:

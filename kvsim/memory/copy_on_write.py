@@ -25,19 +25,19 @@ from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState
 
 
 class CountedBlocks:
-    """Blocks with reference counts. The order of the free blocks has no effect on branches."""
+    """Blocks with reference counts: the number of tables that contain each block."""
 
     def __init__(self, num_blocks: int) -> None:
-        """Start with all blocks free."""
+        """Start with `num_blocks` free blocks."""
         if num_blocks < 1:
-            raise BudgetError(f"a pool of {num_blocks} blocks has none to hand out; give it at least 1.")
+            raise BudgetError(f"a pool cannot have {num_blocks} blocks; give it at least 1.")
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks))
         self._refs = [0] * num_blocks
 
     @property
     def num_free(self) -> int:
-        """Blocks without a holder."""
+        """Number of blocks that no table contains."""
         return len(self._free)
 
     def refs(self, block: int) -> int:
@@ -45,43 +45,43 @@ class CountedBlocks:
         return self._refs[block]
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Take `num_blocks` free blocks, which must exist."""
+        """Take `num_blocks` free blocks for one table. The caller makes sure that there are as many."""
         taken = [self._free.pop() for _ in range(num_blocks)]
         self.touch(taken)
         return taken
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Add a reference to `blocks`."""
+        """Add one table to the reference count of each of the `blocks`."""
         for block in blocks:
             self._refs[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Remove a reference from `blocks`; blocks without a reference become free."""
+        """Remove one table from the reference count of each of the `blocks`. A block in no table becomes free."""
         for block in blocks:
             self._refs[block] -= 1
             if not self._refs[block]:
                 self._free.append(block)
 
     def check_integrity(self) -> None:
-        """Raise `IntegrityError` unless every block is free once or held."""
+        """Raise an `IntegrityError` unless every block is either free, once, or in a table."""
         in_use = sum(map(bool, self._refs))
         if len(self._free) + in_use != self.num_blocks or any(self._refs[block] for block in self._free):
             raise IntegrityError(f"{len(self._free)} free + {in_use} in use != {self.num_blocks} blocks.")
 
 
 class Branch:
-    """Answer that grows token by token."""
+    """One answer to a prompt, which grows token by token."""
 
     __slots__ = ("blocks", "num_tokens")
 
     def __init__(self, blocks: list[int], num_tokens: int) -> None:
         self.blocks = blocks
         self.num_tokens = num_tokens
-        """Written tokens, prompt included."""
+        """Number of tokens with KV in the blocks, prompt included."""
 
 
 class BranchingCache:
-    """Block tables of branches over a pool."""
+    """Block tables of branches, whose blocks come from one pool."""
 
     def __init__(self, pool: CountedBlocks, block_size: int) -> None:
         if block_size < 1:
@@ -94,7 +94,7 @@ class BranchingCache:
 
     @property
     def num_held(self) -> int:
-        """Number of blocks in use, each counted once."""
+        """Number of blocks in use. A shared block counts once."""
         return self.pool.num_blocks - self.pool.num_free
 
     @property
@@ -103,7 +103,7 @@ class BranchingCache:
         return sum(len(branch.blocks) for branch in self._branches)
 
     def start(self, prompt_tokens: int) -> Branch:
-        """Start a branch with a written prompt."""
+        """Start a branch, and write its prompt of `prompt_tokens` tokens."""
         branch = Branch(self._take(-(-prompt_tokens // self.block_size)), prompt_tokens)
         self._branches[branch] = None
         return branch
@@ -116,7 +116,7 @@ class BranchingCache:
         return twin
 
     def append(self, branch: Branch) -> None:
-        """Write one token."""
+        """Write one token of `branch`. A shared last block is copied first."""
         if branch.num_tokens == len(branch.blocks) * self.block_size:
             branch.blocks += self._take(1)
         elif self.pool.refs(branch.blocks[-1]) > 1:
@@ -127,12 +127,12 @@ class BranchingCache:
         branch.num_tokens += 1
 
     def free(self, branch: Branch) -> None:
-        """Release all blocks of `branch`."""
+        """Remove `branch` and its references to blocks."""
         del self._branches[branch]
         self.pool.free(branch.blocks[::-1])
 
     def breakdown(self) -> Breakdown:
-        """Return the current slots by state; a shared slot counts once."""
+        """Return the number of slots of the pool in each state. A shared slot counts once."""
         slots = [0] * NUM_STATES
         written: dict[int, int] = {}
         for branch in self._branches:
@@ -166,13 +166,16 @@ class BranchingCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """Savings over the life of one request. Fields are sums over its steps, so that objects can be added."""
+    """Blocks held during one beam search, with and without sharing. Objects can be added."""
 
     held_block_steps: int
+    """Number of blocks in use, summed over the steps."""
     unshared_block_steps: int
     num_copies: int
+    """Number of blocks that would be in use without sharing, summed over the steps."""
 
     def __add__(self, other: Sharing) -> Sharing:
+        """Number of blocks copied before a write."""
         return Sharing(
             held_block_steps=self.held_block_steps + other.held_block_steps,
             unshared_block_steps=self.unshared_block_steps + other.unshared_block_steps,
@@ -181,7 +184,7 @@ class Sharing:
 
     @property
     def saved_percent(self) -> float:
-        """Percentage of blocks saved by sharing."""
+        """Percentage of blocks that sharing saves, on average over the steps."""
         return 100 * (1 - self.held_block_steps / self.unshared_block_steps)
 
 
@@ -194,10 +197,11 @@ def beam_search(
     reshuffle: float,
     rng: np.random.Generator,
 ) -> Sharing:
-    """Simulate a beam search for one answer of `output_tokens` tokens with `width` beams, in an empty `cache`.
+    """Run a beam search with `width` beams for one answer of `output_tokens` tokens, in an empty `cache`.
 
-    After every token, with probability `reshuffle`, each kept beam continues a randomly drawn one, so that some beams
-    have several heirs and others none. Without reshuffling, this is parallel sampling: `width` answers to one prompt.
+    After every token, with probability `reshuffle`, each beam continues a copy of a randomly drawn beam, so that some
+    beams are continued several times and others are dropped. With a `reshuffle` of 0, this is parallel sampling:
+    `width` answers to one prompt.
     """
     if width < 1 or not 0 <= reshuffle <= 1:
         raise UsageError(f"width is {width} and reshuffle {reshuffle}; they should be at least 1, and between 0 and 1.")
@@ -207,7 +211,7 @@ def beam_search(
     reshuffled = rng.random(output_tokens) < reshuffle
     for step in range(output_tokens - 1):  # the last token is never written
         if reshuffled[step]:
-            beams = _heirs(cache, beams, rng.integers(width, size=width).tolist())
+            beams = _forks(cache, beams, rng.integers(width, size=width).tolist())
         for beam in beams:
             cache.append(beam)
         held += cache.num_held
@@ -217,11 +221,13 @@ def beam_search(
     return Sharing(held_block_steps=held, unshared_block_steps=unshared, num_copies=cache.num_copies - copies_before)
 
 
-def _heirs(cache: BranchingCache, beams: list[Branch], parents: list[int]) -> list[Branch]:
-    """Return the beams that continue those of index `parents`; free beams without an heir."""
-    heirs = []
+def _forks(cache: BranchingCache, beams: list[Branch], parents: list[int]) -> list[Branch]:
+    """Return one new beam for each index in `parents`, a fork of this beam. Free the beams that are not in
+    `parents`.
+    """
+    forks = []
     for parent, count in Counter(parents).items():
-        heirs += [beams[parent], *(cache.fork(beams[parent]) for _ in range(count - 1))]
+        forks += [beams[parent], *(cache.fork(beams[parent]) for _ in range(count - 1))]
     for index in set(range(len(beams))) - set(parents):
         cache.free(beams[index])
-    return heirs
+    return forks

@@ -17,30 +17,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """Assignment of sequences to rows; each sequence is followed by an end token."""
+    """Assignment of sequences to rows. Each sequence takes one more token, for its end."""
 
     rows: tuple[tuple[int, ...], ...]
-    """Indices of the sequences in each row, in order."""
+    """Indices of the sequences in each row, from left to right."""
     num_tokens: int
-    """Tokens in all rows, end tokens included."""
+    """Number of tokens in all rows, end tokens included."""
     num_slots: int
-    """Slots of all rows, padding included."""
+    """Number of slots in all rows, padding included."""
 
     @property
     def used_percent(self) -> float:
-        """Percentage of slots with a token."""
+        """Percentage of slots that contain a token."""
         return 100 * self.num_tokens / self.num_slots
 
     @property
     def num_padding(self) -> int:
-        """Slots without a token."""
+        """Number of slots without a token."""
         return self.num_slots - self.num_tokens
 
 
 def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
-    """Pack sequences into rows of `row_tokens` by first fit, the longest first, in time n log n.
+    """Put the longest sequence first into the first row of `row_tokens` slots that has room, then the next longest, and
+    so on.
 
-    The number of rows is at most 11/9 of the minimum plus one; with real lengths almost no slot stays empty.
+    The number of rows is at most 11/9 of the minimum plus one; with real lengths almost no slot stays empty. The time
+    is of order n log n.
     """
     _check(lengths)
     if max(lengths) + 1 > row_tokens:
@@ -61,7 +63,9 @@ def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
 
 
 def padded(lengths: Sequence[int], batch_size: int) -> Packing:
-    """Put one sequence in each row, in order, and pad every `batch_size` rows to their longest sequence."""
+    """Give each sequence a row of its own, in order. Rows are padded to the longest sequence in their batch of
+    `batch_size`.
+    """
     _check(lengths)
     if batch_size < 1:
         raise UsageError(f"a batch of {batch_size} rows was asked for; ask for at least 1.")
@@ -74,15 +78,21 @@ def padded(lengths: Sequence[int], batch_size: int) -> Packing:
 
 
 class _FreeTokens:
-    """Number of free tokens in each row. A tree of maxima finds the first row with enough in logarithmic time."""
+    """Number of free tokens in each row. A search tree finds the first row with enough free tokens in
+    logarithmic time.
+    """
 
     def __init__(self, num_rows: int, row_tokens: int) -> None:
         self._leaves = 1 << (num_rows - 1).bit_length()
         self._free = [row_tokens] * (2 * self._leaves)
-        """Most free tokens below each node. Node 1 is the root, and node `n` has the children `2n` and `2n + 1`."""
+        """Largest number of free tokens in a row below each node. Node 1 is the root; node `n` has children `2n` and
+        `2n + 1`.
+        """
 
     def take_first(self, size: int) -> int:
-        """Allocate `size` tokens in the first row that has them, and return its index. Such a row must exist."""
+        """Take `size` tokens of the first row that has as many, and return the index of this row. Such a row must
+        exist.
+        """
         free, node = self._free, 1
         while node < self._leaves:
             node *= 2
@@ -95,7 +105,9 @@ class _FreeTokens:
 
 
 def largest_batch(capacity_slots: int, tokens: int) -> int:
-    """Return how many rows of `tokens` tokens, prompt and output, fit until they end; 0 if none fits."""
+    """Return how many sequences of `tokens` tokens each, prompt and answer, fit into `capacity_slots`; 0 if
+    none fits.
+    """
     if tokens < 2:
         raise UsageError(f"rows of {tokens} tokens were asked for; a prompt and an answer have at least 2.")
     return capacity_slots // (tokens - 1)  # the last token is never written

@@ -26,29 +26,29 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 
 class SlotState(IntEnum):
-    """State of a slot of the pool; also the column order of every breakdown."""
+    """State of a slot of the pool. The values are the indices of columns in arrays of slots."""
 
     TOKEN = 0
-    """KV of a live token; shared slots count once."""
+    """Holds the KV of a token of a live sequence. A slot that sequences share counts once."""
     RESERVED = 1
-    """Allocated to a live sequence and not written yet, but written before it ends."""
+    """Allocated to a live sequence and empty; the sequence writes it before it ends."""
     INTERNAL = 2
-    """Allocated to a live sequence and never written."""
+    """Allocated to a live sequence, and never written."""
     PADDING = 3
-    """Written or held only because the batch is a rectangle."""
+    """Written or held only because all rows of a batch have the same length."""
     EXPIRED = 4
-    """Held, with the KV of a token that no later step reads, because all windows of its block have passed it."""
+    """Holds the KV of a token that no later step reads, because all windows of its block have passed it."""
     CACHED = 5
-    """Free, with a cached prefix that can be hit."""
+    """Free, in no table; holds the KV of a cached prefix, which can be hit."""
     EXTERNAL = 6
-    """Free in pieces too small for the head of the queue, or allocated only by rounding up."""
+    """Free, but in pieces too small for the first request in the queue; or added to an allocation by rounding up."""
     FREE = 7
     """Free and usable."""
 
 
 NUM_STATES = len(SlotState)
 HELD = (SlotState.TOKEN, SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED)
-"""States of slots that a live sequence holds, without the allocator's rounding."""
+"""States of slots in the table of a live sequence, except slots added by rounding."""
 
 
 def split_extent(
@@ -60,10 +60,10 @@ def split_extent(
     computed: IntArray | int,
     requested: IntArray | int,
 ) -> npt.NDArray[np.int64]:
-    """Split the slots [begin, end) of one extent, or of many at once, into the eight states.
+    """Split the slots [begin, end) of one extent, or of many extents at once, into the eight states.
 
-    All arguments are slot offsets from the extent's beginning, and are broadcast. The result has their shape and a last
-    axis of eight columns, whose sum is `end - begin`.
+    All arguments are slot offsets from the beginning of the extent. Arrays are broadcast to a common shape. The result
+    has this shape and a last axis with one number of slots for each state; they add up to `end - begin`.
     """
     computed, full, requested = np.asarray(computed), np.asarray(full), np.asarray(requested)
     full = np.where(computed > full, pad, full)
@@ -84,30 +84,31 @@ def split_extent(
 
 
 class SlotTotals(NamedTuple):
-    """Totals over all tables, which determine the eight states; numbers of one instant, or arrays of many."""
+    """Numbers of slots, from which the eight states follow. Each is for one instant, or an array for many instants."""
 
     free: Any
-    """Slots without a holder."""
+    """Number of slots in no table."""
     cached: Any
-    """Free slots with a cached prefix."""
+    """Number of slots in no table that hold a cached prefix."""
     unusable: Any
-    """Free slots in pieces too small for the head of the queue."""
+    """Number of slots in no table that lie in pieces too small for the first request in the queue."""
     rounding: Any
-    """Slots allocated beyond the requested ones, over all tables."""
+    """Number of slots that rounding adds to the requested ones, summed over tables."""
     written: Any
-    """Slots with the KV of live tokens, over all tables."""
+    """Number of slots with the KV of live tokens, summed over tables."""
     useful: Any
-    """Slots that are written before their sequence ends, over all tables."""
+    """Number of slots that are written before their sequence ends, summed over tables."""
     padding: Any
-    """Slots of padding: pad tokens, and ended rows of a batch."""
+    """Number of slots with padding: pad tokens, and the rows of ended sequences in a running batch."""
     shared: Any
-    """Written slots counted more than once, because several tables contain their block."""
+    """Number of written slots that sums over tables count too often, because several tables contain their block."""
     expired: Any
-    """Written slots whose tokens no later step reads, each counted once."""
+    """Number of written slots whose tokens no later step reads. A shared slot counts once."""
 
     def states(self, capacity: int) -> npt.NDArray[np.int64]:
-        """Return the slots of a pool of `capacity` by state, of shape (8,) or (8, instants), in the order of
-        `SlotState`.
+        """Return the number of slots in each state, for a pool of `capacity` slots.
+
+        The shape is (8,), or (8, instants) for arrays. The order is that of `SlotState`.
         """
         empty = np.asarray(self.free) - self.cached
         unusable = np.minimum(self.unusable, empty)
@@ -125,26 +126,26 @@ class SlotTotals(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Slots of a pool at one instant, by state."""
+    """Number of slots of a pool in each state, at one instant."""
 
     slots: npt.NDArray[np.int64]
-    """Slots of shape (8,), in the order of `SlotState`."""
+    """Number of slots in each state, in the order of `SlotState`: int64[8]."""
 
     def __getitem__(self, state: SlotState) -> int:
         return int(self.slots[state])
 
     @property
     def capacity(self) -> int:
-        """Slots of the pool."""
+        """Number of slots of the pool."""
         return int(self.slots.sum())
 
     @property
     def allocated(self) -> int:
-        """Slots that no other sequence can use at this instant."""
+        """Number of slots in tables of live sequences, except slots added by rounding."""
         return self.capacity - self[SlotState.CACHED] - self[SlotState.FREE] - self[SlotState.EXTERNAL]
 
     def check(self, capacity: int) -> None:
-        """Raise an error unless the eight states add up to `capacity`."""
+        """Raise an `IntegrityError` unless no number is negative and all add up to `capacity`."""
         if self.capacity != capacity or (self.slots < 0).any():
             figures = " + ".join(f"{state.name.lower()} {self[state]}" for state in SlotState)
             raise IntegrityError(f"the pool has {capacity} slots, but {figures} = {self.capacity}.")

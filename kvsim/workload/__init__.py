@@ -1,6 +1,6 @@
-"""Requests for a server: their arrivals and their lengths.
+"""Requests for a server: when they arrive, and how many tokens they have.
 
-A `Workload` is a table of requests, given (by an importer or a recording) or generated from an arrival process and two
+A `Workload` is a table of requests. It is imported, read from a recording, or generated from an arrival process and two
 length distributions. It knows nothing of blocks, schedulers or clocks.
 
 Every name here is imported on first use, so that code that needs a single name does not load the other modules.
@@ -36,7 +36,7 @@ _HOME = by_name({
     "kvsim.workload.turns": "Turns",
     "kvsim.workload.varying": "Varying",
 })  # fmt: skip
-"""The module that each name lives in."""
+"""Module of each name that this package offers."""
 
 __all__ = [
     "LONGEST_S",

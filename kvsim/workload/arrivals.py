@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Arrivals(Protocol):
-    """An arrival process, from which the arrival times of generated requests are drawn."""
+    """Distribution of the arrival times of generated requests."""
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
         """Draw the arrival times of `n` requests (at least 1) in seconds, in ascending order from 0: float64[n]."""
@@ -23,9 +23,10 @@ class Arrivals(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Poisson process, as from independent users: exponential gaps with a coefficient of variation of 1."""
+    """Poisson process: independent users, with exponential gaps between arrivals."""
 
     rate_per_s: float
+    """Mean number of requests per second."""
 
     def __post_init__(self) -> None:
         _check_rate(self.rate_per_s)
@@ -34,17 +35,21 @@ class Poisson:
         return f"{self.rate_per_s:g} a second (Poisson)"
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
-        """Draw the seconds at which `n` requests arrive: float64[n]."""
+        """Draw the arrival times of `n` requests in seconds, in ascending order from 0: float64[n]."""
         return _at_rate(_after_gaps(rng.standard_exponential(n - 1)), self.rate_per_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """Gamma-distributed gaps: burstier than a Poisson process for a `cv` above 1, and steadier for a `cv` below 1."""
+    """Gamma-distributed gaps between arrivals. With a `cv` above 1, they come in bursts; below 1, they are steady.
+
+    A `cv` of 1 is a Poisson process.
+    """
 
     rate_per_s: float
+    """Mean number of requests per second."""
     cv: float
-    """Standard deviation of the gaps over their mean, 0.001 to 1000. Real services show 1 to 13."""
+    """Standard deviation of the gaps divided by their mean, 0.001 to 1000. Real services have 1 to 13."""
 
     def __post_init__(self) -> None:
         _check_rate(self.rate_per_s)
@@ -55,16 +60,17 @@ class Gamma:
         return f"{self.rate_per_s:g} a second in bursts (variation of the gaps {self.cv:.3g})"
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
-        """Draw the seconds at which `n` requests arrive: float64[n]."""
+        """Draw the arrival times of `n` requests in seconds, in ascending order from 0: float64[n]."""
         shape = self.cv**-2.0
         return _at_rate(_after_gaps(rng.standard_gamma(shape, n - 1) / shape), self.rate_per_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Evenly spaced arrivals."""
+    """Arrivals with equal gaps."""
 
     rate_per_s: float
+    """Number of requests per second."""
 
     def __post_init__(self) -> None:
         _check_rate(self.rate_per_s)
@@ -73,7 +79,7 @@ class Constant:
         return f"{self.rate_per_s:g} a second, evenly"
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:  # noqa: ARG002 - nothing is drawn
-        """Draw the seconds at which `n` requests arrive: float64[n]."""
+        """Return the arrival times of `n` requests in seconds, in ascending order from 0: float64[n]."""
         return _at_rate(np.arange(float(n)), self.rate_per_s)
 
 
@@ -85,17 +91,17 @@ class AllAtOnce:
         return "all at once"
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:  # noqa: ARG002 - nothing is drawn
-        """Draw the seconds at which `n` requests arrive: float64[n]."""
+        """Return zeros: all `n` requests arrive at second 0: float64[n]."""
         return np.zeros(n)
 
 
 def _after_gaps(gaps: FloatArray) -> FloatArray:
-    """Return the arrival times, from 0 on, with these gaps between them."""
+    """Return arrival times from 0 on, one after each gap."""
     return np.concatenate(([0.0], np.cumsum(gaps)))
 
 
 def _at_rate(times: FloatArray, rate_per_s: float) -> FloatArray:
-    """Convert arrival times at a rate of one request per second to `rate_per_s`."""
+    """Convert arrival times for a rate of one request per second to times for `rate_per_s`."""
     with np.errstate(over="ignore"):  # `Workload` refuses infinite times with a better message
         return times / rate_per_s
 

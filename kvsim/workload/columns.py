@@ -1,6 +1,6 @@
-"""Read-only arrays for the columns of a `Workload`, checked for type and shape.
+"""Read-only arrays for the columns of a `Workload`. Their types and shapes are checked here.
 
-`kvsim.workload.request_rules` checks the values of the columns.
+`kvsim.workload.request_rules` checks the values.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from kvsim.errors import UsageError, WorkloadError
 
 MAX_TOKENS = 2**31 - 1
-"""The longest sequence in a workload, because its columns are int32."""
+"""Number of tokens in the longest sequence of a workload. Its columns are int32."""
 
 LONGEST_S = 1e12
-"""The latest time in seconds (30,000 years). Sums of later times would lose precision."""
+"""Latest time in seconds (30,000 years). Sums of later times would lose precision."""
 
 Int32Array: TypeAlias = NDArray[np.int32]
 Int64Array: TypeAlias = NDArray[np.int64]
@@ -34,12 +34,15 @@ def frozen(column: NDArray[Scalar]) -> NDArray[Scalar]:
 
 
 def float_column(name: str, values: ArrayLike, num_rows: int | None = None) -> NDArray[np.float64]:
-    """Return a new, read-only float64 column of `num_rows` rows; None accepts any number of rows."""
+    """Return a new, read-only float64 column with `num_rows` rows; with any number of rows if that is None.
+
+    `name` is the name of the column in errors.
+    """
     return frozen(_one_dimensional(name, values, "number", "iuf", num_rows).astype(np.float64))
 
 
 def int_column(name: str, values: ArrayLike, dtype: type[Integer], num_rows: int | None = None) -> NDArray[Integer]:
-    """Return a new, read-only column of `num_rows` integers; None accepts any number of rows.
+    """Return a new, read-only column with `num_rows` integers; with any number of rows if that is None.
 
     Raises:
         UsageError: `values` is not one integer per row; floats are refused, not rounded.
@@ -68,20 +71,20 @@ def _one_dimensional(name: str, values: ArrayLike, what: str, kinds: str, num_ro
 
 
 class Ragged(Generic[Integer]):
-    """Read-only rows of different lengths, stored end to end: row `i` is `values[offsets[i]:offsets[i + 1]]`."""
+    """Read-only rows of different lengths in one array. Row `i` is `values[offsets[i]:offsets[i + 1]]`."""
 
     __slots__ = ("offsets", "values")
 
     def __init__(self, values: ArrayLike, offsets: ArrayLike, dtype: type[Integer]) -> None:
         self.values: NDArray[Integer] = int_column("values", values, dtype)
-        """All rows end to end, of `dtype`."""
+        """Values of all rows, one row after the other, of type `dtype`."""
         self.offsets: Int64Array = int_column("offsets", offsets, np.int64)
-        """Index at which each row begins, and at which the last row ends: int64[num_rows + 1]."""
+        """Index in `values` at which each row begins, and the number of values: int64[num_rows + 1]."""
         _check_offsets(self.offsets, self.values.size)
 
     @classmethod
     def from_rows(cls, rows: Iterable[Sequence[int]], dtype: type[Integer]) -> Ragged[Integer]:
-        """Store `rows` end to end."""
+        """Return a ragged array with these rows."""
         values: list[int] = []
         offsets = [0]
         for row in rows:
@@ -91,7 +94,7 @@ class Ragged(Generic[Integer]):
 
     @classmethod
     def empty(cls, num_rows: int, dtype: type[Integer]) -> Ragged[Integer]:
-        """Return `num_rows` empty rows."""
+        """Return a ragged array of `num_rows` empty rows."""
         return cls([], np.zeros(num_rows + 1, np.int64), dtype)
 
     def __len__(self) -> int:
@@ -107,7 +110,7 @@ class Ragged(Generic[Integer]):
         return np.diff(self.offsets)
 
     def take(self, rows: Int64Array) -> Ragged[Integer]:
-        """Return the rows with these numbers, in this order."""
+        """Return a ragged array with the rows of these numbers, in this order."""
         lengths = self.lengths[rows]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         positions = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths)
@@ -126,11 +129,12 @@ def _check_offsets(offsets: Int64Array, num_values: int) -> None:
 
 
 class Numbered(Sequence[str]):
-    """Sequence of the names `r0`, `r1`, ..., which are created on access and take no memory; `r` is the stem."""
+    """Names `r0`, `r1`, ... that are created when they are read, so that they take no memory. `r` is the stem."""
 
     __slots__ = ("_numbers", "_stem")
 
     def __init__(self, stem: str, numbers: range) -> None:
+        """Name the `numbers`, each after `stem`."""
         self._stem = stem
         self._numbers = numbers
 
@@ -147,7 +151,7 @@ class Numbered(Sequence[str]):
         return f"{self._stem}{self._numbers[index]}"
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> NDArray[np.str_]:
-        """Return all names at once, for `np.asarray`."""
+        """Return all names as one array, for `np.asarray`."""
         digits = len(str(max(self._numbers, default=0)))
         # Faster than `np.array(self._numbers)`, which reads a range number by number.
         numbers = np.arange(self._numbers.start, self._numbers.stop, self._numbers.step)

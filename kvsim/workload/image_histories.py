@@ -1,4 +1,4 @@
-"""Images in turns of sessions: a prompt begins with that of the turn before, so it has the images of that turn."""
+"""Images in the turns of sessions. A prompt begins with the prompt of the turn before, and so with its images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_histories(images: Images, turns: Turns, ids: Sequence[str]) -> None:
-    """Check that the history of each turn has the images that the turn before has there."""
+    """Check that the history of each turn has the same images as the turn that it repeats."""
     for row in np.flatnonzero(turns.after >= 0).tolist():
         after, history = int(turns.after[row]), int(turns.history_tokens[row])
         found, expected = (_before(images[each], history) for each in (row, after))
@@ -30,15 +30,16 @@ def check_histories(images: Images, turns: Turns, ids: Sequence[str]) -> None:
 
 
 def _before(images: Sequence[Image], end: int) -> list[Image]:
+    """Return the images that begin before token `end`."""
     return [image for image in images if image.place < end]
 
 
 def with_histories(new: Images, turns: Turns, whole: Int64Array) -> tuple[Images, Int64Array]:
-    """Return the images of all prompts: each turn has its `new` images, and those of the turns before.
+    """Return the images of all prompts: in each turn, first those of the turns before it, then its `new` ones.
 
-    Also return the tokens that the images of the turns before add to each prompt: int64[n]. The places of `new` are
-    those in prompts without images. `whole` is the number of tokens of the turn before, prompt and answer, without
-    images.
+    Also return how many tokens the images of the turns before add to each prompt: int64[n]. The places in `new` count
+    no tokens of these images. `whole` is the number of tokens in the prompt and the answer of the turn before, without
+    images: int64[n].
     """
     later = turns.after >= 0
     if (turns.history_tokens[later] != whole[later]).any() or (turns.after >= np.arange(len(turns))).any():
@@ -54,12 +55,14 @@ def with_histories(new: Images, turns: Turns, whole: Int64Array) -> tuple[Images
 
 
 def history_with_tokens(images: Images, measured: Images, turns: Turns) -> Turns:
-    """Return `turns` with the tokens that images in pixels add to their histories, as in the `measured` images."""
+    """Return `turns` with longer histories. Each image in pixels adds the tokens that it has in `measured`, and its
+    marks.
+    """
     in_history = images.in_pixels & (images.place < turns.history_tokens[images.row])
     added = np.bincount(images.row[in_history], measured.tokens[in_history] + MARKS, len(turns)).astype(np.int64)
     return replace_history(turns, turns.history_tokens + added)
 
 
 def replace_history(turns: Turns, history_tokens: Int64Array) -> Turns:
-    """Return `turns` with other numbers of tokens in their histories: int64[n]."""
+    """Return `turns` with `history_tokens` in place of their numbers of repeated tokens: int64[n]."""
     return Turns(after=turns.after, pause_s=turns.pause_s, history_tokens=history_tokens, also_after=turns.also_after)

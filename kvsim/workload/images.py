@@ -1,7 +1,7 @@
-"""Images of prompts: their sizes, their places, and which images are equal.
+"""Images in prompts: their sizes, where they begin, and which images are equal.
 
-The number of tokens of an image depends on the model. So the size of an image is given either in pixels, whose tokens
-are added to the prompt once the model is known, or in tokens, which `prompt_tokens` includes.
+The number of tokens of an image depends on the model. So an image has a size in pixels or in tokens. Tokens of images
+in pixels are added to the prompt once the model is known. Tokens of other images are part of `prompt_tokens`.
 """
 
 from __future__ import annotations
@@ -24,29 +24,32 @@ if TYPE_CHECKING:
     from kvsim.workload.columns import Int32Array, Int64Array
 
 _STREAM = 5
-"""Number of the stream of random numbers for images, different from those of other draws with the same seed."""
+"""Number that separates the random numbers for images from those of other draws with the same seed."""
 _MOST_NUMBER = 1 << 10
+"""Largest mean number of images in a request."""
 _SIZE = re.compile(r"(\d{1,6})[x×](\d{1,6})|(\d{1,6})")
+"""A size in pixels such as `1920x1080`, or in tokens such as `576`."""
 
 
 class ImageSize(NamedTuple):
-    """Size of an image in pixels, or in tokens."""
+    """Size of an image: pixels, tokens, or both."""
 
     width: int = 0
-    """Pixels; 0 where the size is in tokens."""
+    """Width in pixels; 0 if only the tokens are given."""
     height: int = 0
+    """Height in pixels; 0 if only the tokens are given."""
     tokens: int = 0
-    """Tokens; 0 where the size is in pixels."""
+    """Number of tokens; 0 if only the pixels are given."""
 
     def __str__(self) -> str:
         return f"{self.tokens:,} tokens" if self.tokens else f"{self.width:,}x{self.height:,}"
 
     @classmethod
     def parse(cls, text: str) -> ImageSize:
-        """Return the size in a text such as `1920x1080` (pixels) or `576` (tokens).
+        """Return the size that a text such as `1920x1080` (pixels) or `576` (tokens) describes.
 
         Raises:
-            ValueError: the text is not a size.
+            ValueError: the text describes no size.
         """
         found = _SIZE.fullmatch(text.strip())
         sides = [int(side) for side in found.groups(default="0")] if found else [0]
@@ -56,18 +59,19 @@ class ImageSize(NamedTuple):
 
 
 class Image(NamedTuple):
-    """One image at one place of a prompt."""
+    """One image in a prompt."""
 
     content: int
-    """Number of the image, from 1 on: equal images have equal numbers."""
+    """Number of the image, from 1 on. Equal images have equal numbers."""
     place: int
-    """Number of tokens of the prompt before the image, not counting images in pixels."""
+    """Number of tokens of the prompt before the image. Images in pixels count as 0 tokens."""
     size: ImageSize
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class Images:
-    """Images of all prompts end to end; prompt `i` has the images [offsets[i], offsets[i + 1]), in order of place.
+    """Images of all prompts in one table. Prompt `i` has the rows `offsets[i]` to `offsets[i + 1] - 1`, ordered by
+    `place`.
 
     Raises:
         WorkloadError: a number does not fit into its column.
@@ -75,16 +79,17 @@ class Images:
     """
 
     offsets: Int64Array
-    """Index of the first image of each prompt, and of the end: int64[num_prompts + 1]."""
+    """Row of the first image of each prompt, and the number of all images: int64[num_prompts + 1]."""
     content: Int64Array
-    """Number of each image, from 1 on: int64[num_images], as are all columns below."""
+    """Number of each image, from 1 on; equal images have equal numbers: int64[num_images], as are all columns below."""
     place: Int64Array
-    """Number of tokens of the prompt before the image."""
+    """Number of tokens of the prompt before the image. Images in pixels count as 0 tokens."""
     tokens: Int64Array
     """Number of tokens of the image; 0 if it is given in pixels and the model is not known yet."""
     width: Int64Array
     """Width in pixels; 0 if it is not known."""
     height: Int64Array
+    """Height in pixels; 0 if it is not known."""
 
     def __init__(
         self,
@@ -105,7 +110,7 @@ class Images:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Sequence[Image]]) -> Images:
-        """Store the images of all prompts end to end, those of a prompt in order of place."""
+        """Return a table of the images of all prompts, which may be in any order within their prompts."""
         listed = [sorted(row, key=lambda image: image.place) for row in rows]
         flat = [image for row in listed for image in row]
         return cls(
@@ -135,21 +140,21 @@ class Images:
 
     @property
     def row(self) -> Int64Array:
-        """Row of the prompt of each image: int64[num_images]."""
+        """Index of the prompt of each image: int64[num_images]."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     @property
     def end(self) -> Int64Array:
-        """Tokens of the prompt up to the end of each image: int64[num_images]."""
+        """Number of tokens of the prompt up to the end of each image: int64[num_images]."""
         return self.place + self.tokens
 
     @property
     def in_pixels(self) -> np.ndarray:
-        """True for images whose size is given in pixels, so that their tokens depend on the model: bool[num_images]."""
+        """True for images that are given in pixels, whose tokens depend on the model: bool[num_images]."""
         return np.asarray(self.tokens == 0)
 
     def take(self, rows: Int64Array) -> Images:
-        """Return the images of the prompts with these numbers, in this order."""
+        """Return a table with the images of the prompts of these numbers, in this order."""
         numbers = np.diff(self.offsets)[rows]
         offsets = np.concatenate(([0], np.cumsum(numbers)))
         chosen = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], numbers)
@@ -160,7 +165,7 @@ class Images:
         """Return the images with a number of tokens for each image in pixels.
 
         Also return how many tokens these images add to each prompt: int64[n]. `tokens_of(width, height)` returns the
-        number of tokens of an image, without the two marks around it.
+        number of tokens of an image, without the token before it and the token after it (its marks).
         """
         sides, which = np.unique(np.stack((self.width, self.height))[:, self.in_pixels], axis=1, return_inverse=True)
         of_sides = np.array([tokens_of(*pair) for pair in sides.T.tolist()], np.int64)
@@ -176,16 +181,17 @@ class Images:
         return images, np.diff(through[self.offsets])
 
     def _of_two_sizes(self) -> np.ndarray:
-        """Tell for each image whether its size differs from that of an equal image: bool[num_images]."""
+        """Tell for each image whether an equal image has another size: bool[num_images]."""
         _, first, which = np.unique(self.content, return_index=True, return_inverse=True)
         sizes = np.stack((self.tokens, self.width, self.height))
         return np.asarray((sizes != sizes[:, first[which]]).any(axis=0))
 
     def check(self, prompt_tokens: Int32Array, prefix_tokens: Int32Array, ids: Sequence[str]) -> None:
-        """Check that each image has a size, overlaps no other image, and lies between the shared prefix and the end.
+        """Check that each image has a size, overlaps no other image, and lies between the shared prefix and the
+        prompt's end.
 
         Raises:
-            UsageError: the number of rows is not that of the prompts.
+            UsageError: the number of rows is not the number of prompts.
             WorkloadError: an image is invalid; the message names the first such request.
         """
         if len(self) != len(prompt_tokens) or self.offsets[0] or self.offsets[-1] != len(self.content):
@@ -228,14 +234,14 @@ class Images:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageShare:
-    """The distribution from which images of generated requests are drawn."""
+    """Distribution of the images in generated requests."""
 
     number: float
     """Mean number of images in a request. With 1.3, each request has one image, and 30% have a second one."""
     sizes: tuple[ImageSize, ...]
-    """Sizes, which are drawn equally often."""
+    """Sizes, each of which is drawn equally often."""
     num_different: int | None = None
-    """Number of different images that are drawn from; None if no two images are equal."""
+    """Number of different images, which are drawn with replacement; None if no two images are equal."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.number) and 0 < self.number <= _MOST_NUMBER):
@@ -252,7 +258,9 @@ class ImageShare:
         return f"{self.number:g} images a request of {', '.join(map(str, self.sizes))}{kinds}"
 
     def draw(self, place: Int32Array, seed: int) -> Images:
-        """Draw the images of requests: consecutive ones, which begin at token `place[row]` of each prompt."""
+        """Draw the images of requests. Those of one request follow each other, from token `place[row]` of its prompt
+        on.
+        """
         rng, whole = np.random.default_rng((seed, _STREAM)), math.floor(self.number)
         numbers = whole + (rng.random(len(place)) < self.number - whole)
         offsets = np.concatenate(([0], np.cumsum(numbers, dtype=np.int64)))

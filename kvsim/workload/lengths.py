@@ -1,4 +1,4 @@
-"""Length distributions of prompts and answers, from which generated workloads draw: whole tokens, at least 1."""
+"""Length distributions of prompts and answers in generated workloads. Lengths are whole tokens, at least 1."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Lengths(Protocol):
-    """A distribution of lengths."""
+    """Distribution of the lengths of prompts or answers."""
 
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
-        """Draw `n` lengths in tokens, each 1 to `MAX_TOKENS`: int64[n]."""
+        """Draw `n` lengths in tokens, each from 1 to `MAX_TOKENS`: int64[n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +37,22 @@ class Fixed:
         return f"{self.tokens:,} tokens"
 
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:  # noqa: ARG002 - nothing is drawn
-        """Draw `n` lengths in tokens: int64[n]."""
+        """Return `n` equal lengths in tokens: int64[n]."""
         return np.full(n, self.tokens, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Log-normal lengths, as is usual in chats: many are short, a few very long."""
+    """Log-normal distribution, as is usual in chats: many lengths are short, and a few are very long."""
 
     mean_tokens: float
-    """Mean length (not the mean of the logarithm), before rounding and clipping."""
+    """Mean length in tokens (not the mean of the logarithm), before rounding and clipping."""
     sigma: float
-    """Standard deviation of ln(tokens), above 0 and at most 10. About 1 for chat."""
+    """Standard deviation of ln(tokens), above 0 and at most 10. In chats, it is about 1."""
     minimum: int = 1
+    """Smallest length in tokens; shorter ones are raised to it."""
     maximum: int = MAX_TOKENS
-    """Largest length: lengths are clipped to [minimum, maximum], which may change the mean."""
+    """Largest length in tokens; longer ones are lowered to it, which may change the mean."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.mean_tokens) and self.mean_tokens > 0):
@@ -114,12 +115,15 @@ class Empirical:
 
 
 def check_tokens(name: str, tokens: int) -> None:
-    """Check that `tokens` is a whole number of tokens that a sequence can have."""
+    """Check that `tokens` is a whole number from 1 to `MAX_TOKENS`; raise a `UsageError` that names it
+    `name` if not.
+    """
     if not (tokens == tokens // 1 and 1 <= tokens <= MAX_TOKENS):
         raise UsageError(f"{name} is {tokens}; it must be a whole number of tokens from 1 to {MAX_TOKENS:,}.")
 
 
 def _check_range(low_name: str, low: int, high_name: str, high: int) -> None:
+    """Check that both bounds are numbers of tokens, and that `low` is not above `high`."""
     check_tokens(low_name, low)
     check_tokens(high_name, high)
     if low > high:

@@ -1,4 +1,4 @@
-"""One request of a workload, as users give it to `Workload.from_requests` or read it from a `Workload`."""
+"""One request of a workload, as `Workload.from_requests` takes it and iteration over a `Workload` returns it."""
 
 from __future__ import annotations
 
@@ -11,40 +11,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefix:
-    """Leading tokens of a prompt that other prompts have too."""
+    """Leading tokens of a prompt that other prompts have, too."""
 
     group: str
-    """Name of the group. Two requests of a group share as many leading tokens as the smaller of their two `tokens`."""
+    """Name of the group. Two prompts of a group have their first tokens in common: as many as the smaller `tokens`
+    says.
+    """
     tokens: int
-    """Number of leading tokens of the prompt that belong to the shared prefix, at least 1."""
+    """Number of leading tokens that the prompt takes from the text of its group, at least 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One row of a `Workload`. The values are checked by `Workload`, not here.
+    """One row of a `Workload`. `Workload` checks the values.
 
-    The common prefix of two prompts can be given at three levels of detail: by `prefix`, by `prompt_hashes`, or by
+    What two prompts have in common can be given in three ways: by `prefix`, by `prompt_hashes`, or by
     `prompt_token_ids`.
     """
 
     id: str
     arrival_s: float
-    """Seconds since the workload's time zero."""
+    """Arrival time in seconds, from the beginning of the workload."""
     prompt_tokens: int
     output_tokens: int
-    """Length of the answer. A real server does not know it in advance."""
+    """Number of tokens in the answer. A real server does not know it in advance."""
     max_tokens: int
-    """Limit on the length of the answer in the request: at least `output_tokens`."""
+    """Largest number of tokens that the request allows for its answer, at least `output_tokens`."""
     priority: int = 0
-    """Priority; policies with priorities serve the smallest number first."""
+    """Priority. Policies with priorities serve the smallest number first."""
     prefix: SharedPrefix | None = None
     adapter: int = 0
-    """Number of the adapter (LoRA) that the request names, from 1 on; 0 for none."""
+    """Number of the adapter (LoRA) that the request asks for, from 1 on; 0 for none."""
     prompt_hashes: tuple[int, ...] = ()
-    """Chained hashes of the prompt, one per full `Workload.hash_unit_tokens` tokens. Two equal hashes mean that the
-    prompts are equal from the first token to the end of the unit.
+    """Chained hashes of the prompt, one for each full unit of `Workload.hash_unit_tokens` tokens.
+
+    If two prompts have the same hash, they are equal from the first token to the end of its unit.
     """
     prompt_token_ids: tuple[int, ...] | None = None
     """Token ids of the prompt; None if they are not known."""
     images: tuple[Image, ...] = ()
-    """Images in the prompt, in order of their places."""
+    """Images in the prompt, in the order of their places."""

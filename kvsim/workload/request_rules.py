@@ -1,4 +1,4 @@
-"""Rules for the rows of a `Workload`, with an error message for each violation. They are checked at construction."""
+"""Rules for the rows of a `Workload`, which its constructor checks. Each violation has an error message."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ SCALAR_COLUMNS = (
     "prefix_tokens",
     "adapter",
 )
-"""The fields of a `Workload` that hold one number per request."""
+"""Fields of a `Workload` that hold one number per request."""
 
 
 class _WorkloadColumns(Protocol):
-    """The columns of a `Workload` under construction."""
+    """Columns of a `Workload` during its construction."""
 
     @property
     def arrival_s(self) -> FloatArray: ...
@@ -70,7 +70,7 @@ class _WorkloadColumns(Protocol):
 
 
 def check_rows(workload: _WorkloadColumns) -> None:
-    """Check the columns of a workload.
+    """Check all columns of a workload.
 
     Raises:
         UsageError: a column has the wrong length.
@@ -87,7 +87,7 @@ def check_rows(workload: _WorkloadColumns) -> None:
 
 
 def _check_images(workload: _WorkloadColumns, images: Images) -> None:
-    """Check the images, and that no other column describes prompts whose length depends on the model."""
+    """Check the images. Refuse images in pixels if token ids or hashes describe the prompts, which cover all tokens."""
     images.check(workload.prompt_tokens, workload.prefix_tokens, workload.ids)
     is_described = workload.prompt_token_ids is not None or len(workload.prompt_hashes.values) > 0
     if is_described and images.in_pixels.any():
@@ -95,6 +95,7 @@ def _check_images(workload: _WorkloadColumns, images: Images) -> None:
 
 
 def _check_shape(workload: _WorkloadColumns) -> None:
+    """Check that there is a request, that all columns have the same length, and that no id occurs twice."""
     num_rows = workload.arrival_s.size
     if num_rows == 0:
         raise WorkloadError(f"the workload {workload.name!r} has no requests; it must have at least one.")
@@ -113,6 +114,7 @@ def _check_shape(workload: _WorkloadColumns) -> None:
 
 
 def _check_unique(ids: Sequence[str]) -> None:
+    """Refuse an id that occurs twice."""
     first_rows = dict(zip(reversed(ids), range(len(ids) - 1, -1, -1), strict=True))
     if len(first_rows) < len(ids):
         row = next(row for row, name in enumerate(ids) if first_rows[name] != row)
@@ -122,11 +124,12 @@ def _check_unique(ids: Sequence[str]) -> None:
 
 
 def _rules(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Return the end of an error message for each rule, with the rows that violate the rule: bool[n]."""
+    """Return the end of the error message of each rule, and True in the rows that violate it: bool[n]."""
     return [*_rules_of_lengths(workload), *_rules_of_prefixes(workload)]
 
 
 def _rules_of_lengths(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.bool_]]]:
+    """Return the rules for arrival times, lengths and adapters, as `_rules` does."""
     arrival_s, prompt, limit = workload.arrival_s, workload.prompt_tokens, workload.max_tokens
     return [
         (
@@ -149,6 +152,7 @@ def _rules_of_lengths(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.
 
 
 def _rules_of_prefixes(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.bool_]]]:
+    """Return the rules for shared prefixes, hashes and token ids, as `_rules` does."""
     prompt, group, shared = workload.prompt_tokens, workload.prefix_group, workload.prefix_tokens
     num_groups, unit = len(workload.prefix_names), workload.hash_unit_tokens
     rules = [

@@ -1,4 +1,4 @@
-"""Generate sessions: conversations of several turns, each of which repeats the history of the turns before it.
+"""Generate sessions: conversations of several turns. The prompt of each turn begins with all turns before it.
 
 `converse` draws the number of turns, the pauses between turns, and the lengths of prompts and answers.
 """
@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pauses:
-    """Log-normal distribution of the seconds from the end of a turn to the next: a user reads, or a tool runs."""
+    """Distribution of the pause between the end of a turn and the next turn. It is log-normal: a user reads, or a tool
+    runs.
+    """
 
     mean_s: float
+    """Mean pause in seconds."""
     sigma: float = 0.0
     """Standard deviation of the logarithm; 0 for pauses of equal length."""
 
@@ -61,19 +64,19 @@ def converse(
     seed: int = 0,
     name: str = "generated",
 ) -> Workload:
-    """Draw sessions; equal arguments give equal workloads.
+    """Draw the turns of sessions; equal arguments give equal workloads.
 
     Args:
-        num_sessions: Number of sessions, at least 1.
-        turns: Number of turns of a session, at least 1.
-        pauses: Time between the end of a turn and the arrival of the next; a number of seconds for equal pauses.
-        arrivals: Arrival process of the first turns; by default, all arrive at second 0.
-        prompt: Number of new tokens in each turn. They follow the history, or in a first turn the shared prefix.
-        output: Lengths of answers in tokens.
-        max_tokens: Limit of every turn; a longer answer is cut.
-        prefixes: Shared prefixes, with which the prompts of first turns begin.
-        seed: Seed of the random numbers, 0 or more.
-        name: Name of the workload.
+        num_sessions: number of sessions, at least 1.
+        turns: number of turns in a session, at least 1; a number for equal sessions.
+        pauses: seconds between the end of a turn and the arrival of the next; a number for equal pauses.
+        arrivals: arrival process of the first turns; by default, all arrive at second 0.
+        prompt: number of new tokens in each turn. They follow the history or, in a first turn, the shared prefix.
+        output: lengths of answers in tokens; a number for equal lengths.
+        max_tokens: largest length of an answer in tokens; longer answers are cut. By default, none is cut.
+        prefixes: shared prefixes, with which the prompts of first turns begin.
+        seed: seed of the random numbers, 0 or more.
+        name: name of the workload.
 
     Raises:
         UsageError: a number is out of range.
@@ -101,12 +104,13 @@ def converse(
 
 
 def _in_words(arrivals: Arrivals, pauses: Pauses, prefixes: SharedPrefixes | None, new: Workload) -> str:
+    """Return the end of the description of a workload: arrivals, pauses, lengths and prefixes."""
     lengths = new.description.partition("; ")[2]
     return f"{arrivals}, pauses of {pauses}; {lengths}{f', behind {prefixes}' if prefixes else ''}"
 
 
 def _sizes(num_sessions: int, turns: Lengths, rng: np.random.Generator) -> Int64Array:
-    """Draw the number of turns of each session."""
+    """Draw the number of turns of each session: int64[num_sessions]."""
     sizes = turns.sample(num_sessions, rng)
     if sizes.sum() > MOST_REQUESTS:
         raise UsageError(f"{num_sessions:,} sessions of {_turn_words(turns)} are more than {MOST_REQUESTS:,} requests.")
@@ -114,7 +118,10 @@ def _sizes(num_sessions: int, turns: Lengths, rng: np.random.Generator) -> Int64
 
 
 def _turns_of(first: Int64Array, pauses: Pauses, rng: np.random.Generator) -> Turns:
-    """Return the turns of all sessions: each waits for the row before; the `first` turn of a session waits for none."""
+    """Return the turns of all sessions. Each waits for the row before it; the first turn of a session waits for none.
+
+    `first` is the row of the first turn of each row's session.
+    """
     rows = np.arange(len(first))
     pause_s = pauses.sample(len(first), rng)
     pause_s[rows == first] = 0.0
@@ -130,9 +137,9 @@ def _check_numbers(num_sessions: int, seed: int) -> None:
 
 
 def _with_histories(new: Workload, first: Int64Array) -> Int64Array:
-    """Return the length of each prompt with its history: all earlier prompts and answers of its session.
+    """Return the number of tokens in each prompt with its history: all earlier prompts and answers of its session.
 
-    `new` has the new tokens of each turn, and `first` the row of the first turn of each row's session.
+    `new` has the new tokens of each turn. `first` is the row of the first turn of each row's session.
     """
     through = np.cumsum(new.prompt_tokens.astype(np.int64) + new.output_tokens)
     return np.asarray(through - new.output_tokens - np.concatenate(([0], through))[first])

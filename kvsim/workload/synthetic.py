@@ -21,18 +21,22 @@ if TYPE_CHECKING:
 
 
 MOST_REQUESTS = 1 << 24
-"""Largest number of generated requests; their columns take a gigabyte."""
+"""Largest number of generated requests. Their columns take a gigabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefixes:
-    """Shared prefixes: each prompt begins with one of several texts, such as system prompts."""
+    """Texts with which prompts begin, such as system prompts. Each prompt begins with one of these."""
 
     num_groups: int
+    """Number of different texts. The requests with one text are a group."""
     tokens: int
-    """Length of each text in tokens."""
+    """Number of tokens in each text."""
     skew: float = 0.0
-    """Exponent of the popularity (k + 1) ** -skew of text k: 0 for equal popularity, 1 for Zipf's law."""
+    """Exponent of the popularity: text `k`, from 0 on, is drawn in proportion to (k + 1) ** -skew.
+
+    0 gives equal popularity, and 1 gives Zipf's law.
+    """
 
     def __post_init__(self) -> None:
         if self.num_groups < 1:
@@ -48,12 +52,12 @@ class SharedPrefixes:
         return f"one of {self.num_groups:,} prefixes of {self.tokens:,} tokens{skewed}"
 
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
-        """Draw the group of each of `n` requests, 0 to `num_groups - 1`: int64[n]."""
+        """Draw the text of each of `n` requests, 0 to `num_groups - 1`: int64[n]."""
         weights = np.arange(1.0, self.num_groups + 1) ** -self.skew
         return rng.choice(self.num_groups, n, p=weights / weights.sum())
 
     def columns(self, group: Int64Array) -> dict[str, Any]:
-        """Return the columns of a `Workload` about prefixes, for requests with these groups."""
+        """Return the columns of a `Workload` that describe shared prefixes, for requests with these texts."""
         return {
             "prefix_group": group,
             "prefix_tokens": np.broadcast_to(self.tokens, len(group)),
@@ -74,18 +78,19 @@ def generate(
 ) -> Workload:
     """Draw a workload; equal arguments give equal workloads.
 
-    Arrivals, prompts, outputs and prefixes are drawn from separate streams of random numbers, so another arrival rate
-    does not change the lengths.
+    Arrivals, prompts, answers and prefixes have separate streams of random numbers, so another arrival rate does not
+    change the lengths.
 
     Args:
-        num_requests: Number of requests, at least 1.
-        arrivals: Arrival process; by default, all requests arrive at second 0.
-        prompt: Lengths of prompts in tokens, to which the shared prefix is added; a number for equal lengths.
-        output: Lengths of answers in tokens; a number for equal lengths.
-        max_tokens: Limit that every request asks for; a longer answer is cut. By default, the length of its answer.
-        prefixes: Shared prefixes, with which the prompts begin.
-        seed: Seed of the random numbers, 0 or more.
-        name: Name of the workload.
+        num_requests: number of requests, at least 1.
+        arrivals: arrival process; by default, all requests arrive at second 0.
+        prompt: lengths of prompts in tokens, to which the shared prefix is added; a number for equal lengths.
+        output: lengths of answers in tokens; a number for equal lengths.
+        max_tokens: largest length of an answer that every request allows; a longer answer is cut. By default, each
+            request allows the length of its answer.
+        prefixes: shared prefixes, with which the prompts begin.
+        seed: seed of the random numbers, 0 or more.
+        name: name of the workload.
 
     Raises:
         UsageError: `num_requests`, `max_tokens` or `seed` is out of range.
@@ -111,6 +116,7 @@ def generate(
 
 
 def _in_words(prompt: Lengths, output: Lengths, prefixes: SharedPrefixes | None, max_tokens: int | None) -> str:
+    """Return the part of a workload's description that names its lengths and prefixes."""
     prompts = f"prompts of {prompt}{f' behind {prefixes}' if prefixes else ''}"
     return f"{prompts}, answers of {output}{f', cut at {max_tokens:,}' if max_tokens is not None else ''}"
 

@@ -1,6 +1,6 @@
 """A workload: the requests of a simulation as a table in order of arrival, with one array per field.
 
-Arrays, because a million requests then take about 40 MB, and statistics over them are fast.
+Arrays keep a million requests in about 40 MB, and make statistics fast.
 """
 
 from __future__ import annotations
@@ -29,39 +29,42 @@ if TYPE_CHECKING:
 
 
 _ADAPTERS = 4
-"""Number of the stream of random numbers for adapters, different from those of other draws with the same seed."""
+"""Number that separates the random numbers for adapters from those of other draws with the same seed."""
 _NO_TIME_S = 1e-12
-"""Duration up to which all requests count as arriving at once."""
+"""Longest time in seconds between the first and the last arrival that counts as none: all requests arrive at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSummary:
-    """A workload in a few numbers."""
+    """Numbers that describe a workload. With sessions, its arrivals are those of first turns."""
 
     num_requests: int
     duration_s: float
-    """Seconds from the first arrival to the last. With sessions, arrivals in this class are those of first turns."""
+    """Seconds from the first arrival to the last."""
     rate_per_s: float | None
-    """Arrivals per second; None if all requests arrive at once."""
+    """Mean number of arrivals per second; None if all requests arrive at once."""
     gap_cv: float | None
-    """Coefficient of variation of the gaps between arrivals (Poisson: 1); None if all arrive at once."""
+    """Standard deviation of the gaps between arrivals divided by their mean; None if all requests arrive at once.
+
+    For a Poisson process, it is about 1.
+    """
     mean_prompt_tokens: float
     mean_output_tokens: float
     mean_max_tokens: float
     longest_request_tokens: int
-    """Largest number of tokens in a request, prompt and output together."""
+    """Number of tokens in the longest request, prompt and answer together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False, repr=False, eq=False)
 class Workload:
-    """Requests in order of arrival, at least one; requests that arrive together keep the order in which they are given.
+    """Requests in order of arrival, at least one. Requests that arrive together keep the order in which they are given.
 
     The constructor copies the columns, checks every row and sorts the rows. By default, `max_tokens` is
     `output_tokens`, the priority is 0, ids are `r0`, `r1`, ..., and there are no shared prefixes, adapters, hashes,
     token ids, images or turns.
 
-    A turn that waits for another one arrives after the end of that turn and a pause. Its `arrival_s` is a lower bound:
-    the simulation decides when it arrives.
+    A turn that waits for another turn arrives when that turn has ended and a pause is over. Its `arrival_s` is only a
+    lower bound: the simulation computes when it arrives.
 
     Raises:
         UsageError: a column has the wrong shape or type.
@@ -69,38 +72,45 @@ class Workload:
     """
 
     arrival_s: FloatArray
-    """Arrival times in seconds, in order: float64[n]."""
+    """Arrival times in seconds, in ascending order: float64[n]."""
     prompt_tokens: Int32Array
-    """Lengths of the prompts: int32[n], as are all columns below without another type."""
+    """Number of tokens in each prompt: int32[n], as are all columns below without another type."""
     output_tokens: Int32Array
+    """Number of tokens in each answer."""
     max_tokens: Int32Array
+    """Largest number of tokens that each request allows for its answer."""
     priority: Int32Array
+    """Priority of each request. Policies with priorities serve the smallest number first."""
     prefix_group: Int32Array
-    """Index of the request's shared prefix in `prefix_names`; -1 for none."""
+    """Index in `prefix_names` of the shared prefix of each request; -1 for none."""
     prefix_tokens: Int32Array
-    """Number of leading tokens of the prompt that belong to the shared prefix; 0 for none."""
+    """Number of leading tokens of each prompt that belong to its shared prefix; 0 for none."""
     adapter: Int32Array
-    """Number of the adapter (LoRA) that the request names, from 1 on; 0 for none."""
+    """Number of the adapter (LoRA) that each request asks for, from 1 on; 0 for none."""
     prefix_names: Sequence[str]
+    """Names of the shared prefixes."""
     prompt_hashes: Ragged[np.int64]
-    """Chained hashes of each prompt, at most one per full `hash_unit_tokens` tokens: int64 values."""
+    """Chained hashes of each prompt, at most one for each full unit of `hash_unit_tokens` tokens: int64 values."""
     hash_unit_tokens: int
+    """Number of tokens that one hash adds to those before it."""
     hash_ahead_tokens: int
     """Number of tokens after its unit that a hash also covers: those of a server whose draft layers read ahead."""
     prompt_token_ids: Ragged[np.int32] | None
-    """Token ids of each prompt; an empty row if they are not known."""
+    """Token ids of each prompt, in an empty row if they are not known; None if they are not known for any prompt."""
     images: Images | None
     """Images in the prompts; None if no prompt has images.
 
-    `prompt_tokens` includes the images that are given in tokens. The tokens of images in pixels depend on the model,
-    and are added by `with_image_tokens`.
+    `prompt_tokens` includes the tokens of images, except of images in pixels. Those depend on the model;
+    `with_image_tokens` adds them.
     """
     turns: Turns | None
-    """Rows of the requests that each request waits for; None without sessions."""
+    """Turns of sessions: the requests that each request waits for; None without sessions."""
     ids: Sequence[str]
+    """Name of each request."""
     name: str
+    """Name of the workload."""
     description: str
-    """The source of the requests, in a sentence."""
+    """One sentence about the source of the requests."""
 
     def __init__(
         self,
@@ -233,12 +243,12 @@ class Workload:
         return replace(self, **changes)
 
     def every(self, stride: int, first_row: int) -> Workload:
-        """Return the requests in rows `first_row`, `first_row + stride`, ..., with the same ids as here."""
+        """Return the requests in rows `first_row`, `first_row + stride`, and so on, with the same ids as here."""
         changes: dict[str, Any] = self._rows(np.arange(first_row, len(self), stride))
         return replace(self, **changes | {"ids": self.ids[first_row::stride]})
 
     def scaled_rate(self, factor: float) -> Workload:
-        """Return the requests with the arrival rate multiplied by `factor`."""
+        """Return the requests with an arrival rate that is `factor` times as high."""
         if not (math.isfinite(factor) and factor > 0):
             raise UsageError(f"the arrival rate was to be scaled by {factor}; it must be a finite number above 0.")
         description = f"{self.description}, arriving {factor:g} times as fast".removeprefix(", ")
@@ -247,7 +257,10 @@ class Workload:
         return replace(self, arrival_s=arrival_s, description=description)
 
     def scaled_answers(self, factor: float) -> Workload:
-        """Return the requests with answers `factor` times as long, rounded to whole tokens, at least one each."""
+        """Return the requests with answers `factor` times as long. Lengths are rounded to whole tokens, at least 1.
+
+        `max_tokens` grows by the same factor.
+        """
         if not (math.isfinite(factor) and factor > 0):
             raise UsageError(f"answers were to be scaled by {factor}; it must be a finite number above 0.")
         if self.turns is not None:
@@ -268,7 +281,7 @@ class Workload:
         )
 
     def with_adapters(self, number: int, skew: float, seed: int) -> Workload:
-        """Return the requests, each with a random adapter out of `number`.
+        """Return the requests, each with an adapter that is drawn from `number` adapters.
 
         Adapter `n` is drawn 1 / n^`skew` times as often as adapter 1.
         """
@@ -278,12 +291,12 @@ class Workload:
         return replace(self, adapter=frozen(adapter.astype(np.int32)), description=f"{self.description}{said}")
 
     def with_images(self, share: ImageShare, seed: int) -> Workload:
-        """Return the requests with generated images between the shared prefix and the rest of each prompt.
+        """Return the requests with generated images. They follow the shared prefix of each prompt.
 
-        Each turn of a session gets images after its history, and has the images of its history, too.
+        In a turn of a session, they follow its history. The history has the images of the turns before.
 
         Raises:
-            UsageError: the requests have images, or token ids or hashes that do not cover generated images.
+            UsageError: the requests have images, or token ids or hashes, which do not cover generated images.
         """
         if self.images is not None or self.prompt_token_ids is not None or len(self.prompt_hashes.values):
             raise UsageError("images are drawn for prompts whose contents are not known; these have token ids, hashes "
@@ -300,9 +313,10 @@ class Workload:
         return replace(self, prompt_tokens=self.prompt_tokens + added, images=images, turns=turns, description=said)
 
     def with_image_tokens(self, tokens_of: Callable[[int, int], int]) -> Workload:
-        """Return the requests with the tokens of all images that are given in pixels added to their prompts.
+        """Return the requests with longer prompts, which include the tokens of images in pixels.
 
-        `tokens_of(width, height)` returns the number of tokens of an image, without the two tokens around it.
+        `tokens_of(width, height)` returns the number of tokens of an image, without the token before it and the token
+        after it.
         """
         if self.images is None or not self.images.in_pixels.any():
             return self
@@ -343,7 +357,9 @@ class Workload:
         )
 
     def _with_sessions_ended(self, max_model_len: int) -> Workload:
-        """Return the sessions without the turns whose prompts leave no room for an answer, and without later turns."""
+        """Return the requests without turns whose prompts leave no room for an answer, and without the turns that
+        follow these.
+        """
         assert self.turns is not None
         kept = self.turns.closed(self.prompt_tokens < max_model_len)
         if kept.all() or not kept.any():
@@ -353,7 +369,7 @@ class Workload:
         return replace(self, **changes, description=f"{self.description}{cut}")
 
     def summary(self) -> WorkloadSummary:
-        """Return the number of requests, their arrival rate and their mean lengths."""
+        """Return numbers that describe the workload: how many requests, their arrival rate, and their mean lengths."""
         begins_s = self.arrival_s if self.turns is None else self.arrival_s[self.turns.after < 0]
         duration_s = float(begins_s[-1] - begins_s[0])
         gaps_s = np.diff(begins_s)
@@ -371,7 +387,7 @@ class Workload:
         )
 
     def _rows(self, rows: Int64Array) -> dict[str, object]:
-        """Return the per-request fields of the requests with these row numbers, in this order."""
+        """Return the fields with one value per request, for the requests in these rows, in this order."""
         prompts = self.prompt_token_ids
         return {
             **{column: frozen(getattr(self, column)[rows]) for column in SCALAR_COLUMNS},
@@ -388,7 +404,7 @@ class Workload:
 
 
 def _int_columns(n: int, **columns: ArrayLike | None) -> dict[str, Int32Array]:
-    """Return columns of `n` integers; a single number is repeated in all rows, and None becomes 0."""
+    """Return int32 columns with `n` rows. A single number is repeated in all rows, and None becomes 0."""
     given = {name: 0 if values is None else values for name, values in columns.items()}
     return {
         name: int_column(name, np.broadcast_to(values, n) if isinstance(values, int) else values, np.int32, n)

@@ -1,7 +1,8 @@
-"""Turns of conversations and agents: requests that wait for the answer to another.
+"""Turns of conversations and agents: requests that wait for the answer to another request.
 
-A turn arrives after the end of the turn that it waits for, and a pause in which a user reads or a tool runs. Its prompt
-begins with the prompt and the answer of that turn. Several turns may wait for the same turn: then the session branches.
+A turn arrives when the turn that it waits for has ended, and a pause is over in which a user reads or a tool runs. Its
+prompt begins with the prompt and the answer of that turn. Several turns may wait for the same turn: then the session
+has branches.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
     from kvsim.workload.columns import FloatArray, Int32Array, Int64Array
 
 NONE = -1
-"""Value of `after` for a first turn, which waits for no other."""
+"""Value of `after` for a first turn, which waits for no other turn."""
 WHOLE = -1
-"""Value of `history_tokens` for the whole history: the prompt and the answer of the turn before."""
+"""Value of `history_tokens` for a turn that repeats the whole prompt and the whole answer of the turn before."""
 
 
 class _TokenColumns(Protocol):
-    """The columns of a `Workload` that its turns depend on."""
+    """Columns of a `Workload` from which turns are checked."""
 
     @property
     def prompt_tokens(self) -> Int32Array: ...
@@ -40,18 +41,19 @@ class _TokenColumns(Protocol):
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class Turns:
-    """The turn that each request waits for, the pause after it, and the number of tokens that the prompt repeats.
+    """Turn that each request waits for, the pause after it, and how many tokens of it the prompt repeats.
 
     Raises:
         UsageError: a column has the wrong shape or type.
     """
 
     after: Int32Array
-    """Row of the turn that each request waits for, -1 for a first turn: int32[n]."""
+    """Row of the turn that each request waits for; -1 for a first turn: int32[n]."""
     pause_s: FloatArray
     """Seconds between the end of the turn in `after` and the arrival of the request: float64[n]."""
     history_tokens: Int32Array
-    """Number of leading tokens of the prompt that repeat the turn in `after`, its prompt and then its answer: int32[n].
+    """Number of leading tokens of each prompt that repeat the prompt and then the answer of the turn in `after`:
+    int32[n].
 
     The constructor also takes -1: the whole turn in `after`, or as much of it as fits into the prompt.
     """
@@ -59,7 +61,7 @@ class Turns:
     also_after: Ragged[np.int64]
     """Rows of further turns that each request waits for: n rows.
 
-    The pause begins when the last turn that the request waits for has ended.
+    With these, the pause begins when the last turn that the request waits for has ended.
     """
 
     def __init__(
@@ -88,7 +90,9 @@ class Turns:
 
     @property
     def turn(self) -> Int32Array:
-        """Number of each turn in its session, from 0 on; -1 if turns wait for each other in a circle: int32[n]."""
+        """Number of each turn in its session, from 0 on; -1 for turns that wait for each other in a circle:
+        int32[n].
+        """
         turn = np.full(len(self), -1, np.int32)
         for number, rows in enumerate(self._levels()):
             turn[rows] = number
@@ -96,7 +100,7 @@ class Turns:
 
     @property
     def session(self) -> Int32Array:
-        """Number of the session of each turn, in order of their first turns: int32[n]."""
+        """Number of the session of each turn; sessions are numbered by the rows of their first turns: int32[n]."""
         session = np.cumsum(self.after < 0, dtype=np.int32) - 1
         for rows in self._levels()[1:]:
             session[rows] = session[self.after[rows]]
@@ -119,11 +123,11 @@ class Turns:
 
     @property
     def _joining(self) -> Int64Array:
-        """Row of the waiting request for each value of `also_after`."""
+        """Row of the request that waits, for each value of `also_after`: int64[number of values]."""
         return np.repeat(np.arange(len(self)), self.also_after.lengths)
 
     def checked(self, workload: _TokenColumns) -> Turns:
-        """Check the turns of `workload`; return them with a number of tokens in place of every -1 in `history_tokens`.
+        """Check the turns of `workload`. Return them with a number of tokens in place of each -1 in `history_tokens`.
 
         Raises:
             WorkloadError: a turn is invalid; the message names the first such row.
@@ -152,14 +156,16 @@ class Turns:
         )
 
     def earliest_s(self, arrival_s: FloatArray) -> FloatArray:
-        """Return the arrival times, each raised to at least that of the request in `after`."""
+        """Return the arrival times, each raised to that of the turn in `after` if that is later."""
         earliest = arrival_s.copy()
         for rows in self._levels()[1:]:
             earliest[rows] = np.maximum(earliest[rows], earliest[self.after[rows]])
         return frozen(earliest)
 
     def take(self, rows: Int64Array) -> Turns:
-        """Return the turns in `rows`, in this order; a turn becomes a first turn if it waits for none of the others."""
+        """Return the turns in `rows`, in this order. A turn that waits for none of the other rows becomes a
+        first turn.
+        """
         # The additional last entry translates NONE, which is index -1, to NONE.
         place = np.full(len(self) + 1, NONE, np.int64)
         place[rows] = np.arange(len(rows))
@@ -173,13 +179,13 @@ class Turns:
         return self._renumbered(after, rows, Ragged.from_rows(others, np.int64))
 
     def _renumbered(self, after: Int64Array, rows: Int64Array, also_after: Ragged[np.int64] | None) -> Turns:
+        """Return the turns in `rows` with `after` and `also_after` in new row numbers. First turns have no history."""
         history = np.where((after < 0) | (self.after[rows] < 0), 0, self.history_tokens[rows])
         return Turns(after=after, pause_s=self.pause_s[rows], history_tokens=history, also_after=also_after)
 
     def closed(self, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return a mask of the turns that remain if every turn that waits for a dropped turn is dropped too: bool[n].
-
-        `kept` is False for the turns that are dropped first.
+        """Tell which turns remain if all turns without True in `kept` are left out, and all turns that wait for these:
+        bool[n].
         """
         kept = kept.copy()
         num_kept = -1
@@ -190,9 +196,9 @@ class Turns:
         return kept
 
     def _levels(self) -> list[Int64Array]:
-        """Return the rows of all first turns, then the rows of the turns that follow these by `after`, and so on.
+        """Return the rows of all first turns, then the rows of the turns that have these in `after`, and so on.
 
-        Turns that wait for each other in a circle are in no level.
+        Turns that wait for each other in a circle are in none of the lists.
         """
         order = np.argsort(self.after, kind="stable")
         begin = np.searchsorted(self.after[order], np.arange(len(self) + 1))
@@ -205,7 +211,7 @@ class Turns:
         return levels[:-1]
 
     def _is_circular(self) -> NDArray[np.bool_]:
-        """Tell for each turn whether it can never arrive, because turns wait for each other in a circle."""
+        """Tell for each turn whether it never arrives because it waits for turns in a circle, or is in one: bool[n]."""
         waits, followers = self.num_awaited(), self.followers()
         ready = [row for row, number in enumerate(waits) if not number]
         while ready:
@@ -216,10 +222,11 @@ class Turns:
         return np.array(waits, np.int64) > 0
 
     def _bad_pauses(self) -> NDArray[np.bool_]:
+        """Tell for each turn whether its pause is out of range: bool[n]."""
         return np.asarray(~((self.pause_s >= 0) & (self.pause_s <= LONGEST_S)))
 
     def _check_rows(self, workload: _TokenColumns) -> None:
-        """Check that every turn waits for existing rows, and none in a circle."""
+        """Check that all turns wait for rows that exist, and that none wait for each other in a circle."""
         n = len(self)
         bad = (self.after < NONE) | (self.after >= n)
         if bad.any():

@@ -1,4 +1,4 @@
-"""Arrival process of a generated workload with a rate that changes over time: a ramp, or the profile of a day."""
+"""Arrival process of a generated workload with a rate that changes over time, as in a ramp or over a day."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Varying:
-    """Poisson process whose rate is interpolated linearly between the points of a profile."""
+    """Poisson process with a rate that follows a profile: points of time and rate, with straight lines between."""
 
     time_s: Sequence[float]
     """Times of the points in seconds: at least two, rising, from 0 on."""
     rate_per_s: Sequence[float]
     """Rate at each point in requests per second, 0 or more."""
     repeats: bool = False
-    """True if the profile begins again at its end, as a day does; otherwise the last rate continues."""
+    """True if the profile begins again at its end, as a day does; False if its last rate continues."""
 
     def __post_init__(self) -> None:
         times, rates = [float(value) for value in self.time_s], [float(value) for value in self.rate_per_s]
@@ -52,11 +52,11 @@ class Varying:
 
     @property
     def requests_in_profile(self) -> float:
-        """Expected number of requests from the first to the last point of the profile."""
+        """Expected number of requests between the first and the last point of the profile."""
         return float(self._expected()[-1])
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:
-        """Draw the arrival times of `n` requests in seconds, from 0 on: float64[n]."""
+        """Draw the arrival times of `n` requests in seconds, in ascending order from 0: float64[n]."""
         # Stretch a Poisson process of rate 1: move an arrival at `unit` to the time at which the profile expects `unit`
         # requests.
         unit = np.concatenate(([0.0], np.cumsum(rng.standard_exponential(n - 1))))
@@ -79,6 +79,6 @@ class Varying:
         return from_zero
 
     def _expected(self) -> FloatArray:
-        """Return the expected number of requests up to each point of the profile."""
+        """Return the expected number of requests up to each point of the profile: float64[number of points]."""
         times, rates = np.array(self.time_s), np.array(self.rate_per_s)
         return np.concatenate(([0.0], np.cumsum(np.diff(times) * (rates[1:] + rates[:-1]) / 2)))
