@@ -1,7 +1,7 @@
-"""Model shapes: what each layer caches, the bytes of the weights, and the FLOPs per token.
+"""Shapes of models: what each layer caches, the bytes of the weights, and the FLOPs per token.
 
-The simulator and the sizing formulas get every fact about a model from here. A model is one of those in `listed.toml`,
-or is read from a Hugging Face `config.json`. This package does not depend on GPUs, blocks or step times.
+The simulator and the sizing formulas take all facts about a model from here. A model is listed in `listed.toml`, or
+read from a Hugging Face `config.json`. This package does not depend on GPUs, blocks or step times.
 """
 
 from __future__ import annotations

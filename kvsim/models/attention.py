@@ -1,7 +1,8 @@
-"""List the caches that each decoder layer of a transformer has, from its `config.json`, by the rules of vLLM 0.25.1.
+"""List the caches of each decoder layer of a transformer, from its `config.json`, by the rules of vLLM 0.25.1.
 
-The size of the KV cache follows from this list. Every rule is for one family of architectures, and tells which layers
-have full attention, a sliding window, chunks or a latent. `kvsim.models.recurrent` has the rules for recurrent layers.
+The size of the KV cache follows from this list. Each function here is for one family of architectures. It tells which
+layers have full attention, a sliding window, chunks, or a latent. `kvsim.models.recurrent` has the functions for models
+with recurrent layers.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ if TYPE_CHECKING:
     from kvsim.models.layers import Layer
 
 MOST_LAYERS = 10_000
-"""Maximum number of layers of a model; real models have far fewer."""
+"""Largest number of layers of a model; real models have far fewer."""
 
 Caches = list[tuple["Layer", ...]]
-"""Caches by decoder layer; an empty tuple for a layer without a cache."""
+"""Caches of each decoder layer; an empty tuple for a layer without a cache."""
 
 
 def num_layers(config: Config) -> int:
-    """Return the number of decoder layers: the stated number, or the length of the stated layer pattern."""
+    """Return the number of decoder layers: the stated number or, without one, the length of the stated list
+    of layers.
+    """
     for field in ("hybrid_override_pattern", "layers_block_type"):
         pattern = config.fields.get(field)
         if isinstance(pattern, str | list) and pattern and not config.states("num_hidden_layers"):
@@ -48,7 +51,7 @@ def num_kv_heads(config: Config) -> int:
 
 
 def head_dim(config: Config) -> int:
-    """Return the number of elements of one head."""
+    """Return the number of elements of one attention head."""
     hidden, heads = hidden_size(config), num_heads(config)
     # With latent attention, other fields state the sizes of heads, so that this quotient may be inexact.
     has_default = hidden % heads == 0 or config.states("kv_lora_rank")
@@ -56,12 +59,12 @@ def head_dim(config: Config) -> int:
 
 
 def hidden_size(config: Config) -> int:
-    """Return the width of the residual stream."""
+    """Return the number of elements of a hidden vector, which passes from layer to layer."""
     return config.count("hidden_size", "n_embd", "d_model")
 
 
 def full(config: Config) -> FullAttention:
-    """Return a full-attention layer with the KV heads and head sizes that the model states."""
+    """Return a full-attention layer with the number of KV heads and the head size that the configuration states."""
     size = head_dim(config)
     return FullAttention(
         num_kv_heads=num_kv_heads(config), head_dim=size, value_head_dim=config.count("v_head_dim", default=size)
@@ -69,10 +72,11 @@ def full(config: Config) -> FullAttention:
 
 
 def by_layer_types(config: Config) -> Caches:
-    """List full and sliding layers by `layer_types`, if that list has both kinds.
+    """List full and sliding layers as `layer_types` names them, if that list has both kinds.
 
-    Otherwise all layers are alike: sliding if `sliding_window` is set and `use_sliding_window` is not false, else full.
-    vLLM ignores a list with only one kind (`is_interleaved` is false): the model's window then applies to all layers.
+    Otherwise all layers are of one kind: sliding if `sliding_window` is set and `use_sliding_window` is not false, else
+    full. A list with only one kind is ignored, as in vLLM (`is_interleaved` is false); a window of the model then
+    applies to all layers.
     """
     kinds = config.texts("layer_types", num_layers(config))
     if kinds is not None:
@@ -90,7 +94,7 @@ def by_layer_types(config: Config) -> Caches:
 
 
 def windowed(config: Config, is_sliding: Sequence[bool]) -> Caches:
-    """List full and sliding layers with the same heads; `is_sliding` has one entry per layer."""
+    """List full and sliding layers with the same heads. `is_sliding` is True for each sliding layer."""
     layer = full(config)
     if not any(is_sliding):
         return [(layer,)] * len(is_sliding)
@@ -106,7 +110,7 @@ def windowed(config: Config, is_sliding: Sequence[bool]) -> Caches:
 def full_every_nth(n: int, config: Config) -> Caches:
     """List layers of which every `n`-th is full and all others slide.
 
-    `layer_types` overrides this pattern, and `sliding_window_pattern` overrides `n`.
+    A stated `layer_types` replaces this rule, and a stated `sliding_window_pattern` replaces `n`.
     """
     if config.states("layer_types"):
         return by_layer_types(config)
@@ -125,13 +129,17 @@ def gemma_3n(config: Config) -> Caches:
 
 
 def _without_shared(config: Config, layers: Caches) -> Caches:
-    """Return `layers` without caches in the last `num_kv_shared_layers`, which read the caches of earlier layers."""
+    """Return `layers` without the caches of the last `num_kv_shared_layers` layers, which read those of
+    earlier layers.
+    """
     num_shared = config.count("num_kv_shared_layers", default=0, least=0, most=len(layers) - 1)
     return layers[: len(layers) - num_shared] + [()] * num_shared
 
 
 def gemma_4(config: Config) -> Caches:
-    """List the layers of Gemma 4: full layers have other heads than sliding layers; the last ones may have no cache."""
+    """List the layers of Gemma 4. Full layers have other heads than sliding layers; the last layers may
+    have no cache.
+    """
     layers = full_every_nth(6, config)
     layers[-1] = (full(config),)  # the last layer is full, even if the pattern makes it sliding
     layers = [
@@ -144,7 +152,7 @@ def gemma_4(config: Config) -> Caches:
 
 
 def _gemma_4_full_layer(config: Config, index: int) -> FullAttention:
-    """Return the full layer `index` of Gemma 4.
+    """Return the full layer with number `index` of Gemma 4.
 
     Its heads are stated in `per_layer_config`, under "05" or "5" for layer 5, or in fields for all full layers.
     """
@@ -158,9 +166,9 @@ def _gemma_4_full_layer(config: Config, index: int) -> FullAttention:
 
 
 def llama_4(config: Config) -> Caches:
-    """List the layers of Llama 4: layers with rotary positions are chunked, layers without are full.
+    """List the layers of Llama 4. Layers with rotary positions have chunks; layers without are full.
 
-    By default every fourth layer has no rotary positions.
+    By default, every fourth layer has no rotary positions.
     """
     count = num_layers(config)
     layer = full(config)
@@ -182,7 +190,9 @@ def llama_4(config: Config) -> Caches:
 
 
 def latent(config: Config) -> Caches:
-    """List the layers of DeepSeek: every layer has a latent, and also indexer keys if attention is sparse."""
+    """List the layers of DeepSeek. Every layer has a latent; with sparse attention, it also has the keys of
+    an indexer.
+    """
     sparse = config.count("index_topk", default=0, least=0) > 0
     layer = Mla(
         kv_lora_rank=config.count("kv_lora_rank"), rope_dim=config.count("qk_rope_head_dim", least=0), sparse=sparse

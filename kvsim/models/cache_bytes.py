@@ -1,7 +1,7 @@
-"""Compute the bytes per token in the cache of one layer on one GPU, for every value of `--kv-cache-dtype`.
+"""Compute the bytes of one token in the cache of one layer on one GPU, for every value of `--kv-cache-dtype`.
 
-The sizes are those that vLLM 0.25.1 allocates, which is more than needed in one case: with `int4_per_token_head`, it
-packs two elements into a byte, but not in layers with a sliding window.
+The sizes are those that vLLM 0.25.1 allocates. It allocates more than needed with `int4_per_token_head`: it packs two
+elements into a byte, but not in layers with a sliding window, nor in chunked layers that it converts to full ones.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from kvsim.models.layers import Attention
 
 _NOT_MLA = ("fp8_e5m2", "nvfp4", "fp8_per_token_head", "int8_per_token_head", "int4_per_token_head")
-"""Cache types that no backend of vLLM supports for latent attention."""
+"""Cache types that no MLA backend of vLLM supports."""
 _SPARSE = ("auto", "bfloat16", "fp8", "fp8_ds_mla")
-"""Cache types that vLLM's backend supports for sparse latent attention."""
+"""Cache types that vLLM's backend for sparse MLA supports."""
 _SCALE_BYTES = 4
-"""Bytes of a float32 scale; `per_token_head` types have one for each key and one for each value, per token and head."""
+"""Number of bytes of a float32 scale. `per_token_head` types have a scale for each key and each value of each head."""
 
 
 def check_kv_cache_dtype(kv_cache_dtype: str) -> None:
-    """Raise a UsageError if the cache type is unknown."""
+    """Raise a `UsageError` if the cache type is unknown."""
     if kv_cache_dtype not in KV_CACHE_DTYPES:
         raise UsageError(f"--kv-cache-dtype should be one of {', '.join(KV_CACHE_DTYPES)}, not {kv_cache_dtype!r}.")
 
 
 def check_layer_takes(layer: Attention, kv_cache_dtype: str) -> None:
-    """Raise a UsageError if no attention backend of vLLM 0.25.1 supports the cache type for this kind of layer."""
+    """Raise a `UsageError` if vLLM 0.25.1 has no attention backend with this cache type for such a layer."""
     if isinstance(layer, Mla):
         is_taken = kv_cache_dtype in _SPARSE if layer.sparse else kv_cache_dtype not in (*_NOT_MLA, "fp8_ds_mla")
         kind, instead = "sparse latent attention" if layer.sparse else "multi-head latent attention", "auto and fp8 are"
@@ -44,13 +44,13 @@ def check_layer_takes(layer: Attention, kv_cache_dtype: str) -> None:
 def bytes_per_token(
     layer: Attention | Indexer, *, dtype: str, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1
 ) -> int:
-    """Return the bytes per token in `layer` on each GPU; a `kv_cache_dtype` of `auto` means the model's `dtype`.
+    """Return the number of bytes of one token in `layer` on each GPU. `auto` stands for the model's `dtype`.
 
-    The keys of an indexer have a type of their own. Neither they nor latents are divided among the GPUs. The size is
-    that of vLLM's layout, which is defined for more types than the backends support: see `check_layer_takes`.
+    The keys of an indexer have a type of their own. Each GPU holds them, and latents, as a whole. The size follows from
+    vLLM's layout of the cache, which is defined for more types than the backends support: see `check_layer_takes`.
 
     Raises:
-        UsageError: the cache type is unknown, or is nvfp4 for a latent.
+        UsageError: the cache type is unknown, or it is nvfp4 and the layer has a latent.
     """
     check_kv_cache_dtype(kv_cache_dtype)
     if isinstance(layer, Indexer):
@@ -64,20 +64,22 @@ def bytes_per_token(
 
 
 def element_bytes(dtype: str, kv_cache_dtype: str) -> int:
-    """Return the bytes of one cache element; 1 for 4-bit types, because `_stored` halves their number of elements."""
+    """Return the number of bytes of one stored element. It is 1 for 4-bit types, of which `_stored` counts half as
+    many.
+    """
     if kv_cache_dtype == "auto":
         return DTYPE_BYTES[dtype]
     return 2 if kv_cache_dtype in ("bfloat16", "float16") else 1
 
 
 def _key_and_value(layer: FullAttention) -> tuple[int, int]:
-    """Return the number of elements of a key and of a value of one head."""
+    """Return the number of elements in the key and in the value of one head."""
     # For a chunked layer, vLLM takes values to be as large as keys.
     return (layer.head_dim, layer.head_dim if isinstance(layer, ChunkedLocal) else layer.value_head_dim)
 
 
 def _stored(layer: FullAttention, head_dim: int, kv_cache_dtype: str) -> int:
-    """Return the number of stored elements for a key or value with `head_dim` elements, after packing."""
+    """Return the number of elements that are stored for a key or value with `head_dim` elements."""
     if kv_cache_dtype == "nvfp4":
         return head_dim // 2 + head_dim // 16  # two in a byte, and a one-byte scale for every 16
     if kv_cache_dtype == "int4_per_token_head" and not isinstance(layer, SlidingWindow):
@@ -86,6 +88,7 @@ def _stored(layer: FullAttention, head_dim: int, kv_cache_dtype: str) -> int:
 
 
 def _mla_bytes(layer: Mla, latent_element_bytes: int, kv_cache_dtype: str) -> int:
+    """Return the number of bytes of one token in a layer with a latent."""
     if kv_cache_dtype == "nvfp4":
         check_layer_takes(layer, kv_cache_dtype)
     if kv_cache_dtype == "fp8_ds_mla" or (layer.sparse and kv_cache_dtype.startswith("fp8")):

@@ -1,4 +1,4 @@
-"""Read checked fields of a Hugging Face `config.json`, so that errors name the file, the field and the right value."""
+"""Read and check fields of a Hugging Face `config.json`. Errors name the file, the field and what it must be."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from kvsim.errors import UsageError, shortened
 from kvsim.files.values import is_integer, is_number
 
 LARGEST = 1 << 27
-"""Largest count in any configuration."""
+"""Largest number in any field that counts something."""
 _MOST_SHOWN = 80
-"""Characters of an invalid value that a message shows."""
+"""Number of characters of an invalid value that a message shows."""
 _TEXT_MODELS = ("text_config", "llm_config", "language_config")
+"""Fields in which an image model has the configuration of its text model."""
 _INHERITED = ("architectures", "tie_word_embeddings", "dtype", "torch_dtype")
-"""Fields that a nested text model inherits from its wrapper."""
+"""Fields of an image model that also apply to its text model."""
 
 
 class Config:
-    """Fields of one configuration. An image model has the fields of its text model in a nested object, see `text`."""
+    """Fields of one configuration. An image model has those of its text model in a field, see `text`."""
 
     def __init__(self, fields: Mapping[str, Any], where: str, architecture: str = "") -> None:
-        """Store the fields; `where` names the file in messages, `architecture` is the class of the text model."""
+        """Store the fields. `where` names the file in messages; `architecture` is the class of the text model."""
         self.fields = fields
         self.where = where
         self.architecture = architecture
@@ -39,14 +40,16 @@ class Config:
         return Config(inherited | nested, f"{name} of {self.where}", architecture)
 
     def states(self, name: str) -> bool:
-        """Tell whether the field is present and not null."""
+        """Tell whether the field is there and not null."""
         return self.fields.get(name) is not None
 
     def count(self, *names: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
-        """Return the whole number that fields of `names` state, or `default` if none does.
+        """Return the whole number in the fields `names`, which are names of one quantity; `default` if none is stated.
 
-        It must be from `least` to `most`. All stated fields must have the same value, because `names` are alternative
-        names of one quantity.
+        It must be from `least` to `most`. All fields that are stated must have the same value.
+
+        Raises:
+            UsageError: a value is invalid, or none is stated and there is no default.
         """
         right = f"a whole number of at least {least}" + (f" and at most {most:,}" if most < LARGEST else "")
         stated = [name for name in names if self.states(name)]
@@ -65,16 +68,16 @@ class Config:
         return default
 
     def positive(self, name: str, *, default: float | None = None) -> float:
-        """Return the number in a field, above 0 and at most a million, or `default`."""
+        """Return the number in a field, or `default`. It must be above 0 and at most a million."""
         value = self.fields.get(name, default)
         if not is_number(value, 0, 1e6) or value == 0:
             raise self.wrong(name, "a number above 0 and at most 1,000,000")
         return value
 
     def indices(self, name: str, below: int, *, first: int = 0) -> frozenset[int]:
-        """Return the indices of the layers, from 0, that a list names; empty if there is no list.
+        """Return the layers that a list names, numbered from 0; an empty set without the list.
 
-        The list numbers layers from `first` on. The model has `below` layers.
+        The list numbers the `below` layers of the model from `first` on.
         """
         value = self.fields.get(name)
         if value is None:
@@ -86,7 +89,7 @@ class Config:
         return frozenset(index - first for index in value)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return the truth value of a field."""
+        """Return the truth value in a field, or `default`."""
         value = self.fields.get(name)
         if value is None:
             return default
@@ -95,7 +98,9 @@ class Config:
         return value
 
     def texts(self, name: str, length: int | None = None) -> tuple[str, ...] | None:
-        """Return the strings in a list, checked to be `length` strings; None if the field is absent."""
+        """Return the texts in a list; None if the field is absent. With a `length`, the list must have as
+        many texts.
+        """
         value = self.fields.get(name)
         if value is None:
             return None
@@ -110,7 +115,7 @@ class Config:
         return tuple(value)
 
     def wrong(self, name: str, right: str, *, shown: str = "") -> UsageError:
-        """Return the error for field `name`, which must be `right`; `shown` replaces the value in the message."""
+        """Return the error for field `name`, which must be `right`. `shown` replaces its value in the message."""
         value = shown or shortened(self.fields.get(name), _MOST_SHOWN)
         what = f"says {name} = {value}" if self.states(name) else f"does not say {name}"
         return UsageError(f"{self.where} {what}; it must be {right}.")

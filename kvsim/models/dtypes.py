@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-"""Bytes of one element of weights and activations."""
+"""Types of weights and activations, and the number of bytes of one element."""
 
 KV_CACHE_DTYPES = (
     "auto",
@@ -18,4 +18,4 @@ KV_CACHE_DTYPES = (
     "int4_per_token_head",
     "nvfp4",
 )
-"""Values of `--kv-cache-dtype`; `auto` is the model's own type."""
+"""Values of `--kv-cache-dtype`. `auto` stands for the model's own type."""

@@ -1,6 +1,6 @@
-"""Convert a Hugging Face `config.json` to a `Model`; refuse it if kvsim cannot compute the cache size exactly.
+"""Convert a Hugging Face `config.json` to a `Model`. Refuse a model whose cache size kvsim cannot compute exactly.
 
-This is how `--model` accepts models that are not in `listed.toml`, and how the listed ones are built.
+`--model` reads models in this way that `listed.toml` does not have. The listed models are built in the same way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OrionForCausalLM Phi3ForCausalLM PhiForCausalLM PhiMoEForCausalLM Qwen2ForCausal
 Qwen3ForCausalLM Qwen3MoeForCausalLM SeedOssForCausalLM SmolLM3ForCausalLM SolarForCausalLM StableLmForCausalLM
 Starcoder2ForCausalLM TeleChat3ForCausalLM
 """
-"""Architectures without a rule of their own for which layers slide: `layer_types` or `sliding_window` decides."""
+"""Architectures without a rule of their own: `layer_types` or `sliding_window` decides which layers slide."""
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_PLAIN.split(), attention.by_layer_types),
@@ -77,7 +77,7 @@ RULES: Mapping[str, Rule] = {
     "Qwen3_5ForCausalLM": recurrent.qwen_linear,
     "Qwen3_5MoeForCausalLM": recurrent.qwen_linear,
 }
-"""Rules by class of the text model, as in `architectures`."""
+"""Rules for listing caches, by the class of the text model in `architectures`."""
 
 _WRAPPERS: Mapping[str, str] = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
@@ -93,7 +93,7 @@ _WRAPPERS: Mapping[str, str] = {
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-"""Class of the text model inside each image model, by the class of the image model in `architectures`."""
+"""Class of the text model in each image model, by the class of the image model in `architectures`."""
 
 _LIGHTNING = "lightning attention (the zeros of attn_type_list), whose states have a type of their own"
 _NOT_MODELLED: Mapping[str, str] = {
@@ -108,8 +108,8 @@ _NOT_MODELLED: Mapping[str, str] = {
 def read_config(path: Path, longest: int | None = None) -> Model:
     """Read the model from a `config.json`, or from a folder with that file.
 
-    The model has the name in `_name_or_path`, or else that of its folder. `longest` is the number of tokens of the
-    longest sequence; it is used only if the configuration does not state one.
+    Its name is `_name_or_path` in the file or, without that, the name of its folder. `longest` is the number of tokens
+    in the longest sequence; it is used only if the file states none.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -131,9 +131,9 @@ def read_config(path: Path, longest: int | None = None) -> Model:
 
 
 def _name_of(file: Path) -> str:
-    """Return the name of the model whose configuration is `file`: that of its folder.
+    """Return the name of the model with the configuration `file`: the name of its folder.
 
-    In the cache of Hugging Face, that folder has the name of a commit, and the model's name is in a parent folder
+    In the cache of Hugging Face, this folder is named after a commit. Then a parent folder has the name of the model,
     such as "models--Qwen--Qwen3-8B".
     """
     cached = next((folder.name for folder in file.parents if folder.name.startswith("models--")), None)
@@ -141,7 +141,10 @@ def _name_of(file: Path) -> str:
 
 
 def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: int | None = None) -> Model:
-    """Build the model from the fields of a `config.json`; `longest` as in `read_config`."""
+    """Build the model from the fields of a `config.json`.
+
+    `name` is its name, and `where` names the file in messages. `longest` is as in `read_config`.
+    """
     config = Config(fields, where)
     architecture = _architecture(config)
     text = config.text(architecture)
@@ -186,10 +189,10 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: in
 
 
 def _kinds_of(layers: attention.Caches) -> tuple[tuple[Layer, ...], tuple[tuple[int, ...], ...]]:
-    """Return the different caches of a model, and for each layer the indices of its caches.
+    """Return the different caches of a model and, for each layer, the indices of its caches.
 
-    Both are empty if every layer has one cache of full attention, with keys as large as values, because `Model` then
-    needs no list.
+    Both are empty if every layer has one cache of full attention, with keys as large as values. `Model` needs no list
+    then.
     """
     kinds: list[Layer] = list(dict.fromkeys(layer for caches in layers for layer in caches))
     if len(kinds) == 1 and all(len(caches) == 1 for caches in layers):
@@ -200,13 +203,13 @@ def _kinds_of(layers: attention.Caches) -> tuple[tuple[Layer, ...], tuple[tuple[
 
 
 def _chunk(text: Config) -> int | None:
-    """Return the number of tokens per chunk of a Mamba-2 kernel; None if none is stated."""
+    """Return the number of tokens that a Mamba-2 kernel processes at a time; None if none is stated."""
     names = ("mamba_chunk_size", "chunk_size")
     return text.count(*names) if any(map(text.states, names)) else None
 
 
 def _has_heads(text: Config) -> bool:
-    """Tell whether the model has attention heads; pure Mamba models have none."""
+    """Tell whether the model has attention heads. Models of Mamba layers alone have none."""
     return any(text.states(name) for name in ("num_attention_heads", "n_head", "n_heads"))
 
 
@@ -221,11 +224,11 @@ _OTHER_FILES = {
     "crop_size": "a processor of images; --model takes the config.json beside it",
     "added_tokens": "a tokenizer (tokenizer.json); --model takes the config.json beside it",
 }
-"""Fields by which a file that is no `config.json` is recognized, and what that file describes."""
+"""Fields that show that a file is no `config.json`, and what the file is."""
 
 
 def _architecture(config: Config) -> str:
-    """Return the class of the text model: a key of `RULES`."""
+    """Return the class of the text model, which is a key of `RULES`."""
     if config.flag("is_encoder_decoder", default=False):
         raise UsageError(f"{config.where} says is_encoder_decoder = true; kvsim knows models without cross attention.")
     named = config.texts("architectures") or ()

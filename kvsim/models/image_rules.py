@@ -1,7 +1,7 @@
-"""Compute how many prompt tokens an image takes, for `--image`, as the processors of Qwen2.5-VL and Qwen3-VL do.
+"""Compute how many prompt tokens an image has, for `--image`, as the processors of Qwen2.5-VL and Qwen3-VL do.
 
 The processor scales an image so that both sides are multiples of one length and the area is within limits. Each square
-with that side length becomes one token. In the prompt, one marker token precedes these tokens and one follows them.
+with sides of this length becomes one token. In the prompt, a marker token precedes these tokens, and one follows.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ from dataclasses import dataclass
 from kvsim.errors import UsageError
 
 MARKS = 2
-"""Number of marker tokens of an image: one at its beginning, one at its end."""
+"""Number of marker tokens of an image: one before its tokens, one after."""
 _MOST_STRETCHED = 200
-"""Largest ratio of the longer to the shorter side that the processors accept."""
+"""Largest ratio of the longer side to the shorter one that the processors accept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRule:
-    """Token side length and area limits of one image processor."""
+    """Sizes by which a processor scales images."""
 
     side_pixels: int
-    """Side length of a token in pixels: that of a patch, times the patches per side that are merged into a token."""
+    """Side length in pixels of the square that becomes a token: the side of a patch times the patches
+    merged per side.
+    """
     least_pixels: int
+    """Smallest area of a scaled image, in pixels."""
     most_pixels: int
+    """Largest area of a scaled image, in pixels."""
 
     @property
     def most_tokens(self) -> int:
@@ -32,7 +36,7 @@ class ImageRule:
         return self.most_pixels // self.side_pixels**2
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height in pixels after the processor has scaled an image."""
+        """Return the width and the height, in pixels, to which the processor scales an image."""
         if min(width, height) < 1 or max(width, height) > _MOST_STRETCHED * min(width, height):
             raise UsageError(
                 f"an image of {width}x{height} pixels is none that the processor takes: one side may be at most "
@@ -49,7 +53,7 @@ class ImageRule:
         return wide, high
 
     def num_tokens(self, width: int, height: int) -> int:
-        """Return the number of tokens of an image, without markers."""
+        """Return the number of tokens of an image with `width` x `height` pixels, without markers."""
         wide, high = self.scaled(width, height)
         return wide // self.side_pixels * (high // self.side_pixels)
 

@@ -1,8 +1,8 @@
-"""Kinds of caches that a layer can have for a sequence: keys and values, a latent, or a recurrent state.
+"""Kinds of caches that a layer can have: keys and values, a latent, or a recurrent state.
 
-A `Model` lists the kinds of its layers; `kvsim.kv_groups` computes bytes and blocks from them. Fields describe the
-whole layer. Methods take the tensor-parallel size and return the share of one GPU: heads and channels are divided
-among the GPUs, a latent is not.
+A `Model` lists the caches of its layers; `kvsim.kv_groups` computes bytes and blocks from these. Fields describe the
+whole layer. Methods take the tensor-parallel size and describe one GPU: heads and channels are divided among the GPUs,
+and each GPU has the whole latent.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from kvsim.models.dtypes import DTYPE_BYTES
 
 
 class StateTensor(NamedTuple):
-    """Tensor of a recurrent state, on one GPU."""
+    """Tensor of a recurrent state on one GPU."""
 
     shape: tuple[int, ...]
     dtype: str
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensor."""
+        """Number of bytes of the tensor."""
         return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
@@ -33,12 +33,12 @@ class FullAttention:
     kind: str = field(default="full", init=False)
     num_kv_heads: int
     head_dim: int
-    """Elements of one head's key."""
+    """Number of elements in the key of one head."""
     value_head_dim: int
-    """Elements of one head's value."""
+    """Number of elements in the value of one head."""
 
     def heads_on_gpu(self, tensor_parallel_size: int) -> int:
-        """Return the number of KV heads on each GPU; with more GPUs than heads, the heads are replicated."""
+        """Return the number of KV heads on each GPU. If there are more GPUs than heads, heads are copied."""
         return max(1, self.num_kv_heads // tensor_parallel_size)
 
     def elements_per_token(self, tensor_parallel_size: int = 1) -> int:
@@ -64,33 +64,37 @@ class ChunkedLocal(FullAttention):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mla:
-    """Latent of every token, from which the keys and values of all heads are computed (multi-head latent attention)."""
+    """Latent of every token, from which the keys and values of all heads are computed (multi-head latent attention,
+    MLA).
+    """
 
     kind: str = field(default="mla", init=False)
     kv_lora_rank: int
-    """Elements of the latent."""
+    """Number of elements in the latent."""
     rope_dim: int
-    """Elements of the rotary key, shared by all heads."""
+    """Number of elements in the rotary key, which all heads share."""
     sparse: bool = False
-    """True if an indexer picks the tokens to read (DeepSeek-V3.2); the fp8 cache then has another format."""
+    """True if an indexer chooses the tokens to read (DeepSeek-V3.2). An fp8 cache then has another format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer:
-    """Keys by which sparse attention picks the tokens to read, in fp8 with a float32 scale for every 128 elements."""
+    """Keys with which sparse attention chooses the tokens to read. They are in fp8, with a float32 scale per 128
+    elements.
+    """
 
     kind: str = field(default="indexer", init=False)
     head_dim: int
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token on each GPU."""
+        """Number of bytes of one token on each GPU."""
         return self.head_dim + self.head_dim // 128 * 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba1:
-    """Selective state space layer of Mamba and Jamba."""
+    """State of a selective state space layer, as in Mamba and Jamba."""
 
     keeps_block_states: ClassVar[bool] = True
     kind: str = field(default="mamba1", init=False)
@@ -101,7 +105,7 @@ class Mamba1:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors that each GPU holds for one sequence."""
+        """Return the tensors that each GPU has for one sequence."""
         del num_speculative_tokens  # vLLM has no speculative decoding with these layers
         inner = self.inner_size // tensor_parallel_size
         return (
@@ -112,7 +116,7 @@ class Mamba1:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2:
-    """State space layer with scalar decay per head: Mamba 2, Granite 4 H, Nemotron-H, Falcon-H1, Zamba 2."""
+    """State of a state space layer with one decay per head: Mamba 2, Granite 4 H, Nemotron-H, Falcon-H1, Zamba 2."""
 
     keeps_block_states: ClassVar[bool] = True
     kind: str = field(default="mamba2", init=False)
@@ -126,7 +130,9 @@ class Mamba2:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors that each GPU holds for one sequence; one group per GPU if groups cannot be divided."""
+        """Return the tensors that each GPU has for one sequence. If groups cannot be divided, each GPU has
+        one group.
+        """
         groups = self.num_groups if self.num_groups % tensor_parallel_size == 0 else tensor_parallel_size
         channels = (self.inner_size + 2 * groups * self.state_size) // tensor_parallel_size
         return (
@@ -137,7 +143,7 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDeltaNet:
-    """Linear attention of Qwen3-Next and Qwen3.5."""
+    """State of the linear attention in Qwen3-Next and Qwen3.5."""
 
     keeps_block_states: ClassVar[bool] = False
     kind: str = field(default="gated_delta_net", init=False)
@@ -150,7 +156,7 @@ class GatedDeltaNet:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors that each GPU holds for one sequence."""
+        """Return the tensors that each GPU has for one sequence."""
         channels = 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
         heads = self.num_value_heads // tensor_parallel_size
         return (
@@ -161,7 +167,7 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KimiDelta:
-    """Linear attention of Kimi-Linear; its matrix is in float32."""
+    """State of the linear attention in Kimi-Linear. Its matrix is in float32."""
 
     keeps_block_states: ClassVar[bool] = False
     kind: str = field(default="kimi_delta", init=False)
@@ -171,7 +177,7 @@ class KimiDelta:
     dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors that each GPU holds for one sequence."""
+        """Return the tensors that each GPU has for one sequence."""
         del num_speculative_tokens  # vLLM has no speculative decoding with these layers
         heads = self.num_heads // tensor_parallel_size
         return (
@@ -182,7 +188,7 @@ class KimiDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConv:
-    """Gated short convolution of LFM2."""
+    """State of a gated short convolution, as in LFM2."""
 
     keeps_block_states: ClassVar[bool] = False
     kind: str = field(default="short_conv", init=False)
@@ -191,22 +197,22 @@ class ShortConv:
     dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors that each GPU holds for one sequence."""
+        """Return the tensors that each GPU has for one sequence."""
         del num_speculative_tokens  # vLLM has no speculative decoding with these layers
         return (StateTensor((self.conv_kernel - 1, self.inner_size // tensor_parallel_size), self.dtype),)
 
 
 Attention: TypeAlias = FullAttention | SlidingWindow | ChunkedLocal | Mla
-"""Layers that cache keys and values, or a latent, for every token or for the last tokens."""
+"""Caches of keys and values, or of a latent, for every token or for the last tokens."""
 Recurrent: TypeAlias = Mamba1 | Mamba2 | GatedDeltaNet | KimiDelta | ShortConv
-"""Layers with a state of fixed size.
+"""Caches of a state with a fixed size.
 
-All have a method `state` with the same parameters; those for which vLLM has no speculative decoding ignore
-`num_speculative_tokens`. If `keeps_block_states` is true, vLLM can cache a state at the end of each block.
+All have a method `state` with the same parameters; it ignores `num_speculative_tokens` where vLLM has no speculative
+decoding. If `keeps_block_states` is True, vLLM can cache the state at the end of each block.
 """
 Layer: TypeAlias = Attention | Indexer | Recurrent
 
 LAYER_CLASSES: dict[str, type[Layer]] = {
     layer_class.__dataclass_fields__["kind"].default: layer_class for layer_class in get_args(Layer)
 }
-"""Layer classes by `kind`, which is their name in recordings and other written shapes."""
+"""Classes of caches by their `kind`, which is their name in recordings."""

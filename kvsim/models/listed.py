@@ -1,6 +1,6 @@
-"""Find the model for the name given with `--model`, among those of `listed.toml` or in a `config.json`.
+"""Find the model that `--model` names, in `listed.toml` or in a `config.json`.
 
-`listed.toml` has one table per model. It is split as text, and a table is only parsed when its model is used, because
+`listed.toml` has one table per model. The file is split as text, and a table is parsed when its model is used, because
 parsing all tables would delay every command.
 """
 
@@ -21,9 +21,11 @@ from kvsim.models.shape import Model
 from kvsim.models.weights import find_quantization
 
 _VARIANTS = frozenset(("instruct", "it", "pt", "chat", "hf", "base", "bf16", "meta", "nvidia", "c4ai"))
-"""Words that do not change the shape: variants of a model, and makers."""
+"""Words of a name that do not change the shape: variants of a model, and makers."""
 _TOKEN = re.compile(r"v\d+(?:\.\d+)*|a?\d+(?:\.\d+)?[bmke](?![a-z])|\d+x\d+b|[a-z]+|\d+(?:\.\d+)*")
+"""One word in the name of a model, such as "v0.2", "7b", "8x7b", "llama" or "3.1"."""
 _SIZE = re.compile(r"(?:\d+x)?\d+(?:\.\d+)?[bm]")
+"""A number of parameters in the name of a model, such as "7b" or "8x7b"."""
 _QUANTIZED = (
     (re.compile(r"[-_.](?:quantized[.])?(?:fp8(?:-(?:dynamic|kv|block|static|static-per-tensor))?)$"), "fp8"),
     (re.compile(r"[-_.](?:quantized[.])?(?:gptq-int8|w8a8|w8a16|int8)$"), "int8"),
@@ -34,23 +36,24 @@ _QUANTIZED = (
 )
 """Endings of the names of quantized checkpoints, and the value of `--quantization` for each."""
 _CACHED = re.compile(r"(?:^|/)models--([^/]+?)--([^/]+)")
-"""Folder of a model in the cache of Hugging Face, such as "models--Qwen--Qwen3-8B": owner and title."""
+"""Folder of a model in the cache of Hugging Face, such as "models--Qwen--Qwen3-8B". The groups are owner and title."""
 _BEGIN = "\n[[model]]\n"
+"""Text with which each table of `listed.toml` begins."""
 
 
 def all_models() -> tuple[Model, ...]:
-    """Return every listed model."""
+    """Return all listed models."""
     return tuple(each_model())
 
 
 def each_model() -> Iterator[Model]:
-    """Yield every listed model; each is built when the iterator reaches it."""
+    """Yield all listed models. Each is built when the iterator reaches it."""
     return (_model(name) for name in _tables())
 
 
 @cache
 def _tables() -> dict[str, str]:
-    """Return the text of each table in `listed.toml`, by model name."""
+    """Return the text of each table in `listed.toml`, by the name of its model."""
     _, *tables = Path(__file__).with_name("listed.toml").read_text(encoding="utf-8").split(_BEGIN)
     # The first quoted text of a table is the model's name.
     return {table.partition('"')[2].partition('"')[0]: _BEGIN + table for table in tables}
@@ -65,6 +68,7 @@ def _entry(name: str) -> dict[str, Any]:
 
 @cache
 def _model(name: str) -> Model:
+    """Build a listed model."""
     entry = _entry(name)
     fields = entry["config"]
     if isinstance(fields.get("layer_types"), str):
@@ -78,7 +82,7 @@ def _model(name: str) -> Model:
 
 
 def _expanded(runs: str) -> list[str]:
-    """Expand a text such as "mamba*5 attention" to a list."""
+    """Expand a text such as "mamba*5 attention" to a list of six names."""
     names = []
     for run in runs.split():
         name, _, times = run.partition("*")
@@ -87,7 +91,7 @@ def _expanded(runs: str) -> list[str]:
 
 
 def find_model(name: str, longest: int | None = None) -> Model:
-    """Return the model with that name or path. Upper and lower case are the same.
+    """Return the model with this name, or at this path. Upper and lower case are the same.
 
     - A path to a `config.json`, to its folder, or to a model folder in the cache of Hugging Face gives the model
       described there.
@@ -98,7 +102,7 @@ def find_model(name: str, longest: int | None = None) -> Model:
       must have all words, because "mistral" would be ambiguous.
     - An ending such as "-AWQ" sets the quantization.
 
-    `longest` is the number of tokens of the longest sequence; it is used if a `config.json` does not state one.
+    `longest` is the number of tokens in the longest sequence; it is used if a `config.json` states none.
 
     Raises:
         UnknownNameError: the name matches no listed model, or more than one.
@@ -123,7 +127,7 @@ def find_model(name: str, longest: int | None = None) -> Model:
 
 
 def taken_for(name: str, model: Model) -> str:
-    """Return a message that states which model `name` was resolved to; empty if the name is exact or a path."""
+    """Return a message that says for which model `name` was taken; empty if the name is exact or a path."""
     if _names_a_path(name) and _config_of(name) is not None:
         return ""
     bare, quantization = _quantized(_unfolded(name))
@@ -142,7 +146,7 @@ def taken_for(name: str, model: Model) -> str:
 
 
 def _sibling(name: str, model: Model) -> Model:
-    """Return `model`, or its sibling called `name`: a model that differs only in name and longest sequence."""
+    """Return `model`, or its sibling with the name `name`. Siblings differ only in name and longest sequence."""
     siblings = _entry(model.name).get("siblings", {})
     matching = [full for full in siblings if name.strip().casefold() in (full.casefold(), _title(full))]
     return replace(model, name=matching[0], max_position_embeddings=siblings[matching[0]]) if matching else model
@@ -166,7 +170,7 @@ def _matches(name: str) -> list[str]:
 
 
 def _newest(names: list[str]) -> list[str]:
-    """Return only the newest model if `names` differ only in a version, such as v0.2 and v0.3; otherwise all names."""
+    """Return only the newest name if `names` differ only in a version, such as v0.2 and v0.3; otherwise all names."""
     unversioned = {tuple(word for word in _identity(_title(name)) if word[0] != "v") for name in names}
     return [max(names)] if len(unversioned) == 1 and len(names) > 1 else names
 
@@ -188,14 +192,14 @@ def _last(name: str) -> str:
 
 
 def _unfolded(name: str) -> str:
-    """Return the model's name if `name` is a cache folder of Hugging Face or ModelScope, which need not exist here."""
+    """Return the name of a model from a cache folder of Hugging Face or ModelScope; return other names unchanged."""
     cached = _CACHED.search(name)
     # ModelScope writes a dot in a folder's name as three underscores.
     return (f"{cached[1]}/{cached[2]}" if cached else name).replace("___", ".")
 
 
 def _nearest(name: str) -> list[str]:
-    """Return the names of the listed models that share the most words with an unknown name."""
+    """Return the names of the listed models that have the most words in common with an unknown name."""
     words = set(_identity(_title(name.strip())))
     shared = {full: len(words & set(_identity(_title(full)))) for full in _tables()}
     most = max(shared.values())
@@ -203,7 +207,7 @@ def _nearest(name: str) -> list[str]:
 
 
 def _quantized(name: str) -> tuple[str, str]:
-    """Split a name into the part before an ending such as "-AWQ", and the quantization that the ending means."""
+    """Split a name into the part before an ending such as "-AWQ", and the quantization that this ending means."""
     name = name.strip().rstrip("/")
     for ending, quantization in _QUANTIZED:
         if match := ending.search(name.casefold()):
@@ -212,14 +216,15 @@ def _quantized(name: str) -> tuple[str, str]:
 
 
 def _names_a_path(name: str) -> bool:
+    """Tell whether `name` may be a path."""
     return "/" in name or name.endswith(".json") or name in (".", "..")
 
 
 def _config_of(name: str) -> Path | None:
-    """Return the configuration file at path `name`, or in that folder; None if there is none.
+    """Return the configuration file at path `name`, or in this folder; None if there is none.
 
-    A model folder in the cache of Hugging Face has snapshots. Its file is that of the only snapshot, or of the snapshot
-    that `refs/main` names.
+    A model folder in the cache of Hugging Face has snapshots. The file is in the only snapshot, or in the snapshot that
+    `refs/main` names.
     """
     try:
         path = Path(name).expanduser()
@@ -241,14 +246,16 @@ def _config_of(name: str) -> Path | None:
 
 
 def _title(name: str) -> str:
+    """Return a name in lower case without its owner."""
     return name.casefold().rpartition("/")[2]
 
 
 def _words(title: str) -> list[str]:
+    """Return the words of a title in lower case."""
     return _TOKEN.findall(title.casefold())
 
 
 def _identity(title: str) -> tuple[str, ...]:
-    """Return the words of a title without variant words, so that titles of one shape have the same words."""
+    """Return the words of a title without variant words. Titles of models with one shape have the same words."""
     parts = [part for part in re.split(r"[-_ ]", title.casefold()) if part not in _VARIANTS]
     return tuple(word for part in parts for word in _TOKEN.findall(part))

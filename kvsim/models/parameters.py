@@ -1,7 +1,7 @@
-"""Count the parameters of a model from its configuration: in total, in routed experts, and those that one token uses.
+"""Count the parameters of a model from its configuration: all, those of routed experts, and those that a token uses.
 
-Weight bytes and FLOPs follow from these counts. Large biases are counted, and one vector for each norm. Rotary tables
-and the modules for speculative drafts are left out; they were less than 0.1 % in every model that was compared with its
+Bytes of weights and FLOPs follow from these numbers. Large biases are counted, and one vector for each norm. Rotary
+tables and the modules for drafts are not counted; they were less than 0.1 % in every model that was compared with its
 published size.
 """
 
@@ -30,44 +30,50 @@ _UNGATED = {
     "PhiForCausalLM",
     "Starcoder2ForCausalLM",
 }
-"""Architectures whose feed-forward network has two matrices; all others have a third, the gate."""
+"""Architectures whose feed-forward network has two matrices. All others have a third one, the gate."""
 _GATED_ATTENTION = ("Qwen3Next", "Qwen3_5")
+"""Beginnings of architectures whose attention has a gate."""
 _TIED = ("Gemma", "Cohere", "OPT", "GPT2", "Ernie4_5", "SmolLM3", "Starcoder2", "FalconMamba", "MambaFor", "Lfm2For")
-"""Prefixes of architectures that use one table for embedding and output if `tie_word_embeddings` is not stated."""
+"""Beginnings of architectures that use one table for input and output if `tie_word_embeddings` is not stated."""
 _WIDTHS = {"Llama4ForCausalLM": "intermediate_size_mlp", "OPTForCausalLM": "ffn_dim", "GPT2LMHeadModel": "n_inner"}
-"""Name of the field with the width of a feed-forward network, in architectures where it is not `intermediate_size`."""
+"""Field with the width of the feed-forward network, for architectures where it is not `intermediate_size`."""
 _MIXTURES = (
     "Afmoe", "Ernie4_5_Moe", "FlexOlmo", "Glm4MoeFor", "GptOss", "GraniteMoeFor", "GraniteMoeShared", "Jamba",
     "Lfm2Moe", "MiniMaxM2", "Mixtral", "Olmoe", "PhiMoE", "Qwen2Moe", "Qwen3Moe", "Qwen3Next", "Qwen3_5Moe",
 )  # fmt: skip
-"""Prefixes of architectures that always have experts."""
+"""Beginnings of architectures that always have experts."""
 _WITHOUT_FEED_FORWARD = ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
+"""Architectures without a feed-forward network."""
 _LEARNED_POSITIONS = {"OPTForCausalLM": 2, "GPT2LMHeadModel": 0}
-"""Architectures with learned positions, and the number of rows that their table has beyond the longest sequence."""
+"""Architectures with learned positions, and how many rows more than the longest sequence their table has."""
 
 
 class Mixture(NamedTuple):
-    """Number and widths of the experts of one layer."""
+    """Number and widths of the experts in one layer."""
 
     num_experts: int
+    """Number of routed experts."""
     num_active: int
+    """Number of routed experts that one token passes through."""
     intermediate_size: int
+    """Width of one routed expert."""
     shared_size: int
     """Total width of the shared experts, which every token passes through."""
 
 
 class Parameters(NamedTuple):
-    """Number of parameters of a text model."""
+    """Numbers of parameters of a text model."""
 
     total: int
+    """Number of all parameters."""
     active: int
-    """Parameters that one token passes through."""
+    """Number of parameters that one token passes through."""
     expert: int
-    """Parameters of all routed experts."""
+    """Number of parameters of all routed experts."""
 
 
 def mixture(config: Config) -> Mixture | None:
-    """Return the number and the widths of the experts of a layer with experts; None for a dense model."""
+    """Return the number and the widths of the experts in a layer that has experts; None for a model without experts."""
     names = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
     count = config.count(*names, default=0, least=int(config.architecture.startswith(_MIXTURES)))
     if not count:
@@ -92,7 +98,7 @@ def mixture(config: Config) -> Mixture | None:
 
 
 def has_experts(config: Config, index: int) -> bool:
-    """Tell whether the layer `index` of a model with experts is a mixture."""
+    """Tell whether layer `index` has experts, in a model with experts."""
     kind = _stated_kind(config, index)
     if kind is not None:
         return kind in ("E", "moe", "sparse")
@@ -108,7 +114,7 @@ def has_experts(config: Config, index: int) -> bool:
 
 
 def _stated_kind(config: Config, index: int) -> str | None:
-    """Return the configuration's name for the feed-forward part of a layer, if it is stated per layer."""
+    """Return the name that the configuration has for the feed-forward part of layer `index`; None if it has none."""
     for name in ("hybrid_override_pattern", "layers_block_type", "mlp_layer_types"):
         kinds = config.fields.get(name)
         tells = name != "layers_block_type" or (isinstance(kinds, list) and "moe" in kinds)
@@ -118,7 +124,7 @@ def _stated_kind(config: Config, index: int) -> str | None:
 
 
 def count_parameters(config: Config, layers: Caches) -> Parameters:
-    """Count the parameters of a text model whose layers have the caches in `layers`."""
+    """Count the parameters of a text model. `layers` has the caches of each layer."""
     hidden = hidden_size(config)
     vocabulary = config.count("vocab_size") * hidden
     architecture = config.architecture
@@ -145,8 +151,8 @@ def is_tied(config: Config) -> bool:
 def encoder_parameters(config: Config) -> int:
     """Estimate the number of parameters of an image encoder from its width and depth; 0 without an encoder.
 
-    Assumptions: a feed-forward network with `silu` has a gate, and an encoder that merges neighbouring patches has two
-    linear layers for it.
+    A feed-forward network with `silu` is taken to have a gate. An encoder that merges neighbouring patches is taken to
+    have two linear layers for this.
     """
     stated = config.fields.get("vision_config")
     if not isinstance(stated, dict):
@@ -163,14 +169,14 @@ def encoder_parameters(config: Config) -> int:
 
 
 def image_levels(config: Config) -> int:
-    """Count the vectors that an image encoder adds to deeper layers for each token (deepstack of Qwen3-VL)."""
+    """Return how many deeper layers get vectors of an image encoder for each token (deepstack of Qwen3-VL)."""
     stated = config.fields.get("vision_config")
     levels = stated.get("deepstack_visual_indexes") if isinstance(stated, dict) else None
     return len(levels) if isinstance(levels, list) else 0
 
 
 def _per_layer_embeddings(config: Config, num_layers: int) -> int:
-    """Count the parameters of the per-layer embeddings of Gemma 3n and 4, and of their projections."""
+    """Count the parameters of the embeddings that each layer of Gemma 3n and 4 has, and of their projections."""
     width = config.count("hidden_size_per_layer_input", default=0, least=0)
     if not width:
         return 0
@@ -181,8 +187,8 @@ def _per_layer_embeddings(config: Config, num_layers: int) -> int:
 def _feed_forward(config: Config, index: int, has_cache: bool) -> tuple[int, int, int]:
     """Count the feed-forward parameters of layer `index`.
 
-    Return three counts: parameters that every token uses, those of all routed experts, and those of the experts that
-    one token is routed to.
+    Return three numbers: the parameters that every token uses, those of all routed experts, and those of the experts
+    that one token uses.
     """
     hidden, architecture = hidden_size(config), config.architecture
     matrices = 2 if architecture in _UNGATED else 3
@@ -205,7 +211,7 @@ def _feed_forward(config: Config, index: int, has_cache: bool) -> tuple[int, int
 
 
 def dense_size(config: Config, index: int = 0) -> int:
-    """Return the width of the feed-forward network of layer `index`, if the layer has no experts."""
+    """Return the width of the feed-forward network of layer `index`, if this layer has no experts."""
     widths = config.fields.get("intermediate_size")
     if isinstance(widths, list | tuple):  # Gemma 3n: one for every layer
         if len(widths) != num_layers(config):
@@ -228,7 +234,7 @@ def dense_size(config: Config, index: int = 0) -> int:
 
 
 def _cache_parameters(config: Config, layer: Layer) -> int:
-    """Count the parameters of the attention, indexer or recurrent module that uses the cache `layer`."""
+    """Count the parameters of the attention, the indexer or the recurrent layer that has the cache `layer`."""
     match layer:
         case FullAttention():
             return _attention(config, layer)
@@ -243,7 +249,7 @@ def _cache_parameters(config: Config, layer: Layer) -> int:
 
 
 def _recurrent(config: Config, layer: Recurrent) -> int:
-    """Count the parameters of the recurrent module that uses the cache `layer`."""
+    """Count the parameters of the recurrent layer that has the cache `layer`."""
     hidden = hidden_size(config)
     match layer:
         case Mamba1():
@@ -268,6 +274,7 @@ def _recurrent(config: Config, layer: Recurrent) -> int:
 
 
 def _attention(config: Config, layer: FullAttention) -> int:
+    """Count the parameters of an attention layer with keys and values."""
     hidden, heads, architecture = hidden_size(config), num_heads(config), config.architecture
     gated = architecture.startswith(_GATED_ATTENTION)
     query = heads * layer.head_dim * (2 if gated and config.flag("attn_output_gate", default=True) else 1)
@@ -281,6 +288,7 @@ def _attention(config: Config, layer: FullAttention) -> int:
 
 
 def _latent_attention(config: Config, layer: Mla) -> int:
+    """Count the parameters of an attention layer with a latent."""
     hidden, heads = hidden_size(config), num_heads(config)
     content, value = config.count("qk_nope_head_dim"), config.count("v_head_dim")
     query = heads * (content + layer.rope_dim)

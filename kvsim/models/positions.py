@@ -1,6 +1,6 @@
-"""Compute the longest sequence of a model from its configuration, as vLLM 0.25.1 derives `max_model_len`.
+"""Compute the longest sequence of a model from its configuration, as vLLM 0.25.1 computes `max_model_len`.
 
-It is the stated number of positions, times a factor if the rotary positions are scaled.
+It is the stated number of positions. If the rotary positions are scaled, it is multiplied by a factor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _STATED = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "max_seq_length",
     "seq_len",
 )  # fmt: skip
-"""Fields with the longest sequence; vLLM takes the smallest."""
+"""Fields that may state the longest sequence. vLLM takes the smallest value."""
 _STRETCHING = ("linear", "dynamic", "ntk", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Kinds of scaling whose factor multiplies the longest sequence."""
 _KEEPING = ("default", "llama3", "longrope", "su", "mrope", "proportional")
@@ -22,13 +22,13 @@ _KEEPING = ("default", "llama3", "longrope", "su", "mrope", "proportional")
 _PLAIN = ("default", "mrope", "proportional")
 """Kinds of scaling without a factor."""
 _LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
-"""Kinds of layers that may have separate scalings."""
+"""Kinds of layers that may have a scaling of their own."""
 _FACTORS = ("factor", "attn_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "alpha")
 """Keys of a scaling whose values are numbers."""
 
 
 def longest_sequence(text: Config, given: int | None = None) -> int:
-    """Return the number of tokens of the longest sequence; `given` if the configuration does not state it."""
+    """Return the number of tokens in the longest sequence; `given` if the configuration states none."""
     stated = [text.count(name) for name in _STATED if text.states(name)]
     if not stated and not text.states("model_max_length"):
         if given is None:
@@ -51,6 +51,7 @@ def longest_sequence(text: Config, given: int | None = None) -> int:
 
 
 def _field(text: Config) -> str:
+    """Return the name of the field that states how rotary positions are scaled."""
     return "rope_scaling" if text.states("rope_scaling") else "rope_parameters"
 
 
@@ -74,7 +75,7 @@ def _scalings(text: Config) -> list[Config]:
 
 
 def _without_base(scaling: Any) -> Any:
-    """Return a scaling without its rotary base, which only one of two equal scalings may have."""
+    """Return a scaling without its rotary base. Two equal scalings may state it only once."""
     if not isinstance(scaling, dict):
         return scaling
     kind = {"rope_type": scaling.get("rope_type", scaling.get("type"))}
@@ -82,6 +83,7 @@ def _without_base(scaling: Any) -> Any:
 
 
 def _kind(scaling: Config) -> str:
+    """Return the kind of a scaling; "default" if none is stated."""
     known = (*_KEEPING, *_STRETCHING)
     kinds = {name: scaling.fields[name] for name in ("rope_type", "type") if scaling.states(name)}
     if wrong := [name for name, kind in kinds.items() if kind not in known]:
@@ -95,7 +97,7 @@ def _kind(scaling: Config) -> str:
 
 
 def _stretch(scaling: Config, positions: int) -> tuple[int, float]:
-    """Return the number of positions to which the factor of a scaling applies, and that factor."""
+    """Return a number of positions and the factor by which the scaling multiplies it."""
     for name in _FACTORS:
         if scaling.states(name):
             scaling.positive(name)

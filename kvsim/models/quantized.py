@@ -1,6 +1,6 @@
-"""Read the `quantization_config` of a `config.json`: bits per weight, and the cache type that the checkpoint requests.
+"""Read the `quantization_config` of a `config.json`: bits per weight, and the cache type that the checkpoint asks for.
 
-A layout whose bytes kvsim cannot compute is refused with an error.
+If kvsim cannot compute the bytes of a format, it refuses the model.
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ if TYPE_CHECKING:
     from kvsim.models.config import Config
 
 _FIELDS = ("quantization_config", "compression_config")
+"""Fields that may describe the quantization."""
 _LEFT_OUT = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
-"""Alternative names of the field that lists the parts of a model without quantization."""
+"""Fields that may list the parts of a model without quantization."""
 _SMALL = re.compile(
     r"lm_head|shared_head|embed|norm|router|(^|[._])gate($|[^_a-z])|shared_expert_gate|vision|visual|image|img|audio|projector|mtp|nextn"
     r"|eh_proj|conv1d|in_proj_(a|b|ba)|dt_proj|bias"
 )
-"""Names of parts with almost no weights, or that no method quantizes: leaving them out changes nothing."""
+"""Names of parts with almost no weights, or that no method quantizes. They may be listed without effect on
+the bytes.
+"""
 _ATTENTION = re.compile(r"attn|attention")
+"""Names of attention layers."""
 _OF_EVERY_TOKEN = re.compile(
     r"attn|attention|shared_expert|mlp\W*\((gate|up|down|gate_up|\|)+\)|feed_forward\.(gate|up|down)"
 )
-"""Names of those parts of a mixture of experts that every token passes through."""
+"""Names of the parts of a model with experts that every token passes through."""
 
 
 def quantization_of(config: Config, text: Config, *, num_layers: int, has_experts: bool) -> Quantization | None:
-    """Return the quantization stated for the model or its text model; None if none is stated."""
+    """Return the quantization that the model or its text model states; None if none is stated."""
     places = [config] if config is text else [config, text]
     statements = [(place, name) for place in places for name in _FIELDS if place.states(name)]
     if not statements:
@@ -78,12 +82,14 @@ def _weights(scheme: Config) -> Quantization:
 
 
 def _named(name: str) -> Quantization:
+    """Return the quantization with this name in `QUANTIZATIONS`."""
     known = QUANTIZATIONS[name]
     assert known is not None
     return known
 
 
 def _unknown(scheme: Config, field: str, right: str) -> UsageError:
+    """Return the error for a field with an unknown method; it lists the methods of `--quantization`."""
     methods = ", ".join(name for name in QUANTIZATIONS if name != "none")
     return scheme.wrong(field, f"{right}, or be left out with the whole object and --quantization say one of {methods}")
 
@@ -91,7 +97,7 @@ def _unknown(scheme: Config, field: str, right: str) -> UsageError:
 def _grouped(
     scheme: Config, method: str, bits_names: tuple[str, ...], group_names: tuple[str, ...], widths: tuple[int, ...]
 ) -> Quantization:
-    """Return a quantization to integers in groups of weights; each group has a 16-bit scale and a zero point."""
+    """Return a quantization to integers. Each group of weights has a 16-bit scale and a zero point."""
     bits = scheme.count(*bits_names)
     if bits not in widths:
         raise scheme.wrong(bits_names[0], f"one of {', '.join(map(str, widths))}")
@@ -103,6 +109,7 @@ def _grouped(
 
 
 def _fp8(scheme: Config) -> Quantization:
+    """Return a quantization to fp8, with one scale per tensor or per block of weights."""
     block = scheme.fields.get("weight_block_size")
     if block is None:
         return _named("fp8")
@@ -117,6 +124,7 @@ def _fp8(scheme: Config) -> Quantization:
 
 
 def _modelopt(scheme: Config) -> Quantization:
+    """Return the quantization that NVIDIA's ModelOpt states."""
     inner = scheme.fields.get("quantization", scheme.fields)
     if not isinstance(inner, dict):
         raise scheme.wrong("quantization", "an object with quant_algo")
@@ -158,7 +166,7 @@ def _compressed_tensors(scheme: Config) -> Quantization:
 
 
 def _cache(scheme: Config) -> str:
-    """Return the cache type that the checkpoint requests; "auto" if it requests none."""
+    """Return the cache type that the checkpoint asks for; "auto" if it asks for none."""
     method = _method(scheme)
     inner = scheme.fields.get("quantization", scheme.fields) if method.startswith("modelopt") else scheme.fields
     place = type(scheme)({**scheme.fields, **inner}, scheme.where)
@@ -198,10 +206,10 @@ def _cache(scheme: Config) -> str:
 
 
 def _kept(scheme: Config, weights: Quantization, *, num_layers: int, has_experts: bool) -> Quantization:
-    """Return `weights` without quantization in the parts that the configuration excludes.
+    """Return `weights`, without quantization in the parts that the configuration leaves out.
 
-    Only one exclusion of large parts is supported: a mixture of experts may exclude attention in all layers. Then only
-    the routed experts are quantized.
+    Of large parts, only attention may be left out: in all layers of a model with experts. Then only the routed experts
+    are quantized.
     """
     names: list[str] = []
     for field in _LEFT_OUT:

@@ -1,6 +1,7 @@
-"""List the caches that each layer of a recurrent or hybrid model has, by the rules of vLLM 0.25.1.
+"""List the caches of each layer of a model with recurrent layers, by the rules of vLLM 0.25.1.
 
-These rules complete those of `kvsim.models.attention`: one function per family of architectures.
+Each function is for one family of architectures. `kvsim.models.attention` has those for models without recurrent
+layers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def model_dtype(config: Config) -> str:
-    """Return the type in which vLLM runs the model: the stated one, but bfloat16 if float32 or nothing is stated."""
+    """Return the type in which vLLM runs the model: the stated type; bfloat16 if that is float32 or not stated."""
     names = [name for name in ("dtype", "torch_dtype") if config.states(name)]
     stated = {name: str(config.fields[name]).removeprefix("torch.") for name in names}
     for name, dtype in stated.items():
@@ -30,7 +31,7 @@ def model_dtype(config: Config) -> str:
 
 
 def _state_dtype(config: Config, *names: str, default: str) -> str:
-    """Return the type of a recurrent state, from the first of the fields `names` that is stated."""
+    """Return the type of a recurrent state: that in the first stated field of `names`, or `default`."""
     for name in names:
         if config.states(name):
             dtype = str(config.fields[name])
@@ -41,6 +42,7 @@ def _state_dtype(config: Config, *names: str, default: str) -> str:
 
 
 def _mamba_1(config: Config) -> Mamba1:
+    """Return the cache of a Mamba layer."""
     inner = config.count("mamba_expand", "expand", default=2) * hidden_size(config)
     dtype = model_dtype(config)
     return Mamba1(
@@ -53,6 +55,7 @@ def _mamba_1(config: Config) -> Mamba1:
 
 
 def _mamba_2(config: Config, *, state_dtype: str | None = None) -> Mamba2:
+    """Return the cache of a Mamba-2 layer. Its state has the type of the model, unless `state_dtype` is given."""
     dtype = model_dtype(config)
     expanded = config.count("mamba_expand", "expand", default=2) * hidden_size(config)
     heads = config.count("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads", default=128)
@@ -70,7 +73,7 @@ def _mamba_2(config: Config, *, state_dtype: str | None = None) -> Mamba2:
 
 
 def _by_names(config: Config, kinds: dict[str, Layer | None], field: str = "layer_types") -> Caches:
-    """List the layers that `field` names; `kinds` has the cache for each name, None for a layer without a cache."""
+    """List the layers that `field` names. `kinds` has the cache for each name; None for a layer without a cache."""
     names = config.texts(field, num_layers(config))
     if names is None:
         raise config.wrong(field, f"a list with one of {', '.join(kinds)} for every layer")
@@ -94,7 +97,9 @@ def granite_hybrid(config: Config) -> Caches:
 
 
 def nemotron_h(config: Config) -> Caches:
-    """List the layers of Nemotron-H: `M` is Mamba 2, `*` attention, `-` and `E` feed-forward layers without a cache."""
+    """List the layers of Nemotron-H: `M` is Mamba 2, `*` is attention, `-` and `E` are feed-forward layers without a
+    cache.
+    """
     state_dtype = _state_dtype(config, "mamba_ssm_cache_dtype", default="float32")
     heads, size = config.count("mamba_num_heads"), config.count("mamba_head_dim")
     base = _mamba_2(config, state_dtype=state_dtype)
@@ -114,7 +119,7 @@ def nemotron_h(config: Config) -> Caches:
 
 
 def qwen_linear(config: Config) -> Caches:
-    """List the layers of Qwen3-Next and Qwen3.5: a gated delta net, and full attention in every fourth layer."""
+    """List the layers of Qwen3-Next and Qwen3.5: linear attention, and full attention in every fourth layer."""
     dtype = model_dtype(config)
     state_dtype = dtype
     if config.architecture.startswith("Qwen3_5"):
@@ -136,7 +141,7 @@ def qwen_linear(config: Config) -> Caches:
 
 
 def falcon_h1(config: Config) -> Caches:
-    """List the layers of Falcon-H1: attention and Mamba 2 in every layer, attention first."""
+    """List the layers of Falcon-H1. Every layer has attention and Mamba 2, attention first."""
     return [(full(config), _mamba_2(config))] * num_layers(config)
 
 
@@ -175,7 +180,9 @@ def lfm2(config: Config) -> Caches:
 
 
 def kimi_linear(config: Config) -> Caches:
-    """List the layers of Kimi-Linear: a latent in `full_attn_layers` (counted from 1), a delta net in all others."""
+    """List the layers of Kimi-Linear: a latent in `full_attn_layers` (counted from 1), and linear attention in all
+    others.
+    """
     stated = config.fields.get("linear_attn_config")
     if not isinstance(stated, dict) or stated.get("full_attn_layers") is None:
         raise config.wrong("linear_attn_config", "an object with full_attn_layers, num_heads and head_dim")

@@ -1,6 +1,7 @@
-"""`Model`: the layers of a model, the types of its weights and cache, and how it is split over GPUs.
+"""Describe a model: its layers, the types of its weights and cache, and how GPUs share it.
 
-All figures that sizing and step times need follow from these: cache bytes per token, weight bytes, FLOPs per token.
+Sizing and step times need three kinds of figures, which follow from these: bytes of cache per token, bytes of weights,
+and FLOPs per token.
 """
 
 from __future__ import annotations
@@ -24,89 +25,93 @@ if TYPE_CHECKING:
     from kvsim.models.layers import Layer, Recurrent
 
 ATTENTION = (FullAttention, Mla)
-"""Classes of layers that cache keys and values, or a latent, of tokens; sliding and chunked layers are subclasses."""
+"""Classes of caches with keys and values, or a latent. Caches with windows and chunks are subclasses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Shape of one decoder-only model, as served."""
+    """Shape of one decoder-only model, and the settings with which it is served."""
 
     name: str
     num_layers: int
     num_attention_heads: int
     num_kv_heads: int
     head_dim: int
-    """Number of elements of one head; `layer_kinds` states the sizes in layers where they differ from this one."""
+    """Number of elements of one head. If it differs between layers, `layer_kinds` has the size for each."""
     hidden_size: int
     intermediate_size: int
-    """Width of the feed-forward network of a layer; if all layers have experts, that of one expert."""
+    """Width of the feed-forward network in a layer; if all layers have experts, the width of one expert."""
     vocab_size: int
     max_position_embeddings: int
-    """Longest sequence in tokens, prompt and output together."""
+    """Number of tokens in the longest sequence, prompt and output together."""
     tie_word_embeddings: bool
     """True if one table is both input embedding and output projection."""
     dtype: str
-    """Type of weights and activations: a key of `DTYPE_BYTES`."""
+    """Type of weights and activations, a key of `DTYPE_BYTES`."""
     num_parameters: int
     """Number of parameters of the text model."""
     num_active_parameters: int
-    """Number of parameters that one token passes through; fewer than `num_parameters` in a mixture of experts."""
+    """Number of parameters that one token passes through; less than `num_parameters` if there are experts."""
     architecture: str = ""
     """Class of the text model in a Hugging Face configuration; empty for a model that was not read from one."""
     layer_kinds: tuple[Layer, ...] = ()
-    """The different kinds of caches of this model. If empty, all layers have full attention."""
+    """Different caches of the layers. If empty, all layers have full attention."""
     layer_caches: tuple[tuple[int, ...], ...] = ()
     """Indices in `layer_kinds` of the caches of each layer.
 
     A layer has no cache (feed-forward only), one, or two (attention and a recurrent state; a latent and indexer keys).
     """
     mamba_chunk_size: int | None = None
-    """Number of tokens that the kernels of a recurrent layer process at a time."""
+    """Number of tokens that the kernels of a recurrent layer process at a time; None if not stated."""
     num_experts: int = 0
-    """Number of routed experts per layer; 0 for a dense model."""
+    """Number of routed experts in a layer; 0 for a model without experts."""
     num_experts_per_token: int = 0
+    """Number of routed experts that one token passes through in a layer."""
     expert_intermediate_size: int = 0
+    """Width of one routed expert."""
     num_expert_parameters: int = 0
     """Number of parameters of all routed experts in all layers."""
     num_encoder_parameters: int = 0
-    """Number of parameters of encoders for images or sound, which are loaded, but used by no text token."""
+    """Number of parameters of encoders for images or sound. They are loaded, but tokens of text do not use them."""
     image_class: str = ""
     """Class of an image model, such as "Qwen3VLForConditionalGeneration"; empty for a text model."""
     vision: VisionTower | None = None
     """Layers that compute images; None without images, or if they are not known."""
     num_image_levels: int = 1
-    """Number of vectors that the encoder outputs per token: one, and one for each deeper layer that it feeds."""
+    """Number of vectors that the image encoder outputs per token: one, and one for each deeper layer that gets one."""
     quantization: Quantization | None = None
     """Format of quantized weights; None if all weights have type `dtype`."""
     stored_weight_bytes: int | None = None
-    """Bytes of the published weights, if they are known to differ from those that follow from `quantization`."""
+    """Number of bytes of the published weights, if it is known to differ from the number that `quantization` gives."""
     kv_cache_dtype: str = "auto"
-    """Type of the cache: one of `KV_CACHE_DTYPES`."""
+    """Type of the cache, one of `KV_CACHE_DTYPES`."""
     tensor_parallel_size: int = 1
-    """Number of GPUs that split every layer."""
+    """Number of GPUs that share every layer."""
     pipeline_parallel_size: int = 1
-    """Number of pipeline stages; each is one tensor-parallel group and has a range of layers."""
+    """Number of pipeline stages. Each has some consecutive layers, on a tensor-parallel group of GPUs of its own."""
     data_parallel_size: int = 1
-    """Number of data-parallel ranks, which split the routed experts.
+    """Number of data-parallel ranks, among which the routed experts are divided.
 
-    Each rank has its own scheduler, cache and copy of all other weights.
+    Each rank has its own scheduler and cache, and its own copy of all other weights.
     """
     enable_expert_parallel: bool = False
-    """True if experts are split as wholes over the GPUs of all ranks; otherwise each GPU has a part of every expert."""
+    """True if each GPU of all ranks has some whole experts; False if each has a part of every expert."""
     decode_context_parallel_size: int = 1
-    """Number of GPUs of a tensor-parallel group that split the cached tokens of a sequence."""
+    """Number of GPUs of a tensor-parallel group among which the cached tokens of a sequence are divided."""
     sources: tuple[str, ...] = ()
-    """Documents that the shape was taken from."""
+    """Documents from which the shape was taken."""
     from_memory: tuple[str, ...] = ()
     """Names of fields for which there is no source."""
     note: str = ""
+    """Remark about the listed model; empty without one."""
 
     @classmethod
     def from_shape(cls, shape: Mapping[str, Any]) -> Model:
-        """Build the model from a mapping of field names, such as `model` in a recording's `meta.json`.
+        """Build a model from a mapping of field names, such as `model` in a recording's `meta.json`.
 
-        Unknown keys are ignored. `num_parameters` defaults to the count of a decoder with a gated feed-forward network,
-        `num_active_parameters` to `num_parameters`. A stated `kv_bytes_per_token` must agree with the shape.
+        Unknown keys are ignored. By default, `num_parameters` is the number of parameters of a decoder with a gated
+        feed-forward network, and `num_active_parameters` is `num_parameters`. A stated `kv_bytes_per_token` must be the
+        number that follows from the shape.
 
         Raises:
             RecordingError: a figure is missing, invalid, or contradicts another.
@@ -131,7 +136,7 @@ class Model:
         enable_expert_parallel: bool | None = None,
         decode_context_parallel_size: int | None = None,
     ) -> Model:
-        """Return the model with other serving settings. None keeps a setting; for `quantization`, "" does.
+        """Return the model with other serving settings. None keeps a setting; for `quantization`, "" keeps it.
 
         Raises:
             UsageError: heads, experts or contexts cannot be divided among the GPUs, or there are more stages than
@@ -165,6 +170,7 @@ class Model:
         return served
 
     def _check_experts(self) -> None:
+        """Check that the experts can be divided among the GPUs."""
         if self.enable_expert_parallel and not self.num_experts:
             raise UsageError(f"{self.name} has no experts to divide among GPUs; leave --enable-expert-parallel out.")
         width, size = self.expert_intermediate_size or self.intermediate_size, self.num_expert_gpus
@@ -175,7 +181,7 @@ class Model:
             )
 
     def _check_contexts(self) -> None:
-        """Check that each KV head is on at least `decode_context_parallel_size` GPUs, which then can split contexts."""
+        """Check that contexts can be divided: each KV head must be on at least `decode_context_parallel_size` GPUs."""
         size, on_all = self.decode_context_parallel_size, self.tensor_parallel_size
         if self.recurrent_layers or any(
             isinstance(layer, SlidingWindow | ChunkedLocal) for layer in self.attention_layers
@@ -198,6 +204,7 @@ class Model:
             )
 
     def _check_size(self, name: str, size: int) -> None:
+        """Check that GPUs can share the model in `size` parts. `name` is the setting."""
         if not (isinstance(size, int) and size >= 1):
             raise UsageError(f"{name} is {size}; it must be a whole number of at least 1.")
         if name == "tensor_parallel_size" and self.num_attention_heads % size:
@@ -214,7 +221,7 @@ class Model:
 
     @property
     def layers(self) -> tuple[tuple[Layer, ...], ...]:
-        """Caches of each layer of the model, layer by layer."""
+        """Caches of each layer of the model."""
         if self.layer_caches:
             return tuple(tuple(self.layer_kinds[index] for index in caches) for caches in self.layer_caches)
         layer = FullAttention(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, value_head_dim=self.head_dim)
@@ -222,59 +229,65 @@ class Model:
 
     @property
     def attention_layers(self) -> tuple[Attention, ...]:
-        """Layers of attention of any kind, in order."""
+        """Caches of all attention layers, in the order of the layers."""
         return tuple(layer for caches in self.layers for layer in caches if isinstance(layer, ATTENTION))
 
     @property
     def recurrent_layers(self) -> tuple[Recurrent, ...]:
-        """Layers with a state of fixed size, in order."""
+        """Caches of all recurrent layers, in the order of the layers."""
         return tuple(
             layer for caches in self.layers for layer in caches if not isinstance(layer, (*ATTENTION, Indexer))
         )
 
     @property
     def num_kv_layers(self) -> int:
-        """Number of attention layers; few in a hybrid of attention and recurrent layers."""
+        """Number of attention layers."""
         return len(self.attention_layers)
 
     @property
     def kv_lora_rank(self) -> int | None:
-        """Elements of the latent in multi-head latent attention; None for other attention."""
+        """Number of elements in the latent (MLA); None for other attention."""
         return next((layer.kv_lora_rank for layer in self.layer_kinds if isinstance(layer, Mla)), None)
 
     @property
     def sliding_window(self) -> int | None:
-        """Window of the sliding layers in tokens; None without sliding layers."""
+        """Number of tokens in the window of the sliding layers; None without sliding layers."""
         return next((layer.window for layer in self.layer_kinds if isinstance(layer, SlidingWindow)), None)
 
     @property
     def state_bytes_per_sequence(self) -> int:
-        """Bytes of recurrent state of a sequence on one GPU, regardless of its length."""
+        """Number of bytes of a sequence's recurrent states on one GPU. It does not depend on the length of the
+        sequence.
+        """
         tensors = (tensor for layer in self.recurrent_layers for tensor in layer.state(self.tensor_parallel_size))
         return sum(tensor.num_bytes for tensor in tensors)
 
     @property
     def dtype_bytes(self) -> int:
-        """Bytes of one activation, and of one weight that is not quantized."""
+        """Number of bytes of one activation, and of one weight that is not quantized."""
         return DTYPE_BYTES[self.dtype]
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Cache bytes of a token on one GPU, in all layers together, as if windows kept every token."""
+        """Number of bytes that the cache of one token takes in all layers on one GPU, as if windows kept
+        every token.
+        """
         if not self.layer_caches:
             return self.num_layers * self.layer_bytes_per_token(self.layers[0][0])
         times = Counter(index for caches in self.layer_caches for index in caches)
         return sum(times[index] * self.layer_bytes_per_token(kind) for index, kind in enumerate(self.layer_kinds))
 
     def layer_bytes_per_token(self, layer: Layer) -> int:
-        """Return the cache bytes of a token in `layer` on one GPU; 0 for a recurrent layer.
+        """Return the number of bytes that one token takes in the cache `layer` on one GPU; 0 for a recurrent state.
 
-        If decode context parallelism splits the tokens, this is the average over all tokens.
+        If decode context parallelism divides the tokens among GPUs, this is the average over all tokens.
         """
         return self._whole_bytes(layer) // self.decode_context_parallel_size
 
     def _whole_bytes(self, layer: Layer) -> int:
-        """Return the cache bytes of a token in `layer` on a GPU that holds this token; 0 for a recurrent layer."""
+        """Return the bytes that one token takes in the cache `layer`, on a GPU that has this token; 0 for a recurrent
+        state.
+        """
         if not isinstance(layer, (*ATTENTION, Indexer)):
             return 0
         return bytes_per_token(
@@ -283,7 +296,7 @@ class Model:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights of the text model, on all GPUs together."""
+        """Number of bytes of all weights of the text model, on all GPUs together."""
         if self.stored_weight_bytes is not None:
             return self.stored_weight_bytes
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
@@ -297,9 +310,9 @@ class Model:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of all routed experts, on all GPUs together.
+        """Number of bytes of all routed experts, on all GPUs together.
 
-        If the bytes of the published weights are known, the computed bytes are scaled in proportion.
+        If the size of the published weights is known, the computed size is scaled in proportion.
         """
         bits = (self.quantization.expert_bits if self.quantization else 0) or 8 * self.dtype_bytes
         computed = math.ceil(self.num_expert_parameters * bits / 8)
@@ -309,53 +322,55 @@ class Model:
 
     @property
     def num_gpus(self) -> int:
-        """Number of GPUs of one data-parallel rank, in all its pipeline stages."""
+        """Number of GPUs of one data-parallel rank, over all its pipeline stages."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def num_expert_gpus(self) -> int:
-        """Number of GPUs that split the experts of one layer, in all data-parallel ranks."""
+        """Number of GPUs among which the experts of one layer are divided, over all data-parallel ranks."""
         return self.tensor_parallel_size * self.data_parallel_size
 
     @property
     def has_shared_experts(self) -> bool:
-        """True if data-parallel ranks share experts, so that their steps wait for each other."""
+        """True if the experts are divided among data-parallel ranks. The steps of these ranks wait for each other."""
         return self.num_experts > 0 and self.data_parallel_size > 1
 
     @property
     def expert_share_on_gpu(self) -> float:
-        """Share of the routed experts that a GPU holds; the largest share if the experts do not divide evenly."""
+        """Share of the routed experts on one GPU, 0 to 1; the largest share if the experts do not divide evenly."""
         if not self.enable_expert_parallel:
             return 1 / self.num_expert_gpus
         return math.ceil(self.num_experts / self.num_expert_gpus) / self.num_experts
 
     @property
     def weight_bytes_on_gpu(self) -> float:
-        """Bytes of the weights on each GPU of a rank, as if there were no pipeline stages."""
+        """Number of bytes of weights on each GPU of a rank, as if there were no pipeline stages."""
         others = (self.weight_bytes - self.expert_bytes) / self.tensor_parallel_size
         return others + self.expert_bytes * self.expert_share_on_gpu
 
     @property
     def encoder_bytes(self) -> int:
-        """Bytes of the encoders for images or sound, which are not quantized."""
+        """Number of bytes of the encoders for images or sound, which are not quantized."""
         return self.num_encoder_parameters * self.dtype_bytes
 
     @property
     def image_token_bytes(self) -> int:
-        """Bytes of the encoder output for one token of an image."""
+        """Number of bytes of the encoder output for one token of an image."""
         return self.hidden_size * self.dtype_bytes * self.num_image_levels
 
     @property
     def num_lookup_parameters(self) -> int:
-        """Number of parameters of a separate input embedding, of which a step reads only the rows of its tokens."""
+        """Number of parameters of a separate input embedding; 0 without one. A step reads only the rows of
+        its tokens.
+        """
         return 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
 
     @property
     def flops_per_token(self) -> float:
-        """FLOPs per token in the weights of all layers, on each GPU: two per active parameter.
+        """FLOPs of one token with the weights of all layers, on each GPU: two per active parameter.
 
-        Attention scores are in `flops_per_attention_pair`. The output projection is in `flops_per_logits`, because an
-        engine computes logits only for the positions that it samples from.
+        `flops_per_attention_pair` has the attention scores. `flops_per_logits` has the output projection, because an
+        engine computes logits only for the positions from which it samples.
         """
         all_gpus = 2.0 * (self.num_active_parameters - self.num_lookup_parameters)
         return all_gpus / self.tensor_parallel_size - self.flops_per_logits

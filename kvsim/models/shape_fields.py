@@ -1,4 +1,4 @@
-"""Read the shape of a model from a mapping, such as `model` in a recording's `meta.json`, and check every field."""
+"""Read and check the shape of a model in a mapping, such as `model` in a recording's `meta.json`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,15 @@ _REQUIRED = (
     "max_position_embeddings",
     "dtype",
 )
-"""Fields that every shape has; the tuples below name the fields that are no whole numbers of at least 1."""
+"""Fields that every shape must have."""
 _TEXTS = ("name", "note", "architecture", "image_class")
+"""Fields with a text."""
 _TRUTHS = ("tie_word_embeddings", "enable_expert_parallel")
+"""Fields with True or False."""
 _LISTS_OF_TEXTS = ("sources", "from_memory")
+"""Fields with a list of texts."""
 _LISTS = ("layer_kinds", "layer_caches")
+"""Fields with another list."""
 _MAY_BE_ZERO = (
     "intermediate_size",
     "num_experts",
@@ -39,19 +43,22 @@ _MAY_BE_ZERO = (
     "num_expert_parameters",
     "num_encoder_parameters",
 )
-"""Whole numbers that may be 0."""
+"""Fields with a whole number that may be 0. Fields in none of these lists have a whole number of at least 1."""
 _LAYER_FIELDS_MAY_BE_ZERO = ("rope_dim",)
-"""Fields of a layer that may be 0; its other numbers are at least 1."""
+"""Fields of a layer that may be 0. Its other numbers must be at least 1."""
 
 
 def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the arguments for `Model` from the mapping `shape`: its checked fields among `names`, with defaults."""
+    """Return the arguments for `Model` that the mapping `shape` has, checked and completed.
+
+    `names` are the arguments to read.
+    """
     known: dict[str, Any] = {key: shape[key] for key in names if shape.get(key) is not None}
     known.setdefault("name", "unnamed")
     known.setdefault("tie_word_embeddings", False)
     known = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
     for key in (*_REQUIRED, *known):
-        if expected := _expected_unless_valid(key, known.get(key)):
+        if expected := _field_expected(key, known.get(key)):
             raise RecordingError(_wrong(shape, key, expected))
     if "quantization" in known:
         known["quantization"] = _quantization(shape)
@@ -73,7 +80,7 @@ def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, An
 def _gated_decoder_parameters(shape: Mapping[str, Any]) -> int:
     """Count the parameters of a decoder like Llama's: attention, gated feed-forward network, norms and embeddings.
 
-    Experts are not counted: a shape that has them should state `num_parameters`.
+    Experts are not counted: a shape that has experts should state `num_parameters`.
     """
     hidden: int = shape["hidden_size"]
     heads: int = shape["num_attention_heads"] + shape["num_kv_heads"]
@@ -83,6 +90,7 @@ def _gated_decoder_parameters(shape: Mapping[str, Any]) -> int:
 
 
 def _latent(shape: Mapping[str, Any]) -> Mla:
+    """Return the latent of a shape in an older recording, which states `kv_lora_rank` and no `layer_kinds`."""
     rank: Any = shape.get("kv_lora_rank")
     rope: Any = shape.get("qk_rope_head_dim", 0)
     if not is_integer(rank, 1):
@@ -93,7 +101,7 @@ def _latent(shape: Mapping[str, Any]) -> Mla:
 
 
 def _layer(shape: Mapping[str, Any], entry: Any) -> Layer:
-    """Return the kind of cache that an entry of `layer_kinds` describes, with all its fields checked."""
+    """Return the cache that an entry of `layer_kinds` describes, with all its fields checked."""
     if isinstance(entry, get_args(Layer)):
         return cast("Layer", entry)
     layer_class = LAYER_CLASSES.get(str(entry.get("kind"))) if isinstance(entry, dict) else None
@@ -114,7 +122,7 @@ def _layer(shape: Mapping[str, Any], entry: Any) -> Layer:
 
 
 def _layer_field_expected(name: str, type_name: str, value: object) -> str:
-    """Describe the values that a field of a layer may have; return an empty string if `value` is valid."""
+    """Describe which values a field of a layer may have; return an empty text if `value` is valid."""
     if type_name == "int":
         least = 0 if name in _LAYER_FIELDS_MAY_BE_ZERO else 1
         expected, is_valid = f"a whole number of at least {least}", is_integer(value, least)
@@ -140,6 +148,7 @@ def _layer_caches(shape: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[t
 
 
 def _quantization(shape: Mapping[str, Any]) -> Quantization:
+    """Return the checked quantization that the shape states."""
     value = shape["quantization"]
     if isinstance(value, Quantization):
         return value
@@ -154,8 +163,8 @@ def _quantization(shape: Mapping[str, Any]) -> Quantization:
     )
 
 
-def _expected_unless_valid(key: str, value: object) -> str:
-    """Describe the values that field `key` may have; return an empty string if `value` is valid."""
+def _field_expected(key: str, value: object) -> str:
+    """Describe which values field `key` may have; return an empty text if `value` is valid."""
     if key in ("dtype", "kv_cache_dtype"):
         allowed = tuple(DTYPE_BYTES) if key == "dtype" else KV_CACHE_DTYPES
         expected, is_valid = f"one of {', '.join(allowed)}", value in allowed
@@ -179,10 +188,11 @@ def _expected_unless_valid(key: str, value: object) -> str:
 
 
 def _wrong(shape: Mapping[str, Any], key: str, right: str) -> str:
-    """Return the message for field `key`, which must be `right`."""
+    """Return the error message for field `key`, which must be `right`."""
     what = f"says {key} = {shape[key]!r}" if key in shape else f"does not say {key}"
     return _message(shape, what, right)
 
 
 def _message(shape: Mapping[str, Any], what: str, right: str) -> str:
+    """Return the error message for a shape. `what` is the wrong statement, which must be `right`."""
     return f"the shape of the model {shape.get('name', 'without a name')!r} {what}; it must be {right}."

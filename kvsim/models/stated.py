@@ -1,7 +1,7 @@
-"""Check that a configuration states the fields that decide the shape, and that they fit its architecture.
+"""Check that a configuration states the fields on which the shape depends, and that they fit its architecture.
 
 A `config.json` may leave out fields for which its class in Transformers has a default. These defaults differ between
-classes and versions, so that guessing one could give a wrong cache size; kvsim requires the field instead.
+classes and versions. A wrong guess would give a wrong cache size, so kvsim requires these fields.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _STATED: dict[str, str] = {
         f"{_KV} tie_word_embeddings",
     ),
 }  # fmt: skip
-"""Required fields by architecture; `a|b` means that one of these names must be stated."""
+"""Required fields of each architecture. `a|b` means that one of these fields is required."""
 _MAY_BE_NULL = ("sliding_window", "q_lora_rank", "n_routed_experts", "n_shared_experts", "per_layer_config")
 """Fields for which null counts as stated: the model does not have the feature."""
 
@@ -93,11 +93,11 @@ _NAMES: dict[str, tuple[type, ...]] = {
     "sliding_attention": (SlidingWindow,),
     "chunked_attention": (ChunkedLocal,),
 }
-"""Classes of attention layers by their names in `layer_types`; all other names are recurrent layers."""
+"""Classes of attention caches by their names in `layer_types`. All other names are recurrent layers."""
 
 
 def check_stated(text: Config) -> None:
-    """Raise a UsageError if a required field is missing."""
+    """Raise a `UsageError` if a required field is missing."""
     # The text model inside an image model may name another class than `architecture`: the one that wrote its fields.
     text_classes = [name for name in text.texts("architectures") or () if name.endswith("ForCausalLM")]
     for names in _STATED.get(text_classes[0] if text_classes else text.architecture, "").split():
@@ -106,7 +106,7 @@ def check_stated(text: Config) -> None:
 
 
 def check_layers(text: Config, layers: Caches) -> None:
-    """Raise a UsageError if the configuration contradicts the rule of its architecture."""
+    """Raise a `UsageError` if the configuration contradicts the caches that the rule of its architecture lists."""
     if len(layers) != num_layers(text):
         raise text.wrong("num_hidden_layers", f"{len(layers)}, the number of layers in its list")
     if not any(layers):
@@ -133,7 +133,7 @@ def check_layers(text: Config, layers: Caches) -> None:
 
 
 def _is_of(name: str, layer: Layer) -> bool:
-    """Tell whether `name` in `layer_types` fits `layer`."""
+    """Tell whether `name` in `layer_types` may name a layer with the cache `layer`."""
     if name in _NAMES:
         # Sliding and chunked layers are subclasses of FullAttention, but not "full_attention".
         is_partial = isinstance(layer, FullAttention) and layer.kind != "full"

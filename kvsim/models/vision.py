@@ -1,4 +1,4 @@
-"""The vision tower of an image model: the layers that compute an image's vectors, for the time that they take."""
+"""Describe the vision tower of an image model: the layers that compute an image. Their time follows from this."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from kvsim.files.values import is_integer
 from kvsim.models.config import Config
 
 _CLASSES = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
-"""Beginnings of the names of image models whose towers are known. They merge square groups of patches into tokens."""
+"""Beginnings of the classes of image models whose towers are known. They merge square groups of patches into tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionTower:
-    """Shape of the layers that an image's patches pass through."""
+    """Shape of the layers that the patches of an image pass through."""
 
     num_layers: int
     num_full_layers: int
-    """Number of layers in which a patch attends to all patches of its image; in others, to those of its window."""
+    """Number of layers in which each patch attends to all patches of its image. In the others, it attends to its
+    window.
+    """
     hidden_size: int
+    """Number of elements of a patch's hidden vector."""
     intermediate_size: int
+    """Width of the feed-forward network."""
     has_gate: bool
-    """True if the feed-forward network has a matrix for a gate, in addition to up and down."""
+    """True if the feed-forward network has a third matrix, the gate."""
     patches_per_token: int
     """Number of patches that are merged into one token."""
     window_patches: int
-    """Number of patches of a full window; 0 if all layers are full."""
+    """Number of patches in a window; 0 if all layers are full."""
 
 
 def vision_tower(config: Config) -> VisionTower | None:
-    """Return the tower of an image model; None without one, or if its class is not known."""
+    """Return the tower of an image model; None without a tower, or if its class is not known."""
     stated = config.fields.get("vision_config")
     names = config.texts("architectures") or ()
     if not isinstance(stated, dict) or not any(name.startswith(_CLASSES) for name in names):
@@ -56,12 +60,14 @@ def vision_tower(config: Config) -> VisionTower | None:
 
 
 def tower_width(tower: Config) -> int:
-    """Return the hidden size of a tower, which Qwen2-VL states as `embed_dim`: its `hidden_size` is that of outputs."""
+    """Return the width of a tower's layers. Qwen2-VL states it as `embed_dim`; its `hidden_size` is the width of
+    outputs.
+    """
     return tower.count("embed_dim" if tower.states("embed_dim") else "hidden_size", default=0, least=0)
 
 
 def tower_of(value: object) -> VisionTower | None:
-    """Return the tower that `value` of a recording's shape describes; None if it describes none."""
+    """Return the tower that `value` in the shape of a recording describes; None if it describes none."""
     if isinstance(value, VisionTower):
         return value
     names = {each.name: each.type for each in fields(VisionTower)}

@@ -1,4 +1,4 @@
-"""Compute the bytes of a model's weights in GPU memory, quantized or not."""
+"""Compute the number of bytes that a model's weights take in GPU memory, quantized or not."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ class Quantization:
 
     method: str
     linear_bits: float
-    """Bits per weight in linear layers that every token passes through; 0 means not quantized."""
+    """Bits per weight in linear layers that every token passes through; 0 if these are not quantized."""
     expert_bits: float
-    """Bits per weight in routed experts; 0 means not quantized."""
+    """Bits per weight in routed experts; 0 if these are not quantized."""
     kv_cache_dtype: str = "auto"
-    """Cache type that the checkpoint requests. It applies if `--kv-cache-dtype` is `auto`."""
+    """Cache type that the checkpoint asks for. It applies if `--kv-cache-dtype` is `auto`."""
 
 
 _FP8 = 8 + 32 / 128**2
+"""Bits per weight in fp8 with a float32 scale for each block of 128 x 128 weights."""
 _SCALED_4 = 4 + (16 + 4) / 128
+"""Bits per weight of 4 bits in groups of 128, each with a 16-bit scale and a 4-bit zero point."""
 _MXFP4 = 4 + 8 / 32
+"""Bits per weight of 4 bits in groups of 32, each with an 8-bit scale."""
 _NVFP4 = 4 + 8 / 16
+"""Bits per weight of 4 bits in groups of 16, each with an 8-bit scale."""
 _BLOCKED_4 = 4 + 32 / 64
+"""Bits per weight of 4 bits in blocks of 64, each with a float32 scale."""
 
 QUANTIZATIONS: Mapping[str, Quantization | None] = {
     "none": None,
@@ -38,11 +43,7 @@ QUANTIZATIONS: Mapping[str, Quantization | None] = {
     "nvfp4": Quantization(method="nvfp4", linear_bits=_NVFP4, expert_bits=_NVFP4),
     "bitsandbytes": Quantization(method="bitsandbytes", linear_bits=_BLOCKED_4, expert_bits=_BLOCKED_4),
 }
-"""Values of `--quantization`.
-
-fp8 has a float32 scale for every 128 x 128 weights. 4 bits are in groups of 128 weights with a 16-bit scale and a zero
-point. mxfp4 (only experts) has groups of 32 with an 8-bit scale, bitsandbytes blocks of 64 with a float32 scale.
-"""
+"""Values of `--quantization`. Only experts are quantized with mxfp4."""
 _ALSO = {
     "awq_marlin": "awq",
     "gptq_marlin": "gptq",
@@ -54,11 +55,11 @@ _ALSO = {
     "w8a8_fp8": "fp8",
     "w8a8_int8": "int8",
 }
-"""Other names of methods in vLLM and SGLang; they differ in kernels, not in the bytes of weights."""
+"""Other names of methods in vLLM and SGLang. They differ in kernels, not in the bytes of weights."""
 
 
 def find_quantization(name: str) -> Quantization | None:
-    """Return the quantization called `name`; None for "none".
+    """Return the quantization with this name; None for "none".
 
     Raises:
         UsageError: the name is unknown.
@@ -77,7 +78,7 @@ def stored_bytes(
     num_other_parameters: int,
     dtype_bytes: int,
 ) -> int:
-    """Return the bytes of all weights; only weights of linear layers and experts are quantized."""
+    """Return the number of bytes of all weights. Only weights of linear layers and experts are quantized."""
     linear_bits = quantization.linear_bits if quantization else 0
     expert_bits = quantization.expert_bits if quantization else 0
     bits = (
