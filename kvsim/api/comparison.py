@@ -29,7 +29,7 @@ class Comparison(RunsFigure, Mapping[str, Run]):
         return Rows([run.summary().as_row() | {"policy": name} for name, run in self._by_name.items()])
 
     def play(self, *, at_s: float | None = None) -> None:
-        """Open the interface on all runs on one clock, with the errors of `Run.play`."""
+        """Open the interface on all runs, on one clock. It raises the errors of `Run.play`."""
         play(list(self._runs), at_s=at_s)
 
     def __repr__(self) -> str:

@@ -41,7 +41,7 @@ class FleetRun(RunsFigure, Sequence[Run]):
         return Rows(rows, ("server",))
 
     def play(self, *, at_s: float | None = None) -> None:
-        """Open the interface on the pools of all servers, on one clock, with the errors of `Run.play`."""
+        """Open the interface on the pools of all servers, on one clock. It raises the errors of `Run.play`."""
 
         def fleet(report: object) -> object:
             del report

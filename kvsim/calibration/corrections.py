@@ -26,7 +26,7 @@ _FAR_S = 1e-3
 _ENOUGH_STEPS = 5
 """Number of steps of a size with which half of their mean excess is applied; with more steps, a larger part is."""
 _SIZE_ROUNDS = 10
-"""Number of rounds in which the excess of sizes and that of recordings are computed in turn."""
+"""Number of rounds; each computes the excess of every size, and then the excess of every recording."""
 
 
 def with_mean_excess(times: Roofline, observed: Sequence[Observed]) -> Roofline:

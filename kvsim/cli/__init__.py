@@ -62,7 +62,7 @@ _TASKS = {
         "versions": "List what changed in vLLM's scheduler and cache from release to release.",
     },
 }
-"""Each command and its one-line help, which is shown without importing it, below its task."""
+"""Commands by task, each with its one-line help, so that the list is printed without importing the commands."""
 _COMMANDS = [name for commands in _TASKS.values() for name in commands]
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 """Threshold of the garbage collector; Python's default is some hundred times lower."""

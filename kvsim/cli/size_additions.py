@@ -74,9 +74,9 @@ _STAYS = ("outside PyTorch", "captured graphs")
 
 
 def asleep_of(budget: Budget) -> dict[str, dict[str, int | None]]:
-    """Return the bytes that leave a GPU, go to host memory, and remain, by the level of sleep.
+    """Return three sizes for each level of sleep: bytes that a GPU frees, that go to host memory, and that stay on it.
 
-    With a pool of a stated size, the remaining bytes are None, because the other terms are not estimated then.
+    The last is None with a pool of a stated size, because the other terms of the budget are not estimated then.
     """
     terms = {term.label: -term.size_bytes for term in budget.terms}
     weights = sum(terms.get(label, 0) for label in _WEIGHTS)

@@ -1,8 +1,8 @@
 """Ablation as a ladder: the same requests served one by one, then better and better, with one change on every rung.
 
-Every rung runs twice: with the given memory, and with enough memory for all requests. The gain of the second run over
-the rung below is speed; the loss of the first run against the second is memory. The gain of a rung is the product of a
-memory factor and a speed factor.
+Every rung runs twice: with the given memory, and with ample memory, which is enough for all requests. The gain of a
+rung is its throughput divided by that of the rung below. With ample memory, this ratio is the speed factor of the gain;
+the rest of the gain is the memory factor.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Climbed:
     change: str
     tokens_per_s: float
     ample_tokens_per_s: float
-    """Output tokens per second with enough memory for all requests."""
+    """Output tokens per second with ample memory."""
     mean_batch: float
     """Scheduled sequences, mean over time."""
     duration_s: float
@@ -96,11 +96,11 @@ class Climbed:
     gain: float
     """Throughput divided by the throughput of the rung below; 1 on the first rung."""
     memory_gain: float
-    """Memory factor of the gain: `gain` is this times `time_gain`."""
+    """Memory factor of the gain: `gain` divided by `time_gain`."""
 
     @property
     def time_gain(self) -> float:
-        """Speed factor of the gain, which does not depend on memory."""
+        """Speed factor of the gain: the ratio of the throughputs of both rungs with ample memory."""
         return self.gain / self.memory_gain
 
     def as_dict(self) -> dict[str, Any]:

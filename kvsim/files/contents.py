@@ -63,7 +63,7 @@ def content_of(file: Path, most_bytes: int) -> bytes:
 def unpacked(content: bytes, most_bytes: int, *, most_lines: int | None = None) -> bytes:
     """Return the content of a gzip file with one or more members.
 
-    A truncated file, and one whose content is larger than the limits, raises an error.
+    An error is raised if the file is truncated, or if its content is larger than the limits.
     """
     most_bytes = min(most_bytes, _FEW_UNPACKED + _UNPACKED_PER_BYTE * len(content))
     parts, size, num_lines = [], 0, 0

@@ -55,7 +55,7 @@ class Load:
     """Requested rate of an open loop in requests per second; None for the rate of the workload."""
 
     def of_users(self, users: int) -> Load:
-        """Return this load with another number of users, who each send as many requests."""
+        """Return this load with another number of users. Each sends as many requests as before."""
         per_user = max(len(self.workload) / (self.users or users), 1.0)
         wanted = max(round(per_user * users), min(_LEAST_REQUESTS, len(self.workload)))
         return replace(self, workload=repeated(self.workload, wanted), users=users)

@@ -37,7 +37,7 @@ _FEWEST_WAITS = 8
 _HOPELESS = 0.5
 """Growth of the queueing time, in seconds per second, above which the load is not lengthened to find its rate."""
 _IDLE = 0.05
-"""Largest share of all requests of those replicas together that are left out because each has too few requests."""
+"""Replicas with too few requests for a rate are left out if they have at most this share of all requests together."""
 _PRICE = 1.5
 """Smallest factor by which a latency must grow to be mentioned as the price of a change."""
 _LESS = 0.05
@@ -137,10 +137,10 @@ def evaluate(server: SearchedServer, load: Load, *, engine: EngineName = "auto",
 def _runs(
     load: Load, machine: Machine, policy: AnyPolicy, servers: Servers | None, options: Options
 ) -> tuple[list[Measured], list[Summary]]:
-    """Simulate `load`; return measurements of the servers that answer, and summaries of those whose queues count.
+    """Simulate `load`; return measurements of the servers that answer, and summaries of those whose queues are counted.
 
-    Of prefill and decode servers, decode servers answer, and queues of prefill servers count. On a decode server,
-    requests wait for their KV to be transferred as well.
+    Without prefill servers, these are the same servers. With them, decode servers answer, and the queues of prefill
+    servers are counted, because on a decode server requests also wait for the transfer of their KV.
     """
     if servers is None:
         run = measure(load.workload, policy, machine, **options)

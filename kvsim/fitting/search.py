@@ -41,7 +41,7 @@ _RERUN = 2.3
 Example: runs of the same load on two machines had 44, 52, 52 and 75 preemptions.
 """
 _NOTICED = 0.98
-"""Smallest ratio of two figures at which the smaller one counts as equal."""
+"""Ratio of the smaller to the larger of two figures from which on they count as equal."""
 _NEARER = 0.95
 """Largest ratio of the new shortfall to the old one with which a change counts as helpful."""
 _SOONER = 0.8

@@ -106,7 +106,7 @@ def _host(server: Server) -> Iterator[ServerChange]:
 
 
 def _length(server: Server, longest_tokens: int) -> Iterator[ServerChange]:
-    """Yield a shorter `max_model_len` if vLLM would not start with the present one; otherwise it has no effect."""
+    """Yield a shorter `max_model_len` if vLLM would not start with the present one, and nothing otherwise."""
     try:
         server.budget()
     except KvsimError:

@@ -241,7 +241,9 @@ class Mirror:
 
 
 def _runs(row: int, table: dict[int, int], held: set[int], group: list[int]) -> list[list[Any]]:
-    """Return the events that give a request its table, one for each range of positions that are all shared or all not.
+    """Return the events that give a request its block table.
+
+    An event is for a range of positions whose blocks are all shared with other requests, or all not shared.
 
     `held` are the blocks that other requests have.
     """

@@ -1,7 +1,7 @@
 """Throughput and latency from posts and guides, and our predictions for the same GPUs.
 
 Nothing is fitted to these figures. Step times are the defaults for the GPU and the model; on GPUs other than the H200
-they are computed from the data sheet. They do not include the host, which no post describes.
+they are computed from the data sheet. No post describes its host, so that a typical host is assumed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GRANITE = "ibm-granite/granite-4.0-350m"
 _ONE_BY_ONE = 20
 """Number of the 500 questions that the recording has; the other questions have the same rate."""
 _THREE_WAYS = ("hf-h200-granite-350m-one-by-one", "hf-h200-granite-350m-batch500", "vllm-h200-granite-350m-gsm8k")
-"""Recordings of the three ways of serving on an H200; their host is used for step times."""
+"""Recordings of the three ways of serving on an H200. The step times of each way have the host of its recording."""
 _H200_KV_BYTES = 40 * GIB
 """Bytes of KV cache: more than 500 answers need, as on the recorded machine."""
 

@@ -56,7 +56,7 @@ class Drawing(Enum):
     DRAFTS = "drafts"
     """Steps until the pool runs out, held blocks and the time, with drafts and without."""
     IMAGE = "image"
-    """npt.NDArray[np.float64] of the blocks, and of the encoder cache, that one image takes, and for how long."""
+    """Slots of the blocks, and of the encoder cache, that one image takes, and for how long."""
     TREE = "tree"
     """Nodes of the radix tree: who locks each, in which order leaves can go, and what was found."""
     SCHEDULE = "schedule"
