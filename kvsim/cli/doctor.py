@@ -195,6 +195,7 @@ def _computed(log: StartupLog, flags: dict[str, Any], meta: Meta | None) -> tupl
 def _vllm_figures(
     log: StartupLog, merged: dict[str, Any], gpu: Gpu, model: Model, title: str
 ) -> tuple[Mapping[str, float], str, str]:
+    """Return what `_computed` does, for a vLLM server with the settings `merged` from the log and the flags."""
     try:
         budget = memory_of(merged, gpu, model, max_model_len=merged["max_model_len"])
     except BudgetError as error:
@@ -205,10 +206,11 @@ def _vllm_figures(
     note = f"{_SOURCES[log.source]} not say {flags_of_them}; vLLM's defaults are assumed." if assumed else ""
     if log.source == "recording":
         note = f"{note} Nor whether the number of blocks was set by hand.".strip()
-    return _vllm_terms(budget, log), f"{title}: {model.name} on {gpu.name}", note
+    return _vllm_terms(budget, log, merged["vllm"]), f"{title}: {model.name} on {gpu.name}", note
 
 
 def _value(name: str, text: str) -> Any:
+    """Return the value of a setting that the log states as `text`."""
     if text in ("True", "False"):
         return text == "True"
     return float(text) if name == "gpu_memory_utilization" else int(text) if text.isdecimal() else text
@@ -228,12 +230,12 @@ def _sglang_figures(log: StartupLog, model: Model) -> dict[str, float]:
     return computed
 
 
-def _vllm_terms(budget: Budget, log: StartupLog) -> Mapping[str, float]:
-    """Return the figures that kvsim computes for vLLM, by their names in the log."""
+def _vllm_terms(budget: Budget, log: StartupLog, release: str | None) -> Mapping[str, float]:
+    """Return the figures of this release of vLLM (None: the default) that kvsim computes, by their names in the log."""
     from kvsim.policies.releases import DEFAULT, rules_of
 
     terms = {term.label: term.size_bytes for term in budget.terms}
-    plan, longest = budget.plan, rules_of(log.release or DEFAULT).logs_longest
+    plan, longest = budget.plan, rules_of(release or DEFAULT).logs_longest
     if "blocks_override" in log.figures:
         plan = replace(plan, num_blocks=int(log.figures["blocks_override"].value))
     computed = {

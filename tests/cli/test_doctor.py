@@ -83,6 +83,29 @@ def test_a_stated_number_of_blocks_and_a_share_in_a_hint_are_used(doctor: Run) -
     assert found["figures"]["tokens"]["kvsim"] == 16 * 4000
 
 
+def test_the_release_of_the_flag_decides_which_tokens_are_compared(doctor: Run, type_command: Run) -> None:
+    """With several groups of layers, vLLM counts the tokens otherwise since 0.20.2."""
+    flags = (
+        "--gpu",
+        "H100",
+        "--model",
+        "gemma-3-4b-it",
+        "--gpu-memory-utilization",
+        "0.9",
+        "--max-model-len",
+        "32768",
+        "--json",
+    )
+    of_vllm = VLLM.replace(" (v0.25.1)", "").replace("Qwen/Qwen3-8B", "google/gemma-3-4b-it")
+    tokens = []
+    for release in ("0.20.1", "0.25.1"):
+        found = json.loads(doctor(of_vllm, *flags, "--vllm", release)[1])
+        size = type_command("size", *flags, "--vllm", release, "--defaults", "server")[1]
+        assert found["figures"]["tokens"]["kvsim"] == json.loads(size)["gpu_kv_cache_size_tokens"]
+        tokens.append(found["figures"]["tokens"]["kvsim"])
+    assert tokens[0] != tokens[1]
+
+
 def test_an_unknown_model_is_no_reason_to_explain_nothing(doctor: Run) -> None:
     code, output, _ = doctor(VLLM.replace("Qwen/Qwen3-8B", "someone/secret"), "--gpu", "H100")
     assert code == 0
