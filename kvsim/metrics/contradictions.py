@@ -18,7 +18,7 @@ from kvsim.metrics.kept_prefixes import check_kept_prefixes
 from kvsim.metrics.slot_account import GapSlots, Waste, waste
 from kvsim.recording import Recording
 from kvsim.recording.check import check_events
-from kvsim.recording.order import expanded
+from kvsim.recording.order import expanded, sort_key
 from kvsim.recording.rules import agree, require
 from kvsim.recording.tables import IntArray, MemoryKind
 from kvsim.replay import Replay
@@ -153,11 +153,11 @@ def _check_evictions(recording: Recording, file: Path) -> None:
     if not len(evicts):
         return
 
-    def moments(rows: IntArray) -> tuple[IntArray, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def moments(rows: IntArray) -> tuple[IntArray, IntArray, npt.NDArray[np.int64]]:
         """Return three arrays, one entry for each unit of some `rows`: row, address, and a key of address and `seq`."""
         extent, offset = expanded(memory.length[rows])
-        unit = memory.address[rows][extent].astype(np.int64) + offset
-        return rows[extent], unit, unit * (int(memory.seq[-1]) + 1) + memory.seq[rows][extent]
+        unit = memory.address[rows][extent] + offset
+        return rows[extent], unit, sort_key(unit, memory.seq[rows][extent])
 
     (rows, _, evicted), (given_in, unit, given) = map(
         moments, (evicts, np.flatnonzero(memory.kind == MemoryKind.APPEND))

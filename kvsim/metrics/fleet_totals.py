@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.metrics.request_times import Distribution, latencies_of
+from kvsim.metrics.summary import plain
 
 if TYPE_CHECKING:
     from kvsim.metrics.summary import Summary
@@ -79,7 +80,7 @@ class FleetTotals:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the totals for JSON; NaN becomes None."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        return {name: plain(value) for name, value in asdict(self).items()}
 
 
 def fleet_totals(
@@ -181,10 +182,3 @@ def _one_pool_hit_tokens(meta: Meta, requests: Sequence[Requests]) -> int:
     num_repeated = np.bincount(owner[by_arrival][~is_first], minlength=len(prompt))
     size = meta.hash_block_size
     return int(np.minimum(num_repeated, (prompt - 1) // size).sum() * size)
-
-
-def _plain(value: Any) -> Any:
-    """Replace NaN by None, because JSON has no NaN."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return None if isinstance(value, float) and np.isnan(value) else value

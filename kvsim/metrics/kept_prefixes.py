@@ -19,7 +19,7 @@ from kvsim.policies.releases import UNSTATED, LeftOut, ReleaseRules, defaults_of
 from kvsim.recording import Recording
 from kvsim.recording.by_request import TokenSteps
 from kvsim.recording.order import sort_key
-from kvsim.recording.rules import require
+from kvsim.recording.rules import NO_LIMIT, require
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind, TransferKind
 from kvsim.replay import Replay
 
@@ -134,7 +134,7 @@ def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64
         cached = _cached_without_drafts(replay, request, seq, previous_end)
     least, most = cached.least, cached.most
     if recording.has_drafts and meta.exchanges_kv:  # blocks with a transfer are released later
-        return np.zeros_like(least), np.full_like(most, _MOST_TOKENS)
+        return np.zeros_like(least), np.full_like(most, NO_LIMIT)
     if recording.copies is not None or meta.exchanges_kv:
         return least, most
     if meta.policy.get("order", meta.engine.get("policy")) != "fcfs" or "rules" in meta.policy:
@@ -142,7 +142,7 @@ def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64
         # not computed; the schedule has no row for them.
         moments, step = recording.steps.schedule_seq, recording.memory.step[rows]
         in_step = np.append(moments, -1)[np.minimum(step, len(moments))] == seq
-        budget = meta.policy.get("max_num_batched_tokens", meta.policy.get("max_model_len", _MOST_TOKENS))
+        budget = meta.policy.get("max_num_batched_tokens", meta.policy.get("max_model_len", NO_LIMIT))
         in_this_step = np.minimum(cached.with_next_step, cached.computed + budget)
         most = np.where(in_step, np.maximum(most, in_this_step), most)
     return least, most
@@ -185,10 +185,6 @@ def _loaded_but_not_cached(
     waits = replay.progress.is_loading(request, upto) & (at >= 0) & (transfers.request[load] == request)
     reported = (transfers.ended_seq[load] >= 0) & (transfers.ended_seq[load] < seq)
     return np.where(waits, transfers.tokens[load], 0), waits & reported
-
-
-_MOST_TOKENS = 1 << 32
-"""A number of tokens that is larger than that of any request."""
 
 
 def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: IntArray) -> npt.NDArray[np.int64]:

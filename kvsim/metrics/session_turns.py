@@ -12,6 +12,7 @@ import numpy as np
 
 from kvsim.engine.paged.prefix_keys import with_answers
 from kvsim.errors import RecordingError
+from kvsim.recording.order import expanded
 from kvsim.recording.tables import ColumnTable, FloatArray, IntArray, MemoryKind, Requests, column
 
 if TYPE_CHECKING:
@@ -195,9 +196,8 @@ def _evictions(
     `hashes_per_block` hashes.
     """
     rows = np.flatnonzero((memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.EVICT))
-    length = memory.length[rows].astype(np.int64)
-    row = np.repeat(rows, length)
-    nth = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
+    extent, nth = expanded(memory.length[rows])
+    row = rows[extent]
     address, position = memory.address[row] + nth, memory.position[row] + nth
     order = np.lexsort((row, address))
     row, address, position = row[order], address[order], position[order]

@@ -89,7 +89,7 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all figures as nested dictionaries, with None in place of NaN, which JSON does not have."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return {field.name: plain(getattr(self, field.name)) for field in fields(self)}
 
     def as_row(self) -> dict[str, Any]:
         """Return all figures as one row of a table. Names of nested figures are joined by dots, such as
@@ -134,11 +134,12 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + name, value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return figures as JSON has them: dictionaries, lists and numbers; None stands for NaN."""
     if isinstance(value, WasteShares):
         value = value.as_dict()
     elif isinstance(value, Limits | WaitingFor | Distribution):
         value = asdict(value)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     return None if isinstance(value, float) and np.isnan(value) else value

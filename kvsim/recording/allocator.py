@@ -49,15 +49,15 @@ def read_allocator(folder: str | os.PathLike[str]) -> AllocatorHistory | None:
     import pyarrow as pa  # noqa: PLC0415  only where a file is touched
     import pyarrow.parquet as pq  # noqa: PLC0415
 
+    from kvsim.recording.parquet import identity_in  # noqa: PLC0415
+
     file = Path(folder) / FILE_NAME
     if not file.exists():
         return None
     names = [item.name for item in fields(AllocatorHistory)]
     try:
         with pq.ParquetFile(file) as parquet:
-            identity_of_file = (
-                (parquet.metadata.metadata or {}).get(IDENTITY_KEY, b"").decode("ascii", errors="replace")
-            )
+            identity_of_file = identity_in(parquet.metadata)
             data = parquet.read(columns=names)
         meta = file.with_name(provenance.FILE_NAME)
         identity = provenance.identity_of(provenance.read_document(meta)) if meta.exists() else ""

@@ -10,11 +10,8 @@ import numpy.typing as npt
 
 from kvsim.recording.by_request import first_rows, last_steps
 from kvsim.recording.model import Recording
-from kvsim.recording.rules import CLOCK_S, agree, require
+from kvsim.recording.rules import CLOCK_S, NO_LIMIT, agree, require
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
-
-_NO_LIMIT = 1 << 40
-"""Value of a limit that is not set: more requests, or tokens, than a batch can have."""
 
 
 def check_batches(recording: Recording, file: Path) -> None:
@@ -74,11 +71,11 @@ def _check_room(recording: Recording, batches: _BatchRows, file: Path) -> None:
     rows, num_units = batches.rows, recording.meta.pool.num_units
     size = np.bincount(batches.number)[batches.number]
     rule = "a batch should have no more requests than policy.batch_size"
-    require(size <= policy.get("batch_size", _NO_LIMIT), file, rule, rows)
+    require(size <= policy.get("batch_size", NO_LIMIT), file, rule, rows)
     if num_units is None:
         return
     most_tokens = np.minimum(requests.prompt_tokens.astype(np.int64) + requests.max_tokens,
-                             policy.get("max_model_len", _NO_LIMIT))  # fmt: skip
+                             policy.get("max_model_len", NO_LIMIT))  # fmt: skip
     most = batches.width + batches.longest(most_tokens - requests.prompt_tokens) - 1
     if policy.get("memory_guard"):
         require(size * most <= num_units, file, "a batch that might not fit should be closed by the memory guard", rows)

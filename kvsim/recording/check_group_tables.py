@@ -8,6 +8,7 @@ import numpy as np
 
 from kvsim.errors import RecordingError
 from kvsim.kv_groups.group import CacheKind
+from kvsim.recording.by_request import computed_after
 from kvsim.recording.check_replaced_units import require_positions
 from kvsim.recording.grouped import tables_of_groups
 from kvsim.recording.holdings import Holdings
@@ -90,7 +91,7 @@ def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
     """Check that tables of attention reach as far as their requests have computed, after the last step of each row."""
     schedule, pool = recording.schedule, recording.meta.pool
     seq = recording.steps.schedule_seq[schedule.step + schedule.repeats - 1].astype(np.int64)
-    computed = schedule.computed_before + schedule.tokens.astype(np.int64) * schedule.repeats
+    computed = computed_after(schedule)
     last_position = np.append(tables.position, -1).astype(np.int64)
     for number, group in enumerate(pool.groups):
         if group.kind is not CacheKind.MAMBA:

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvsim.errors import RecordingError
 from kvsim.policies.releases import DEFAULT, rules_of
+from kvsim.recording.by_request import computed_after
 from kvsim.recording.check_image_moments import check_moments
 from kvsim.recording.model import Recording
 from kvsim.recording.rules import require, rises, within
@@ -161,8 +162,7 @@ def _check_computed(recording: Recording, images: PromptImages, events: EncoderE
     first_step = int(recording.meta.begins_in_the_middle)
     seen = set[tuple[int, int]]()
     schedule = recording.schedule
-    begin = schedule.computed_before.astype(np.int64)
-    end = begin + schedule.tokens.astype(np.int64) * schedule.repeats
+    begin, end = schedule.computed_before.astype(np.int64), computed_after(schedule)
     order = np.argsort(schedule.request, kind="stable")
     bounds = np.searchsorted(schedule.request[order], np.stack((images.request, images.request + 1)))
     for row in range(len(images)):

@@ -16,11 +16,9 @@ from kvsim.recording.check_queue import ResidencyRows, so_far
 from kvsim.recording.check_times import Ends
 from kvsim.recording.model import Recording
 from kvsim.recording.order import expanded, is_new, sort_key
-from kvsim.recording.rules import agree, require
+from kvsim.recording.rules import NO_LIMIT, agree, require
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
-_NO_LIMIT = 1 << 40
-"""Value of a limit that is not set: more tokens than a request can have."""
 _SHORTAGE = "a step should preempt only where the free units are too few for one of its requests"
 
 
@@ -224,7 +222,7 @@ def _most_to_grow(recording: Recording, request: IntArray, step: IntArray) -> np
     computed = RowsByRequest.of(recording).computed_before(schedule, request, step)
     left = requests.prompt_tokens[request].astype(np.int64) + requests.output_tokens[request] - computed
     decodes = (computed >= requests.prompt_tokens[request]) & (requests.preemptions[request] <= 1)
-    most = {**meta.engine, **meta.policy}.get("max_num_batched_tokens") or _NO_LIMIT
+    most = {**meta.engine, **meta.policy}.get("max_num_batched_tokens") or NO_LIMIT
     tokens = np.where(decodes, 1, np.minimum(np.maximum(left, 1), most))
     tokens += 2 * (meta.num_drafts + 1) if meta.num_drafts else 0
     tokens_of = [(group.block_size, group.kind is not CacheKind.MAMBA) for group in meta.pool.groups]

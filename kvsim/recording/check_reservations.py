@@ -14,11 +14,9 @@ import numpy.typing as npt
 from kvsim.recording.check_queue import ResidencyRows
 from kvsim.recording.model import Recording
 from kvsim.recording.order import is_new, sort_key
-from kvsim.recording.rules import agree, require
+from kvsim.recording.rules import NO_LIMIT, agree, require
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
-_MOST_SEQS = 1 << 40
-"""More events, and more tokens, than any recording has."""
 _POOL = -1
 """Key that no request has, for the two ends of the pool, which bound the first and the last hole."""
 
@@ -42,7 +40,7 @@ def check_reservations(recording: Recording, residencies: ResidencyRows, folder:
 def _check_requested(recording: Recording, rows: IntArray, requested: IntArray, file: Path) -> None:
     """Check the `requested` lengths of extents, one for each of `rows`, against the setting `reserve` of the policy."""
     requests, policy = recording.requests, recording.meta.policy
-    request, longest = recording.memory.request[rows], policy.get("max_model_len", _MOST_SEQS)
+    request, longest = recording.memory.request[rows], policy.get("max_model_len", NO_LIMIT)
     prompt, output = requests.prompt_tokens.astype(np.int64), requests.output_tokens.astype(np.int64)
     is_known = requests.status == RequestStatus.FINISHED
     late = 0

@@ -153,7 +153,7 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
     rows = stable_order(schedule.request, len(requests))
     request, repeats = schedule.request[rows], schedule.repeats[rows].astype(np.int64)
     end = schedule.step[rows] + repeats
-    after = schedule.computed_before[rows] + schedule.tokens[rows] * repeats
+    after = computed_after(schedule)[rows]
     goes_on = request[1:] == request[:-1]
     once = ~goes_on | (schedule.step[rows[1:]] >= end[:-1])
     require(once, file, "the request is scheduled twice in one step", rows[1:])

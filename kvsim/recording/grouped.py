@@ -128,7 +128,7 @@ def _released_early(
     A release names units, not extents: it is of the extent that allocated the unit last before.
     """
     death_row = np.full(len(request), len(memory), np.int64)
-    rows, offset = _units(memory, (memory.kind == MemoryKind.RELEASE) & (memory.address != WHOLE_TABLE))
+    rows, offset = _units(memory, memory.parts)
     if not len(rows):
         return death_row
     released = memory.request[rows].astype(np.int64), memory.groups[rows], memory.address[rows] + offset

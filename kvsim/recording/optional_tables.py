@@ -99,7 +99,7 @@ class CopiesUnderWay:
         for number, copy in self._under_way.items():
             self._add(number, copy, list(copy.units_of_slot))
         self._under_way.clear()
-        return Copies(**{name: np.asarray(values) for name, values in self._rows.rows().items()})
+        return Copies(**self._rows.rows())
 
     def _add(self, number: int, copy: _Copy, slots: Sequence[int]) -> None:
         for slot in slots:

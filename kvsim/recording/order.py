@@ -50,5 +50,5 @@ def is_new(values: IntArray) -> npt.NDArray[np.bool_]:
 def expanded(length: IntArray) -> tuple[IntArray, IntArray]:
     """Expand extents (contiguous ranges) of these lengths: return the extent of each unit, and its offset in it."""
     extent = np.repeat(np.arange(len(length), dtype=np.int32), length)
-    begins = np.cumsum(length) - length
-    return extent, np.arange(len(extent), dtype=np.int32) - begins.astype(np.int32)[extent]
+    begins = (np.cumsum(length) - length).astype(np.int32)
+    return extent, np.arange(len(extent), dtype=np.int32) - np.repeat(begins, length)

@@ -165,7 +165,7 @@ def _encodings(table: ColumnTable) -> dict[str, str]:
     return counts | {name: "BYTE_STREAM_SPLIT" for name, spec in table.columns() if spec.dtype == "float64"}
 
 
-def _identity(metadata: pq.FileMetaData) -> str:
+def identity_in(metadata: pq.FileMetaData) -> str:
     """Return the recording's identity in the metadata of a file; empty if there is none."""
     identity: bytes = (metadata.metadata or {}).get(provenance.IDENTITY_KEY, b"")
     return identity.decode("ascii", errors="replace")
@@ -204,7 +204,7 @@ def _check_metadata(metadata: pq.FileMetaData, file: Path, identity: str) -> Non
     declared = oversized(file)
     if declared is not None:
         raise RecordingError(f"{file} is damaged: it declares {declared}.")
-    if not provenance.are_of_one(_identity(metadata), identity):
+    if not provenance.are_of_one(identity_in(metadata), identity):
         raise RecordingError(
             f"{file} and {file.parent / 'meta.json'} are of two recordings; the folder should hold the files of one."
         )

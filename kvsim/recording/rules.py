@@ -19,6 +19,8 @@ from kvsim.workload import LONGEST_S
 
 CLOCK_S = 1e-6
 """Seconds by which two recorded times of one event may differ, because of rounding."""
+NO_LIMIT = 1 << 40
+"""Value of a limit that is not set: more tokens or requests than a recording can have."""
 
 
 def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.recording.model import MAX_UNITS
+from kvsim.recording.order import expanded
 from kvsim.recording.tables import IntArray
 
 _SHORTEST_RUN = 3
@@ -45,9 +46,8 @@ def unpack(value: object) -> IntArray:
     lengths = np.abs(last - first) + 1
     if lengths.sum(dtype=np.float64) > MAX_UNITS:
         raise ValueError(f"a pool has at most {MAX_UNITS:,} units")
-    ends = np.cumsum(lengths)
-    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
-    units: IntArray = np.repeat(first, lengths) + np.repeat(np.sign(last - first), lengths) * within
+    run, within = expanded(lengths)
+    units: IntArray = first[run] + np.sign(last - first)[run] * within
     return units
 
 

@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.order import is_new, stable_order
+from kvsim.recording.order import is_new, sort_key, stable_order
 
 if TYPE_CHECKING:
     from kvsim.recording.tables import IntArray
     from kvsim.replay.unfolding import Part, Takes
-
-_APART = np.int64(1 << 33)
-"""Exclusive upper bound on twice the rows of a recording."""
 
 
 def running_refs(part: Part, holders: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
@@ -79,7 +76,7 @@ class Successions:
         before[1:] = after[:-1]
         before[first] = latest.take(unit[first])
         if is_shared:  # an earlier holder may hold the unit longer: take the running maximum of each unit
-            apart = unit * _APART
+            apart = sort_key(unit, 0)
             before = np.maximum.accumulate(apart + before) - apart
             after = np.maximum(before, after)
         latest[unit] = after  # the last write of a unit wins

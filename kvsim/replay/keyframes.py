@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.recording.order import MOST_MOMENTS, sort_key
 from kvsim.replay.few_units import FewUnits
 from kvsim.replay.ledger import Ledger
 from kvsim.replay.unfolding import NO_OWNER
@@ -16,9 +17,6 @@ _OPS_PER_KEYFRAME = 16_384
 """Operations between two keyframes, if memory allows: about 100 microseconds of copying."""
 _KEYFRAME_BYTES = 256 << 20
 """Maximum bytes of all keyframes together."""
-
-_OPS = np.int64(1 << 31)
-"""Exclusive upper bound on the operations of a recording."""
 
 
 class Columns(NamedTuple):
@@ -35,7 +33,7 @@ class Columns(NamedTuple):
     group: npt.NDArray[np.int16]
     """KV-cache group of the owner's table; empty if the model has one group."""
     freed_last: npt.NDArray[np.int64]
-    """Allocation of the unit that is freed last: the row that frees it, times 2**31, plus the number of its operation.
+    """Allocation of the unit that is freed last: the `sort_key` of the row that frees it and of its own operation.
 
     Empty if requests share no units.
     """
@@ -126,11 +124,11 @@ def apply_operations(
             cached[unit_freed] = ledger.keeps(part.row[last_freed], part.position[last_freed])
         if ledger.is_shared:
             takes = (part.change > 0).nonzero()[0]
-            np.maximum.at(freed_last, units[takes], part.until[takes] * _OPS + (first + takes))
+            np.maximum.at(freed_last, units[takes], sort_key(part.until[takes], first + takes))
             left = unit[is_release & is_held]
             if len(left):
                 # As long as a unit is held, the request that will free it last is one of its holders: show it as owner.
-                heirs = ledger.at((freed_last[left] % _OPS).astype(np.int32))
+                heirs = ledger.at((freed_last[left] % MOST_MOMENTS).astype(np.int32))
                 owner[left], position[left] = heirs.owner, heirs.position
                 if heirs.group is not None and len(group):
                     group[left] = heirs.group

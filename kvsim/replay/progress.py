@@ -124,8 +124,8 @@ class Progress:
         Tokens that a preemption discarded count.
         """
         row, times, exists = self._newest(requests, steps)
-        # Add a multiple of 2**32 for each request, so that the running maximum begins anew with every request.
-        apart = np.repeat(np.arange(len(self.final)), np.diff(self._first_row)) << 32
+        # Keep the rows of requests apart, so that the running maximum begins anew with every request.
+        apart = sort_key(np.repeat(np.arange(len(self.final)), np.diff(self._first_row)), 0)
         most = np.maximum.accumulate(apart + self._before + self._tokens * self._repeats) - apart
         earlier = np.where(row > self._first_row[requests], most[row - 1], 0)
         return np.where(exists, np.maximum(earlier, self._before[row] + self._tokens[row] * times), 0)

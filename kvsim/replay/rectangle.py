@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import RecordingError
+from kvsim.recording.by_request import computed_after, last_steps
 from kvsim.recording.model import MAX_UNITS, Recording
 from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
@@ -29,10 +30,8 @@ def with_addresses(recording: Recording) -> Recording:
     repeats = schedule.repeats
     first_step = np.full(num_requests, len(steps), np.int64)
     np.minimum.at(first_step, schedule.request, schedule.step)
-    last_step = np.full(num_requests, -1, np.int64)
-    np.maximum.at(last_step, schedule.request, schedule.step + repeats - 1)
-    final = np.zeros(num_requests, np.int64)
-    np.maximum.at(final, schedule.request, schedule.computed_before + schedule.tokens.astype(np.int64) * repeats)
+    last_step, final = last_steps(recording), np.zeros(num_requests, np.int64)
+    np.maximum.at(final, schedule.request, computed_after(schedule))
 
     opening = schedule.computed_before == 0
     first_tokens = np.zeros(num_requests, np.int64)

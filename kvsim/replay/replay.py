@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kvsim.errors import RecordingError
 from kvsim.memory.waste import NUM_STATES
 from kvsim.recording.model import Recording
-from kvsim.recording.order import expanded
+from kvsim.recording.order import expanded, sort_key
 from kvsim.recording.tables import FloatArray, IntArray
 from kvsim.replay.few_units import FewUnits
 from kvsim.replay.growing_extents import GrowingExtents
@@ -29,8 +29,6 @@ from kvsim.replay.unit_slots import Numbers, Seen, slots_of_groups, slots_of_uni
 from kvsim.replay.unit_states import SingleUnits, UnitStates
 from kvsim.replay.waiting import Waiting
 
-_POSITION_BITS = 40
-"""Number of low bits in an extent's key that hold its position; higher bits are the number of its table."""
 _UNITS_AT_ONCE = 1 << 16
 """Units that are split into states together; their data fits into the CPU cache."""
 
@@ -336,7 +334,7 @@ class Replay:
         tables, seq = self.ledger.tables, self.seq
         table = self._table_of[residencies, group]
         has = (table >= 0) & (high > low)
-        table_key, low, high = table[has] << _POSITION_BITS, low[has], high[has]
+        table_key, low, high = sort_key(table[has], 0), low[has], high[has]
         # Several extents may have had one position, one after the other: start at the first of these.
         first = np.searchsorted(self._run_key, table_key + low)
         first = np.minimum(first, np.searchsorted(self._run_key, table_key + low, side="right") - 1)
@@ -357,9 +355,7 @@ class Replay:
     @cached_property
     def _run_key(self) -> Numbers:
         """Sort key of each extent, ascending by table and position, to look up positions in tables."""
-        tables = self.ledger.tables
-        key: Numbers = tables.table.astype(np.int64) << _POSITION_BITS | tables.position
-        return key
+        return sort_key(self.ledger.tables.table, self.ledger.tables.position)
 
     def _padding_per_request(self) -> Numbers:
         """Return the number of padding slots before each request's tokens; only static batches have padding."""
