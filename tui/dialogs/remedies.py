@@ -22,7 +22,7 @@ NUM_CHANGES: Final = 24
 """Number of changes of the server that are simulated: fewer than `kvsim diagnose` tries, because the user waits."""
 _COLUMNS: Final = ("", "tokens/s", "TTFT p99", "TPOT p99", "preempted/min")
 _ENOUGH: Final = "Enough: hardly any request is preempted, and hardly any waits."
-_TERMS: Final = "TTFT, TPOT: time to the first token, per further token; p99: 99 of 100 take less."
+_TERMS: Final = "TTFT: first token, TPOT: each further one; p99: 99 of 100 are faster."
 _SIMULATED: Final = "Simulations replay the same requests; kvsim diagnose says how sure they are."
 
 
@@ -49,9 +49,9 @@ class RemediesScreen(Page):
         verdict = Text(found.verdict.replace(" %", "%"), "bold")  # percentages as on the screens
         if not found.remedies:
             return Group(verdict, "", "No change that was tried would help.", "", found.cause)
-        command = Text.assemble(("Command of the first remedy: ", "bold"), found.remedies[0].change.server.command())
+        command = Text.assemble(("First remedy: ", "bold"), found.remedies[0].change.server.command())
         # The cause comes last, because a low screen shows the first lines alone.
-        return Group(verdict, "", self._table(), _ENOUGH, _TERMS, "", command, "", found.cause, "", _SIMULATED)
+        return Group(verdict, self._table(), _ENOUGH, _TERMS, command, "", found.cause, "", _SIMULATED)
 
     def _table(self) -> Table:
         """Return the measured figures, if the run is a real one, and the simulated ones with and without remedies."""

@@ -40,7 +40,7 @@ _MOST_BAR, _LEAST_AXIS = 10, 56
 """Width of the bar of waiting requests, and the least width that the time axis must keep beside the bar."""
 _MOST_LINES = 9
 """Largest number of lines of a strip, including the empty line below it."""
-_LEAST_APART = 4
+_LEAST_APART = 3
 """Least number of lines of a strip of which the last has no text, so that texts of two servers are apart."""
 
 
