@@ -13,7 +13,7 @@ import numpy as np
 from kvsim.engine.paged.prefix_keys import prompt_keys
 from kvsim.metrics.steady import Steadiness, SteadyPart
 from kvsim.recording import RequestStatus
-from kvsim.workload import Ragged, Turns, Workload
+from kvsim.workload import Images, Ragged, Turns, Workload
 from kvsim.workload.request_rules import SCALAR_COLUMNS
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def repeated(workload: Workload, num_requests: int) -> Workload:
     """Return `num_requests` requests: the first of `workload`, or all of its requests, repeated one after another.
 
     Sessions are never cut, so that there may be more requests. A prefix of a single prompt is new in every repetition.
-    A prefix of several prompts, such as a system prompt, is shared by all repetitions.
+    A prefix of several prompts, such as a system prompt, is shared by all repetitions. The same is true of images.
     """
     if num_requests <= len(workload) and workload.turns is None:
         return workload.head(num_requests)
@@ -124,10 +124,23 @@ def repeated(workload: Workload, num_requests: int) -> Workload:
         prompt_hashes=Ragged(taken.values ^ again << _BEYOND_KEYS, taken.offsets, np.int64),
         hash_unit_tokens=unit_tokens,
         hash_ahead_tokens=ahead,
+        images=_images_again(workload, rows, times),
         turns=turns,
         name=workload.name,
         description=workload.description,
     )
+
+
+def _images_again(workload: Workload, rows: Column, times: Column) -> Images | None:
+    """Return the images of repeated rows. An image of a single prompt or session is new in every repetition."""
+    images = workload.images
+    if images is None:
+        return None
+    user = images.row if workload.turns is None else workload.turns.session[images.row]
+    contents, num_users = np.unique(np.unique(np.stack((images.content, user)), axis=1)[0], return_counts=True)
+    taken = images.take(rows)
+    again = times[taken.row] * np.isin(taken.content, contents[num_users == 1])
+    return replace(taken, content=taken.content + again * (int(images.content.max()) + 1))
 
 
 def _whole_sessions(turns: Turns, num_requests: int) -> tuple[Column, Column]:

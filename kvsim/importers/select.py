@@ -9,7 +9,6 @@ import numpy as np
 
 from kvsim.errors import UsageError, WorkloadError
 from kvsim.workload import Workload
-from kvsim.workload.request_rules import SCALAR_COLUMNS
 
 if TYPE_CHECKING:
     from kvsim.workload import Arrivals
@@ -53,19 +52,8 @@ def within(workload: Workload, limits: LengthLimits) -> Workload:
         raise WorkloadError(f"no request of {workload.name!r} keeps these limits: {limits}.")
     if len(rows) == len(workload):
         return workload
-    prompts = workload.prompt_token_ids
-    return Workload(
-        **{name: getattr(workload, name)[rows] for name in SCALAR_COLUMNS},
-        prefix_names=workload.prefix_names,
-        prompt_hashes=workload.prompt_hashes.take(rows),
-        hash_unit_tokens=workload.hash_unit_tokens,
-        hash_ahead_tokens=workload.hash_ahead_tokens,
-        prompt_token_ids=None if prompts is None else prompts.take(rows),
-        turns=None if workload.turns is None else workload.turns.take(rows),
-        ids=[workload.ids[row] for row in rows.tolist()],
-        name=workload.name,
-        description=f"{workload.description}, without {len(workload) - len(rows):,} outside these limits ({limits})",
-    )
+    others = f"without {len(workload) - len(rows):,} outside these limits ({limits})"
+    return replace(workload.take(rows), description=f"{workload.description}, {others}")
 
 
 def first(workload: Workload, num_requests: int) -> Workload:

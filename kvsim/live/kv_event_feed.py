@@ -142,8 +142,10 @@ class KvEventFeed:
 
     def _hear(self, number: int, payload: bytes) -> None:
         """Process a published batch, after the missed batches before it that can be replayed."""
-        # A batch number 0 that is not new means that the server has restarted.
-        if number < self._next and number == 0:
+        # After a restart, numbers begin at 0 again, and the first batches may be missed until the socket has connected.
+        # A batch that was replayed may come again, but it is not newer than what is known.
+        is_first = number == 0 and not self._replayed
+        if number < self._next and (is_first or self._cached.is_newer(payload)):
             with self._lock:
                 self._cached.forget()
                 self._restarts, self._next, self._from_start = self._restarts + 1, 0, True

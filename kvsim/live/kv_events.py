@@ -90,6 +90,12 @@ class ServerCache:
         self.newest_s = float(batch[0])
         self.num_batches += 1
 
+    def is_newer(self, payload: bytes) -> bool:
+        """Tell whether a batch was made after all batches so far, by the server's clock."""
+        batch = _decoded(payload)
+        _events(batch)  # checks the batch
+        return self.newest_s is None or float(batch[0]) > self.newest_s
+
     def forget(self) -> None:
         """Forget all blocks, because the server has restarted."""
         self.blocks.clear()

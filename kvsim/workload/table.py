@@ -247,6 +247,11 @@ class Workload:
         changes: dict[str, Any] = self._rows(np.arange(first_row, len(self), stride))
         return replace(self, **changes | {"ids": self.ids[first_row::stride]})
 
+    def take(self, rows: Int64Array) -> Workload:
+        """Return the requests in `rows`, which ascend, with the same ids as here."""
+        changes: dict[str, Any] = self._rows(rows)
+        return replace(self, **changes | {"ids": [self.ids[row] for row in rows.tolist()]})
+
     def scaled_rate(self, factor: float) -> Workload:
         """Return the requests with an arrival rate that is `factor` times as high."""
         if not (math.isfinite(factor) and factor > 0):

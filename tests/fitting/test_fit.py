@@ -30,7 +30,19 @@ from kvsim.models import find_model, find_quantization
 from kvsim.plots.fit_frontier import draw_fit, frontier
 from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.steptime import Roofline
-from kvsim.workload import AllAtOnce, Constant, Fixed, LogNormal, Ragged, SharedPrefixes, Workload, generate
+from kvsim.workload import (
+    AllAtOnce,
+    Constant,
+    Fixed,
+    Image,
+    Images,
+    ImageSize,
+    LogNormal,
+    Ragged,
+    SharedPrefixes,
+    Workload,
+    generate,
+)
 
 INTERPRETED = Search(engine="interpreted")
 
@@ -301,6 +313,17 @@ def test_own_beginnings_are_new_in_every_repetition_and_shared_ones_stay() -> No
     grouped = generate(4, prompt=9, output=3, prefixes=SharedPrefixes(num_groups=2, tokens=32), seed=1)
     again = repeated(grouped, 8)
     assert again.prefix_group.tolist() == grouped.prefix_group.tolist() * 2
+
+
+def test_images_of_one_request_are_new_in_every_repetition_and_shared_ones_stay() -> None:
+    picture = ImageSize.parse("16")
+    images = Images.from_rows([[Image(1, 0, picture), Image(2, 16, picture)], [Image(1, 0, picture)], []])
+    work = Workload(arrival_s=[0.0, 1.0, 2.0], prompt_tokens=[48, 48, 16], output_tokens=[1, 1, 1], images=images)
+    again = repeated(work, 7)
+    assert [[image.content for image in request.images] for request in again] == [
+        [1, 2], [1], [], [1, 5], [1], [], [1, 8],
+    ]  # fmt: skip
+    assert len(repeated(work, 2).images or ()) == 2
 
 
 def test_a_rate_is_judged_when_the_server_has_settled() -> None:

@@ -12,7 +12,7 @@ from kvsim.importers import LengthLimits, arriving, first, read_workload, within
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
-from kvsim.workload import Constant, Poisson, Ragged, Workload
+from kvsim.workload import Constant, Image, Images, ImageSize, Poisson, Ragged, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +40,13 @@ def test_limits_keep_what_lies_within_and_count_the_rest(workload: Workload) -> 
         "four, without 3 outside these limits "
         "(prompts and answers of at least 4 tokens, prompts of at most 1,024, both together at most 2,048)"
     )
+
+
+def test_limits_keep_the_images_of_the_requests_that_are_left() -> None:
+    images = Images.from_rows([[Image(n, 0, ImageSize.parse("640x480"))] for n in (1, 2, 3)])
+    work = Workload(arrival_s=[0, 1, 2], prompt_tokens=[10, 900, 20], output_tokens=[1, 1, 1], images=images)
+    kept = within(work, LengthLimits(max_prompt_tokens=100))
+    assert [(each.id, [image.content for image in each.images]) for each in kept] == [("r0", [1]), ("r2", [3])]
 
 
 def test_limits_include_both_ends(workload: Workload) -> None:

@@ -228,6 +228,23 @@ def test_a_server_that_begins_anew(sender: tuple[zmq.Socket[bytes], int], follow
     assert (look.restarts, look.num_blocks, look.lost, look.num_cleared) == (1, 0, 0, 2)
 
 
+def test_a_server_that_begins_anew_while_its_first_batches_are_missed(
+    sender: tuple[zmq.Socket[bytes], int], follow: Callable[..., KvEventFeed]
+) -> None:
+    feed = follow(sender[1])
+    sender[0].recv()
+
+    def stored(time_s: float, *hashes: int) -> Any:
+        return msgpack.packb([time_s, [["BlockStored", list(hashes), None, [7] * 2 * len(hashes), 2, None]], 0])
+
+    again = (2, stored(2.0, 5))  # what was published already, for the second time: no restart
+    for number, batch in ((0, BATCH), (1, stored(2.0, 1, 2)), (2, stored(2.0, 5)), again, (1, stored(9.0, 8))):
+        sender[0].send_multipart((b"", number.to_bytes(8, "big"), batch))
+    until(lambda: feed.look().num_batches == 4)
+    look = feed.look()
+    assert (look.restarts, look.num_blocks, look.lost) == (1, 1, 1), "batch 0 of the new start is lost"
+
+
 @pytest.mark.parametrize("address", ["ipc:///tmp/x", "tcp://*:5557", "tcp://host", "host:port", "5557x"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(UsageError):
