@@ -214,7 +214,7 @@ def _mean_states(
     means: Sequence[npt.NDArray[np.float64]], names: Sequence[str], width: int, height: int, pen: Pen
 ) -> Lines:
     """Draw a key to the states that occur, and a bar of states for each of `means`, with the share of tokens."""
-    thick = min(max((height - 1) // len(means), 1), 3)
+    thick = min(max((height - len(means)) // len(means), 1), 3)  # one line less for each bar: the key and the gaps
     gaps = 1 + thick * len(means) + len(means) - 1 <= height
     states = [state for state in STACK if any(slots[state] >= 0.005 * slots.sum() for slots in means)]
     key = [pen.text("memory on average: ", weak=True)]

@@ -217,7 +217,9 @@ class LaneFigures(Widget):
         held = [f"{idle:,} held"] if idle else []
         running = f"{session.now('running') - idle:,} running"
         parts = [f"{session.now('waiting'):,} waiting", *parts]
-        texts = [start + f" {dot} ".join([running, *held, *parts]) for start in ("now ", "")]
+        texts = [
+            start + f" {dot} ".join([running, *held, *parts]) for start in (("now ", "") if width >= _WIDE else ("",))
+        ]
         texts += [f" {dot} ".join([running, *held, *parts[:1]]), f" {dot} ".join([running, *parts[:1]])]
         return next((text for text in texts if len(text) <= width), texts[-1])
 
