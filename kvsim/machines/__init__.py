@@ -1,7 +1,8 @@
-"""Choose step times for any model on any machine, and report their usual error.
+"""Choose step times for any model on any machine, and state their usual error.
 
-A profile fitted to this model on this GPU comes first, then a machine card measured there, then one made from a data
-sheet. The error of each kind is that of predictions for held-out recordings (`errors.toml`).
+A profile fitted to this model on this GPU comes first, then a machine card that was measured there, then a card made
+from a data sheet. Each kind of step times has its own error, measured with recordings that no fit had seen
+(`errors.toml`).
 """
 
 from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards

@@ -1,4 +1,4 @@
-"""Load the machine cards that come with kvsim, and make cards from data sheets for other GPUs."""
+"""Load the machine cards that come with kvsim, and make cards for other GPUs from their data sheets."""
 
 from __future__ import annotations
 
@@ -16,36 +16,42 @@ from kvsim.steptime.card import Attention, Card, Products, load_card
 
 _FOLDER = Path(__file__).parent / "cards"
 _PATTERN = "H200"
-"""GPU with a measured card, from which cards of other GPUs are scaled: they are assumed to be as efficient."""
+"""GPU with a measured card. Cards of other GPUs are scaled from it: these are assumed to be as efficient."""
 _ARITHMETIC_SHARE = 0.72
-"""Share of its peak that an H200 reaches in large products."""
+"""Share of its peak FLOP/s that an H200 reaches in large matrix products."""
 _ARITHMETIC = {"Ampere GA100": 1.1, "Ampere GA102": 1.3, "Ampere GA104": 1.3, "Ada": 1.4}
-"""The same share on other chips, relative to an H200: one that draws less power keeps its clock. An RTX 4090 prefills
-1.4 times as fast as predicted by an H200's share of its peak. The other figures are guesses; chips that are not listed
-are assumed to reach the same share as an H200."""
+"""Share of their peak FLOP/s that other chips reach in large matrix products, as a multiple of `_ARITHMETIC_SHARE`.
+
+A chip that draws less power keeps its clock. An RTX 4090 prefills 1.4 times as fast as the share of an H200 predicts.
+The other values are guesses. A chip that is not listed is assumed to reach the share of an H200.
+"""
 _MIXED = 1.0
-"""Additional share of reading time of attention in a step with a prompt, without kernels for Hopper: on an RTX PRO
-6000, decodes of a thousand tokens and a chunk took 49 ms together, and 21 ms apart."""
+"""Additional reading time of attention in a step with a prompt, as a share, on GPUs without the kernels for Hopper.
+
+On an RTX PRO 6000, decodes of a thousand tokens and a chunk of a prompt took 49 ms together, and 21 ms apart.
+"""
 _LAUNCH_S = 6.4e-6
-"""Host time of a launch in seconds: the median of three machines."""
+"""Seconds in which a host launches one kernel: the median of three machines."""
 _LINKED = ("Hopper", "Blackwell", "Ampere GA100", "Volta")
 """Chips that are sold with NVLink."""
 _HOST_GPUS = 8
-"""GPUs of one host, each with an adapter for the network."""
+"""Number of GPUs of one host. Each has an adapter for the network."""
 _ADAPTER_S, _ADAPTER_BYTES_PER_S = 20e-6, 50e9
-"""Latency and bandwidth of an adapter of 400 Gb/s. Assumptions: nothing between hosts was measured."""
+"""Latency in seconds and bytes per second of an adapter with 400 Gb/s. Nothing between hosts was measured."""
 _PCIE_S, _PCIE_BYTES_PER_S = 20e-6, 16e9
-"""Latency and bandwidth of a sum over two GPUs connected by PCIe."""
+"""Latency in seconds and bytes per second of a sum over two GPUs with PCIe between them."""
 
 
 @cache
 def shipped_cards() -> tuple[Card, ...]:
-    """Return the cards that come with kvsim, measured by `kvsim measure`."""
+    """Return the cards that come with kvsim. `kvsim measure` made them."""
     return tuple(load_card(file) for file in sorted(_FOLDER.glob("*.toml")))
 
 
 def card_of(gpu: Gpu, num_gpus: int = 1) -> Card:
-    """Return the best card for a machine with `num_gpus` of `gpu`: a measured one, or one made from the data sheet."""
+    """Return the best card for a machine with `num_gpus` GPUs like `gpu`: measured, or else made from the
+    data sheet.
+    """
     measured = [card for card in shipped_cards() if card.gpu == gpu.name]
     fitting = [card for card in measured if card.num_gpus == num_gpus]
     if fitting:
@@ -57,7 +63,9 @@ def card_of(gpu: Gpu, num_gpus: int = 1) -> Card:
 
 @cache
 def sheet_card(gpu: Gpu) -> Card:
-    """Make a card for `gpu` from its data sheet: scale each curve of an H200's card by the ratio of the limits."""
+    """Make a card for `gpu` from its data sheet. Each time on an H200's card is scaled by the ratio of the two GPUs'
+    limits.
+    """
     pattern = next(card for card in shipped_cards() if card.gpu == _PATTERN and card.num_gpus == 1)
     source = find_gpu(_PATTERN)
     more = next((more for chip, more in _ARITHMETIC.items() if gpu.architecture.startswith(chip)), 1.0)
@@ -84,7 +92,7 @@ def sheet_card(gpu: Gpu) -> Card:
 
 
 def _products(pattern: Products, item_bytes: int, gpu: Gpu, more: float) -> Products:
-    """Scale the time of each matrix product by the ratio of the two GPUs' limits, but never below the limit.
+    """Scale the time of each matrix product by the ratio of the limits of the two GPUs. No time is below its limit.
 
     The limit is the longer of reading weights and arithmetic. The start of a kernel is not scaled; it is the time of
     the smallest product. Checked on an H100: products scaled from an H200 are 4 to 9 % off the measured ones; with
@@ -104,9 +112,9 @@ def _products(pattern: Products, item_bytes: int, gpu: Gpu, more: float) -> Prod
 
 
 def _attention(row: Attention, rows: Sequence[Attention], mixed: float, memory: float, arithmetic: float) -> Attention:
-    """Scale the time of a row of attention: its arithmetic for a prompt, and its reading of the cache.
+    """Scale the time of one row of attention: the arithmetic of its prompt, and the reading of the cache.
 
-    The start of kernels is not scaled. `memory` and `arithmetic` are ratios of times; in a row with decodes and a
+    The start of kernels is not scaled. `memory` and `arithmetic` are ratios of times. In a row with decodes and a
     prompt, reading also takes `mixed` times as long.
     """
     same_heads = [item for item in rows if _heads(item) == _heads(row)]
@@ -126,14 +134,14 @@ def _attention(row: Attention, rows: Sequence[Attention], mixed: float, memory: 
 
 
 def _heads(row: Attention) -> tuple[int, int, int]:
+    """Return the three numbers that describe the heads of a row."""
     return row.num_heads, row.num_kv_heads, row.head_dim
 
 
 def exchange_sums(card: Card, gpu: Gpu, num_gpus: int) -> tuple[tuple[int, float], ...]:
-    """Return numbers of bytes, and for each the guessed seconds of an all-gather and a reduce-scatter on all GPUs.
+    """Return guessed times of an all-gather plus a reduce-scatter between all GPUs: pairs of bytes and seconds.
 
-    Both together move as many bytes as one all-reduce. Between hosts, the adapters of a host share the bytes, once for
-    each of the two.
+    The two move as many bytes as one all-reduce. Between hosts, the adapters of a host share the bytes of each.
     """
     sums = linked(card, gpu, num_gpus).all_reduce
     if num_gpus <= _HOST_GPUS:
@@ -142,7 +150,7 @@ def exchange_sums(card: Card, gpu: Gpu, num_gpus: int) -> tuple[tuple[int, float
 
 
 def linked(card: Card, gpu: Gpu, num_gpus: int) -> Card:
-    """Return `card` for a machine of `num_gpus`, with guessed times of all-reduces if they were not measured."""
+    """Return `card` for a machine with `num_gpus` GPUs. Times of all-reduces are guessed if they were not measured."""
     if num_gpus == 1 or (card.num_gpus == num_gpus and card.all_reduce):
         return card
     two = next(item for item in shipped_cards() if item.num_gpus == 2)

@@ -1,6 +1,6 @@
 """Choose the step times of a model on a machine: the best that exist, or those that the user names.
 
-A profile of this model on this GPU is best, then a measured machine card, then a data sheet or kernel tables.
+A profile of this model on this GPU is best. Next come a measured machine card, and kernel tables or a data sheet.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ from kvsim.steptime.card import Card, load_card
 from kvsim.steptime.overheads import MAX_CAPTURED_TOKENS
 
 _SERVED = ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size", "kv_cache_dtype")
-"""Engine settings that describe how a model is served."""
+"""Engine settings that `Model.served` takes."""
 
 
 class MetaFields(Protocol):
-    """Fields of a recording that describe its engine and model."""
+    """Fields of a recording's metadata that describe its engine and its model."""
 
     @property
     def engine(self) -> Mapping[str, Any]:
-        """Return the engine's settings."""
+        """Settings of the engine."""
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """Return the model's shape."""
+        """Shape of the model."""
 
     @property
     def command(self) -> str:
-        """Return the command that made the recording; empty if it is unknown."""
+        """Command that made the recording; empty if it is not known."""
 
 
 KERNELS = EXTRA
-"""Name under which `--profile` takes kernel tables."""
+"""Name of kernel tables for `--profile`."""
 PROFILE_LAUNCH_S = 4.7e-6
-"""Seconds to launch a kernel on the hosts of the Hugging Face profiles, by which other hosts are compared."""
+"""Seconds in which the hosts of the Hugging Face profiles launch a kernel. Other hosts are compared with them."""
 
 
 def served_model(meta: MetaFields) -> Model:
-    """Return the model of a recording as its engine served it: its share on one GPU, and the type of its cache.
+    """Return the model of a recording as its engine served it: divided among GPUs, and with the type of its cache.
 
-    `kv_bytes_per_token` may be given for one GPU and the type of the cache, or, in older recordings, for the whole
-    model in its own type.
+    The recording may state `kv_bytes_per_token` for one GPU and the type of the cache. Older recordings state it for
+    the whole model in the model's own type.
 
     Raises:
         RecordingError: a figure of the shape is missing, cannot be right, or contradicts another.
@@ -83,7 +83,7 @@ def served_model(meta: MetaFields) -> Model:
 
 
 def is_in_process(meta: MetaFields) -> bool:
-    """Tell whether the engine shared a process with its client; vLLM's server has a separate process for its engine.
+    """Tell whether the engine had the same process as its client. vLLM's server gives its engine a process of its own.
 
     If the recording does not state it, a command that begins with `vllm serve` means a server.
     """
@@ -91,7 +91,7 @@ def is_in_process(meta: MetaFields) -> bool:
 
 
 def is_card(name: str) -> bool:
-    """Tell whether `name` is a file with a machine card, not a profile."""
+    """Tell whether `name` is a file with a machine card, not with a profile."""
     file = Path(name)
     if not file.is_file():
         return False
@@ -166,7 +166,7 @@ def in_batches_of(max_num_seqs: int, times: Roofline) -> Roofline:
 def _chosen(
     gpu: Gpu, model: Model, engine: str, source: str | None, *, captured: bool, in_process: bool, recording: str | None
 ) -> StepTimeModel:
-    """Return the step times of one server for `source`; see `step_times`."""
+    """Return the step times of one server from `source`; the parameters are those of `step_times`."""
     if model.pipeline_parallel_size > 1:
         if engine == "vllm":
             card = _card_of_stages(gpu, model, source)
@@ -206,14 +206,16 @@ def _chosen(
 def _from_known_card(
     gpu: Gpu, model: Model, engine: str, source: str | None, *, captured: bool, in_process: bool
 ) -> Roofline:
-    """Return the step times of a shipped card, a data sheet or kernel tables; cached, because a sweep asks for each of
-    its points."""
+    """Return the step times from a card that comes with kvsim, a data sheet or kernel tables.
+
+    They are kept in memory, because a sweep asks for them at each of its points.
+    """
     return from_card(_known_card(gpu, model, engine, source), gpu, model, engine, captured=captured,
                      in_process=in_process)  # fmt: skip
 
 
 def _known_card(gpu: Gpu, model: Model, engine: str, source: str | None) -> Card:
-    """Return a shipped card, a data sheet or kernel tables."""
+    """Return a card that comes with kvsim, or one made from a data sheet or from kernel tables."""
     card = sheet_card(gpu) if source == "none" else card_of(gpu, model.tensor_parallel_size)
     is_better = source is None and engine == "vllm" and is_better_by_tables(gpu, card)
     if source == KERNELS or (is_better and has_tables(gpu)):
@@ -222,7 +224,7 @@ def _known_card(gpu: Gpu, model: Model, engine: str, source: str | None) -> Card
 
 
 def _of_ranks(gpu: Gpu, model: Model, source: str | None, *, captured: bool) -> RankTimes:
-    """Return the step times of data-parallel ranks that share experts, which were not measured."""
+    """Return the step times of data-parallel ranks that share experts. No machine with such ranks was measured."""
     if source in (None, "none", KERNELS):
         card = _known_card(gpu, model, "vllm", source)
     elif source is not None and is_card(source):
@@ -248,10 +250,11 @@ def _of_ranks(gpu: Gpu, model: Model, source: str | None, *, captured: bool) -> 
 def from_card(
     card: Card, gpu: Gpu, model: Model, engine: str, *, captured: bool = True, in_process: bool = False
 ) -> Roofline:
-    """Return the step times of a card; one that comes with kvsim was measured on another host than the user's.
+    """Return the step times from a machine card. A card that comes with kvsim was measured on another host than the
+    user's.
 
     Raises:
-        UsageError: the card is of another GPU.
+        UsageError: the card is for another GPU.
     """
     _check_gpu(card, gpu)
     was_measured, card = _is_measured(card), linked(card, gpu, model.tensor_parallel_size)
@@ -274,13 +277,15 @@ def from_card(
 
 
 def _with_error(label: str, kind: ErrorClass, model: Model, card: Card) -> str:
-    """Add to `label` what the times of `card` leave out of `model`, their class and its error."""
+    """Add to `label` the parts of `model` that the times of `card` do not include, the class of the times, and its
+    error.
+    """
     timed = {"times_sparse": card.sparse is not None, "times_delta_nets": card.delta_net is not None}
     return with_error(label, kind, model, **timed)
 
 
 def _check_gpu(card: Card, gpu: Gpu) -> None:
-    """Check that `card` is of `gpu`; a GPU that is not listed has the same name in both."""
+    """Check that `card` is for `gpu`. A GPU that is not listed has the same name in both."""
     names = {card.gpu}
     with suppress(UnknownNameError):
         names.add(find_gpu(card.gpu).name)
@@ -289,7 +294,7 @@ def _check_gpu(card: Card, gpu: Gpu) -> None:
 
 
 def _card_of_stages(gpu: Gpu, model: Model, source: str | None) -> Card:
-    """Return the card of a machine with pipeline stages: a measured one, or one made from the data sheet."""
+    """Return the card for a machine with pipeline stages: measured, or else made from a data sheet or kernel tables."""
     linked_gpus = max(model.tensor_parallel_size, 2)  # even stages of one GPU need a link, to the next stage
     if source is None:
         return card_of(gpu, linked_gpus)
@@ -308,7 +313,7 @@ def _card_of_stages(gpu: Gpu, model: Model, source: str | None) -> Card:
 
 
 def _staged(card: Card, gpu: Gpu, model: Model, *, captured: bool, in_process: bool) -> Staged:
-    """Return the uncalibrated step times of the stages of a pipeline."""
+    """Return the uncalibrated step times of all pipeline stages."""
     stages = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
     shares = [len(stage) / model.num_layers for stage in stages]
     times = reduce_stages(card, model, shares, num_processors=gpu.num_processors, in_process=in_process)
@@ -323,12 +328,14 @@ def _staged(card: Card, gpu: Gpu, model: Model, *, captured: bool, in_process: b
 
 
 def _is_measured(card: Card) -> bool:
-    """Tell whether the curves of one GPU were measured, even if sums over several are guessed."""
+    """Tell whether the kernel times of one GPU were measured, even if those of sums over several GPUs are guessed."""
     return card.measured or any(card.products is shipped.products for shipped in shipped_cards())
 
 
 def _basis(card: Card, model: Model, engine: str, *, was_measured: bool) -> Basis:
-    """Return what the times of `card` are based on; `was_measured` is False if its curves are from a data sheet."""
+    """Return what the times of `card` are based on. `was_measured` is False if its kernel times are from a
+    data sheet.
+    """
     if card.is_of_tables:
         return Basis.TABLES
     if not card.measured:
@@ -340,4 +347,5 @@ def _basis(card: Card, model: Model, engine: str, *, was_measured: bool) -> Basi
 
 
 def _generate(gpu: Gpu, model: Model, engine: str) -> Roofline:
+    """Return the step times of `generate()` from the data sheet of the GPU."""
     return generate_times(gpu, model, "static" if engine == "hf-static" else "dynamic")

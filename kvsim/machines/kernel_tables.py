@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "aiconfigurator-core"
 EXTRA = "kernels"
-"""Name of kvsim's extra that installs the package."""
+"""Name of the extra of kvsim that installs the package."""
 _SYSTEMS = {
     "A100-80G": "a100_sxm",
     "H100 SXM": "h100_sxm",
@@ -48,20 +48,22 @@ _SYSTEMS = {
     "L40S": "l40s",
     "RTX PRO 6000": "rtx_pro_6000_server",
 }
-"""Folders of the tables, by the name of the GPU. The RTX PRO 6000 of the tables is the Server Edition."""
+"""Folders of the tables, by the name of the GPU. The tables for the RTX PRO 6000 are for the Server Edition."""
 _WORSE = ("RTX PRO 6000",)
-"""GPUs for which the data sheet is more accurate. In a run that others recorded, end-to-end times were off by -1 % with
-the data sheet, and by -4 % with tables."""
+"""GPUs for which the data sheet is more accurate.
+
+In a run that others recorded, end-to-end times were off by -1 % with the data sheet, and by -4 % with tables.
+"""
 _SIZES = (*sorted({captured_size(m) for m in range(1, 513)}), 640, 768, 1024, 1536, 2048, 4096, 8192, 16384)
 _STREAMED_BYTES = 1 << 29
-"""Bytes of weights from which on no GPU's cache holds them from one measurement to the next."""
+"""Number of bytes of weights that no GPU's cache keeps from one measurement to the next."""
 _CONTEXTS = (128, 16384)
 _MOST_DECODES = 512
-"""Smallest and largest context, and largest number of decodes, of the rows that are used: those of `kvsim measure`."""
+"""Smallest and largest context, and largest number of decodes, in the rows that are used: those of `kvsim measure`."""
 _MIXED = {"num_decodes": 128, "decode_context": 1024, "prompt_tokens": 1024, "prompt_context": 1024}
-"""Sizes of the added row with decodes and a prompt in one launch, which the tables lack; see `_mixed`."""
+"""Sizes of an added row, with decodes and a prompt in one launch. The tables lack such rows; see `_mixed`."""
 _EVEN = "balanced"
-"""Name in the tables of the even distribution of tokens over experts."""
+"""Name in the tables for tokens that spread evenly over the experts."""
 _EXPERT_TYPES = {
     "": ("bfloat16",),
     "fp8": ("fp8_block", "fp8"),
@@ -70,22 +72,25 @@ _EXPERT_TYPES = {
     "awq": ("int4_wo",),
     "gptq": ("int4_wo",),
 }
-"""Types of experts in the tables, by quantization method; the first type that has rows is used."""
+"""Types of experts in the tables, by quantization method. The first type that has rows is used."""
 _SELECTED_TOKENS = 2048
-"""Tokens that the indexers of DeepSeek-V3.2 and GLM-5 pick (`index_topk`)."""
+"""Number of tokens that the indexers of DeepSeek-V3.2 and GLM-5 choose (`index_topk`)."""
 _Kernels = tuple[tuple[str, ...], ...]
 _DELTA_NET_DECODES: _Kernels = (("causal_conv1d_update",), ("fused_recurrent_gated_delta_rule_packed_decode",))
 _DELTA_NET_PROMPTS: _Kernels = (
     ("causal_conv1d_fn",),
     ("chunk_gated_delta_rule_flashinfer", "chunk_gated_delta_rule_triton"),
 )
-"""Kernels of a gated delta net, one after the other, in decodes and in prompts; each with its alternatives."""
+"""Kernels of a gated delta net in decodes and in prompts, one after the other. Each may have alternatives."""
 _LONG_PROMPT = 2048
-"""Shortest prompt whose rows are used for sparse attention: with shorter prompts, the GPU waited for launches."""
+"""Number of tokens in the shortest prompt whose rows are used for sparse attention and MLA.
+
+With shorter prompts, the GPU waited for launches.
+"""
 
 
 _Rows = dict[str, np.ndarray]
-"""Columns of a table."""
+"""Columns of a table, by name."""
 _HEAD_COLUMNS = ("num_heads", "num_key_value_heads", "head_dim")
 
 
@@ -98,17 +103,18 @@ class _Heads(NamedTuple):
 
 
 class _GpuTables(NamedTuple):
-    """The tables of one GPU."""
+    """Tables of one GPU."""
 
     folder: Path
-    """Folder with one folder per kind of kernel."""
+    """Folder with one folder for each kind of kernel."""
     source: str
-    """Version of the package."""
+    """Name and version of the package."""
 
     def rows(self, kind: str, name: str, **wanted: Any) -> _Rows:
-        """Return the columns of the newest table called `name`; an empty dictionary if there is none.
+        """Return the columns of the newest table with the name `name`; an empty dictionary if there is none.
 
-        Only rows with the `wanted` values are included. Among kernels for the same sizes, only the fastest is.
+        Only rows with the values `wanted` are returned. If several rows have the same sizes, only the fastest is
+        returned.
         """
         from pyarrow import parquet  # noqa: PLC0415  slow to import
 
@@ -125,19 +131,20 @@ class _GpuTables(NamedTuple):
 
 
 def _fastest(rows: _Rows) -> _Rows:
-    """Return the first of the rows that agree in all columns of integers; `rows` are sorted by time."""
+    """Return, of rows that are equal in all columns of integers, only the first. `rows` are sorted by time."""
     sizes = np.stack([column for column in rows.values() if np.issubdtype(column.dtype, np.integer)], axis=1)
     _, first = np.unique(sizes, axis=0, return_index=True)
     return {name: column[first] for name, column in rows.items()}
 
 
 def _release(file: Path) -> tuple[int, ...]:
+    """Return the version in the path of a table as numbers, by which tables are ordered."""
     return tuple(map(int, re.findall(r"\d+", file.parent.name)))
 
 
 @cache
 def _tables_of(gpu: str) -> _GpuTables | None:
-    """Return the tables of a GPU; None if the package is not installed or does not have the GPU."""
+    """Return the tables of a GPU; None if the package is not installed or does not have this GPU."""
     spec = util.find_spec(PACKAGE.replace("-", "_"))
     if spec is None or spec.origin is None or gpu not in _SYSTEMS:
         return None
@@ -156,7 +163,7 @@ def has_tables(gpu: Gpu) -> bool:
 
 
 def is_better_by_tables(gpu: Gpu, base: Card) -> bool:
-    """Tell whether tables, if installed, predict better than `base`, the best card without tables.
+    """Tell whether tables, if installed, predict better than `base`, which is the best card without tables.
 
     A card that was measured with the same number of GPUs is better: on one H100 or H200, the median error of end-to-end
     times is 3.6 % by cards and 5.1 % by tables, in 75 recordings of dense models. Cards with guessed all-reduces are
@@ -166,11 +173,11 @@ def is_better_by_tables(gpu: Gpu, base: Card) -> bool:
 
 
 def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
-    """Return `base` with the measured times of all kernels of `model` that the tables of `gpu` have.
+    """Return `base` with measured times for all kernels of `model` that the tables of `gpu` have.
 
     Raises:
         MissingExtraError: the package is not installed.
-        UsageError: it has no such GPU.
+        UsageError: the package does not have this GPU.
     """
     if not is_installed():
         raise MissingExtraError(f"A table of measured kernels ({PACKAGE})", EXTRA)
@@ -203,13 +210,13 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
 
 
 def _versions(tables: _GpuTables) -> str:
-    """Describe the engine that was measured."""
+    """Describe the engine with which the tables were measured."""
     rows = tables.rows("gemm", "gemm", m=1)
     return f"vLLM {rows['version'][0]} on {rows['device'][0]}"
 
 
 def _streaming_rate(tables: _GpuTables) -> float:
-    """Return the bytes per second at which weights are read if they are too large for the GPU's cache."""
+    """Return the bytes per second at which weights are read that are too large for the GPU's cache."""
     rows = tables.rows("gemm", "gemm", gemm_dtype="bfloat16", m=1)
     num_bytes = 2.0 * rows["n"] * rows["k"]
     large = num_bytes >= _STREAMED_BYTES
@@ -217,7 +224,7 @@ def _streaming_rate(tables: _GpuTables) -> float:
 
 
 def _all_products(tables: _GpuTables, work: Work, model: Model, bytes_per_s: float) -> dict[str, Products]:
-    """Return the times of the products of `work`, by type of the weights; types without tables are left out.
+    """Return the times of the matrix products of `work`, by type of the weights. Types without tables are left out.
 
     For fp8, the rows with one scale per tensor are used. In rows with scales per block, the GPU waited for launches (57
     us on an H200 for matrices that take 5 us).
@@ -231,10 +238,10 @@ def _all_products(tables: _GpuTables, work: Work, model: Model, bytes_per_s: flo
 
 
 def _products(tables: _GpuTables, dtype: str, wanted: Sequence[Weights], weights_per_s: float) -> Products | None:
-    """Return the times of the products with the `wanted` weights at every size; None without a table of the type.
+    """Return the times of the products with the matrices `wanted` at every size; None without a table of the type.
 
-    A product takes at least the time of reading its weights from memory: small ones were measured with weights in the
-    GPU's cache, where the weights of a model are not.
+    A product takes at least the time in which its weights are read from memory. Small products were measured with
+    weights in the GPU's cache, where the weights of a model are not.
     """
     rows = tables.rows("gemm", "gemm", gemm_dtype=dtype)
     if not rows:
@@ -253,8 +260,11 @@ _Grid = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _grid(rows: _Rows, chosen: np.ndarray) -> _Grid:
-    """Return the numbers of outputs and of inputs in the table, and the logarithm of the seconds per weight for each
-    pair of these: float64[outputs, inputs]."""
+    """Return the times of the rows `chosen` as a table of outputs and inputs.
+
+    The three arrays are the numbers of outputs, the numbers of inputs, and the logarithm of the seconds per weight for
+    each pair: float64[outputs, inputs].
+    """
     n, k, milliseconds = (rows[name][chosen].astype(float) for name in ("n", "k", "latency"))
     outputs, inputs = np.unique(n), np.unique(k)
     table = np.full((len(outputs), len(inputs)), np.nan)
@@ -263,10 +273,10 @@ def _grid(rows: _Rows, chosen: np.ndarray) -> _Grid:
 
 
 def _between(outputs: np.ndarray, inputs: np.ndarray, table: np.ndarray, weights: Weights) -> float:
-    """Interpolate the logarithm of the time per weight between the shapes around `weights`; do not extrapolate.
+    """Interpolate the logarithm of the time per weight between the four shapes around `weights`; do not extrapolate.
 
-    The four shapes around `weights` are averaged, each weighted by its nearness. Shapes that the table lacks (NaN) are
-    left out. If it lacks all four, the result is the mean of the table.
+    The shapes are averaged with weights that fall with the distance. Shapes that the table lacks (NaN) are left out. If
+    it lacks all four, the result is the mean of the table.
     """
     row, column = _place(outputs, weights.n), _place(inputs, weights.k)
     total = share = 0.0
@@ -280,12 +290,12 @@ def _between(outputs: np.ndarray, inputs: np.ndarray, table: np.ndarray, weights
 
 
 def _place(values: np.ndarray, wanted: float) -> float:
-    """Return the fractional index of `wanted` in `values`, on a logarithmic scale."""
+    """Return the index of `wanted` in `values` as a fraction, on a logarithmic scale."""
     return float(np.interp(np.log(wanted), np.log(values), np.arange(len(values))))
 
 
 def _sums(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
-    """Return the bytes and seconds of all-reduces in a captured graph; the table counts elements of two bytes."""
+    """Return the bytes and seconds of all-reduces in a captured graph. The table counts elements of two bytes."""
     rows = tables.rows("comm", "custom_allreduce", num_gpus=num_gpus, kernel_source="vLLM_custom_graph")
     if not rows:
         return ()
@@ -294,7 +304,7 @@ def _sums(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
 
 
 def _exchange(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
-    """Return, by bytes of all GPUs, the seconds of an all-gather plus a reduce-scatter; empty without tables.
+    """Return the bytes of all GPUs and the seconds of an all-gather plus a reduce-scatter; empty without tables.
 
     By default, vLLM does one before and one after the experts. The table counts elements of two bytes.
     """
@@ -315,9 +325,9 @@ def _read_bytes(row: Attention, element_bytes: int) -> int:
 def _attention(
     tables: _GpuTables, base: Card, work: Work, gpu: Gpu, bytes_per_s: float, *, is_fp8: bool
 ) -> tuple[Attention, ...]:
-    """Return the rows of attention of a card, for every kind of layer; empty if the tables lack a kind.
+    """Return the rows of attention for a card, for every kind of layer; empty if the tables lack a kind.
 
-    The cache is in fp8 if `is_fp8`. A row takes at least the time of reading its keys and values from memory.
+    If `is_fp8`, the cache is in fp8. A row takes at least the time in which its keys and values are read from memory.
     """
     common = {"attn_dtype": "bfloat16", "kv_cache_dtype": "fp8" if is_fp8 else "bfloat16", "window_size": 0}
     decoding = tables.rows("attention", "generation_attention", **common)
@@ -342,7 +352,7 @@ def _attention(
 
 
 def _nearest_heads(rows: _Rows, reading: AttentionKind) -> _Heads | None:
-    """Return the measured heads nearest to those of `reading`.
+    """Return the measured heads that are most similar to those of `reading`.
 
     Return None if no measured heads have the same size, or if each query head has its own keys: the tables lack that.
     """
@@ -358,7 +368,7 @@ def _nearest_heads(rows: _Rows, reading: AttentionKind) -> _Heads | None:
 
 
 def _rows_of(rows: _Rows, heads: _Heads, tokens: np.ndarray, what: tuple[str, str]) -> list[Attention]:
-    """Return the rows with these heads and with `tokens` in the used range.
+    """Return the rows with these heads, and with `tokens` in the range that is used.
 
     `what` names two fields of `Attention`: for decodes, the number of sequences and their context; for a prompt, its
     tokens and its context, which are equal.
@@ -374,6 +384,7 @@ def _rows_of(rows: _Rows, heads: _Heads, tokens: np.ndarray, what: tuple[str, st
 
 
 def _row(heads: _Heads, seconds: float, sizes: dict[str, int]) -> Attention:
+    """Return one row of attention for a card. `sizes` has the fields that are not 0."""
     counts = {"num_decodes": 0, "decode_context": 0, "prompt_tokens": 0, "prompt_context": 0} | sizes
     return Attention(**heads._asdict(), **counts, seconds=float(seconds))
 
@@ -381,9 +392,9 @@ def _row(heads: _Heads, seconds: float, sizes: dict[str, int]) -> Attention:
 def _mixed(
     rows: list[Attention], base: Card, reading: AttentionKind, num_processors: int, *, is_fp8: bool
 ) -> Attention:
-    """Estimate the row of a launch with decodes and a prompt, which the tables lack.
+    """Estimate the row for a launch with decodes and a prompt, which the tables lack.
 
-    Compared with decodes alone, its reading takes longer by the same factor as on the base card.
+    Its reading takes longer than that of decodes alone, by the same factor as on the base card.
     """
     cost = attention_cost(replace(base, attention=tuple(rows), has_fp8_attention=is_fp8), reading, num_processors)
     longer = 1 + attention_cost(base, reading, num_processors).mixed_share + FP8_MIXED_SHARE * is_fp8
@@ -396,7 +407,7 @@ def _mixed(
 
 
 def _experts(tables: _GpuTables, work: Work, model: Model) -> Experts | None:
-    """Return the times of a layer's experts by the number of tokens; None if they were not measured."""
+    """Return the times of the experts in one layer by the number of tokens; None if they were not measured."""
     if not work.expert_weights:
         return None
     method = model.quantization.method if model.quantization and model.quantization.expert_bits else ""
@@ -420,10 +431,10 @@ def _experts(tables: _GpuTables, work: Work, model: Model) -> Experts | None:
 
 
 def _sparse(tables: _GpuTables, work: Work, model: Model, products: dict[str, Products]) -> SparseAttention | None:
-    """Fit the costs of sparse attention without its matrix products; None without a table of the whole module.
+    """Fit the times of sparse attention without its matrix products; None without a table of the whole module.
 
-    The time of decodes is fitted as a constant plus costs per sequence, scored token and selected token; the time of
-    long prompts as costs per scored and selected pair of query and token.
+    The time of decodes is fitted as a constant, plus seconds per sequence, per scored token and per selected token. The
+    time of long prompts is fitted as seconds per scored and per selected pair of query and token.
     """
     reading = next((each for each in work.readings if each.is_sparse), None)
     if reading is None:
@@ -465,7 +476,7 @@ def _sparse(tables: _GpuTables, work: Work, model: Model, products: dict[str, Pr
 
 
 def _latent(tables: _GpuTables, work: Work, bytes_per_s: float) -> LatentAttention | None:
-    """Fit the costs of latent attention without its matrix products; None without a table.
+    """Fit the times of MLA without its matrix products; None without a table.
 
     The whole module was measured in DeepSeek-V3's shape, for powers of two of heads. The fitted constant is not used:
     on an H200, it is 35 us longer than in engines, as if the GPU waited for launches.
@@ -494,7 +505,7 @@ def _latent(tables: _GpuTables, work: Work, bytes_per_s: float) -> LatentAttenti
 
 
 def _deepseek_v3_products(heads: int) -> list[tuple[int, int]]:
-    """Return outputs and inputs of each matrix product in DeepSeek-V3's attention with `heads` on a GPU.
+    """Return outputs and inputs of each matrix product in DeepSeek-V3's attention with `heads` heads on a GPU.
 
     The products are down to both latents, up to queries, up to keys and values, and the output.
     """
@@ -502,9 +513,9 @@ def _deepseek_v3_products(heads: int) -> list[tuple[int, int]]:
 
 
 def _delta_net(tables: _GpuTables, model: Model) -> DeltaNet | None:
-    """Fit the costs of a gated delta net, which consists of a convolution and the delta rule; None without a table.
+    """Fit the times of a gated delta net, which has a convolution and the delta rule; None without a table.
 
-    The state was measured in 32 bits; a state of another type takes time in proportion to its bytes. The fitted
+    The state was measured in 32 bits. The time of a state in another type is in proportion to its bytes. The fitted
     constants are not used: the starts of these kernels are among the small kernels of `Work`.
     """
     layer = next((each for each in model.recurrent_layers if isinstance(each, GatedDeltaNet)), None)
@@ -541,7 +552,7 @@ def _first_kernel(tables: _GpuTables, names: Sequence[str], wanted: dict[str, An
 
 
 def _slope(sizes: np.ndarray, milliseconds: np.ndarray) -> float:
-    """Return the seconds by which each more of `sizes` prolongs a kernel, beside a constant."""
+    """Return the additional seconds of a kernel per additional unit of `sizes`."""
     _, slope = _fitted(np.stack([np.ones(len(sizes)), sizes.astype(float)], axis=1), milliseconds / 1e3)
     return slope
 
@@ -549,13 +560,18 @@ def _slope(sizes: np.ndarray, milliseconds: np.ndarray) -> float:
 def _beside_products_s(
     products: Products, weights: Sequence[Weights], milliseconds: np.ndarray, tokens: np.ndarray
 ) -> np.ndarray:
-    """Return the seconds of measured modules, less those of their matrix products; `tokens` has the sizes."""
+    """Return the seconds of measured modules without their matrix products. `tokens` has the number of
+    tokens of each.
+    """
     curves = [product_curve(products, *each) for each in weights]
     return np.array(milliseconds) / 1e3 - [sum(curve(int(each)) for curve in curves) for each in tokens]
 
 
 def _fitted(features: np.ndarray, seconds: np.ndarray) -> list[float]:
-    """Fit `seconds` as a sum of the features times costs, none negative; minimize the squared relative errors."""
+    """Return the factors of the columns of `features` whose sum fits `seconds` best.
+
+    No factor is negative. The sum of squared relative errors is smallest.
+    """
     from scipy.optimize import nnls  # noqa: PLC0415  slow to import
 
     used = seconds > 0

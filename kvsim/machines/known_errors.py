@@ -1,7 +1,8 @@
 """Look up how far predictions are usually off, by class of machine, model and step times.
 
-Every answer of kvsim states this error. It was measured on held-out recordings, and holds only for the class of the
-recordings; without a recording, the error is unknown. `benchmarks/predictions.py --write` makes the table.
+Every answer of kvsim states this error. It was measured with recordings that no fit had seen, and holds only for
+predictions of the same class. Without such a recording, the error is unknown. `benchmarks/predictions.py --write` makes
+the table.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FILE = Path(__file__).with_name("errors.toml")
 FIGURES = ("throughput", "tpot", "e2e", "ttft")
 """Figures whose error is known for every recording."""
 TAILS = ("ttft_p99", "tpot_p99")
-"""Figures of the slowest requests, which have larger errors than the means."""
+"""Figures of the slowest requests. Their errors are larger than those of means."""
 PREEMPTIONS = "preemptions"
 """Figure whose error is known only for recordings with preemptions."""
 FEWEST = 3
@@ -34,14 +35,14 @@ FEWEST = 3
 _NAMES = {"throughput": "throughput", "tpot": "TPOT", "e2e": "end to end", "ttft": "TTFT"}
 _UNTIMED = "not in these times: "
 IMAGES_BY_CONSTANTS = "images by constants read off one H100"
-"""Clause of the label of times that include an image encoder."""
+"""Clause in the label of times that include an image encoder."""
 BETTER_BY_TABLES = "kvsim[kernels] would add measured kernels"
-"""Advice in a label where kernel tables would be taken if they were installed."""
+"""Advice in a label if kernel tables would be used, but are not installed."""
 _ENGINES = {"vllm": "vLLM", "hf-dynamic": "generate()", "hf-static": "generate() with a static cache"}
 
 
 class Basis(Enum):
-    """Basis of step times."""
+    """Basis of step times: the measurements from which they follow."""
 
     MODEL = "machine and model measured"
     TRANSFERRED = "model measured on another GPU"
@@ -75,13 +76,13 @@ _PLAIN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorClass:
-    """A class of predictions with similar errors."""
+    """Predictions that have similar errors."""
 
     basis: Basis
     family: str
     """Chip of the GPU."""
     layers: str
-    """Dense or experts, the kinds of attention and recurrent layers, and the type of the weights."""
+    """Kinds of layers: dense or with experts, kinds of attention, recurrent layers, and the type of the weights."""
     gpus: str
     """Number of GPUs that hold the model, and how they share it."""
     cache: str
@@ -90,16 +91,16 @@ class ErrorClass:
 
     @property
     def setting(self) -> str:
-        """Describe everything but the basis."""
+        """All fields but the basis, in one text."""
         return ", ".join((self.family, self.layers, self.gpus, self.cache, self.engine))
 
     @property
     def words(self) -> str:
-        """Return the clause of a label that `class_in` reads."""
+        """Clause of a label, which `class_in` reads."""
         return f"{self.basis.value} [{self.setting}]"
 
     def as_dict(self) -> dict[str, str]:
-        """Return the fields in the format of the table."""
+        """Return the fields as the table has them."""
         return {item.name: getattr(self, item.name) for item in fields(self)} | {"basis": self.basis.name}
 
 
@@ -111,19 +112,23 @@ class KnownError:
     """Errors of the predictions of one class, in percent."""
 
     recordings: tuple[str, ...]
+    """Names of the recordings with which the errors were measured."""
     on: tuple[str, ...]
-    """GPUs of the recordings, all with the same chip."""
+    """GPUs of these recordings. All have the same chip."""
     median: Mapping[str, float]
     """Median absolute errors of `FIGURES` and `TAILS`, and of `PREEMPTIONS` if a recording had any."""
     worst: Mapping[str, float]
+    """Largest absolute errors of the same figures."""
     clocks: Mapping[str, float]
-    """Median absolute errors of the steps that waited for the GPU ("gpu"), and of those that waited for the host.
+    """Median absolute errors of the times of single steps: "gpu" if the step waited for the GPU, "host" if for the
+    host.
 
-    Each step is predicted with the recorded scheduling decisions. A key without steps is left out."""
+    Each step is predicted with the recorded scheduling decisions. A key without steps is left out.
+    """
 
     @property
     def tells_an_interval(self) -> bool:
-        """Tell whether there are enough recordings for a prediction interval."""
+        """True if there are enough recordings for a prediction interval."""
         return len(self.recordings) >= FEWEST
 
     def words(self) -> str:
@@ -140,14 +145,17 @@ class KnownError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """Errors of predictions for runs that others recorded, of an error class that kvsim has no recording of."""
+    """Errors of predictions for runs that others recorded, in a class of which kvsim has no recording."""
 
     gpu: str
     model: str
     num_runs: int
     e2e: tuple[float, float]
-    """Smallest and largest error of the mean end-to-end time, in percent, signed."""
+    """Smallest and largest error of the mean end-to-end time, in percent. A negative error means too short a
+    prediction.
+    """
     tpot: tuple[float, float]
+    """Smallest and largest error of the mean time per output token, in percent, with the same sign."""
     source: str
 
     def words(self) -> str:
@@ -158,11 +166,12 @@ class Outside:
 
 
 def _span(low: float, high: float) -> str:
+    """Describe an interval of percentages in a few characters."""
     return f"{low:+.3g} %" if low == high else f"{low:+.3g} to {high:+.3g} %"
 
 
 def class_of(basis: Basis, gpu: Gpu, model: Model, engine: str, *, captured: bool = True) -> ErrorClass:
-    """Return the class of predictions on this basis for `model` as `engine` serves it on `gpu`."""
+    """Return the class of predictions on this basis, for `model` as `engine` serves it on `gpu`."""
     per_stage, stages = model.tensor_parallel_size, model.pipeline_parallel_size
     per_rank = "1 GPU" if per_stage == 1 else f"{per_stage} GPUs"
     if model.has_shared_experts:
@@ -214,7 +223,7 @@ def known_errors() -> Mapping[ErrorClass, KnownError]:
 
 @cache
 def outside_errors() -> Mapping[ErrorClass, tuple[Outside, ...]]:
-    """Return the runs recorded by others, by class."""
+    """Return the runs that others recorded, by class."""
     runs: dict[ErrorClass, tuple[Outside, ...]] = {}
     for row in _document()["outside"]:
         e2e, tpot = (tuple(row[name]) for name in ("e2e", "tpot"))
@@ -224,10 +233,12 @@ def outside_errors() -> Mapping[ErrorClass, tuple[Outside, ...]]:
 
 
 def _document() -> dict[str, Any]:
+    """Return the parsed file of errors."""
     return tomllib.loads(FILE.read_text(encoding="utf-8"))
 
 
 def _class(row: Mapping[str, Any]) -> ErrorClass:
+    """Return the class in a row of the file."""
     values = {item.name: row[item.name] for item in fields(ErrorClass)}
     return ErrorClass(**values | {"basis": Basis[row["basis"]]})
 
@@ -243,15 +254,15 @@ def class_in(label: str) -> ErrorClass | None:
 
 
 def known_in(label: str) -> KnownError | None:
-    """Return the errors of predictions with this label of times; None if they were never measured."""
+    """Return the errors of predictions with this label of step times; None if they were never measured."""
     kind = class_in(label)
     return None if kind is None else known_errors().get(kind)
 
 
 def interval_in(label: str) -> KnownError | None:
-    """Return the known errors of predictions with this label.
+    """Return the known errors of predictions with this label, if they give a prediction interval.
 
-    None if they come from too few recordings for a prediction interval, or were never measured.
+    Return None if they come from too few recordings, or were never measured.
     """
     known = known_in(label)
     return known if known is not None and known.tells_an_interval else None
@@ -260,7 +271,9 @@ def interval_in(label: str) -> KnownError | None:
 def with_error(
     label: str, kind: ErrorClass, model: Model, *, times_sparse: bool = False, times_delta_nets: bool = False
 ) -> str:
-    """Add to `label` the parts missing in its times, the class of its predictions, and their error; see `untimed`."""
+    """Add to `label` the parts that its times do not include (see `untimed`), the class of its predictions, and its
+    error.
+    """
     missing = ", ".join(untimed(model, times_sparse=times_sparse, times_delta_nets=times_delta_nets))
     images = IMAGES_BY_CONSTANTS if model.vision is not None else ""
     clauses = (label, images, f"{_UNTIMED}{missing}" if missing else "", kind.words, error_words(kind))
@@ -268,10 +281,11 @@ def with_error(
 
 
 def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "") -> str:
-    """Return the label of times that are used for other `ways` to serve, with the class and the error of these ways.
+    """Return the label of step times that are used for an engine which serves in other `ways`.
 
-    Each way has the part that is missing in the times, such as `{"drafts": "drafting"}`, or "" if none is. The class
-    names `engine`, if it is given. Without ways, or if the label names no class, it is returned unchanged.
+    Its class, and the error of this class, then name these ways. Each way has the part that is missing in the times,
+    such as `{"drafts": "drafting"}`, or "" if none is. `engine`, if it is given, is the engine that the class names.
+    The label is returned unchanged if there are no ways, or if it names no class.
     """
     kind = class_in(label)
     if not ways or kind is None:
@@ -285,12 +299,12 @@ def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "") -> s
 
 
 def untimed_in(label: str) -> str:
-    """Return the parts that are missing in the times with this label; empty if there are none."""
+    """Return the parts that the times with this label do not include; empty if there are none."""
     return label.partition(f"; {_UNTIMED}")[2].partition("; ")[0]
 
 
 def error_words(kind: ErrorClass) -> str:
-    """Describe the error of a class by its own recordings, or by the nearest known ones."""
+    """Describe the error of a class by its own recordings or, without these, by those of the nearest class."""
     if (known := known_errors().get(kind)) is not None:
         return known.words()
     outside = [each.words() for each in outside_errors().get(kind, ())]
@@ -303,7 +317,7 @@ def error_words(kind: ErrorClass) -> str:
 
 
 def plain_words(label: str) -> str:
-    """Describe the basis of times with this label and their error in one plain sentence."""
+    """Describe in one plain sentence what the times with this label are based on, and their error."""
     kind = class_in(label)
     if kind is None:
         return label.partition(";")[0]

@@ -150,7 +150,10 @@ class Ledger:
         return np.sort(np.concatenate(ops))
 
     def successions(self, *, with_prefixes: bool) -> Iterator[Successions]:
-        """Yield the successive owners of each unit, in parts. If `with_prefixes` is False, cached state is ignored."""
+        """Yield the owners of each unit one after the other, for one part of all allocations at a time.
+
+        If `with_prefixes` is False, cached state is ignored.
+        """
         latest = np.zeros(self.end_of_pool, np.int64)
         kept = None
         if with_prefixes and self._kept is not None:

@@ -134,7 +134,9 @@ class Totals:
         return self._capacity - free, totals.states(self._capacity)
 
     def _keep(self, steps: npt.NDArray[Any]) -> None:
-        """Copy steps that wait until there are `STEPS_TOGETHER`; the next slice overwrites their records."""
+        """Copy the records of steps, since the next slice overwrites them. `STEPS_TOGETHER` steps are added up
+        together.
+        """
         if len(steps):
             self._kept.append(steps.copy())
             self._num_kept += len(steps)

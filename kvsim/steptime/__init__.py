@@ -2,16 +2,16 @@
 
 The simulator advances its clock by these times. A few coefficients describe the GPU's work in a step:
 
-- The weights are read once and multiplied with every token; the longer of reading and arithmetic counts.
+- The weights are read once and multiplied with every token. The longer of reading and arithmetic counts.
 - The keys and values of all tokens of context are read, and the attention of every new query is computed.
-- Kernels start and drain.
+- Kernels start and end, and memory idles meanwhile.
 
-Meanwhile the host launches the kernels one by one, unless the step is a captured graph. GPU and host work in parallel.
-An engine that waits for its output needs the longer of the two times; one that schedules ahead launches a step while
-the step before is computed.
+At the same time, the host launches the kernels one by one, unless the step is a captured graph. An engine that waits
+for its output needs the longer of the two times. An engine that schedules ahead launches a step while the GPU computes
+the step before.
 
-- `Roofline` has the coefficients. For vLLM they come from a fit, or from a machine card and a model's shape (`reduce`);
-  for Hugging Face's `generate()`, from a fit or from a data sheet (`generate_times`).
+- `Roofline` has the coefficients. For vLLM, they are fitted, or computed from a machine card and a model (`reduce`).
+  For Hugging Face's `generate()`, they are fitted, or computed from a data sheet (`generate_times`).
 - `Staged` has the times of all pipeline stages (`reduce_stages`).
 - `RankTimes` has those of data-parallel ranks that share experts (`reduce_ranks`).
 

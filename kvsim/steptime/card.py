@@ -1,6 +1,6 @@
-"""`Card`: measured times of kernels, links and host of one machine, and its TOML file.
+"""Machine cards: measured times of the kernels, the links and the host of one machine, and their TOML files.
 
-A card describes a machine without any model. `kvsim measure` makes one, and `kvsim.steptime.reduction` computes the
+A card describes a machine without any model. `kvsim measure` makes a card, and `kvsim.steptime.reduction` computes the
 step times of any model from it. `docs/machines.md` describes the format of the file.
 """
 
@@ -21,46 +21,49 @@ from kvsim.files.values import is_integer, is_number, read_toml
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Products:
-    """Seconds of matrix products x[m, k] @ w[n, k].T, for each of `shapes` (n, k) and each m of `sizes`."""
+    """Seconds of the matrix products x[m, k] @ w[n, k].T, for some shapes (n, k) and numbers of rows m."""
 
     sizes: tuple[int, ...]
-    """Numbers of rows m, ascending."""
+    """Numbers of rows m, in ascending order."""
     shapes: tuple[tuple[int, int], ...]
-    """Outputs n and inputs k of the weights."""
+    """Number of outputs n and number of inputs k of each matrix w."""
     seconds: tuple[tuple[float, ...], ...]
-    """One row per shape, one column per size."""
+    """Seconds of each product: one row per shape, one column per size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Seconds of one layer's attention in one launch: for decodes with equal contexts, for a prompt, or for both."""
+    """Seconds of the attention in one layer, in one launch: for decodes with equal contexts, for a prompt,
+    or for both.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     num_decodes: int
-    """Number of decoding sequences; each has one query."""
+    """Number of decoding sequences. Each has one query."""
     decode_context: int
     """Number of keys that each of these sequences reads."""
     prompt_tokens: int
     """Number of queries of the prompt; 0 without a prompt."""
     prompt_context: int
-    """Number of keys that the prompt's last query attends to."""
+    """Number of keys that the last query of the prompt reads."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Seconds of one layer's experts of one model, if all experts get the same number of tokens."""
+    """Seconds of the experts in one layer of one model, when all experts get equally many tokens."""
 
     sizes: tuple[int, ...]
-    """Numbers of tokens of the step, ascending."""
+    """Numbers of tokens in the step, in ascending order."""
     seconds: tuple[float, ...]
+    """Seconds for each number of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseAttention:
-    """Seconds of one layer's sparse attention of one model on each GPU, without its four large products.
+    """Seconds of the sparse attention in one layer of one model on each GPU, without its four large matrix products.
 
     An indexer scores all tokens, and each query reads only the tokens with the highest scores.
     """
@@ -68,87 +71,102 @@ class SparseAttention:
     selected_tokens: int
     """Largest number of tokens that a query reads."""
     step_s: float
+    """Seconds per step."""
     sequence_s: float
-    """Cost per decoding sequence."""
+    """Seconds per decoding sequence."""
     token_s: float
-    """Cost of scoring one cached token for one sequence."""
+    """Seconds to score one cached token for one sequence."""
     selected_token_s: float
-    """Cost of reading one selected token."""
+    """Seconds to read one selected token."""
     pair_s: float
-    """Cost of scoring one cached token for one query of a prompt."""
+    """Seconds to score one cached token for one query of a prompt."""
     selected_pair_s: float
-    """Cost of one query of a prompt and one selected token."""
+    """Seconds for one query of a prompt with one selected token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Seconds of one layer's latent attention of one model on each GPU, without its products and its start."""
+    """Seconds of the MLA in one layer of one model on each GPU, without its matrix products and the start of its
+    kernels.
+    """
 
     sequence_s: float
-    """Cost per decoding sequence."""
+    """Seconds per decoding sequence."""
     token_s: float
-    """Cost of reading one cached token for one sequence."""
+    """Seconds to read one cached token for one sequence."""
     pair_s: float
-    """Cost of one query of a prompt and one key."""
+    """Seconds for one query of a prompt with one key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet:
-    """Seconds of one layer's gated delta net of one model on each GPU, without its matrix products and its start."""
+    """Seconds of the gated delta net in one layer of one model on each GPU.
+
+    The matrix products and the start of the kernels are not included.
+    """
 
     sequence_s: float
-    """Cost per decoding sequence, whose state is read and written."""
+    """Seconds per decoding sequence, whose state is read and written."""
     token_s: float
-    """Cost per token of a prompt."""
+    """Seconds per token of a prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """Speeds of a machine, in seconds and bytes per second."""
+    """Speeds of a machine, in seconds and in bytes per second."""
 
     gpu: str
-    """Name of the GPU, in the driver's spelling or in that of `kvsim size --list`."""
+    """Name of the GPU, as the driver spells it or as `kvsim size --list` does."""
     num_gpus: int = 1
-    """Number of GPUs over which `all_reduce` was measured."""
+    """Number of GPUs between which `all_reduce` was measured."""
     source: str
     """Date and program of the measurement, or another source of the times."""
     measured: bool
-    """True if all times were measured on the machine; otherwise some are estimates."""
+    """True if all times were measured on the machine; False if some are estimates."""
     read_bytes_per_s: float
-    """Rate of reading the GPU's memory."""
+    """Bytes per second at which the GPU reads its memory."""
     copy_bytes_per_s: float
-    """Rate of copying within the GPU's memory: bytes read plus bytes written."""
+    """Bytes per second at which the GPU copies within its memory: bytes read plus bytes written."""
     kernel_s: float
     """Seconds from the start of a small kernel to the start of the next, in a captured graph."""
     launch_s: float
-    """Host time to launch one small kernel from Python. All other host times are multiples of it."""
+    """Seconds in which the host launches one small kernel from Python. All other host times are multiples of this."""
     to_gpu_bytes_per_s: float
+    """Bytes per second from the memory of the host to that of the GPU."""
     to_host_bytes_per_s: float
+    """Bytes per second from the memory of the GPU to that of the host."""
     products: Mapping[str, Products]
-    """Matrix products by type of the weights: "bfloat16" (also for float16) and "fp8"."""
+    """Times of matrix products by the type of the weights: "bfloat16" (also for float16) and "fp8"."""
     attention: tuple[Attention, ...]
+    """Times of attention."""
     all_reduce: tuple[tuple[int, float], ...] = ()
-    """Bytes and seconds of all-reduces over `num_gpus` GPUs; empty for one GPU."""
+    """Bytes and seconds of all-reduces between `num_gpus` GPUs, in ascending order; empty for one GPU."""
     exchange: tuple[tuple[int, float], ...] = ()
-    """Bytes and seconds of exchanges between all GPUs that share experts: an all-gather of that many bytes in total,
-    and a reduce-scatter. Not in files, like all fields from here to `is_of_tables`."""
+    """Bytes and seconds of exchanges between all GPUs that share experts.
+
+    An exchange is an all-gather with this number of bytes in total, and a reduce-scatter. Files contain neither this
+    field nor the fields from here to `is_of_tables`.
+    """
     has_fp8_attention: bool = False
-    """True if `attention` was measured with a cache in fp8, which only kernel tables have."""
+    """True if `attention` was measured with an fp8 cache. Only kernel tables have such times."""
     experts: Experts | None = None
-    """Times of experts from kernel tables, for the model that the card was filled for."""
+    """Times of experts from kernel tables, for the model that the card was made for."""
     sparse: SparseAttention | None = None
-    """Times of sparse attention from kernel tables, for that model."""
+    """Times of sparse attention from kernel tables, for the model that the card was made for."""
     latent: LatentAttention | None = None
-    """Times of latent attention without an indexer from kernel tables, for that model."""
+    """Times of MLA without an indexer from kernel tables, for the model that the card was made for."""
     delta_net: DeltaNet | None = None
-    """Times of recurrent layers with a gated delta net from kernel tables, for that model."""
+    """Times of gated delta nets from kernel tables, for the model that the card was made for."""
     is_of_tables: bool = False
-    """True if the card was filled from kernel tables."""
+    """True if the times come from kernel tables."""
     factors: Mapping[str, float] = field(default_factory=dict)
-    """Ratios of an engine's times on this machine to those predicted by the card, fitted to recordings. Keys are gpu,
-    host, woken (a host that has slept) and front_end; a missing key means 1."""
+    """Factors on the times that are predicted from the card, which make them those of an engine on this machine.
+
+    They are fitted to recordings. The keys are `gpu`, `host`, `woken` (a host that has slept) and `front_end`. A
+    missing factor is 1.
+    """
     fitted_to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names of the recordings that the factors were fitted to, by the name of their model."""
+    """Names of the recordings to which the factors were fitted, by the name of their model."""
 
 
 def load_card(path: str | os.PathLike[str]) -> Card:
@@ -210,7 +228,7 @@ _RATES = (
 _FACTORS = ("gpu", "host", "woken", "front_end")
 _FACTOR = (1e-3, 1e3)
 _BOUNDS = {**{name: (1e3, 1e18) if name.endswith("_per_s") else (1e-9, 1e3) for name in _RATES}, "us": (1e-6, 1e9)}
-"""Valid ranges of the numbers in a file: rates, seconds and microseconds of any machine."""
+"""Lowest and highest allowed value of each number in a file. Rates are per second; `us` is in microseconds."""
 _ATTENTION = (
     *("num_heads", "num_kv_heads", "head_dim"),
     *("num_decodes", "decode_context", "prompt_tokens", "prompt_context"),
@@ -218,12 +236,14 @@ _ATTENTION = (
 
 
 def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the table `name` of a table."""
     if not isinstance(table[name], dict):
         raise TypeError(f"{name} should be a table, not {shortened(table[name])}")
     return table[name]  # type: ignore[no-any-return]
 
 
 def _rows(table: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Return the list of tables `name` of a table."""
     rows = table[name]
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise TypeError(f"{name} should be a list of tables, not {shortened(rows)}")
@@ -231,6 +251,7 @@ def _rows(table: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def _names(table: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return the list of texts `name` of a table."""
     names = table[name]
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         raise TypeError(f"fitted_to.{name} should be a list of recordings' names, not {shortened(names)}")
@@ -238,24 +259,28 @@ def _names(table: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _factor(name: str) -> str:
+    """Return `name`, checked to be the name of a factor."""
     if name not in _FACTORS:
         raise ValueError(f"factors has {shortened(name)}, which is none of {', '.join(_FACTORS)}")
     return name
 
 
 def _yes_or_no(table: Mapping[str, Any], name: str) -> bool:
+    """Return the truth value `name` of a table."""
     if not isinstance(table[name], bool):
         raise TypeError(f"{name} should be true or false, not {shortened(table[name])}")
     return bool(table[name])
 
 
 def _text(table: Mapping[str, Any], name: str) -> str:
+    """Return the text `name` of a table."""
     if not isinstance(table[name], str):
         raise TypeError(f"{name} should be text, not {table[name]!r}")
     return str(table[name])
 
 
 def _whole(table: Mapping[str, Any], name: str) -> int:
+    """Return the whole number `name` of a table, checked to be at least 1."""
     value = table[name]
     if not is_integer(value, 1, (1 << 40) - 1):
         raise ValueError(f"{name} should be a whole number from 1 on, not {value!r}")
@@ -263,6 +288,7 @@ def _whole(table: Mapping[str, Any], name: str) -> int:
 
 
 def _positive(table: Mapping[str, Any], name: str) -> float:
+    """Return the number `name` of a table, checked to be in its range."""
     value = table[name]
     least, most = _BOUNDS.get(name, _FACTOR)
     if not is_number(value, least, most):
@@ -271,20 +297,24 @@ def _positive(table: Mapping[str, Any], name: str) -> float:
 
 
 def _microseconds(row: Mapping[str, Any], number: int) -> tuple[float, ...]:
+    """Return the times in the list `us` of a table in seconds. There must be `number` times."""
     if len(row["us"]) != number:
         raise ValueError(f"the product of n = {row['n']} and k = {row['k']} should have {number} times")
     return tuple(_positive({"us": value}, "us") / 1e6 for value in row["us"])
 
 
 def save_card(card: Card, path: str | os.PathLike[str], header: str = "", *, made_by: str = "") -> Path:
-    """Write a card as TOML; the file is complete or not there at all. Its mark names the command `made_by`."""
+    """Write a card as a TOML file, with `header` in comments. The file is complete, or is not there at all.
+
+    A comment in the file names the command `made_by`.
+    """
     with whole_file(path, made_by=made_by, comment=HASH_COMMENT) as scratch:
         scratch.write_text("\n".join(_lines(card, header)) + "\n", encoding="utf-8")
     return Path(path)
 
 
 def _lines(card: Card, header: str) -> Iterator[str]:
-    """Return the lines of a card's TOML file, after comment lines with `header`."""
+    """Yield the lines of a card's TOML file, after comment lines with `header`."""
     yield from (f"# {line}".rstrip() for line in header.splitlines())
     yield f"gpu = {_quoted(card.gpu)}"
     yield f"num_gpus = {card.num_gpus}"
@@ -323,4 +353,5 @@ def _quoted(text: str) -> str:
 
 
 def _us(seconds: float) -> str:
+    """Return a time as microseconds with four digits."""
     return f"{seconds * 1e6:.4g}"

@@ -1,4 +1,4 @@
-"""Interpolate the kernel times of a machine card to sizes that were not measured.
+"""Estimate kernel times for sizes that were not measured, from the times on a machine card.
 
 The kernels are matrix products, attention, all-reduces and experts.
 """
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 _NEAREST = 4
 """Number of measured shapes whose times are averaged for another shape."""
 _CAPTURED = 512
-"""Largest size in tokens that steps are padded to. Up to this size, times are not interpolated between two sizes,
-because their kernels differ."""
+"""Largest captured size in tokens. Times of smaller sizes are not interpolated: steps are padded to the next one."""
 
 
 def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
-    """Return a function from m to the seconds of x[m, k] @ w[n, k].T.
+    """Return a function that returns the seconds of the product x[m, k] @ w[n, k].T for a number of rows m.
 
-    The time per weight is an average over the measured shapes nearest to (n, k). Above the captured sizes it is
-    interpolated linearly in m; beyond the largest measured size it is proportional to m.
+    The time per weight is an average over the measured shapes nearest to (n, k). For m up to `_CAPTURED`, the time is
+    that of the next larger measured size. Above, it is interpolated linearly; beyond the largest measured size, it is
+    proportional to m.
     """
     sizes, shapes = np.array(products.sizes), np.array(products.shapes, float)
     distance = ((np.log2(shapes) - np.log2([n, k])) ** 2).sum(axis=1)
@@ -46,7 +46,10 @@ def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
 
 
 def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float:
-    """Return the seconds of an all-reduce of `num_bytes` on each GPU, interpolated between logarithms."""
+    """Return the seconds of an all-reduce of `num_bytes` on each GPU.
+
+    The logarithms of measured sizes and times are interpolated. Beyond the largest size, the time is proportional.
+    """
     sizes, seconds = np.log(np.array(all_reduce)).T
     if num_bytes > all_reduce[-1][0]:
         return float(all_reduce[-1][1] * num_bytes / all_reduce[-1][0])
@@ -54,7 +57,7 @@ def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float
 
 
 def experts_s(experts: Experts, m: int, num_experts: int, per_token: int) -> float:
-    """Return the seconds of a layer's experts for `m` tokens, each of which is routed to `per_token` random experts.
+    """Return the seconds of the experts in one layer for `m` tokens. Each token goes to `per_token` random experts.
 
     The times were measured with tokens that spread evenly over the experts. A few random tokens reach fewer different
     experts, so fewer weights are read. Their time is the measured time of the smaller number of evenly spread tokens
@@ -72,27 +75,28 @@ def experts_s(experts: Experts, m: int, num_experts: int, per_token: int) -> flo
 
 
 class AttentionCost(NamedTuple):
-    """Costs of one layer's attention, in seconds."""
+    """Times of the attention in one layer."""
 
     step_s: float
+    """Seconds per step."""
     sequence_s: float
     """Seconds per sequence, without the reading of its keys and values."""
     byte_s: float
-    """Cost per cached byte that is read, in steps of many sequences."""
+    """Seconds per byte of the cache that is read, in steps with many sequences."""
     lone_share: float
-    """Increase of the reading time for few sequences, relative to the time for many."""
+    """Increase of the reading time in steps with few sequences, as a share of the time with many."""
     flop_s: float
-    """Cost per floating-point operation between a prompt's queries and keys."""
+    """Seconds per floating-point operation between queries of a prompt and keys."""
     mixed_share: float
-    """Increase of the reading time if a prompt is in the same launch, as a share of the time without a prompt."""
+    """Increase of the reading time when the launch also has a prompt, as a share of the time without."""
 
 
 _LONE_SHARES = np.linspace(0.0, 0.5, 11)
-"""Values of `AttentionCost.lone_share` that are tried; the one with the smallest error is taken."""
+"""Values of `AttentionCost.lone_share` that are tried. The value with the smallest error is used."""
 
 
 def attention_cost(card: Card, reading: AttentionKind, num_processors: int) -> AttentionCost:
-    """Return the attention costs for the heads of `reading`, from the most similar measured heads."""
+    """Return the times of attention with the heads of `reading`, from the measured heads that are most similar."""
     rows = _nearest(card.attention, reading)
     # A key and a value have one byte per element in fp8, two in bfloat16.
     kv_bytes = (2 if card.has_fp8_attention else 4) * rows[0].num_kv_heads * rows[0].head_dim
@@ -114,7 +118,7 @@ def attention_cost(card: Card, reading: AttentionKind, num_processors: int) -> A
 
 
 def _nearest(rows: Sequence[Attention], reading: AttentionKind) -> list[Attention]:
-    """Return the rows whose heads are most similar to those of `reading`."""
+    """Return the rows with the measured heads that are most similar to those of `reading`."""
 
     def distance(row: Attention) -> float:
         heads = abs(np.log2(row.num_kv_heads / reading.num_kv_heads))
@@ -127,9 +131,9 @@ def _nearest(rows: Sequence[Attention], reading: AttentionKind) -> list[Attentio
 
 
 def _fit(seqs: np.ndarray, read: np.ndarray, seconds: np.ndarray) -> tuple[tuple[float, ...], float]:
-    """Fit the seconds per step, per sequence and per byte; return these costs and the sum of squared relative errors.
+    """Fit the seconds per step, per sequence and per byte. Return these, and the sum of squared relative errors.
 
-    No cost is negative: as long as one would be, it is set to 0 and the others are fitted again.
+    None is negative: while one would be, it is set to 0, and the others are fitted again.
     """
     features = np.stack([np.ones_like(seqs), seqs, read], axis=1) / seconds[:, None]
     kept = [0, 1, 2]
@@ -144,14 +148,13 @@ def _fit(seqs: np.ndarray, read: np.ndarray, seconds: np.ndarray) -> tuple[tuple
 
 
 def _pairs(row: Attention) -> float:
-    """Return the number of pairs of a query of the prompt and a key that it attends to."""
+    """Return the number of pairs of a query in the prompt and a key that it reads."""
     before = row.prompt_context - row.prompt_tokens
     return row.prompt_tokens * before + row.prompt_tokens * (row.prompt_tokens + 1) / 2
 
 
 def _mixed_share(row: Attention, decodes: Sequence[Attention], prompts: Sequence[Attention], step_s: float) -> float:
-    """Return the increase of the decodes' reading time in the mixed launch `row`, as a share of the time without a
-    prompt.
+    """Return how much longer the decodes in the mixed launch `row` read, as a share of their time without a prompt.
 
     The mixed launch replaces the launches of the decodes and of the prompt, which saves one `step_s`.
     """

@@ -1,8 +1,8 @@
 """Compute the times of an image encoder from its shape and a machine card.
 
 vLLM launches the encoder kernel by kernel, without compiled code or graphs, so its host is usually slower than its GPU.
-All constants were read off one H100 whose engine served two towers with random weights, those of Qwen2.5-VL and
-Qwen2-VL, in vLLM 0.25.1 (`benchmarks/images.py`). No other tower and no other GPU was measured.
+All constants come from one H100. Its engine served two towers with random weights, those of Qwen2.5-VL and Qwen2-VL,
+with vLLM 0.25.1 (`benchmarks/images.py`). No other tower and no other GPU was measured.
 """
 
 from __future__ import annotations
@@ -16,27 +16,39 @@ if TYPE_CHECKING:
     from kvsim.steptime.card import Card
 
 LAYER_LAUNCHES = {"gated": 264, "plain": 144}
-"""Host time to launch a layer, in launches of one kernel. A layer with a gate has RMS norms, which are not fused, so it
-has 31 kernels, and another one 15."""
+"""Host time to launch one layer, in multiples of the time to launch one kernel.
+
+A layer with a gate has RMS norms, which are not fused. It has 31 kernels, and another layer has 15.
+"""
 IMAGE_LAUNCHES = 1400
-"""Host time per image to copy its pixels for the GPU: 10 to 15 ms on two hosts."""
+"""Host time per image to copy its pixels to the GPU, in multiples of the time to launch one kernel.
+
+It was 10 to 15 ms on two hosts.
+"""
 IMAGE_TOKEN_LAUNCHES = 0.5
-"""Host time per token of an image to copy its pixels."""
+"""Host time per token of an image to copy its pixels, in multiples of the time to launch one kernel."""
 _ELEMENTS = {"gated": 98, "plain": 61}
-"""Number of elements that norms, rotations, activations and copies read and write for a patch in a layer, as a multiple
-of the hidden size."""
+"""Number of elements that one layer reads and writes for one patch, as a multiple of the hidden size.
+
+Norms, rotations, activations and copies count; matrix products do not.
+"""
 _UNALIGNED = 2.9
-"""Time of a matrix product whose inputs are no multiple of 8 elements, relative to others: an older kernel computes it.
-The feed-forward network of Qwen2.5-VL is 3,420 wide."""
+"""Time of a matrix product whose number of inputs is no multiple of 8, relative to others: an older kernel runs it.
+
+The feed-forward network of Qwen2.5-VL is 3,420 wide.
+"""
 _ATTENTION_SHARE = 0.9
-"""Share of a prompt's rate of attention that is reached with heads of 80 elements and without a mask."""
+"""Attention FLOP/s with heads of 80 elements and without a mask, as a share of those in the prompts of a card."""
 _MANY = 16_384
-"""Number of patches for which products take the same time per patch as for more."""
+"""Number of patches from which on matrix products take the same time per patch."""
 _BYTES = 2
+"""Number of bytes of one element."""
 
 
 def encoder_coefficients(card: Card, tower: VisionTower, tensor_parallel_size: int) -> dict[str, Any]:
-    """Return the encoder's coefficients of a `Roofline`. Several GPUs split every layer, as in vLLM's default."""
+    """Return the coefficients of a `Roofline` that describe the encoder. Several GPUs share every layer, vLLM's
+    default.
+    """
     kind = "gated" if tower.has_gate else "plain"
     hidden, inner, patches = tower.hidden_size, tower.intermediate_size, tower.patches_per_token
     matrices = [(3 * hidden, hidden), (hidden, hidden), (inner * (2 if tower.has_gate else 1), hidden), (hidden, inner)]
@@ -55,13 +67,13 @@ def encoder_coefficients(card: Card, tower: VisionTower, tensor_parallel_size: i
 
 
 def _product_s(card: Card, n: int, k: int) -> float:
-    """Return the time of a matrix product per patch."""
+    """Return the seconds of a matrix product per patch."""
     slower = _UNALIGNED if k % 8 else 1.0
     return slower * product_curve(card.products["bfloat16"], n, k)(_MANY) / _MANY
 
 
 def _attention_flops_per_s(card: Card) -> float:
-    """Return the highest rate that the attention of a whole prompt reaches."""
+    """Return the highest FLOP/s that the attention of a whole prompt reaches."""
     prompts = [row for row in card.attention if not row.num_decodes and row.prompt_tokens == row.prompt_context]
     return max(
         2 * row.num_heads * row.head_dim * row.prompt_tokens * (row.prompt_tokens + 1) / row.seconds for row in prompts

@@ -1,9 +1,9 @@
-"""Estimate the step times of Hugging Face's `generate()` on a padded batch from a GPU's data sheet.
+"""Estimate the step times of Hugging Face's `generate()` on a padded batch, from the data sheet of a GPU.
 
-With a dynamic cache, the host launches every kernel, and each step copies all keys and values: it reads and writes them
-to append one token, and attention reads them again. If query heads share keys and values, these are also read once
-more, written once per query head, and read that often. With a static cache, the step is compiled and copies nothing.
-Steps do not include the time of compiling.
+With a dynamic cache, the host launches every kernel. Each step copies all keys and values: it reads and writes them to
+append one token, and attention reads them again. If query heads share keys and values, these are read once more,
+written once per query head, and read as often. With a static cache, the step is compiled and copies nothing. Steps do
+not include the time of compiling.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] = "dynamic") -> Roofline:
-    """Return the step times of `generate()` with `model` on `gpu`; padding counts as context, since it is read."""
+    """Return the step times of `generate()` with `model` on `gpu`. Padding counts as context, since it is read."""
     static = cache == "static"
     bandwidth = streamed_bytes_per_s(gpu)
     num_kernels = model.num_layers * (overheads.KERNELS_PER_LAYER if static else overheads.HF_KERNELS_PER_LAYER)
@@ -69,7 +69,7 @@ def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] =
 
 
 def copy_bytes_per_s(gpu: Gpu) -> float:
-    """Return the bytes per second at which the dynamic cache is copied, which processors or memory limit."""
+    """Return the bytes per second at which a dynamic cache is copied. Either processors or memory limit them."""
     by_processors = overheads.HF_COPY_BYTES_PER_CYCLE * gpu.num_processors * gpu.boost_hz
     return min(by_processors, streamed_bytes_per_s(gpu))
 
@@ -77,6 +77,6 @@ def copy_bytes_per_s(gpu: Gpu) -> float:
 def streamed_bytes_per_s(gpu: Gpu) -> float:
     """Return the bytes per second at which weights, keys and values are read.
 
-    It is a share of the peak bandwidth: the measured share of this GPU, or else that of an H200.
+    They are a share of the peak bandwidth: the measured share of this GPU or, without one, that of an H200.
     """
     return gpu.bandwidth_bytes_per_s * (gpu.streamed_share or overheads.MEMORY_EFFICIENCY)

@@ -32,35 +32,41 @@ FloatArray: TypeAlias = "npt.NDArray[np.float64]"
 IntArray: TypeAlias = "npt.NDArray[np.int64]"
 
 _COMPILATIONS = (1.0, 1.5)
-"""Costs of the first compilation, and of the second with a variable length, relative to the first.
+"""Times of the first compilation, and of the second with a variable length, relative to the first.
 
-Two processes took 16.8 and 25.4 s, and 21.5 and 31.8 s."""
+Two processes took 16.8 and 25.4 s, and 21.5 and 31.8 s.
+"""
 _TINY_KEYS, _SHORT_KEYS, _LONG_KEYS = 32, 128, 512
 """Largest number of keys with which a decode step uses each of three kernels.
 
-The first has tiles of 32 keys, the second tiles of 64 (up to twice as many keys with few heads). The third does not
-divide keys among processors. A decode with very few heads and more keys uses a kernel that does.
+The first has tiles of 32 keys, the second tiles of 64. With few heads, the second is used for up to twice as many keys.
+The third does not divide keys among processors. A decode with very few heads and more keys uses a kernel that does.
 """
 _TINY, _SHORT, _LONG, _SHARED, _PREFILL = range(5)
 _TILE_KEYS = np.array([32, 64, 128, 128, 128])
-"""Keys per tile of attention, by kernel."""
+"""Number of keys in a tile of attention, by kernel."""
 _NO_LENGTHS = np.zeros(0, np.int64)
 _LARGEST_ALIGNMENT = 8
-"""Largest alignment in tokens that has a kernel of its own."""
+"""Largest alignment, in tokens, that has a kernel of its own."""
 _NUM_ALIGNMENTS = _LARGEST_ALIGNMENT + 1
-"""Number of alignments in kernel numbers; without a mask the alignment is 0."""
+"""Number of different alignments, of which 0 stands for no mask."""
 _PLANNED = ("Hopper GH100", "Blackwell GB100")
-"""Chips (compute capability 9.0 and 10.0) on which PyTorch prefers attention by cuDNN, which makes plans. Other chips
-use PyTorch's built-in kernels (`check_prefer_cudnn_attention` in ATen's `sdp_utils.cpp`)."""
-_PLAN = {"prefill": 1.4, "decode": 1.0}
-"""Costs of choosing kernels, relative to a decode step: a prefill also has matrix products of a new size. From 1.3 to
-1.5 in recordings on the host of the fitted profiles."""
-_KERNEL = {("prefill", "even"): 1.4, ("prefill", "odd"): 2.1, ("decode", "even"): 1.0, ("decode", "odd"): 1.3}
-"""Costs of building attention kernels, by kind of step and parity of the length, relative to a decode of even length.
+"""Chips on which PyTorch prefers attention by cuDNN, which makes plans (compute capability 9.0 and 10.0).
 
-They are means of 61 stalls in seven processes; five of six stalls differ from the mean by at most a tenth."""
+Other chips use PyTorch's own kernels (`check_prefer_cudnn_attention` in ATen's `sdp_utils.cpp`).
+"""
+_PLAN = {"prefill": 1.4, "decode": 1.0}
+"""Times to choose kernels, relative to a decode step. A prefill also has matrix products of a new size.
+
+It took 1.3 to 1.5 in recordings on the host of the fitted profiles.
+"""
+_KERNEL = {("prefill", "even"): 1.4, ("prefill", "odd"): 2.1, ("decode", "even"): 1.0, ("decode", "odd"): 1.3}
+"""Times to build an attention kernel, relative to a decode step of even length, by kind of step and parity of length.
+
+They are means of 61 stalls in seven processes; five of six stalls differ from the mean by at most a tenth.
+"""
 _MASKLESS_PLAN, _MASKLESS_KERNEL = 0.86, 0.67
-"""Factors on the costs of choosing and of building kernels if no prompt is padded, so that there is no mask."""
+"""Factors on the times to choose and to build kernels if no prompt is padded, so that there is no mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +75,11 @@ class Batch:
 
     rows: int
     prompt_width: int
-    """Number of tokens of the longest prompt; shorter prompts are padded to it."""
+    """Number of tokens in the longest prompt. Shorter prompts are padded to it."""
     new_tokens: int
     """Number of tokens that every row generates: the length of the longest answer."""
     padded: bool = True
-    """True if a prompt is shorter than the longest, so that attention needs a mask."""
+    """True if a prompt is shorter than the longest one, so that attention needs a mask."""
     preallocated: bool = False
     """True if the cache is static, so that decode steps are compiled."""
 
@@ -83,12 +89,12 @@ class Batch:
 
 
 class FirstUses(NamedTuple):
-    """Costs of first uses of kernels in the steps of a batch, with one entry per step."""
+    """Times that the first uses of kernels add to the steps of a batch, with one entry per step."""
 
     shapes: FloatArray
-    """Costs of choosing or compiling kernels, relative to a decode step of even length; 0 if none is needed."""
+    """Times to choose or compile kernels, relative to a decode step of even length; 0 if nothing is new."""
     kernels: FloatArray
-    """Costs of building or loading kernels, relative to a decode step of even length; 0 if none is needed."""
+    """Times to build or load kernels, relative to a decode step of even length; 0 if nothing is new."""
 
 
 class KernelsSeen:
@@ -97,19 +103,19 @@ class KernelsSeen:
     def __init__(self, gpu: Gpu, model: Model, earlier: Sequence[Batch] = ()) -> None:
         """Begin with the kernels that `earlier` batches of `model` needed on `gpu`."""
         self._lone_rows = gpu.num_processors // model.num_attention_heads
-        """Largest number of rows for which there is a processor for every head."""
+        """Largest number of rows for which every head has a processor."""
         self._plans = gpu.architecture in _PLANNED
         self._seen: set[tuple[object, ...]] = set()
         self._built = np.zeros(len(_TILE_KEYS) * _NUM_ALIGNMENTS * 2, bool)
-        """Built attention kernels, by number."""
+        """True for each attention kernel that is built, by its number."""
         self._planned: dict[tuple[int, bool], bytearray] = {}
-        """A flag for each length at which a batch has decoded, by its number of rows and whether it was padded."""
+        """Whether a batch has decoded at each length, by its number of rows and whether it was padded."""
         self._num_compilations = 0
         for batch in earlier:
             self.run(batch)
 
     def run(self, batch: Batch, *, stride: int | None = None) -> FirstUses:
-        """Return the costs of first uses in each step of `batch`, and record its kernels as used.
+        """Return the times that first uses add to each step of `batch`, and remember its kernels as used.
 
         A static cache has `stride` slots per row, by default as many as the batch needs.
         """
@@ -132,23 +138,24 @@ class KernelsSeen:
         return uses
 
     def _static_prefill(self, batch: Batch, length: int) -> float:
-        """Return the cost of a prefill with a static cache: loading the compiler, if it has not been loaded.
+        """Return the time that a prefill with a static cache needs to load the compiler; 0 if it is loaded.
 
-        The prefill itself is not compiled. Its attention kernel is recorded, because later dynamic batches can use it.
+        The prefill itself is not compiled. Its attention kernel is remembered, because later dynamic batches can use
+        it.
         """
         self._built[self._kernels(batch, np.array([length]), prefill=True)] = True
         return float(self._is_first("compiler"))
 
     def _static_decode(self, batch: Batch, length: int) -> float:
-        """Return the cost of compiling a static decode step, relative to the first compilation; 0 if it is compiled."""
+        """Return the time to compile a static decode step, relative to the first compilation; 0 if it is compiled."""
         if self._num_compilations == len(_COMPILATIONS) or not self._is_first("compiled", batch.rows, length):
             return 0.0
         self._num_compilations += 1
         return _COMPILATIONS[self._num_compilations - 1]
 
     def _not_planned(self, batch: Batch, begin: int, end: int) -> IntArray:
-        """Return the lengths in `begin:end` that no batch with as many rows and this padding has had; they count as
-        planned now.
+        """Return the lengths in `begin:end` that are new for this number of rows and this padding. They are planned
+        from now on.
         """
         planned = self._planned.setdefault((batch.rows, batch.padded), bytearray())
         planned.extend(bytes(max(end - len(planned), 0)))
@@ -159,7 +166,7 @@ class KernelsSeen:
         return lengths
 
     def _choose(self, batch: Batch, lengths: IntArray, uses: FirstUses, *, prefill: bool) -> None:
-        """Write the costs of planning and of building kernels for steps at `lengths` into `uses`."""
+        """Write the times to plan and to build kernels, for steps at `lengths`, into `uses`."""
         kind = "prefill" if prefill else "decode"
         steps = lengths - batch.prompt_width
         uses.shapes[steps] = _PLAN[kind] * (1.0 if batch.padded else _MASKLESS_PLAN)
@@ -172,7 +179,7 @@ class KernelsSeen:
             uses.kernels[steps[nth]] = build + self._is_first("products")
 
     def _kernels(self, batch: Batch, lengths: IntArray, *, prefill: bool) -> IntArray:
-        """Return a number for the attention kernel at each of `lengths`."""
+        """Return the number of the attention kernel at each of `lengths`."""
         kernel = np.full(len(lengths), _PREFILL) if prefill else self._decode_kernels(batch.rows, lengths)
         # `lengths & -lengths` is the largest power of two that divides a length.
         alignment = np.minimum(lengths & -lengths, _LARGEST_ALIGNMENT) if batch.padded else np.zeros_like(lengths)
@@ -181,7 +188,7 @@ class KernelsSeen:
         return numbers
 
     def _decode_kernels(self, rows: int, lengths: IntArray) -> IntArray:
-        """Return which kernel (`_TINY` to `_SHARED`) decodes `rows` rows at each of `lengths` keys."""
+        """Return which kernel (`_TINY` to `_SHARED`) decodes `rows` rows, for each of the numbers of keys `lengths`."""
         short = _SHORT_KEYS * (2 if rows <= self._lone_rows else 1)
         beyond = _SHARED if 2 * rows <= self._lone_rows else _LONG
         kernels = np.array([_TINY, _SHORT, _LONG, beyond])

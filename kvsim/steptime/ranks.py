@@ -1,7 +1,7 @@
-"""Step times of data-parallel ranks that share experts, whose steps wait for each other.
+"""Step times of data-parallel ranks that share experts, so that their steps wait for each other.
 
-All ranks exchange tokens before and after the experts of each layer, so a step takes as long as that of the slowest
-rank.
+All ranks exchange tokens before and after the experts of each layer. So the step of each rank takes as long as that of
+the slowest rank.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.shapes import UNTHROTTLED, PowerThrottle, StepShape, StepTime, throttled_gpu_s
 
 GROUP_SIZES = tuple(sorted({*range(1, 65), *(2**power for power in range(7, 21)), *(3 * 2**p for p in range(5, 19))}))
-"""Numbers of tokens, of all ranks together, for which `RankTimes.group_s` has times; others are interpolated."""
+"""Numbers of tokens in a step of all ranks for which `RankTimes.group_s` has times. Others are interpolated."""
 IDLE_STEP = StepShape(1, 1, 0, 0, 0)
-"""Step of a rank without work, which takes part with one token without context."""
+"""Step of a rank without work. It takes part with one token without context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """Step times of ranks that share experts: the time of the slowest rank, plus that of the experts."""
+    """Step times of ranks that share experts: the time of the slowest rank, plus the time of the experts."""
 
     label: str
     calibrated: bool = False
@@ -31,11 +31,12 @@ class RankTimes:
     """Times of one rank, without experts."""
     num_ranks: int
     group_s: tuple[float, ...]
-    """Seconds of the experts and exchanges of all layers, for each total number of tokens in `GROUP_SIZES`."""
+    """Seconds of the experts and exchanges in all layers, for each number of tokens in `GROUP_SIZES`."""
     unequal_s: float = 0.0
-    """Additional host time in seconds to exchange the tokens of all layers, if ranks have unequal numbers of tokens.
+    """Additional seconds of the host to exchange the tokens of all layers, if the ranks have different numbers of
+    tokens.
 
-    Captured graphs do not take it, because all ranks are padded to one number of tokens.
+    Captured graphs do not need them, because the steps of all ranks are padded to one number of tokens.
     """
 
     def uncaptured(self) -> RankTimes:
@@ -43,16 +44,18 @@ class RankTimes:
         return replace(self, own=self.own.uncaptured())
 
     def entry_s(self, prompt_tokens: int) -> float:
-        """Return the host time in seconds to receive one request."""
+        """Return the seconds in which the host receives one request."""
         return self.own.entry_s(prompt_tokens)
 
     def experts_s(self, num_tokens: int) -> float:
-        """Return the seconds of the experts and exchanges of all layers, for `num_tokens` of all ranks together."""
+        """Return the seconds of the experts and exchanges in all layers, for `num_tokens` in the steps of all ranks
+        together.
+        """
         excess: float = max(num_tokens / GROUP_SIZES[-1], 1.0)  # proportional beyond the largest size
         return excess * float(np.interp(num_tokens, GROUP_SIZES, self.group_s))
 
     def step_time(self, shape: StepShape) -> StepTime:
-        """Return the time of a step of that shape on one rank, if all other ranks have no work."""
+        """Return the times of a step of this shape on one rank, if all other ranks have no work."""
         own = self.own.step_time(shape)
         return own._replace(gpu_s=own.gpu_s + self.experts_s(int(shape.num_tokens) + self.num_ranks - 1))
 
@@ -84,15 +87,16 @@ class RankTimes:
 
 
 class RankStep(NamedTuple):
-    """A step of one rank."""
+    """Step of one rank."""
 
     shape: StepShape
     begin_s: float
-    """Time at which the rank's host begins to launch it, in seconds."""
+    """Time in seconds at which the host of the rank begins to launch the step."""
     throttle: PowerThrottle = UNTHROTTLED
+    """State of the GPU's throttling: before the step, and after `RankTimes.together` the state at its end."""
     has_batch: bool = True
     has_requests: bool = True
     launched_s: float = 0.0
     """Time in seconds at which the host has launched the step, after all ranks have agreed on the padded size."""
     done_s: float = 0.0
-    """Time at which the kernels of all ranks have finished."""
+    """Time in seconds at which the kernels of all ranks have ended."""

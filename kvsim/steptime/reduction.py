@@ -1,8 +1,8 @@
-"""Reduce a machine card, a model's shape and an engine to the coefficients of a `Roofline`.
+"""Compute the coefficients of a `Roofline` from a machine card and the shape of a model.
 
 A step consists of matrix products at its size, attention, small kernels that read and write activations, sums over
-GPUs, and the output projection for every sequence. Host times are counted in launches. Every constant states its
-source: a profiler, or the steps of vLLM 0.25.1 serving seven shapes on an H100 and on H200s.
+GPUs, and the output projection for every sequence. Host times are multiples of the time to launch one kernel. Every
+constant states its source: a profiler, or the steps of vLLM 0.25.1 with seven shapes of models on an H100 and on H200s.
 """
 
 from __future__ import annotations
@@ -31,128 +31,152 @@ if TYPE_CHECKING:
     from kvsim.steptime.work import AttentionKind, Weights, Work
 
 SMALL_KERNEL = 1.75
-"""Time of a norm or an activation of a few tokens (1.5 to 2.1 us), in multiples of a card's `kernel_s`."""
+"""Time of a norm or an activation with few tokens (1.5 to 2.1 us), as a multiple of a card's `kernel_s`."""
 ELEMENT_SHARE = 0.93
 """Share of the read bandwidth in norms and activations of many tokens: 0.89 on H200, 0.98 on H100."""
 SPLIT_S = 3e-6
-"""Additional seconds of a layer's attention in an engine's captured graph, where a second kernel adds up parts.
+"""Additional seconds of the attention in one layer, in an engine's captured graph: a second kernel adds up parts.
 
 That kernel takes 2.6 us for 32 sequences of 32 heads of 128 elements.
 """
 SPLIT_ELEMENT_S = 6e-12
-"""Additional seconds of the second kernel of `SPLIT_S` per query element: 14.5 us for 480 sequences as there."""
+"""Additional seconds of that second kernel per element of the queries: 14.5 us for 480 sequences with such heads."""
 FP8_READ_SHARE = 1.53
 """Time to read a byte of an fp8 cache, relative to a byte of a bf16 cache.
 
-All figures of fp8 caches are of FlashAttention 3, called as in vLLM's engine, for three kinds of heads of 128 elements
-on an H200.
+All figures of fp8 caches are for FlashAttention 3, called as in vLLM's engine, with three kinds of heads of 128
+elements on an H200.
 """
 FP8_SEQUENCE_SHARE = 1.7
-"""Time per sequence beside the reading of its cache, in fp8 relative to bf16: 1.7 to 2.0."""
+"""Time per sequence without the reading of its cache, in fp8 relative to bf16: 1.7 to 2.0."""
 FP8_PAIR_SHARE = 1.07
-"""Time per pair of a prompt's query and a key with an fp8 cache relative to a bf16 cache: 1.04 to 1.10."""
+"""Time per pair of a query in a prompt and a key, with an fp8 cache relative to a bf16 cache: 1.04 to 1.10."""
 FP8_MIXED_SHARE = 0.28
-"""Additional share of reading time in a step with a prompt, in fp8 relative to bf16: 0.22 to 0.33."""
+"""Additional reading time in a step with a prompt, as a share, in fp8 beyond bf16: 0.22 to 0.33."""
 FP8_QUERY_S = 3e-6
-"""Additional seconds of a layer to convert its queries to fp8."""
+"""Additional seconds in which one layer converts its queries to fp8."""
 PIECE_S = 10e-6
-"""Seconds that a GPU idles around a layer's attention, which is launched between captured pieces of a step with
-prompts.
+"""Seconds that a GPU idles around the attention of one layer, which runs between the captured pieces of a step.
 
 It is 5 to 15 us in the profiles of three models on an H200, which were fitted without a card.
 """
 REDUCE_WAIT_S = 2e-6
 """Seconds that GPUs wait for each other in a sum."""
 STEP_KERNELS = 100
-"""Time of kernels around the layers (inputs, sampling, copies) and between two graphs, in small kernels."""
+"""Time of the kernels around the layers (inputs, sampling, copies) and between two graphs, in small kernels."""
 SAMPLED_BYTES = 20
-"""Bytes that sampling moves per logit: converted, perturbed, compared; 0.6 us for 128,256 logits on an H200."""
+"""Number of bytes that sampling moves per logit, to convert, perturb and compare it.
+
+It takes 0.6 us for 128,256 logits on an H200.
+"""
 EXPERT_S = 24e-6
 EXPERT_READ_SHARE = 0.95
 EXPERT_ARITHMETIC_SHARE = 0.7
-"""Seconds to start a layer's experts, and shares of the rates of reading and of plain products that they reach. With
-balanced tokens, the times are 8 % off (median) in 3,429 launches of 64 shapes that aiconfigurator-core 0.12.0 measured
-with vLLM 0.24.0 on an H100 and an H200, and 6 % in the launches of at most 128 tokens. The start was 20 us in these
-launches. Another 4 us were added, because layers took 4 us longer in decodes of Qwen3-30B-A3B on an H200."""
+"""Seconds to start the experts of one layer, and the shares that they reach of the rates of reading and of products.
+
+With equally many tokens per expert, the times are 8 % off (median) in 3,429 launches of 64 shapes that
+aiconfigurator-core 0.12.0 measured with vLLM 0.24.0 on an H100 and an H200, and 6 % in the launches of at most 128
+tokens. The start was 20 us in these launches. Another 4 us were added, because layers took 4 us longer in decodes of
+Qwen3-30B-A3B on an H200.
+"""
 FOUR_BIT_SHARE = 0.75
-"""Share of the rate of reading plain weights for weights in 4 bits. Not measured."""
+"""Rate at which weights in 4 bits are read, as a share of the rate for plain weights. Not measured."""
 
 PLAIN_KERNELS = 11
-"""Number of kernels of a layer of plain attention: four products, attention and its sum, and five small ones."""
+"""Number of kernels in a layer of plain attention: four products, attention and its sum, and five small ones."""
 PREPARE_LAUNCHES = 265
-"""Host time of a step before its first kernel (scheduling, inputs), in launches of one kernel."""
+"""Host time of a step before its first kernel (scheduling, inputs), in multiples of the time to launch one kernel."""
 PIECEWISE_LAUNCHES = {"attention": 24, "latent": 39, "recurrent": 168, "delta net": 345}
-"""Host time to launch a layer of a captured step with prompt tokens, with attention between captured pieces."""
-EAGER_LAUNCHES = {"attention": 78, "latent": 132, "recurrent": 252, "delta net": 790, "experts": 33}
-"""Host time to launch a compiled layer kernel by kernel. A layer with experts takes the launches of "experts" in
-addition: Qwen3-30B-A3B took 48, and Mixtral-8x7B 17, more than Llama-3-8B on the same H200.
+"""Host time to launch a layer of a captured step with prompt tokens, in multiples of the time to launch one kernel.
 
-Those of "delta net" are what was missing in two loads of Qwen3-Next with 12 layers on one H100, beside other engines on
-its host; whether the gated delta nets take them, or the 512 experts of every layer, is not known.
+Attention runs between the captured pieces of such a step.
+"""
+EAGER_LAUNCHES = {"attention": 78, "latent": 132, "recurrent": 252, "delta net": 790, "experts": 33}
+"""Host time to launch a compiled layer kernel by kernel, in multiples of the time to launch one kernel.
+
+"experts" is added for a layer with experts: Qwen3-30B-A3B took 48, and Mixtral-8x7B 17, more than Llama-3-8B on the
+same H200. "delta net" is what was missing in two loads of Qwen3-Next with 12 layers on one H100, beside other engines
+on its host. Whether the gated delta nets take it, or the 512 experts of every layer, is not known.
 """
 DIVIDED_EXPERT_LAUNCHES = 85
-"""The same as "experts" of `EAGER_LAUNCHES` if several GPUs divide the experts. Steps of 257 to 1,024 tokens of
-Mixtral-8x7B with 16 layers took 23 ms on two H100s whose host launches a kernel in 6.8 us, and 27 ms on two of another
-machine, whatever their tokens, although their kernels take half of that. What the additional launches are was not
-profiled."""
+"""Value of "experts" in `EAGER_LAUNCHES` if the experts are divided among several GPUs.
+
+Steps of 257 to 1,024 tokens of Mixtral-8x7B with 16 layers took 23 ms on two H100s whose host launches a kernel in 6.8
+us, and 27 ms on two of another machine, whatever their number of tokens. Their kernels take half of that. What the
+additional host time consists of was not profiled.
+"""
 UNCOMPILED_SHARE = 0.8
-"""Share of `EAGER_LAUNCHES` of a layer without compilation."""
+"""Host time to launch a layer without compilation, as a share of its `EAGER_LAUNCHES`."""
 SEQUENCE_LAUNCHES = 2.4
 TOKEN_LAUNCHES = 0.05
 NEW_SEQUENCE_LAUNCHES = 8
-"""Host time of a step per sequence, per prompt token and per sequence that joins."""
+"""Host time of a step per sequence, per prompt token and per sequence that joins, in launches of one kernel."""
 STATE_TABLE_LAUNCHES = 10
 STATE_TABLE_SEQUENCE_LAUNCHES = 0.3
-"""Host time of a step per table of recurrent states, and per sequence and table: the states of each sequence are looked
-up in every table. Measured in decodes of Granite 4.0 H Micro, which has nine; tables of windows cost almost nothing."""
+"""Host time of a step per table of recurrent states, and per sequence and table, in launches of one kernel.
+
+The states of each sequence are looked up in every table. Measured in decodes of Granite 4.0 H Micro, which has nine
+tables; tables of windows cost almost nothing.
+"""
 TURNAROUND_LAUNCHES = 13
 TURNAROUND_SEQUENCE_LAUNCHES = 0.5
-"""Host time between an output and the next decision: constant, and per sequence."""
+"""Host time from an output to the next decision, in launches of one kernel: constant, and per sequence."""
 REQUEST_LAUNCHES = 20
 REQUEST_TOKEN_LAUNCHES = 0.025
-"""Host time to receive a request: constant, and per prompt token."""
+"""Host time to receive a request, in launches of one kernel: constant, and per prompt token."""
 WOKEN = 1.2
-"""Mean ratio of the host time after sleeping to that without, for plain Python and launches alike, if the host sleeps
-in every step until its GPU is done: it wakes with cold caches and shares its core. 1.17, 1.2 and 1.26 on three machines
-whose engines had a process of their own."""
-WOKEN_IN_PROCESS = 1.45
-"""`WOKEN` of an engine whose process also sends the requests and receives the outputs, like a script that drives it.
+"""Mean ratio of the host time after sleep to that without, if the host sleeps in every step until its GPU is done.
 
-From launches of models of 3B to 14B compared with a 350M one, whose host never sleeps: 1.3 to 1.6 in runs of six
-machines, 1.1 on two earlier ones. A loop of plain Python in such a process took 13 us for some seconds, and 23 us for
-others.
+It holds for plain Python and for launches: the host wakes with cold caches and shares its core. The ratio was 1.17, 1.2
+and 1.26 on three machines whose engines had a process of their own.
+"""
+WOKEN_IN_PROCESS = 1.45
+"""Value of `WOKEN` for an engine in the same process as its client, which sends requests and receives outputs.
+
+It comes from launches of models of 3B to 14B compared with a 350M one, whose host never sleeps: 1.3 to 1.6 in runs of
+six machines, 1.1 on two earlier ones. A loop of plain Python in such a process took 13 us for some seconds, and 23 us
+for others.
 """
 MXFP4_EXPERT_LAUNCHES = 136
-"""The same as "experts" of `EAGER_LAUNCHES` for weights in mxfp4, whose kernels are launched from Python: steps of
-1,025 to 1,536 tokens of gpt-oss-20b took the host 48 ms, on an H200 in process. No other machine was measured."""
+"""Value of "experts" in `EAGER_LAUNCHES` for weights in mxfp4, whose kernels are launched from Python.
+
+Steps of 1,025 to 1,536 tokens of gpt-oss-20b took the host 48 ms, on an H200 in process. No other machine was measured.
+"""
 EXCHANGED_TENSORS = 4
-"""Tensors that ranks exchange for a layer of experts: activations, chosen experts and their weights before it, and the
-sum after it."""
+"""Number of tensors that ranks exchange for a layer of experts.
+
+Three are exchanged before it (activations, chosen experts and their weights), and the sum after it.
+"""
 EXCHANGE_LAUNCHES = 6
-"""Host time to exchange one tensor of one rank, if ranks have unequal numbers of tokens: vLLM then calls NCCL once for
-each rank and tensor. With this, a step of 257 to 2,048 tokens of Qwen3-30B-A3B on two H100s takes 119 ms on the host of
-the H100's card. The host of the one run that was measured is not known: such steps took 122 ms in the median, whatever
-their tokens, but 82 to 92 ms for five seconds. With four ranks such steps come out 11 % too long at light load; under
-load they took as long as the slowest of four hosts (`docs/fleets.md`). In a loop of their own, the calls take two to
-three launches (`benchmarks/exchange.py`)."""
+"""Host time to exchange one tensor of one rank, in launches of one kernel, if ranks have different numbers of tokens.
+
+vLLM then calls NCCL once for each rank and tensor. With this, a step of 257 to 2,048 tokens of Qwen3-30B-A3B on two
+H100s takes 119 ms on the host of the H100's card. The host of the one run that was measured is not known: such steps
+took 122 ms in the median, whatever their tokens, but 82 to 92 ms for five seconds. With four ranks, such steps come out
+11 % too long at light load; under load they took as long as the slowest of four hosts (`docs/fleets.md`). In a loop of
+their own, the calls take two to three launches (`benchmarks/exchange.py`).
+"""
 _ACTIVATION_BYTES = 2
 WORKER_STEP_S = 0.28e-3
-"""Seconds to send a step to the worker processes of several GPUs, and its output back."""
+"""Seconds in which a step is sent to the worker processes of several GPUs, and its output is sent back."""
 WORKER_SEQUENCE_LAUNCHES = 0.75
-"""Host time per sequence to prepare a step in a worker process, in launches of one kernel: 3 to 8 us in two engines.
-The GPU waits for the preparation unless it has a step to compute: prefills of 2,500 to 6,600 tokens on two H200 took 4
-to 6 ms longer than their kernels."""
+"""Host time per sequence in which a worker process prepares a step, in launches of one kernel.
+
+It took 3 to 8 us in two engines. The GPU waits for this unless it has a step to compute: prefills of 2,500 to 6,600
+tokens on two H200 took 4 to 6 ms longer than their kernels.
+"""
 
 _LARGE = (1024, 2048, 4096, 8192, 16384)
 _FEW, _MANY = 16, 256
 _SMALLEST = 3
-"""Number of tokens of a step that uses the first entry of the table; it is padded to the captured size 4."""
+"""Number of tokens in a step that uses the first entry of the table. It is padded to the captured size 4."""
 
 
 def reduce(card: Card, model: Model, *, num_processors: int = 132, in_process: bool = False) -> Roofline:
-    """Return the step times of vLLM with `model` on the machine of `card`, whose GPUs have `num_processors` each.
+    """Return the step times of vLLM with `model` on the machine of `card`. Its GPUs have `num_processors` processors
+    each.
 
-    `in_process` is set for an engine without a process of its own.
+    `in_process` is True for an engine in the same process as its client.
     """
     awake = never_asleep(card, model, num_processors=num_processors)
     return on_machine(awake, card.launch_s, card.factors, in_process=in_process)
@@ -162,7 +186,7 @@ def reduce_ranks(card: Card, model: Model, *, num_processors: int = 132) -> Rank
     """Return the step times of data-parallel ranks that share the experts of `model`; see `reduce`.
 
     After the experts, an all-gather and a reduce-scatter over all ranks replace the all-reduce. The host is assumed to
-    be as slow as one that shares a process with its client, because the ranks of a server share a host.
+    be as slow as one in the same process as its client, because the ranks of a server share a host.
     """
     work = work_of(model)
     without_experts = replace(work, expert_weights=0, num_reduces=max(work.num_reduces - work.expert_layers, 0))
@@ -190,7 +214,8 @@ def reduce_ranks(card: Card, model: Model, *, num_processors: int = 132) -> Rank
 def reduce_stages(
     card: Card, model: Model, shares: Sequence[float], *, num_processors: int = 132, in_process: bool = False
 ) -> tuple[Roofline, ...]:
-    """Return the step times of every stage of a pipeline, each with one of the `shares` of all layers; see `reduce`.
+    """Return the step times of all stages of a pipeline; see `reduce`. Each stage has one of the `shares` of all
+    layers.
 
     Each stage but the first receives two activations of every token from the previous stage. This is assumed to take as
     long as an all-reduce of the same size on the card.
@@ -208,9 +233,9 @@ def reduce_stages(
 
 
 def _hand_over(card: Card, token_bytes: int) -> tuple[float, float]:
-    """Return the seconds to send activations to the next stage: a constant per step, and per token.
+    """Return the seconds in which activations are sent to the next stage: per step, and per token.
 
-    The constant is the time of the smallest all-reduce. The time per token follows from the time per byte of the
+    The time per step is that of the smallest all-reduce. The time per token follows from the time per byte of the
     largest.
     """
     (_, smallest_s), *_, (largest_bytes, largest_s) = card.all_reduce
@@ -218,12 +243,12 @@ def _hand_over(card: Card, token_bytes: int) -> tuple[float, float]:
 
 
 def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roofline:
-    """Return the times of `card` without its factors, for a host that never sleeps; see `on_machine`."""
+    """Return the step times from `card` without its factors, for a host that never sleeps; see `on_machine`."""
     return _never_asleep(card, model, work_of(model), num_processors)
 
 
 def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> Roofline:
-    """Return the times of `never_asleep` for the given `work`, which may be that of a part of the model."""
+    """Return the step times of `never_asleep` for this `work`, which may be that of a part of the model."""
     table, token_s, weights = _by_size(card, work)
     costs = _attention_costs(card, work, num_processors)
     dense = [reading for reading, _ in costs]
@@ -272,14 +297,14 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
 
 
 def _most_captured_tokens(model: Model) -> int:
-    """Return the largest step that vLLM captures as a graph."""
+    """Return the number of tokens in the largest step that vLLM captures as a graph."""
     return GPT_OSS_CAPTURED_TOKENS if model.architecture == "GptOssForCausalLM" else MAX_CAPTURED_TOKENS
 
 
 def _attention_costs(card: Card, work: Work, num_processors: int) -> list[tuple[AttentionKind, AttentionCost]]:
-    """Return the costs of each kind of attention, without sparse attention if the card has its times.
+    """Return the times of each kind of attention. Sparse attention is left out if the card has times for it.
 
-    If the card has times with a cache in fp8, `is_fp8` is set to False, so that these times are not scaled again.
+    If the card was measured with an fp8 cache, `is_fp8` is set to False, so that these times are not scaled again.
     """
     costs = []
     for reading in work.readings:
@@ -313,14 +338,17 @@ def _with_sparse(times: Roofline, sparse: SparseAttention, num_layers: float) ->
 def on_machine(
     awake: Roofline, launch_s: float, factors: Mapping[str, float], *, in_process: bool = False, is_stage: bool = False
 ) -> Roofline:
-    """Adapt the times of an engine whose host never sleeps to a machine whose host sleeps while it waits for the GPU.
+    """Convert times for a host that never sleeps to times on a machine whose host sleeps while it waits for the GPU.
 
     A host that has slept is slower. If the host has more work in a decode step than the GPU even when it is awake, it
     never sleeps. If it has more work only when it is slower, host and GPU take equally long.
 
-    `awake` are times without sleep, by a card without factors. `launch_s` is the host time to launch a kernel, and
-    `factors` are those of the machine's card. `in_process` is True for an engine that shares a process with its client.
-    `is_stage` is True if the worker waits for other pipeline stages, so that it sleeps like the scheduler.
+    Args:
+        awake: times without sleep, from a card without factors.
+        launch_s: seconds in which the host launches one kernel.
+        factors: factors of the machine's card.
+        in_process: True for an engine in the same process as its client.
+        is_stage: True if the worker waits for other pipeline stages, so that it sleeps like the scheduler.
     """
     host = factors.get("host", 1.0)
     times = at_pace(Pace(host=host, gpu=factors.get("gpu", 1.0)), awake)
@@ -356,9 +384,9 @@ def _by_size(card: Card, work: Work) -> tuple[list[float], float, dict[str, Any]
 
 
 def _weights(layers_s: Callable[[int], float], *, has_experts: bool) -> dict[str, Any]:
-    """Return the coefficients of reading weights.
+    """Return the coefficients of reading weights. `layers_s` returns the seconds of the layers for a number of tokens.
 
-    With experts, the time of one token and that of two show the time per token: these tokens reach few experts.
+    With experts, the times of one token and of two show the time per token, because these tokens reach few experts.
     """
     one_s = layers_s(1)
     if not has_experts:
@@ -372,7 +400,7 @@ def _weights(layers_s: Callable[[int], float], *, has_experts: bool) -> dict[str
 
 
 def _layers_s(card: Card, work: Work, m: int, products_s: float) -> float:
-    """Return the time of the layers without attention, for `m` tokens whose products take `products_s`."""
+    """Return the seconds of the layers without attention, for `m` tokens whose matrix products take `products_s`."""
     small_s = work.num_small_kernels * SMALL_KERNEL * card.kernel_s
     elements_s = m * work.element_bytes / (ELEMENT_SHARE * card.read_bytes_per_s)
     reduced_s = 0.0
@@ -383,7 +411,7 @@ def _layers_s(card: Card, work: Work, m: int, products_s: float) -> float:
 
 
 def _product_curve(card: Card, bits: float, weights: Weights) -> Callable[[int], float]:
-    """Return the function from m to the seconds of a matrix product, for weights of `bits` bits.
+    """Return a function that returns the seconds of a matrix product for `m` tokens, with weights of `bits` bits.
 
     Products in fp8 and nvfp4 take the measured times, if the card has them. Other weights of few bits take less time to
     read, and are multiplied in bf16.
@@ -401,7 +429,7 @@ def _product_curve(card: Card, bits: float, weights: Weights) -> Callable[[int],
 
 
 def _experts_s(card: Card, work: Work, m: int) -> float:
-    """Return the time of the experts of all layers for `m` tokens: each expert that a token reaches is read once."""
+    """Return the seconds of the experts in all layers for `m` tokens. Each expert that a token reaches is read once."""
     if not work.expert_weights:
         return 0.0
     if card.experts is not None:
@@ -416,38 +444,40 @@ def _experts_s(card: Card, work: Work, m: int) -> float:
 
 
 def _flops_per_s(card: Card, dtype: str) -> float:
-    """Return the highest arithmetic rate that any measured product of the largest size reaches."""
+    """Return the highest FLOP/s that any measured product of the largest size reaches."""
     products = card.products.get(dtype, card.products["bfloat16"])
     size = products.sizes[-1]
     return max(2 * size * n * k / row[-1] for (n, k), row in zip(products.shapes, products.seconds, strict=True))
 
 
 def _read_s(reading: AttentionKind, cost: AttentionCost) -> float:
-    """Return the time of reading one token's keys and values in all layers of a kind."""
+    """Return the seconds in which one token's keys and values are read in all layers of a kind."""
     slower = FP8_READ_SHARE if reading.is_fp8 else 1.0
     return reading.num_layers * reading.bytes_per_token * cost.byte_s * slower
 
 
 def _sequence_s(reading: AttentionKind, cost: AttentionCost) -> float:
-    """Return the time per sequence in all layers of a kind, without the reading of keys and values."""
+    """Return the seconds per sequence in all layers of a kind, without the reading of keys and values."""
     return reading.num_layers * cost.sequence_s * (FP8_SEQUENCE_SHARE if reading.is_fp8 else 1.0)
 
 
 def _pair_s(reading: AttentionKind, cost: AttentionCost) -> float:
-    """Return the time per pair of a prompt's query and a key, in all layers of a kind."""
+    """Return the seconds per pair of a query in a prompt and a key, in all layers of a kind."""
     slower = FP8_PAIR_SHARE if reading.is_fp8 else 1.0
     return reading.num_layers * 4 * reading.num_heads * reading.query_dim * cost.flop_s * slower
 
 
 def _expert_launches(work: Work) -> int:
-    """Return the host time to launch a layer of experts kernel by kernel, in launches of one kernel."""
+    """Return the host time to launch a layer of experts kernel by kernel, in multiples of the time to launch one
+    kernel.
+    """
     if work.has_mxfp4_experts:
         return MXFP4_EXPERT_LAUNCHES
     return DIVIDED_EXPERT_LAUNCHES if work.divides_experts else EAGER_LAUNCHES["experts"]
 
 
 def _host(launch_s: float, work: Work) -> dict[str, Any]:
-    """Return the host times, counted in launches of `launch_s` each.
+    """Return the host's coefficients of a `Roofline`. The host launches one kernel in `launch_s`.
 
     On several GPUs, worker processes prepare and launch steps, and the scheduler continues meanwhile. A step that is
     not a single captured graph then takes at least its launch and the preparation of the next step.

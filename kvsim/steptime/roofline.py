@@ -1,4 +1,4 @@
-"""`Roofline`: compute the time of a step from coefficients, which come from a fit, a machine card, or a data sheet."""
+"""Compute the time of a step from coefficients, which come from a fit, a machine card, or a data sheet."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kvsim.steptime.shapes import StepShape, StepTime, larger, smaller
 from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, size_place
 
 _LEAST_S = 1e-30
+"""Smallest divisor in seconds, so that nothing is divided by 0."""
 COOL = 1.5
-"""Largest ratio, without throttling, of the time for arithmetic and cache reads to the time to read the weights."""
+"""Largest ratio of arithmetic and cache reads to weight reads, as times, at which the GPU does not throttle."""
 HEATED = 2.5
-"""Factor on the ratio beyond `COOL`. The GPU is fully throttled when the product reaches the time of arithmetic and
-cache reads.
+"""Factor on the excess of that ratio over `COOL`. The GPU throttles fully if the product reaches the whole ratio.
 
 Both constants were measured in steps of 160 to 500 sequences of Llama-3-8B on two H200s. The clock of one GPU fell from
 1.98 to 1.86 GHz with 128 sequences, and to 1.6 GHz with 400.
@@ -24,19 +24,20 @@ Both constants were measured in steps of 160 to 500 sequences of Llama-3-8B on t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """`StepTimeModel` with coefficients in seconds, unless stated otherwise.
+    """`StepTimeModel` with coefficients. All are in seconds, unless their text says otherwise.
 
-    Each description names the clock (host or GPU) and the unit of work by which the coefficient is multiplied.
+    "Host time per sequence" is a coefficient that is multiplied by the number of sequences, and counts as time of the
+    host.
     """
 
     label: str
     calibrated: bool = False
     fitted_to: tuple[str, ...] = ()
-    """Names of the recordings that the factors of the machine card were fitted to."""
+    """Names of the recordings to which the factors of the machine card were fitted."""
     request_s: float
-    """Host time per received request."""
+    """Host time to receive a request."""
     request_token_s: float
-    """Host time per prompt token of a received request."""
+    """Host time to receive a request, per prompt token."""
     host_step_s: float
     """Host time per step, before the first kernel."""
     host_sequence_s: float
@@ -71,75 +72,78 @@ class Roofline:
     new_kernel_s: float
     """Host time per kernel that a process has to build or load."""
     max_captured_tokens: int
-    """Largest captured step in tokens; 0 if nothing is captured."""
+    """Number of tokens in the largest captured step; 0 if nothing is captured."""
     step_s: float
-    """GPU time per step, to start and drain kernels."""
+    """GPU time per step in which kernels start and end."""
     weights_s: float
     """GPU time to read all weights."""
     active_weights_s: float
-    """GPU time per token to read the weights that the token uses, except `shared_weights_s`.
+    """GPU time per token to read the weights that the token uses, except those of `shared_weights_s`.
 
-    In a mixture of experts, one token uses only a part of the weights. The sum over tokens is at most `weights_s`.
+    With experts, one token uses only a part of the weights. The sum over tokens is at most `weights_s`.
     """
     shared_weights_s: float = 0.0
-    """GPU time per step to read the weights that all tokens share; 0 if `active_weights_s` includes them."""
+    """GPU time per step to read the weights that all tokens use; 0 if `active_weights_s` includes them."""
     token_s: float
-    """GPU time for the arithmetic of one token in the layers, which overlaps with reading the weights."""
+    """GPU time for the arithmetic of one token in the layers. It overlaps with reading the weights."""
     logits_s: float
-    """GPU time for the output projection of one sequence, which overlaps with reading the weights."""
+    """GPU time for the output projection of one sequence. It overlaps with reading the weights."""
     exposed_share: float
-    """Share of the shorter of reading and arithmetic time that adds to the longer if both are equal; at most 0.5."""
+    """Share of the shorter time, reading or arithmetic, that is added to the longer time if both are equal; at most
+    0.5.
+    """
     sequence_s: float
-    """GPU time per sequence, without the bytes that it reads."""
+    """GPU time per sequence, without reading its keys and values."""
     context_token_s: float
-    """GPU time to read one token's keys and values in all layers, in steps of many sequences."""
+    """GPU time to read the keys and values of one token in all layers, in steps with many sequences."""
     lone_share: float
-    """Additional share of the reading time for few sequences, whose heads cannot occupy the whole GPU."""
+    """Additional reading time, as a share, in steps with few sequences, whose heads cannot occupy the whole GPU."""
     full_seqs: float
-    """Number of sequences with one KV head for every processor; twice as many reach the full bandwidth."""
+    """Number of sequences with one KV head for every processor. Twice as many reach the full bandwidth."""
     shared_saving: float
-    """Share of the repeated reads of shared keys and values that takes no time; at most 1."""
+    """Share of the repeated reads of shared keys and values that takes no time, 0 to 1."""
     piecewise_s: float
-    """GPU time per captured step with prompt tokens, whose attention runs between captured pieces."""
+    """GPU time per captured step with prompt tokens. Their attention runs between the captured pieces."""
     attention_pair_s: float
     """GPU time for the arithmetic of one query with one key in all layers."""
     throttle_share: float
-    """Additional share of arithmetic time when long arithmetic has lowered the clock."""
+    """Additional arithmetic time, as a share, when long arithmetic has lowered the clock."""
     power_share: float = 0.0
-    """Additional share of arithmetic and reading time, in all kinds of steps, after long work beyond the power limit.
+    """Additional time of arithmetic and reading, as a share, after long work beyond the power limit, in all kinds of
+    steps.
 
     Fitted times use `throttle_share` instead.
     """
     window_tokens: float = 0.0
-    """Window of sliding layers in tokens; 0 without any."""
+    """Number of tokens in the window of sliding layers; 0 without sliding layers."""
     window_token_s: float = 0.0
-    """GPU time to read one token's keys and values in the sliding layers."""
+    """GPU time to read the keys and values of one token in the sliding layers."""
     window_pair_s: float = 0.0
     """GPU time for the arithmetic of one query with one key in the sliding layers."""
     mixed_share: float = 0.0
-    """Additional share of reading time in a step with prompt tokens."""
+    """Additional reading time, as a share, in a step with prompt tokens."""
     piecewise_floor_s: float = 0.0
-    """Smallest GPU time of a captured step with prompt tokens, which a worker process has to launch piece by piece."""
+    """Smallest GPU time of a captured step with prompt tokens, which a worker process launches piece by piece."""
     eager_floor_s: float = 0.0
-    """Smallest GPU time of a step too large for a captured graph, whose kernels are launched one by one."""
+    """Smallest GPU time of a step that is too large for a captured graph. Its kernels are launched one by one."""
     handed_over_s: float = 0.0
-    """Time per step on the link, to receive activations from the previous pipeline stage; 0 without one."""
+    """Time on the link per step, to receive activations from the previous pipeline stage; 0 for the first stage."""
     handed_over_token_s: float = 0.0
-    """Time per token on the link, to receive activations from the previous pipeline stage."""
+    """Time on the link per token, to receive activations from the previous pipeline stage."""
     encoder_step_s: float = 0.0
-    """Host time to launch the image encoder, per step that computes images."""
+    """Host time to launch the image encoder, per step with images to compute."""
     encoder_image_s: float = 0.0
     """Host time per image, before the first kernel of the encoder."""
     encoder_image_token_s: float = 0.0
-    """Host time per token of these images, before the first kernel of the encoder."""
+    """Host time per token of an image, before the first kernel of the encoder."""
     encoder_token_s: float = 0.0
     """GPU time of the encoder per token of an image."""
     encoder_pair_s: float = 0.0
-    """GPU time of the encoder per pair of tokens of an image."""
+    """GPU time of the encoder per pair of tokens of one image."""
     of_size_s: tuple[float, ...] = ALL_ALIKE
-    """GPU time per step, by the entry of its size (`size_place`), that the other coefficients do not explain.
+    """GPU time per step that depends on its size in another way than the other coefficients say, for each table entry.
 
-    The kernels for some sizes are slower than for others.
+    Kernels for some sizes are slower than for others. `size_place` gives the entry of a size.
     """
 
     def uncaptured(self) -> Roofline:
@@ -147,18 +151,18 @@ class Roofline:
         return replace(self, max_captured_tokens=0, eager_launch_s=self.uncompiled_launch_s)
 
     def entry_s(self, prompt_tokens: int) -> float:
-        """Return the host time in seconds to receive one request."""
+        """Return the seconds in which the host receives one request."""
         return self.request_s + self.request_token_s * prompt_tokens
 
     def passing_s(self, num_tokens: int) -> float:
-        """Return the seconds in which a step's activations pass from the previous pipeline stage to this one."""
+        """Return the seconds in which the activations of a step come from the previous pipeline stage to this one."""
         return self.handed_over_s + self.handed_over_token_s * num_tokens
 
     def step_time(self, shape: StepShape) -> StepTime:
-        """Return the time of a step of that shape.
+        """Return the times of a step of this shape.
 
         The fields of `shape` may be arrays. The code has no branches, and uses only operators that numbers and arrays
-        share, so that it serves one step in a few microseconds and a million steps at once.
+        have in common. So it serves one step in a few microseconds, and a million steps at once.
         """
         num_seqs, num_tokens, num_prefill_tokens = shape.num_seqs, shape.num_tokens, shape.num_prefill_tokens
         captured = num_tokens <= self.max_captured_tokens
@@ -198,9 +202,9 @@ class Roofline:
 
 
 def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> tuple[float, float]:
-    """Return the host's seconds from scheduling to the launch of the first kernel, and of the last.
+    """Return the host's seconds from scheduling to the launch of the first kernel, and to that of the last.
 
-    `captured` and `eager` tell whether the step is a captured graph, or launched kernel by kernel.
+    `captured` is True if the step is a captured graph, and `eager` if it is launched kernel by kernel.
     """
     num_seqs, num_prefill_tokens = shape.num_seqs, shape.num_prefill_tokens
     host_s = (
@@ -224,14 +228,14 @@ def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> 
 
 
 def encoder_times(times: Roofline, shape: StepShape) -> tuple[float, float, float]:
-    """Return the times of the image encoder: of the host before its first kernel, of its launches, and of the GPU."""
+    """Return three times of the image encoder: the host's before its first kernel, its launch, and the GPU's."""
     inputs_s = times.encoder_image_s * shape.num_images + times.encoder_image_token_s * shape.image_tokens
     launch_s = times.encoder_step_s * (shape.num_images > 0)
     return inputs_s, launch_s, times.encoder_token_s * shape.image_tokens + times.encoder_pair_s * shape.image_pairs
 
 
 def attention_times(times: Roofline, shape: StepShape) -> tuple[float, float]:
-    """Return the GPU's seconds for reading keys and values, and for the arithmetic of attention in prompts."""
+    """Return the GPU's seconds to read keys and values, and those for the arithmetic of attention in prompts."""
     num_seqs, num_prefill_tokens = shape.num_seqs, shape.num_prefill_tokens
     window_context = smaller(shape.context_tokens, times.window_tokens * num_seqs + num_prefill_tokens)
     window_pairs = smaller(shape.attention_pairs, times.window_tokens * num_prefill_tokens)
@@ -246,17 +250,17 @@ def attention_times(times: Roofline, shape: StepShape) -> tuple[float, float]:
 
 
 def size_s(times: Roofline, entry: Any) -> Any:
-    """Return the seconds that `times.of_size_s` has at index `entry`; an array for an array of indices."""
+    """Return the seconds that `times.of_size_s` has at the index `entry`; an array for an array of indices."""
     if isinstance(entry, np.ndarray):
         return np.asarray(times.of_size_s)[entry.astype(np.intp)]
     return times.of_size_s[int(entry)]
 
 
 def overlapped(a: float, b: float, exposed_share: float) -> float:
-    """Return the time of two activities that overlap: the longer time, plus the part of the shorter that is exposed.
+    """Return the time of two activities that overlap: the longer time, plus a part of the shorter time.
 
-    The exposed part is largest if both are equal. With an `exposed_share` of at most 0.5, the result never falls when
-    either argument grows.
+    This part is `exposed_share` of the shorter time if both are equal, and less otherwise. With an `exposed_share` of
+    at most 0.5, the result never falls when either argument grows.
     """
     longer, shorter = larger(a, b), smaller(a, b)
     ratio = shorter / larger(longer, _LEAST_S)  # no division by zero if both are 0
@@ -264,7 +268,7 @@ def overlapped(a: float, b: float, exposed_share: float) -> float:
 
 
 COEFFICIENTS = tuple(field.name for field in fields(Roofline) if field.name not in ("label", "calibrated", "fitted_to"))
-"""Names of the coefficients that decide a step's time."""
+"""Names of the coefficients from which the time of a step is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,10 +278,10 @@ class Staged:
     label: str
     calibrated: bool
     stages: tuple[Roofline, ...]
-    """Times of the stages in order; the host's times are those of the first."""
+    """Times of each stage, in order. The host times are those of the first stage."""
 
     def step_time(self, shape: StepShape) -> StepTime:
-        """Return the time of a step of that shape through all stages, if no other step is in flight."""
+        """Return the times of a step of this shape through all stages, if no other step is on its way."""
         first = self.stages[0].step_time(shape)
         gpu_s, throttle_s = first.gpu_s, first.throttle_s
         for stage in self.stages[1:]:
@@ -287,5 +291,5 @@ class Staged:
         return first._replace(gpu_s=gpu_s, throttle_s=throttle_s)
 
     def entry_s(self, prompt_tokens: int) -> float:
-        """Return the host time in seconds to receive one request."""
+        """Return the seconds in which the host receives one request."""
         return self.stages[0].entry_s(prompt_tokens)

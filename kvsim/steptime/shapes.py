@@ -1,6 +1,6 @@
-"""Types of the step-time model: the contents of a step, its times, the protocol of models, and power throttling.
+"""Types for step times: what a step contains, its times, the interface of models, and the throttling of a GPU.
 
-A GPU throttles, that is, lowers its clock, when sustained arithmetic exceeds its power limit.
+A GPU throttles when long arithmetic exceeds its power limit: it lowers its clock.
 """
 
 from __future__ import annotations
@@ -9,35 +9,37 @@ from math import exp
 from typing import NamedTuple, Protocol
 
 THROTTLE_S = 0.1
-"""Time constant in seconds in which the clock falls and recovers."""
+"""Time constant in seconds with which the clock falls and recovers."""
 
 
 class StepShape(NamedTuple):
-    """Contents of a step, as sums over its sequences; its times depend on nothing else.
+    """Contents of a step, as sums over its sequences. Its times depend on nothing else.
 
     A step schedules at least one token. Every field may be a NumPy array, for many steps at once:
-    `StepShape._make(columns)`. Then the times are arrays too.
+    `StepShape._make(columns)`. Then the times are arrays, too.
     """
 
     num_seqs: int
     """Number of scheduled sequences."""
     num_tokens: int
-    """Number of scheduled tokens of all sequences."""
+    """Number of scheduled tokens."""
     num_prefill_tokens: int
     """Number of scheduled tokens of prompts, and of sequences that are recomputed after a preemption."""
     context_tokens: int
     """Number of KV slots that the step reads, summed over sequences."""
     attention_pairs: int
-    """Number of pairs of a query and a key that the query attends to, summed over prefilling sequences."""
+    """Number of pairs of a query and a key that it reads, summed over prefilling sequences."""
     new_shape: float = 0.0
-    """Time to choose or compile kernels for a batch of this size and length, relative to a usual decode step; 0 if it
-    is not the first such batch."""
+    """Time to choose or compile kernels for a batch of this size and length, relative to a usual decode step.
+
+    It is 0 if there was such a batch before.
+    """
     new_kernels: float = 0.0
-    """Cost of building or loading kernels for this step, relative to a usual decode step."""
+    """Time to build or load kernels for this step, relative to a usual decode step; 0 if there are none."""
     shared_tokens: int = 0
-    """Number of repeated reads of KV slots, because sequences share a prefix: all reads of a slot after its first."""
+    """Number of repeated reads of KV slots that sequences share: all reads of a slot after its first."""
     num_new_seqs: int = 0
-    """Number of sequences that join the batch in this step: new, or resumed after a preemption."""
+    """Number of sequences that join the batch in this step: new ones, and ones that resume after a preemption."""
     num_images: int = 0
     """Number of images that the encoder computes in this step."""
     image_tokens: int = 0
@@ -47,22 +49,22 @@ class StepShape(NamedTuple):
 
 
 class StepTime(NamedTuple):
-    """Seconds for which a step occupies the host and the GPU."""
+    """Seconds in which a step keeps the host and the GPU busy."""
 
     prepare_s: float
-    """Host: from scheduling to the launch of the first kernel."""
+    """Host time from scheduling to the launch of the first kernel."""
     launch_s: float
-    """Host: from scheduling to the launch of the last kernel."""
+    """Host time from scheduling to the launch of the last kernel."""
     gpu_s: float
-    """GPU: from the first kernel to the last, if no kernel waited for the host."""
+    """GPU time from the first kernel to the last, if no kernel waits for the host."""
     turnaround_s: float
-    """Host: from the end of output processing to the next scheduling."""
+    """Host time from the end of output processing to the next scheduling."""
     throttle_s: float = 0.0
-    """GPU: additional time of the step when fully throttled; see `throttled_gpu_s`."""
+    """Additional GPU time of the step if the GPU is fully throttled; see `throttled_gpu_s`."""
 
     @property
     def alone_s(self) -> float:
-        """Duration of the step in an engine that waits for each output before it schedules the next step."""
+        """Seconds of the step in an engine that waits for each output before it schedules the next step."""
         return larger(self.prepare_s + self.gpu_s, self.launch_s) + self.turnaround_s
 
 
@@ -71,21 +73,21 @@ NO_TIME = StepTime(0.0, 0.0, 0.0, 0.0)
 
 
 class StepTimeModel(Protocol):
-    """A model that computes the times of steps."""
+    """Model that computes the times of steps."""
 
     @property
     def label(self) -> str:
-        """Return the source of the times, to be printed next to every result."""
+        """Source of the times, which is printed next to every result."""
 
     @property
     def calibrated(self) -> bool:
-        """Tell whether the times were fitted to recordings."""
+        """True if the times were fitted to recordings."""
 
     def step_time(self, shape: StepShape) -> StepTime:
-        """Return the time of a step of that shape."""
+        """Return the times of a step of this shape."""
 
     def entry_s(self, prompt_tokens: int) -> float:
-        """Return the host time in seconds to receive one request."""
+        """Return the seconds in which the host receives one request."""
 
 
 def larger(a: float, b: float) -> float:
@@ -99,22 +101,22 @@ def smaller(a: float, b: float) -> float:
 
 
 class PowerThrottle(NamedTuple):
-    """State of a GPU's throttling."""
+    """State of the throttling of a GPU."""
 
     level: float
     """Degree of throttling, from 0 after a rest to 1 after long prefills."""
     at_s: float
-    """Time at which the level was reached, in seconds. The level decays from then on."""
+    """Time in seconds at which the GPU had this degree. It decays from then on."""
 
 
 UNTHROTTLED = PowerThrottle(0.0, 0.0)
-"""State of a GPU that has been idle for a second."""
+"""State of a GPU that has rested for long."""
 
 
 def throttled_gpu_s(cost: StepTime, begin_s: float, throttle: PowerThrottle) -> tuple[float, PowerThrottle]:
-    """Return the GPU time of a step that begins at `begin_s`, and the state of throttling at its end.
+    """Return the GPU time of a step that begins at `begin_s`, and the state of the throttling at its end.
 
-    `throttle` is the state before the step. A step with no `throttle_s` is not slowed down, and leaves the state as is.
+    `throttle` is the state before the step. A step without `throttle_s` is not slowed down, and keeps the state.
     """
     if cost.throttle_s == 0.0 or cost.gpu_s == 0.0:
         return cost.gpu_s, throttle

@@ -1,8 +1,8 @@
 """Count the work of a model on one GPU, from its shape: matrix products, bytes and kernels.
 
-`kvsim.steptime.reduction` multiplies these counts by the speeds of a machine card. Layers are counted by kind: full
-attention, windows, latent attention, recurrent layers, dense feed-forward layers and mixtures of experts. Tensor
-parallelism splits heads and widths.
+`kvsim.steptime.reduction` multiplies these numbers by the times of a machine card. Layers are counted by kind: full
+attention, windows, MLA, recurrent layers, dense feed-forward layers and layers with experts. Tensor parallelism divides
+heads and widths.
 """
 
 from __future__ import annotations
@@ -21,24 +21,28 @@ if TYPE_CHECKING:
     from kvsim.models.vision import VisionTower
 
 _LATENT_HEAD = 128
-"""Number of elements of a value, and of a query without its rotary part, in latent attention of all DeepSeek models."""
+"""Number of elements of a value, and of a query without its rotary part, in the MLA of all DeepSeek models."""
 _ACTIVATION_BYTES = 2
+"""Number of bytes of one element of an activation."""
 _SMALL_KERNELS = 5
 """Number of small kernels in a compiled layer: two norms, rotation, activation, cache write."""
 _MORE_SMALL_KERNELS = {"gemma": 2, "latent": 4, "recurrent": 3}
-"""Additional small kernels of a layer: in Gemma, which also has norms after attention and feed-forward network, and in
-layers with a latent or a recurrent state."""
+"""Number of additional small kernels in a layer: of Gemma, which has norms after attention and feed-forward network, of
+a layer with a latent, and of a recurrent layer.
+"""
 
 _HIDDEN_ELEMENTS = {"gemma": 15, "others": 6}
-"""Number of elements that a layer's norms and sums read and write per token, as a multiple of the hidden size.
+"""Number of elements that the norms and sums of a layer read and write per token, as a multiple of the hidden size.
 
 Gemma has more norms, in 32 bits. Source: long prompts in profiles of engines with the shapes of Gemma 3 12B and of
-Llama models."""
+Llama models.
+"""
 _LATENT_ELEMENTS = 14
-"""Number of elements that are read and written to unpack a latent, as a multiple of all heads' query elements.
+"""Number of elements that are read and written to unpack a latent, as a multiple of the query elements of all heads.
 
 Heads are concatenated, copied and padded. Source: a prompt of 4,096 tokens, profiled in an engine with 32 such heads;
-an engine with 16 heads agrees."""
+an engine with 16 heads agrees.
+"""
 
 
 class Weights(NamedTuple):
@@ -55,72 +59,76 @@ class AttentionKind:
     """Attention layers of one kind, on one GPU."""
 
     num_layers: float
-    """Number of layers; may be a fraction, because a pipeline stage is assumed to have a share of every kind."""
+    """Number of layers. It may be a fraction, because a pipeline stage is assumed to have a share of every kind."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
     """Number of elements of a key."""
     query_dim: float
-    """Mean number of elements of a query and a value in a prompt; less than `head_dim` if a latent is unpacked."""
+    """Mean number of elements of a query and a value in a prompt. It is below `head_dim` if a latent is unpacked."""
     bytes_per_token: int
-    """Bytes of the cache per token in one layer."""
+    """Number of bytes of one token in the cache of one layer."""
     is_fp8: bool
     """True if the cache is in fp8."""
     window: int
-    """Window in tokens; 0 if all tokens are read."""
+    """Number of tokens in the window; 0 if all tokens are read."""
     is_latent: bool
     is_sparse: bool
-    """True if an indexer picks the tokens to read."""
+    """True if an indexer chooses the tokens to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Work of a model on each of its GPUs."""
+    """Work of one step of a model, on each of its GPUs."""
 
     num_layers: float
     products: Mapping[Weights, float]
-    """Number of times that each matrix is multiplied in a step, without experts and the output projection."""
+    """Number of times that each matrix is multiplied in a step. Experts and the output projection are not included."""
     weight_bits: float
     """Bits of one weight in the matrices of `products`."""
     output: Weights | None
-    """Output projection; None if another stage of a pipeline has it."""
+    """Output projection; None if another pipeline stage has it."""
     expert_weights: int
-    """Weights of one expert in one layer, divided by the GPUs that share the experts; 0 without experts."""
+    """Number of weights of one expert in one layer on one GPU; 0 without experts."""
     expert_layers: float
+    """Number of layers with experts."""
     num_experts: int
     num_experts_per_token: int
     expert_bits: float
+    """Bits of one weight of an expert."""
     readings: tuple[AttentionKind, ...]
+    """Attention layers, by kind."""
     state_bytes: float
-    """Bytes of recurrent state that a step reads and writes per sequence."""
+    """Number of bytes of recurrent states that a step reads and writes per sequence."""
     num_recurrent_layers: float
     num_delta_nets: float
-    """Number of recurrent layers that have a gated delta net."""
+    """Number of recurrent layers with a gated delta net."""
     element_bytes: float
-    """Bytes that norms, rotations and activations read and write per token, in all layers."""
+    """Number of bytes that norms, rotations and activations read and write per token, in all layers."""
     num_small_kernels: float
+    """Number of kernels for norms, rotations, activations and cache writes in a step."""
     num_kernels_of_attention_layer: int
-    """Number of kernels, products and attention included."""
+    """Number of kernels in an attention layer, with its matrix products and attention."""
     num_latent_layers: float
     num_state_tables: int
     """Number of block tables for recurrent states, one for each KV-cache group of recurrent layers."""
     reduced_bytes: int
-    """Bytes that one token adds to each all-reduce."""
+    """Number of bytes that one token adds to each all-reduce."""
     num_reduces: float
     """Number of all-reduces in a step; 0 on one GPU."""
     has_workers: bool
     """True if worker processes launch the kernels, as on several GPUs."""
     divides_experts: bool
-    """True if several GPUs divide the experts of a layer."""
+    """True if the experts of a layer are divided among several GPUs."""
     has_mxfp4_experts: bool
     """True if the weights of experts are in mxfp4."""
     vision: VisionTower | None
-    """Layers that compute images; None if there are none, or if another stage of a pipeline has them."""
+    """Layers that compute images; None without images, or if another pipeline stage has these layers."""
     tensor_parallel_size: int
 
 
 def work_of(model: Model) -> Work:
-    """Return the work of `model`, as it is served, on each GPU."""
+    """Return the work of `model`, with its serving settings, on each GPU."""
     size, hidden = model.tensor_parallel_size, model.hidden_size
     products: Counter[Weights] = Counter()
     for layer in model.attention_layers:
@@ -182,17 +190,17 @@ def work_of(model: Model) -> Work:
 
 
 def attention_products(model: Model) -> list[Weights]:
-    """Return the matrix products of the model's first attention layer on each GPU."""
+    """Return the matrices of the first attention layer of the model, on each GPU."""
     return _attention_products(model, model.attention_layers[0])
 
 
 def untimed(model: Model, *, times_sparse: bool = False, times_delta_nets: bool = False) -> tuple[str, ...]:
     """Describe the parts of serving `model` that step times do not include.
 
-    `times_sparse` is True if the step times include sparse attention, and `times_delta_nets` if they include gated
-    delta nets. A process launches its first large steps slowly;
-    this is named only for windows on several GPUs, where the effect was largest. Their steps took 28 to 47 ms in the
-    first second of a server, and 16 to 18 ms when the same load was repeated.
+    `times_sparse` is True if they include sparse attention, and `times_delta_nets` if they include gated delta nets.
+    The first large steps of a process are slow. This is named only for windows on several GPUs, where the effect was
+    largest: such steps took 28 to 47 ms in the first second of a server, and 16 to 18 ms when the same load was
+    repeated.
     """
     has_workers = model.num_gpus > 1
     parts = {
@@ -216,7 +224,7 @@ def untimed(model: Model, *, times_sparse: bool = False, times_delta_nets: bool 
 def on_stage(work: Work, share: float, *, is_first: bool, is_last: bool) -> Work:
     """Return the work of a pipeline stage on each of its GPUs: a `share` of every kind of layers.
 
-    Only the first stage has the image encoder, and only the last stage the output projection.
+    Only the first stage has the image encoder, and only the last stage has the output projection.
     """
     return replace(
         work,
@@ -237,12 +245,12 @@ def on_stage(work: Work, share: float, *, is_first: bool, is_last: bool) -> Work
 
 
 def streamed_bytes(model: Model, num_parameters: int) -> float:
-    """Return how many bytes each GPU reads for `num_parameters`, of which a separate input embedding is left out."""
+    """Return the number of bytes that each GPU reads for `num_parameters`. A separate input embedding is not read."""
     return model.weight_bytes_on_gpu / model.num_parameters * (num_parameters - model.num_lookup_parameters)
 
 
 def _attention_products(model: Model, layer: Attention) -> list[Weights]:
-    """Return the weights of the matrix products of an attention layer on each GPU."""
+    """Return the matrices of an attention layer, on each GPU."""
     size, hidden, heads = model.tensor_parallel_size, model.hidden_size, model.num_attention_heads
     if isinstance(layer, Mla):
         queries = Weights(heads // size * (_LATENT_HEAD + layer.rope_dim), hidden)
@@ -256,8 +264,8 @@ def _attention_products(model: Model, layer: Attention) -> list[Weights]:
 def _add_feed_forward(products: Counter[Weights], model: Model) -> None:
     """Add all parameters that every token uses and that are not counted yet, as feed-forward layers of equal widths.
 
-    Such a layer has one matrix for gate and up, and one for down. The width follows from the number of parameters,
-    because shared experts, dense first layers and other recurrent layers are included.
+    Such a layer has one matrix for gate and up, and one for down. The width follows from the number of parameters. So
+    shared experts, dense first layers and other recurrent layers are included.
     """
     size, hidden = model.tensor_parallel_size, model.hidden_size
     embeddings = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)
@@ -271,7 +279,7 @@ def _add_feed_forward(products: Counter[Weights], model: Model) -> None:
 
 
 def _num_state_tables(model: Model) -> int:
-    """Return the number of KV-cache groups of recurrent layers, each of which has a block table."""
+    """Return the number of KV-cache groups of recurrent layers. Each has a block table."""
     if not model.recurrent_layers:
         return 0
     layout = cache_layout(model, CacheSettings(max_model_len=model.max_position_embeddings))
@@ -279,7 +287,7 @@ def _num_state_tables(model: Model) -> int:
 
 
 def _expert_layers(model: Model) -> int:
-    """Return the number of layers with experts, from the number of parameters of all experts."""
+    """Return the number of layers with experts. It follows from the number of parameters of all experts."""
     if not model.num_experts:
         return 0
     of_one = 3 * model.hidden_size * (model.expert_intermediate_size or model.intermediate_size)
@@ -287,7 +295,7 @@ def _expert_layers(model: Model) -> int:
 
 
 def _readings(model: Model) -> tuple[AttentionKind, ...]:
-    """Return the attention layers by kind; a latent counts as one KV head that all query heads share."""
+    """Return the attention layers by kind. A latent counts as one KV head that all query heads share."""
     size = model.tensor_parallel_size
     num_layers: Counter[Attention] = Counter(model.attention_layers)
     return tuple(
