@@ -154,7 +154,7 @@ def owners_line(session: Session, found: Sequence[OwnerGroup], width: int, dot: 
     less = (begin, most, "nothing shared" * (not shared), free)
     without_unit = tuple(text.replace(" tokens", "") for text in less)
     least = tuple(text.replace(" hold ", ": ").replace(" or cached", "/cached") for text in without_unit)
-    texts = ((begin, most, savings, free), less, without_unit, least, (begin, most), (begin,))
+    texts = ((begin, most, savings, free), less, without_unit, least, (begin, most), least[:2], (begin,))
     return _first_that_fits(texts, width, dot)
 
 

@@ -260,7 +260,7 @@ def _lit_and_others(name: str, *paints: int) -> list[LegendEntry]:
     return [
         (paints, name if paints else f"{name} alone in colour"),
         ((int(SlotState.TOKEN) + DIM,), "all others"),
-        ((_UNWRITTEN,), "not written"),
+        ((_UNWRITTEN,), "others, unwritten"),
     ]
 
 

@@ -100,6 +100,7 @@ def importance() -> list[int]:
         weights[paint] = MATTERS  # written slots weigh more than reserved ones
     for paint in _IMPORTANT:
         weights[paint] = 1 << 20
+    weights[PARTLY] = MATTERS // 2  # in a cell of many units, a single one would look like many
     weights[FOLLOWED] = weights[FOLLOWED_SHARED] = 1 << 25
     weights[NEXT] = 1 << 24
     weights[SlotState.FREE] = 1
