@@ -70,7 +70,9 @@ def idea_of_pool(unit: str) -> str:
         f"The picture shows the whole pool; a cell is one {unit} or several, as its title says. "
         "o changes what colour means: whose memory it is, what it is doing, how many share it, how old it is. "
         "The line below the pool says so. The memory of all requests but the followed one is "
-        "grey; where each line of the pool has a name, an angle bracket marks the followed one instead."
+        "grey; where each line of the pool has a name, an angle bracket marks the followed one instead. "
+        "Where more requests hold memory than there are colours, only the followed one has a colour of its own, "
+        f"or else the one that holds most, and the {unit}s that are allocated next are marked."
     )
 
 
