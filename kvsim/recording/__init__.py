@@ -1,8 +1,8 @@
-"""The common format of kvsim: the events of a run, as columns.
+"""The format that kvsim's simulations and captured runs have in common: the events of a run, as columns.
 
-A simulation and a captured run produce the same `Recording`; all rooms above this one treat both alike. `read` and
-`write` move a recording to and from disk. During a run, `RecordingBuilder` makes one from the events of an engine, and
-`RecordingWriter` takes final rows to disk. `kvsim.replay` plays one.
+Both produce the same `Recording`, and all packages that use recordings treat both alike. `read` and `write` load a
+recording from disk and save it. During a run, `RecordingBuilder` makes one from the events of an engine, and
+`RecordingWriter` saves rows that are final. `kvsim.replay` replays one.
 
 Every name here is imported on first use.
 """
@@ -31,7 +31,7 @@ _HOME = by_name({
     "kvsim.recording.tables": "Memory MemoryKind RequestStatus Requests Schedule Steps",
     "kvsim.recording.writer": "RecordingWriter",
 })  # fmt: skip
-"""The module that each name lives in."""
+"""Module of each name that this package offers."""
 
 __all__ = [
     "AllocatorHistory",

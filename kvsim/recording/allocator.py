@@ -1,6 +1,6 @@
-"""Read and write PyTorch's allocation history beside a recording: the calls of `generate()` to the CUDA allocator.
+"""Read and write the history of PyTorch's CUDA allocator during `generate()`, which is stored beside a recording.
 
-It is the measured truth against which `kvsim.hf_memory` was checked, tensor by tensor.
+`kvsim.hf_memory` was checked against such histories, tensor by tensor.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ FILE_NAME = "allocator.parquet"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AllocatorHistory:
-    """One row per event, in order."""
+    """Events of the allocator: one row per event, in order."""
 
     action: npt.NDArray[np.str_]
-    """PyTorch's name: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, ..."""
+    """PyTorch's name of the event: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, ..."""
     address: IntArray
     size_bytes: IntArray
     stream: IntArray

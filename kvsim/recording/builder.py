@@ -1,7 +1,7 @@
-"""Build a recording during a run: a recorded engine reports events, and the builder adds them to the tables.
+"""Build a recording during a run: a recorded engine reports events, and the builder adds them to tables.
 
-Changes of ownership are reported while a step is being scheduled, and get the current sequence number. The simulator's
-engine does not report events; its rows are final, and go to a `RowSink` in bulk.
+Changes of ownership are reported while a step is being scheduled, and get the current sequence number. The engine of
+the simulator reports no events; its rows are final, and a `RowSink` receives many at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvsim.recording.tables import IntArray, MemoryKind, Requests, RequestStatus
 
 
 class RecordingBuilder:
-    """Builder of the recording of one run; requests are numbered in order of arrival."""
+    """Builder of the recording of one run. Requests are numbered in order of arrival."""
 
     def __init__(self) -> None:
         self._seq = -1
@@ -28,18 +28,18 @@ class RecordingBuilder:
         self._requests, self._steps = GrowingRequests(), GrowingSteps()
         self._schedule, self._memory = GrowingSchedule(), GrowingMemory()
         self.copies = CopiesUnderWay()
-        """Copies between GPU and host, if any."""
+        """Copies between GPU and host."""
         self.transfers = TransfersUnderWay()
-        """Transfers between this server and others, if any."""
+        """Transfers between this server and others."""
         self._images = ImagesSoFar()
         self._last_token_s = 0.0
-        """Time of the last output token in seconds; the output of its step is reported after the token."""
+        """Time of the last output token in seconds. The output of its step is reported after the token."""
         self._last_scheduled: list[int] = []
         self._previous_scheduled: list[int] = []
         self._preempted_since: list[int] = []
-        """Requests preempted since the last step was closed; they belong to the next step."""
+        """Requests that were preempted since the last step was closed. They belong to the next step."""
         self._begun_since: list[int] = []
-        """Requests scheduled for the first time since the last step was closed."""
+        """Requests that were scheduled for the first time since the last step was closed."""
 
     @property
     def num_steps(self) -> int:
@@ -63,7 +63,9 @@ class RecordingBuilder:
         return sum(map(len, growing)) + self._requests.num_hashes
 
     def next_seq(self) -> int:
-        """Begin a change of the engine's state, and return its sequence number, which later memory events get."""
+        """Begin a change of the engine's state, and return its sequence number. Memory events until the next change get
+        it.
+        """
         self._seq += 1
         return self._seq
 
@@ -80,9 +82,9 @@ class RecordingBuilder:
         adapter: int = 0,
         delay_s: float | None = None,
     ) -> int:
-        """Add a request that arrived at the engine, and return its row. A refused request is never served.
+        """Add a request that has arrived at the engine, and return its row. A refused request is never served.
 
-        `delay_s` is the time since the front end of the server got it, in seconds, if that is known.
+        `delay_s` is the time in seconds since the front end of the server got the request; None if not known.
         """
         sent = {} if delay_s is None else {"sent_s": round(time_s - delay_s, 9)}
         return self._requests.add(
@@ -139,7 +141,7 @@ class RecordingBuilder:
             raise IndexError(f"the output of step {step} is not awaited")
 
     def step(self, **columns: float) -> int:
-        """Close the current step, whose output is pending, and return its number."""
+        """Close the current step, whose output is still to come, and return its number."""
         number = self._num_steps
         columns |= {"step": number, "schedule_seq": self._seq, "output_seq": -1, "end_s": np.nan}
         for name, column in self._steps.columns.items():

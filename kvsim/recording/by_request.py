@@ -1,6 +1,6 @@
 """Look up the schedule by request: first and last step, and the step that reaches a number of computed tokens.
 
-The table itself is sorted by step. The checks of a recording use these look-ups.
+The table itself is sorted by step. The checks of a recording use these lookups.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from kvsim.recording.order import sort_key, stable_order
 from kvsim.recording.tables import IntArray, Schedule
 
 _NEVER = np.iinfo(np.int64).max
-"""Key greater than that of any row."""
+"""Number greater than every `sort_key`."""
 
 
 def first_rows(schedule: Schedule) -> tuple[IntArray, IntArray]:
-    """Return the scheduled requests, ascending, and the first schedule row of each."""
+    """Return the scheduled requests in ascending order, and the first schedule row of each."""
     return np.unique(schedule.request, return_index=True)
 
 
@@ -37,7 +37,9 @@ def computed_after(schedule: Schedule) -> npt.NDArray[np.int64]:
 
 
 def answered_rows(recording: Recording) -> Schedule:
-    """Return the schedule without the steps whose output SGLang ignores, because it retracted the request before."""
+    """Return the schedule without steps whose output SGLang ignores, because it retracted the request before the
+    output.
+    """
     schedule, steps, memory = recording.schedule, recording.steps, recording.memory
     if recording.meta.policy_name != Radix.name or not recording.requests.preemptions.any():
         return schedule
@@ -51,16 +53,18 @@ def answered_rows(recording: Recording) -> Schedule:
 
 
 class TokenSteps(NamedTuple):
-    """Requests that reach given numbers of computed tokens, and the first step in which each does."""
+    """Requests that reach certain numbers of computed tokens, and the first step in which each does."""
 
     request: IntArray
     step: IntArray
     is_end: npt.NDArray[np.bool_]
-    """True if the step ends with exactly that number of tokens."""
+    """True if the request has computed exactly this number of tokens after the step."""
 
     @classmethod
     def of(cls, schedule: Schedule, tokens: IntArray) -> TokenSteps:
-        """Find the first step after which each request has computed its number in `tokens`; leave out the number 0."""
+        """Return, for each request, the first step after which it has computed its number in `tokens`. 0 is
+        left out.
+        """
         wanted, before = tokens[schedule.request], schedule.computed_before
         rows = np.flatnonzero((before < wanted) & (computed_after(schedule) >= wanted))
         request, first = np.unique(schedule.request[rows], return_index=True)
@@ -101,7 +105,8 @@ class RowsByRequest(NamedTuple):
 def first_rows_since(recording: Recording, request: IntArray, step: IntArray) -> IntArray:
     """Return the first schedule row of each residency; -1 if the residency ends without a step.
 
-    Residency i is of `request[i]`, and begins at `step[i]`.
+    A residency is the time from an admission of a request to the release of its memory. `request` and `step` have the
+    request of each residency, and the step in which the residency begins.
     """
     by_request = RowsByRequest.of(recording)
     begins = sort_key(request, step)

@@ -1,6 +1,6 @@
 """Check the tables of a recording against each other, so that no result is computed from contradictory data.
 
-Readers call `check` when they open a recording, and `check_events` before they print or write results from it. A
+Readers call `check` when they open a recording. They call `check_events` before they print or write results from it. A
 `RecordingError` names the file and the first row that breaks a rule.
 """
 
@@ -56,7 +56,7 @@ def check(recording: Recording, folder: Path) -> None:
 
 
 def check_events(recording: Recording, folder: Path) -> None:
-    """Check that events are in order, and that they result in the numbers of running and waiting requests in the steps.
+    """Check that events are in order, and that the numbers of running and waiting requests follow from them.
 
     Call `check` before.
     """
@@ -124,7 +124,7 @@ def _check_memory(recording: Recording, file: Path) -> None:
 
 
 def _check_growth(recording: Recording, file: Path) -> None:
-    """Check rows that repeat: their steps exist, and no unit of the pool is shared or cached."""
+    """Check rows with a `repeat`: their steps must exist, and no unit of the pool may be shared or cached."""
     memory, meta, steps = recording.memory, recording.meta, recording.steps
     assert memory.repeat is not None
     require(memory.repeat > 0, file, "repeat should be positive")
@@ -150,7 +150,9 @@ def _check_first_rows(recording: Recording, file: Path) -> None:
 
 
 def _check_initial(recording: Recording, file: Path) -> None:
-    """Check that the initial states in `meta.json` list existing units, each at most once, and suit the recording."""
+    """Check that the lists of initial units in `meta.json` name existing units, each at most once, and fit the
+    recording.
+    """
     meta, pool = recording.meta, recording.meta.pool
     for name, units in (("initial_free", meta.initial_free), ("initial_cached", meta.initial_cached)):
         if units is None or pool.num_units is None:
@@ -181,10 +183,10 @@ def _check_copies(recording: Recording, copies: Copies, file: Path) -> None:
 
 
 def check_windows(recording: Recording, folder: Path) -> None:
-    """Check the counts of the second pool against its size and against allocations in the first pool.
+    """Check the numbers of units in the second pool against its size, and against allocations in the first pool.
 
-    Every unit that a table allocates in the first pool comes with one in the second pool. So a step allocates at most
-    as many units of the second pool as of the first, holds at least these units after it, and the second pool never has
+    With each unit that a table allocates in the first pool, it allocates one in the second pool. So a step allocates at
+    most as many units of the second pool as of the first, and holds at least these after it. The second pool never has
     more held units than the first.
     """
     steps, pool, file = recording.steps, recording.meta.pool, folder / "steps.parquet"

@@ -1,6 +1,6 @@
-"""Check admissions: tokens that an admitted request need not compute were cached in the pool or on the host.
+"""Check admissions: the tokens that an admitted request does not compute were cached in the pool or on the host.
 
-Otherwise the hit rates that kvsim reports would not follow from the memory events.
+The hit rates that kvsim reports follow from the memory events only if this holds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvsim.recording.tables import Copies, CopyKind, IntArray, MemoryKind
 
 
 def check_admissions(recording: Recording, residencies: ResidencyRows, folder: Path) -> None:
-    """Check that an admitted request starts to compute right after its hit: the prefix that it shares or loads.
+    """Check that an admitted request begins to compute right after its hit: the prefix that it shares or loads.
 
     Also check the numbers of copied blocks in the steps.
     """
@@ -60,9 +60,9 @@ def _is_unread(
 ) -> npt.NDArray[np.bool_]:
     """Tell for each request whether its last attention chunk begins right after its first `before` tokens.
 
-    No later step reads tokens of earlier chunks. If all groups have chunked local attention, these tokens are a hit
-    even if no unit holds them. The last chunk is the chunk of the newest known token: a token of the prompt at the
-    first admission, an output after a preemption. With one group, a request starts with the whole unit in which its
+    No later step reads tokens of earlier chunks. If all groups have chunked local attention, these tokens count as a
+    hit even if no unit holds them. The last chunk is the chunk of the newest known token: a token of the prompt at the
+    first admission, an output after a preemption. With one group, a request begins with the whole unit in which its
     chunk begins; with several, at a common multiple of their chunks and blocks.
     """
     if not recording.meta.prefix_caching:

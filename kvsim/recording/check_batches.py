@@ -17,7 +17,7 @@ from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 def check_batches(recording: Recording, file: Path) -> None:
     """Check that each batch is as wide as its longest prompt and as long as its longest answer, and fits into the pool.
 
-    The lengths determine everything else: the end of a shorter answer, and the padding before a shorter prompt.
+    The end of a shorter answer, and the padding before a shorter prompt, follow from the lengths.
     """
     requests = recording.requests
     batches = _BatchRows.of(recording)
@@ -40,7 +40,7 @@ def check_batches(recording: Recording, file: Path) -> None:
 
 
 class _BatchRows(NamedTuple):
-    """Scheduled requests with their batches. Requests that start in the same step form a batch."""
+    """Scheduled requests and their batches. Requests that start in the same step form a batch."""
 
     rows: IntArray
     number: IntArray
@@ -66,7 +66,9 @@ class _BatchRows(NamedTuple):
 
 
 def _check_room(recording: Recording, batches: _BatchRows, file: Path) -> None:
-    """Check that no batch exceeds settings or pool, and that a batch fails only if its next column does not fit."""
+    """Check that no batch exceeds the settings or the pool, and that a batch fails only if its next column does not
+    fit.
+    """
     requests, memory, policy = recording.requests, recording.memory, recording.meta.policy
     rows, num_units = batches.rows, recording.meta.pool.num_units
     size = np.bincount(batches.number)[batches.number]

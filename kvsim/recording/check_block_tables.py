@@ -1,6 +1,6 @@
 """Check the block tables of a pool with one KV-cache group, row by row of `memory.parquet`.
 
-The rows are processed in parts of some thousands, and only each part is sorted by request: sorting all rows of a long
+The rows are processed in parts of some thousands, and each part is sorted by request. To sort all rows of a long
 recording at once would take longer than all other checks together.
 """
 
@@ -27,7 +27,7 @@ _OF_TABLES = (
 )
 _OF_GROWTH = "the request's table still grows by an earlier row"
 _CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Sign of each kind of row: 1 if it adds to the held units, -1 if it frees units. A shared unit is held already."""
+"""Sign with which each kind of row changes the number of held units. A shared unit is held already."""
 _CHANGE[MemoryKind.APPEND], _CHANGE[MemoryKind.RELEASE] = 1, -1
 
 
@@ -62,7 +62,7 @@ def check_block_tables(recording: Recording, folder: Path) -> None:
 
 
 class _Tables:
-    """State of all tables after the rows processed so far, and the first row that breaks each rule."""
+    """State of all tables after the rows that are processed, and the first row that breaks each rule."""
 
     def __init__(self, recording: Recording, moments: IntArray) -> None:
         """Prepare to find, for each row of the schedule, the newest memory row of its request at the `seq` in
@@ -73,7 +73,7 @@ class _Tables:
         self._held = np.zeros(num_requests, np.int64)
         """Number of units in each request's table."""
         self._grows_upto = np.full(num_requests, -1, np.int64)
-        """The `seq` until which the newest row of each request lengthens its table; -1 if that row does not repeat."""
+        """`seq` until which the newest row of each request lengthens its table; -1 if that row does not repeat."""
         self._newest = np.full(num_requests, _NO_ROW, np.int32)
         """Newest memory row of each request."""
         self._replaces = replacing_rows(self._memory)
@@ -112,7 +112,7 @@ class _Tables:
             raise RecordingError(f"{file}, row {self._broken_by[rule]}: {rule}.")
 
     def _check(self, rule: str, holds: npt.NDArray[np.bool_], rows: IntArray) -> None:
-        """Remember the first row that breaks `rule`; errors are raised at the end, in the order of the rules."""
+        """Remember the first row that breaks `rule`. Errors are raised at the end, in the order of the rules."""
         if rule not in self._broken_by and not holds.all():
             self._broken_by[rule] = int(rows[~holds].min())
 
@@ -131,7 +131,7 @@ class _Tables:
 
 
 class _ByRequest(NamedTuple):
-    """Rows sorted by request, and then by time: where the rows of each request begin and end."""
+    """Rows sorted by request and then by time, with the first and the last row of each request marked."""
 
     request: IntArray
     is_first: npt.NDArray[np.bool_]
@@ -160,7 +160,7 @@ def _repeat(memory: Memory, rows: IntArray) -> IntArray | int:
 
 
 def _check_free_units(recording: Recording, file: Path) -> None:
-    """Check `free_units` against the changes of ownership.
+    """Check `free_units` of the steps against the changes of ownership.
 
     Skip this if units are shared, or if rows repeat over several steps: then lengths do not add up to held units.
     """

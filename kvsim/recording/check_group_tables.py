@@ -1,4 +1,4 @@
-"""Check the block tables of a pool with several KV-cache groups, whose windows release units before a table ends."""
+"""Check the block tables of a pool with several KV-cache groups. Windows release units before their table ends."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def _check_rows(recording: Recording, file: Path) -> None:
 def _check_growth(recording: Recording, file: Path) -> None:
     """Check that each row appends at the end of its table.
 
-    A gap is allowed before the first units of a group with windows, and between the states of a Mamba group: these
-    positions have null blocks.
+    Gaps are allowed before the first units of a group with windows, and between the states of a Mamba group. The
+    positions in a gap have null blocks.
     """
     memory, groups = recording.memory, recording.meta.pool.groups
     whole = (memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE)
@@ -88,7 +88,7 @@ def _check_ends(tables: Holdings, file: Path) -> None:
 
 
 def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
-    """Check that tables of attention reach as far as their requests have computed, after the last step of each row."""
+    """Check that the tables of attention groups have room for all tokens that their requests have computed."""
     schedule, pool = recording.schedule, recording.meta.pool
     seq = recording.steps.schedule_seq[schedule.step + schedule.repeats - 1].astype(np.int64)
     computed = computed_after(schedule)
@@ -117,7 +117,7 @@ def _newest_runs(tables: Holdings, group: int, request: IntArray, seq: IntArray)
 
 
 def _check_free_units(recording: Recording, tables: Holdings, file: Path) -> None:
-    """Check `free_units` against the changes of ownership; skip this if units are shared."""
+    """Check `free_units` of the steps against the changes of ownership. Skip this if units are shared."""
     memory, steps, num_units = recording.memory, recording.steps, recording.meta.pool.num_units
     if num_units is None or (memory.kind == MemoryKind.SHARE).any():
         return

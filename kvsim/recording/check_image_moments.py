@@ -1,4 +1,4 @@
-"""Check that each event of the encoder cache happens at a possible moment: in a step, with an output, at an abort."""
+"""Check that each event of the encoder cache happens when it can: in a step, with an output, or at an abort."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _sole_ends(images: PromptImages) -> dict[tuple[int, int], int]:
 
 
 class _RequestSteps:
-    """Steps of one request, and the number of its tokens that are computed at the time of an output."""
+    """Steps of one request, and the number of its tokens that are computed when an output is processed."""
 
     def __init__(self, recording: Recording, request: int) -> None:
         schedule, steps = recording.schedule, recording.steps
@@ -86,8 +86,7 @@ class _RequestSteps:
         self._is_plain = not (recording.requests.preemptions[request] or recording.meta.begins_in_the_middle)
 
     def may_let_go(self, seq: int, step: int, end: int | None) -> bool:
-        """Tell whether the request may release an image at `seq`; `step` is the first that is scheduled at `seq` or
-        later.
+        """Tell whether the request may release an image at `seq`. `step` is the first step scheduled at `seq` or later.
 
         An image is released with a step that does not schedule the request, or with the first output after which the
         request does not need it. `end` is the number of tokens up to the end of the image; None if the image occurs
@@ -102,7 +101,9 @@ class _RequestSteps:
         return self._processed(seq) >= end > (self._processed(before) if before >= 0 else 0)
 
     def _processed(self, seq: int) -> int:
-        """Return the number of tokens that are computed when the output at `seq` is processed, without awaited ones."""
+        """Return the number of tokens that are computed when the output at `seq` is processed, without those still
+        awaited.
+        """
         begun = self._scheduled < seq
         awaited = int((begun & self._yields & (self._done >= seq)).sum())
         return int(self._after[begun].max(initial=0)) - awaited

@@ -1,4 +1,4 @@
-"""Check the images of prompts, and replay the events of the encoder cache to check that each can happen."""
+"""Check the images of prompts, and replay the events of the encoder cache to check that each is possible."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _are_runs(runs: np.ndarray, length: int) -> bool:
 class _Cache:
     """State of the encoder cache, to which events are applied one by one.
 
-    The method for each kind of event returns an error message, or an empty text.
+    The method for each kind of event returns an error message; an empty text if the event is possible.
     """
 
     def __init__(self, recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
@@ -80,9 +80,9 @@ class _Cache:
         self._users: dict[int, set[int]] = {image: set() for image in initial}
         """Requests that hold each image in the cache."""
         self._idle: dict[int, None] = dict.fromkeys(initial)
-        """Images in the cache without users, in the order in which they are evicted."""
+        """Images in the cache that no request holds, in the order in which they are evicted."""
         self._held = sum(initial.values())
-        """Tokens of all images in the cache."""
+        """Number of tokens of all images in the cache."""
 
     def replay(self) -> None:
         """Apply all events."""
@@ -139,9 +139,9 @@ class _Cache:
         return "request should be -1" if request != -1 else ""
 
     def _check_budget(self) -> None:
-        """Check that no step computes more image tokens than its budget.
+        """Check that no step computes more image tokens than it may.
 
-        Steps with preemptions are skipped: the victim's part of the budget was used again.
+        Steps with preemptions are skipped, because the preempted request's part of the limit was used again.
         """
         events, steps = self._events, self._recording.steps
         rows = np.flatnonzero(events.kind == ImageEventKind.COMPUTE)
@@ -184,7 +184,7 @@ def _check_computed(recording: Recording, images: PromptImages, events: EncoderE
 
 
 def _places_of_outputs(images: PromptImages, row: int) -> list[tuple[int, int]]:
-    """Return the ranges of prompt tokens that use encoder outputs of an image: first token, and number of tokens."""
+    """Return the ranges of prompt tokens with an encoder output of an image, as pairs of first token and number."""
     place, length = int(images.place[row]), int(images.tokens[row])
     if images.embedded is None or not len(images.embedded[row]):
         return [(place, length)]

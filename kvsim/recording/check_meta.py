@@ -15,9 +15,9 @@ from kvsim.policies.speculative_config import SpeculativeConfig
 from kvsim.recording.model import HASH_TOKENS
 
 _LARGEST = 1 << 53
-"""Maximum whole number: larger ones are not exact in every program that reads JSON, and no recording needs them."""
+"""Largest whole number. Larger ones are not exact in every program that reads JSON, and no recording needs them."""
 _MOST_STEPS = 10_000_000
-"""Maximum number of steps in earlier batches, which are replayed one by one."""
+"""Largest number of steps in earlier batches, which are replayed one by one."""
 _MOST_LAYERS = 1 << 14
 _OF_LAYERS = ("num_layers", "num_hidden_layers", "num_attention_heads", "num_kv_heads")
 """Fields of a model's shape that are at most `_MOST_LAYERS`, because kvsim iterates over them."""
@@ -91,7 +91,7 @@ def check_meta(document: Mapping[str, Any], file: Path) -> None:
 
 
 def _check_drafts(config: object, file: Path) -> None:
-    """Check the configuration of speculative decoding: a text as for vLLM's flag `--speculative-config`."""
+    """Check the configuration of speculative decoding, which is a text as for vLLM's `--speculative-config`."""
     try:
         SpeculativeConfig.parse(config if isinstance(config, str) else "")
     except UsageError as error:
@@ -99,7 +99,7 @@ def _check_drafts(config: object, file: Path) -> None:
 
 
 def _check_model(model: Mapping[str, Any], file: Path, document: Mapping[str, Any]) -> None:
-    """Check that all whole numbers of a model's shape are in range, because sizes are products of these."""
+    """Check that all whole numbers in the shape of a model are in range, because sizes are products of these."""
     for name, value in model.items():
         if isinstance(value, int) and not isinstance(value, bool):
             most = _MOST_LAYERS if name in _OF_LAYERS else _LARGEST

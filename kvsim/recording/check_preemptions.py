@@ -1,4 +1,4 @@
-"""Check preemptions: steps, requests and memory agree on their numbers, and each happened for lack of free units."""
+"""Check preemptions: steps, requests and memory agree on their numbers, and units were lacking at each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHORTAGE = "a step should preempt only where the free units are too few for one
 
 
 def check_preemptions(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
-    """Check the preemptions that the steps and the requests state, and that memory was short at each."""
+    """Check the preemptions that the steps and the requests state, and that units were lacking at each."""
     if recording.meta.exchanges_kv:
         _check_numbers(recording, residencies, folder / "requests.parquet")
         return
@@ -51,7 +51,9 @@ def _check_numbers(recording: Recording, residencies: ResidencyRows, file: Path)
 
 
 def _check_without_copies(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
-    """Check each release of a whole table: during scheduling it is a preemption, with an output it is an end."""
+    """Check each release of a whole table. During scheduling, it is a preemption; with an output, it ends
+    the request.
+    """
     requests, steps = recording.requests, recording.steps
     step = np.minimum(residencies.end_step, len(steps) - 1)
     is_victim = (residencies.end_step == step) & (steps.schedule_seq[step] == residencies.end_seq)
@@ -103,10 +105,11 @@ def _check_with_copies(recording: Recording, residencies: ResidencyRows, ends: E
 
 
 def _check_intervals(recording: Recording, residencies: ResidencyRows, end: IntArray, file: Path) -> None:
-    """Check that each preemption can be assigned to a step after the request computed, and before it resumes or ends.
+    """Check that each preemption fits a step that comes after the request's last step, and before it resumes or ends.
 
-    Each step takes the candidates whose intervals end first, which finds an assignment if there is one. If the victims
-    of a step free no units at once, the step must have too few free units for the candidate that needs most.
+    Each step takes the candidates whose intervals end first, which finds an assignment if there is one. If the
+    preempted requests of a step free no units at once, the step must have too few free units for the candidate that
+    needs most.
     """
     steps, by_request = recording.steps, RowsByRequest.of(recording)
     birth = np.searchsorted(steps.schedule_seq, residencies.birth_seq)
@@ -148,8 +151,8 @@ def _begins(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.
 def _check_shortage(recording: Recording, file: Path) -> None:
     """Check that a step of a paged policy preempts only if too few units were free for the request that needed more.
 
-    The free units before the last victim left are at least the free units after scheduling, plus the units allocated
-    later in the step, minus the victim's table. Units that others share stay held.
+    Before the last preempted request left, at least these units were free: the free units after scheduling, plus the
+    units allocated later in the step, minus the table of this request. Units that others share stay held.
     """
     memory, steps = recording.memory, recording.steps
     ends = memory.ends
@@ -186,8 +189,8 @@ def check_retractions(recording: Recording, file: Path) -> None:
 
     A copy between GPU and host may lock units of the radix tree, so steps during copies are not checked.
 
-    The free units before scheduling are those after it, plus all units allocated in the step, minus those released. For
-    units of windows, they are the free units after the step before, since none is allocated before a retraction.
+    The free units before scheduling are those after it, plus all units allocated in the step, minus those released.
+    Units of windows are allocated only after retractions, so their free units after the step before count.
     """
     memory, steps = recording.memory, recording.steps
     rows = np.flatnonzero((steps.preempted > 0) & (steps.free_units >= 0) & ~_during_copies(recording))

@@ -21,8 +21,9 @@ from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 class ResidencyRows(NamedTuple):
     """Rows of `memory.parquet` that begin and that end residencies, both sorted by request and time.
 
-    A preempted request has several residencies. A request whose units move releases and allocates at one `seq`, which
-    neither ends nor begins a residency here.
+    A residency is the time from an admission of a request to the release of its memory. A preempted request has
+    several. A request whose units move releases and allocates at one `seq`, which neither ends nor begins a residency
+    here.
     """
 
     birth_row: IntArray
@@ -103,6 +104,8 @@ def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
 
 
 def so_far(moments: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Return how many entries of `seq` are at most each of `moments`, which ascend; faster than sorting `seq`."""
+    """Return how many entries of `seq` are at most each of `moments`, which ascend. This is faster than to
+    sort `seq`.
+    """
     count = np.bincount(np.searchsorted(moments, seq), minlength=len(moments) + 1)[:-1]
     return np.cumsum(count, out=count)

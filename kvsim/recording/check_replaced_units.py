@@ -21,7 +21,7 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 
 def replacing_rows(memory: Memory) -> npt.NDArray[np.bool_]:
-    """Tell which rows are parts of replacements, so that they do not change the length of a table."""
+    """Tell which rows belong to replacements. They do not change the length of a table."""
     replaces = memory.parts
     if not replaces.any():
         return replaces
@@ -77,7 +77,7 @@ def require_positions(memory: Memory, tables: Holdings, operations: Operations, 
 
 
 def _places(memory: Memory, rows: IntArray) -> npt.NDArray[np.int64]:
-    """Return a number for each unit of `rows` that is the same for equal requests, moments and positions."""
+    """Return a number for each unit of `rows`. Two numbers are equal if request, moment and position are equal."""
     extent, offset = expanded(memory.length[rows])
     span, width = int(memory.seq[-1]) + 1, int((memory.position + memory.length).max()) + 1
     of = rows[extent]

@@ -1,6 +1,6 @@
 """Check `requests.parquet` by itself: the lengths of each request, the order of its times, and its status.
 
-`kvsim.recording.check` runs this before the checks of several tables, which may rely on it.
+`kvsim.recording.check` runs this first, so that its checks of several tables may rely on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
 
 
 def check_requests(recording: Recording | Outline, file: Path) -> None:
-    """Check every rule that needs no other table than the requests."""
+    """Check every rule that needs no table but the requests."""
     requests = recording.requests
     require(requests.request == np.arange(len(requests)), file, "request should count the rows from 0")
     _check_names(requests, file)
@@ -59,7 +59,7 @@ def _check_names(requests: Requests, file: Path) -> None:
 def _check_lengths(requests: Requests, hash_tokens: int, ahead_tokens: int, file: Path) -> None:
     """Check the numbers of tokens, preemptions and prompt hashes.
 
-    A hash covers `hash_tokens` more tokens than the one before, and looks `ahead_tokens` ahead.
+    A hash covers `hash_tokens` more tokens than the one before, and `ahead_tokens` after these.
     """
     require(requests.prompt_tokens > 0, file, "prompt_tokens should be positive")
     require(requests.output_tokens >= 0, file, "output_tokens should not be negative")

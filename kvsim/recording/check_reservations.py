@@ -1,6 +1,7 @@
-"""Check contiguous memory: extents have the lengths that the settings imply, and steps state unusable holes correctly.
+"""Check contiguous memory: the lengths of extents follow from the settings, and steps state which free units are
+unusable.
 
-The fragmentation that kvsim reports is computed from these columns.
+kvsim computes fragmentation from these columns.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kvsim.recording.rules import NO_LIMIT, agree, require
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 _POOL = -1
-"""Key that no request has, for the two ends of the pool, which bound the first and the last hole."""
+"""Key in place of a request, for the two ends of the pool. They bound the first and the last hole."""
 
 
 def check_reservations(recording: Recording, residencies: ResidencyRows, folder: Path) -> None:
@@ -66,7 +67,9 @@ def _check_requested(recording: Recording, rows: IntArray, requested: IntArray, 
 
 
 def _check_unusable(recording: Recording, stated: IntArray, residencies: ResidencyRows, file: Path) -> None:
-    """Check that free units are stated as unusable exactly if no hole is long enough for the head of the queue."""
+    """Check that free units are stated as unusable if and only if no hole is long enough for the first request in the
+    queue.
+    """
     memory, steps = recording.memory, recording.steps
     assert memory.requested is not None
     buddies = recording.meta.policy.get("fit") == "buddy"
@@ -82,10 +85,10 @@ def _check_unusable(recording: Recording, stated: IntArray, residencies: Residen
 
 
 def _births_of_heads(recording: Recording, residencies: ResidencyRows, steps: IntArray) -> IntArray:
-    """Find, for each step, the memory row that admits the head of the queue; -1 if it is never admitted.
+    """Return, for each step, the memory row that admits the first request in the queue; -1 if it is never admitted.
 
-    The head is the waiting request that is admitted first. A preempted request asks for more slots once its token in
-    flight arrives; until then, the result is -1 too.
+    The first request is the waiting request that is admitted next. A preempted request asks for more slots once its
+    token in flight arrives; until then, the result is -1, too.
     """
     request, birth_seq = residencies.birth_request, residencies.birth_seq
     since = recording.requests.arrival_seq[request].astype(np.int64)
@@ -109,7 +112,7 @@ def _births_of_heads(recording: Recording, residencies: ResidencyRows, steps: In
 
 
 def _longest_holes(recording: Recording, steps: IntArray, *, buddies: bool) -> IntArray:
-    """Return the length of the longest hole in each step; with `buddies`, of the largest free block."""
+    """Return the length of the longest hole in each step. With `buddies`, return that of the largest free block."""
     memory, pool = recording.memory, recording.meta.pool
     assert pool.num_units is not None
     request, position, length = memory.request.tolist(), memory.position.tolist(), memory.length.tolist()
@@ -137,7 +140,7 @@ def _longest_holes(recording: Recording, steps: IntArray, *, buddies: bool) -> I
 
 
 def _longest_buddies(begin: IntArray, end: IntArray) -> npt.NDArray[np.int64]:
-    """Return the length of the largest buddy block in each hole: a power of two at an address that is its multiple."""
+    """Return the length of the largest buddy block in each hole: a power of two, at an address that is its multiple."""
     # Begin with the largest power of two up to the length of the hole, from the exponent of the float.
     length = np.asarray(1 << (np.frexp(np.maximum(end - begin, 1))[1].astype(np.int64) - 1))
     while (too_long := (-(-begin // length) * length + length > end) & (length > 1)).any():

@@ -15,12 +15,12 @@ from kvsim.recording.rules import CLOCK_S, agree, is_time, require, require_of, 
 from kvsim.recording.tables import IntArray, RequestStatus, Schedule, Steps
 
 AFTER_OUTPUT = ("running_after", "waiting_after", "free_units_after")
-"""Columns that state what the output of a step leaves, if no other step is in flight then; -1 otherwise."""
+"""Columns with the state after the output of a step, if no other step is in flight then; -1 otherwise."""
 _COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted")
 
 
 def check_steps(recording: Recording | Outline, file: Path) -> None:
-    """Check every rule that needs no other table than the steps."""
+    """Check every rule that needs no table but the steps."""
     steps, pool = recording.steps, recording.meta.pool
     require_of(
         lambda rows: steps.step[rows] == np.arange(rows.start, rows.stop),
@@ -83,7 +83,7 @@ def check_agreement(recording: Recording, ends: Ends, folder: Path) -> None:
 
 
 def _check_adapters(recording: Recording, file: Path) -> None:
-    """Check that no step computes requests of more adapters (LoRA) than the engine has slots for."""
+    """Check that no step computes requests of more adapters (LoRA) than the engine has room for."""
     adapter, slots = recording.requests.adapter, recording.meta.policy.get("max_loras")
     if adapter is None:
         return
@@ -172,11 +172,10 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
 
 
 def _after_drafts(recording: Recording, rows: IntArray, after: IntArray) -> npt.NDArray[np.int64]:
-    """Return, for each of `rows` but the first, the `computed_before` that it has if its request is that of the row
-    before.
+    """Return the `computed_before` that each of `rows` but the first has if it has the request of the row before.
 
-    `after` has the computed tokens after each row. In prefill, a row starts there. In decode, drafts may have been
-    rejected: a row starts at the last known token, plus the tokens of a step in flight.
+    `after` has the computed tokens after each row. In prefill, a row begins there. In decode, drafts may have been
+    rejected: a row begins at the last known token, plus the tokens of a step in flight.
     """
     schedule, steps = recording.schedule, recording.steps
     assert schedule.known is not None
@@ -188,7 +187,7 @@ def _after_drafts(recording: Recording, rows: IntArray, after: IntArray) -> npt.
 
 
 def _check_known(recording: Recording, known: IntArray, file: Path) -> None:
-    """Check that `known` of each row is at least the prompt's length, and grows by at most the verified tokens."""
+    """Check that `known` is at least the length of the prompt, and grows by at most the verified tokens."""
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     rows = stable_order(schedule.request, len(requests))
     request, tokens = schedule.request[rows], schedule.tokens[rows].astype(np.int64)

@@ -41,8 +41,8 @@ def check_settings(recording: Recording, folder: Path) -> None:
 def check_waiting(recording: Recording, file: Path) -> None:
     """Check that no request waits while the limits and the free units leave room for the longest request.
 
-    If one did, a limit in `meta.json` would be higher than that of the engine. Engines in which a request may wait for
-    another reason are not checked.
+    If one does, the engine has a lower limit than `meta.json` states. Engines in which a request may wait for another
+    reason are not checked.
     """
     requests, steps, meta = recording.requests, recording.steps, recording.meta
     settings = {**meta.engine, **meta.policy}

@@ -1,6 +1,6 @@
 """Check swaps: with `swap_gib`, the computed tokens of a preempted request move to the host if there is room.
 
-The checks replay the host memory, and compare the swapped units that the steps state.
+The host memory is replayed, and its swapped units are compared with those that the steps state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Admissions(NamedTuple):
 
 
 def check_swaps(recording: Recording, residencies: ResidencyRows, admitted: Admissions, file: Path) -> None:
-    """Check that an admitted request starts with its hits, or with its swapped-out tokens if these are more.
+    """Check that an admitted request begins with its hits, or with its swapped-out tokens if these are more.
 
     Also check the numbers of swapped units in the steps.
     """
@@ -52,7 +52,7 @@ def check_swaps(recording: Recording, residencies: ResidencyRows, admitted: Admi
 
 
 class _SwapEvent(NamedTuple):
-    """Abort, preemption or admission of a request; in one step, they happen in this order (`kind`)."""
+    """Abort, preemption or admission of a request. In one step, they happen in this order (`kind`)."""
 
     step: int
     kind: int
@@ -60,7 +60,7 @@ class _SwapEvent(NamedTuple):
     """Number of the event among those of its kind; for an admission, its index in `Admissions`."""
     request: int
     computed: int = 0
-    """Computed tokens of a preempted request."""
+    """Number of computed tokens of a preempted request."""
 
 
 _ABORT, _VICTIM, _ADMISSION = range(3)
@@ -89,7 +89,9 @@ def _events(recording: Recording, residencies: ResidencyRows, admitted: Admissio
 
 
 class _HostRoom:
-    """State of the host memory, which stores all computed tokens of a preempted request, or none if room is lacking."""
+    """State of the host memory. It stores all computed tokens of a preempted request, or none if there is no room for
+    all.
+    """
 
     def __init__(self, recording: Recording, admitted: Admissions) -> None:
         self._unit_tokens, self._admitted = recording.meta.pool.unit_tokens, admitted

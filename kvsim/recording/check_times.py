@@ -19,13 +19,15 @@ from kvsim.recording.rules import CLOCK_S, agree, require, require_of
 from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStatus, TransferKind
 
 _OWN_READING_S = 0.01
-"""Largest time from the end of a step to an event of its output, if the recorder reads the clock for each event."""
+"""Longest time in seconds from the end of a step to an event of its output, if the recorder reads the clock
+for each.
+"""
 
 
 def check_clock(recording: Recording, folder: Path) -> None:
-    """Check that times rise from event to event as `seq` does.
+    """Check that times rise from event to event, as `seq` does.
 
-    A request gets its `seq` when the engine takes it in, which may be later than `arrival_s`, but not later than the
+    A request gets its `seq` when the engine takes it in. This may be later than `arrival_s`, but not later than the
     next step.
     """
     requests, steps = recording.requests, recording.steps
@@ -67,10 +69,11 @@ class Ends(NamedTuple):
 
     @classmethod
     def of(cls, recording: Recording) -> Ends:
-        """Find the step that ended each request, in the way that suits the engine.
+        """Return the step that ended each finished request.
 
-        If the schedule has outputs, it is the step of the last output. With drafts, it is the step with whose output
-        memory is freed. In a static batch it is the last step, otherwise the step that computes the last output token.
+        If the schedule has outputs, it is the step of the last output. With drafts, it is the step whose output frees
+        the memory of the request. In a static batch, it is the last step; otherwise, the step that computes the last
+        output token.
         """
         requests = recording.requests
         finished = (requests.status == RequestStatus.FINISHED) & ~begun_before(recording)
@@ -141,7 +144,7 @@ def _begins_with_drafts(recording: Recording, first: TokenSteps) -> npt.NDArray[
 
 
 def _last_seq(recording: Recording) -> int:
-    """Return the last `seq` at which all events are certainly recorded; later outputs of a log may be cut off."""
+    """Return the last `seq` at which all events are certainly recorded. Later outputs of a log may be cut off."""
     requests, steps, memory = recording.requests, recording.steps, recording.memory
     if not (len(memory) and (requests.status == RequestStatus.UNFINISHED).any()):
         return int(steps.output_seq[-1])
@@ -215,11 +218,12 @@ def least_tokens_for_outputs(recording: Recording) -> npt.NDArray[np.int64]:
 
 
 def _tokens_for_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64], IntArray]:
-    """Return how many tokens of each request are computed to sample its last output, and how many fewer may suffice.
+    """Return how many tokens of each request are computed when its last output is sampled, and how many fewer may
+    suffice.
 
     Normally, all tokens but the last output are computed. With pipeline parallelism, vLLM may resume a preempted
-    request while one of its tokens is in flight. The resumed steps may then sample this token a second time. This gives
-    the request one output without one more computed token:
+    request while one of its tokens is in flight. The resumed steps may then sample this token a second time. The
+    request then has one more output without one more computed token:
 
     - They do if they reach that position before the first sample arrives.
     - They may or may not if the first sample arrives in between: this is the uncertain case.

@@ -22,7 +22,10 @@ from kvsim.recording.tables import Requests
 from kvsim.recording.writer import RecordingWriter
 
 _ATTEMPTS, _PAUSE_S = 20, 0.005
-"""Number of attempts to read a folder that is being replaced, with growing pauses: one second in total."""
+"""Number of attempts to read a folder that is being replaced, and the step in seconds by which pauses grow.
+
+All pauses together take one second.
+"""
 _SERVER = re.compile(r"\d+|(prefill|decode)-\d+(-rank-\d+)?|server-\d+-rank-\d+")
 """Names of the folders of a fleet's servers."""
 _NUMBER = re.compile(r"\d+")
@@ -30,7 +33,7 @@ _Read = TypeVar("_Read", Recording, Outline)
 
 
 class RecordedRequests(NamedTuple):
-    """Requests of a recording, and their provenance."""
+    """Requests of a recording, and its provenance."""
 
     meta: Meta
     requests: Requests
@@ -38,11 +41,11 @@ class RecordedRequests(NamedTuple):
 
 
 def read(path: str | os.PathLike[str], *, check_shipped: bool = False) -> Recording:
-    """Read and check the recording in folder `path`; read it again if it is replaced meanwhile.
+    """Read and check the recording in the folder `path`. Read it again if it is replaced meanwhile.
 
     Args:
-        path: folder.
-        check_shipped: whether to check a shipped recording too.
+        path: folder of the recording.
+        check_shipped: True to check a recording that comes with kvsim, too.
 
     Raises:
         RecordingVersionError: this kvsim does not know the version.
@@ -58,7 +61,7 @@ def read(path: str | os.PathLike[str], *, check_shipped: bool = False) -> Record
 
 
 def read_outlines(folders: Sequence[Path]) -> Iterator[Outline]:
-    """Read and check the requests and the steps of many recordings, but no schedule and no memory, in this order.
+    """Yield the requests and the steps of many recordings, read and checked, in the order of `folders`.
 
     Raises:
         RecordingError: a table is missing, truncated or inconsistent in itself.
@@ -80,9 +83,9 @@ def _read_outline(folder: Path) -> Outline:
 
 
 def read_requests(path: str | os.PathLike[str]) -> Recording | RecordedRequests:
-    """Return the requests of the recording in folder `path`, to serve them again.
+    """Return the requests of the recording in the folder `path`, to serve them again.
 
-    Of a recording that comes with kvsim, only the requests are read; any other is read and checked as a whole.
+    If the recording comes with kvsim, only its requests are read. Any other recording is read and checked as a whole.
 
     Raises:
         RecordingError: the recording is missing, truncated or inconsistent.
@@ -121,7 +124,7 @@ def server_folders(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write `recording` to folder `path`.
+    """Write `recording` to the folder `path`.
 
     A recording of the same source is replaced; with `overwrite`, a recording of any source.
 
@@ -136,7 +139,7 @@ def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool
 
 
 def _read_undisturbed(folder: Path, read_once: Callable[[Path], _Read]) -> _Read:
-    """Read the recording in `folder` by `read_once`, again if the folder changes meanwhile."""
+    """Return what `read_once` reads from `folder`. Read again if the folder changes meanwhile."""
     for attempt in range(_ATTEMPTS):
         before = _stamp(folder)
         try:

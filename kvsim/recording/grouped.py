@@ -22,17 +22,17 @@ NO_EXTENT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Operations:
-    """Memory operations by unit, in order."""
+    """Operations on single units, in order."""
 
     row: IntArray
     """Row of `memory.parquet`."""
     extent: IntArray
-    """Extent of `Holdings` that is allocated or released; `NO_EXTENT` for an eviction."""
+    """Extent in `Holdings` that is allocated or released; `NO_EXTENT` for an eviction."""
     address: IntArray
 
 
 def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Operations]:
-    """Return the extents of all tables, each of one unit, and all operations on them."""
+    """Return the extents of all tables, each of one unit, and all operations on these."""
     ends = _TableReleases.of(memory)
     placed = (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE)
     run_row, offset = _units(memory, placed)
@@ -72,12 +72,12 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _TableReleases:
-    """Moments at which requests release all their tables (ends), sorted by request and then by time."""
+    """Releases of all tables of a request at one moment, called ends. They are sorted by request and then by time."""
 
     request: npt.NDArray[np.int64]
     seq: IntArray
     key: npt.NDArray[np.int64]
-    """Key of each table that an end releases, from the index of the end and the group of the table; ascending."""
+    """Key of each table that an end releases: the index of the end, combined with the group of the table; ascending."""
     row: npt.NDArray[np.int64]
     """Row that releases each of these tables."""
     num_groups: int
@@ -93,11 +93,13 @@ class _TableReleases:
         return cls(request=request[first], seq=seq[first], key=key[order], row=whole[order], num_groups=num_groups)
 
     def following(self, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-        """Return the index of the first end at or after each moment; it may be the next request's (see `is_of`)."""
+        """Return the index of the first end at or after each moment. It may belong to the next request (see
+        `is_of`).
+        """
         return np.searchsorted(sort_key(self.request, self.seq), sort_key(request, seq))
 
     def is_of(self, request: IntArray, end: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell for each index in `end` whether there is such an end, and whether it is an end of `request`."""
+        """Tell for each index in `end` whether this end exists and belongs to `request`."""
         exists = end < len(self.request)
         exists[exists] = self.request[end[exists]] == request[exists]
         return exists
@@ -123,9 +125,9 @@ def _units(memory: Memory, chosen: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[n
 def _released_early(
     memory: Memory, request: IntArray, group: IntArray, address: IntArray, birth_row: IntArray
 ) -> npt.NDArray[np.int64]:
-    """Return, for each extent, the row that released it before its table's end; the number of rows if none did.
+    """Return, for each extent, the row that released it before its table ended; the number of rows if none did.
 
-    A release names units, not extents: it is of the extent that allocated the unit last before.
+    A release names units, not extents. It releases the extent that allocated the unit last before.
     """
     death_row = np.full(len(request), len(memory), np.int64)
     rows, offset = _units(memory, memory.parts)
@@ -151,7 +153,7 @@ def _place(request: IntArray, group: IntArray, address: IntArray, memory: Memory
 
 
 def _operations(memory: Memory, tables: Holdings, death_row: npt.NDArray[np.int64]) -> Operations:
-    """Return all operations in order; the units of one release in descending order of position."""
+    """Return all operations in order. The units of one release are in descending order of position."""
     evicted, offset = _units(memory, memory.kind == MemoryKind.EVICT)
     dead = np.flatnonzero(death_row < len(memory))
     extents = np.arange(len(tables.request))

@@ -1,4 +1,4 @@
-"""Tables of a recording that grow row by row during a run; `RecordingBuilder` fills them."""
+"""Tables of a recording that grow row by row during a run. `RecordingBuilder` fills them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALL = slice(None)
 
 
 class GrowingTable:
-    """Table whose columns of numbers grow; a subclass keeps columns of texts and lists."""
+    """Table with columns of numbers that grow. A subclass keeps columns of texts and lists."""
 
     __slots__ = ("_first_column", "_specs", "columns")
 
@@ -26,7 +26,7 @@ class GrowingTable:
         self.columns: dict[str, array[Any]] = {
             name: array("d" if spec.dtype == "float64" else "q") for name, spec in self._specs.items()
         }
-        """Columns by name; an optional column stays empty until a value for it is reported."""
+        """Columns by name. An optional column is empty until it gets its first value."""
         self._first_column = next(iter(self.columns))
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class GrowingTable:
 
 
 class GrowingRequests(GrowingTable):
-    """One row per request; any row may change until the end."""
+    """One row per request. Any row may change until the end."""
 
     __slots__ = ("_hashes", "_ids", "_offsets")
 
@@ -119,7 +119,7 @@ class GrowingRequests(GrowingTable):
 
 
 class GrowingSteps(GrowingTable):
-    """One row per step; the last steps have no output yet."""
+    """One row per step. The last steps have no output yet."""
 
     __slots__ = ()
 
@@ -143,7 +143,7 @@ class GrowingSteps(GrowingTable):
 class GrowingSchedule(GrowingTable):
     """One row for a request over consecutive steps, in each of which it computes the same number of tokens.
 
-    The last row of a request is "open": the next step extends it if the request goes on in the same way.
+    The last row of a request is "open": the next step extends it if it continues the row.
     """
 
     __slots__ = ("_before", "_known", "_late", "_open_row", "_repeat", "_request", "_step", "_tokens")
@@ -231,7 +231,7 @@ class GrowingSchedule(GrowingTable):
 
 
 class GrowingMemory(GrowingTable):
-    """One row per change of ownership; rows never change."""
+    """One row per change of ownership. Rows never change."""
 
     __slots__ = ("_has_groups", "has_repeats")
 
@@ -239,7 +239,7 @@ class GrowingMemory(GrowingTable):
         super().__init__(Memory)
         self._has_groups = False  # whether the column `group` is filled, from the first group other than 0
         self.has_repeats = False
-        """True if rows have the column `repeat`; set it before the first row."""
+        """True if rows have the column `repeat`. Set it before the first row."""
 
     def add_runs(
         self, seq: int, step: int, kind: MemoryKind, request: int, position: int, units: Iterable[int], group: int = 0

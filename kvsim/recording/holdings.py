@@ -1,6 +1,6 @@
 """Compute which request holds each unit at each time, from the rows that allocate and release units.
 
-Checks, replays and figures read these extents: contiguous ranges of units that one row gave to a request.
+The result is a list of extents: ranges of units that one row gave to a request. Checks, replays and figures read it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Residencies:
-    """Periods in which requests hold memory, from admission until release."""
+    """Times in which requests hold memory, from an admission to the release."""
 
     request: IntArray
     first_extent: IntArray
@@ -27,7 +27,7 @@ class Residencies:
 
     @property
     def is_moved(self) -> npt.NDArray[np.bool_]:
-        """True for a residency that goes on from the one before: its units moved, by a release and an allocation at one
+        """True for a residency that continues the one before: its units moved, by a release and an allocation at one
         `seq`.
         """
         moved = np.zeros(len(self.request), np.bool_)
@@ -37,15 +37,17 @@ class Residencies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deaths:
-    """Rows in which extents are released, stored in one of two ways."""
+    """Row that releases each extent, stored in one of two ways."""
 
     by_birth_row: IntArray | None
-    """Releasing row for each row that allocates extents, if all extents of a row are released together."""
+    """Row of the release, for each row that allocates; None if the extents of one row are released at
+    different times.
+    """
     by_extent: IntArray | None = None
-    """Releasing row for each extent."""
+    """Row of the release for each extent; None if `by_birth_row` is given."""
 
     def at(self, extents: IntArray | slice) -> Deaths:
-        """Return the deaths of some extents."""
+        """Return the releases of some extents."""
         return self if self.by_extent is None else Deaths(None, self.by_extent[extents])
 
     def rows_of(self, birth_row: IntArray) -> IntArray:
@@ -57,14 +59,14 @@ class Deaths:
 
 
 class Extents:
-    """Extents of units held by requests: request, place and time. An extent is a contiguous range of units that one row
+    """Extents of units: the request that held each, where and when. An extent is a range of units that one row
     allocates.
 
-    A long recording has tens of millions, so each column is gathered on first use, in the narrowest type possible.
+    A long recording has tens of millions of extents, so each column is computed on first use, in the smallest type.
     """
 
     def __init__(self, memory: Memory, birth_row: IntArray, offset: IntArray | None, death: Deaths) -> None:
-        """Store the extents that `birth_row` allocated: whole rows, or the unit at `offset` of each."""
+        """Store the extents that the rows `birth_row` allocated: whole rows, or the unit at `offset` of each row."""
         self._memory, self._offset, self._death = memory, offset, death
         self.birth_row = birth_row
         """Row of `memory.parquet` that allocated each extent."""
@@ -135,7 +137,7 @@ class Extents:
         return values
 
     def _of_rows(self, column: IntArray) -> IntArray:
-        """Return the length of each extent, from a column with the length in one step; 1 for single units."""
+        """Return the length of each extent from `column`, which has the length in one step; 1 for single units."""
         if self._offset is not None:
             return np.broadcast_to(np.int32(1), len(self.birth_row))
         return column.take(self.birth_row) * self.repeat
@@ -152,7 +154,7 @@ class Holdings(Extents):
         self.first_row = first_row
         """First extent of each request, and the total number of extents."""
         self.first_of_table = first_of_table
-        """First extent of each table, one per residency and group, in order."""
+        """First extent of each table, in order. There is one table for each residency and group."""
         self.residencies = residencies
 
     @cached_property
@@ -170,9 +172,10 @@ class Holdings(Extents):
         return extents
 
     def together(self) -> IntArray:
-        """Return the first of every group of adjacent extents that were allocated together and released together.
+        """Return the first extent of every sequence of adjacent extents that were allocated together and released
+        together.
 
-        A growing extent is a group of its own.
+        A growing extent is a sequence of its own.
         """
         parts = list[IntArray]()
         for part in in_parts(len(self.birth_row)):
@@ -201,7 +204,7 @@ class Releases:
 
 
 def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple[Holdings, Releases, IntArray]:
-    """Return the extents of every table, the rows that release them, and the releasing row of each row of `memory`.
+    """Return the extents of every table, the rows that release tables, and the releasing row for each row of `memory`.
 
     The releasing row is the number of rows if the extent is never released, and 0 for rows without an allocation.
     """
@@ -241,7 +244,9 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
 
 
 def _offsets_in_runs(length: IntArray, end: IntArray) -> IntArray:
-    """Return the offset of each unit in its extent. Extents of `length` units lie end to end; `end` has their ends."""
+    """Return the offset of each unit in its extent. Extents have `length` units; `end` is the sum of lengths up to
+    each.
+    """
     narrow = np.int16 if length.max(initial=0) <= np.iinfo(np.int16).max else np.int32
     offset: IntArray = np.ones(int(end[-1]) if len(end) else 0, narrow)
     offset[:1] = 0
@@ -251,9 +256,9 @@ def _offsets_in_runs(length: IntArray, end: IntArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _ReleaseRows:
-    """Releases of tables, by request and then in order, with the rows that extended each table.
+    """Releases of tables, sorted by request and then by time, and the rows that extended each table.
 
-    Rows that extend tables are sorted in the same way, and are given by their index in this order.
+    The rows that extend tables are sorted in the same way. Indices of rows refer to this order.
     """
 
     releases: npt.NDArray[np.int32]
@@ -295,7 +300,7 @@ def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _R
 
 
 def seq_of(memory: Memory, rows: IntArray) -> IntArray:
-    """Return the `seq` of each of `rows`, as int32 if that suffices for the recording, otherwise as int64.
+    """Return the `seq` of each of `rows`, as int32 if this suffices for the recording, otherwise as int64.
 
     A row after the last gets the largest number of the type.
     """

@@ -1,4 +1,4 @@
-"""A recording in memory, as all readers of kvsim use it: its provenance (`Meta`) and its tables.
+"""A recording in memory, which all readers of kvsim use: its provenance (`Meta`) and its tables.
 
 `kvsim.recording.files` reads one from a folder; `kvsim.recording.builder` makes one during a run.
 """
@@ -36,9 +36,9 @@ FORMAT = identity.FORMAT
 VERSION = 1
 SOURCES = ("vllm", "hf", "simulation")
 MAX_UNITS = 1 << 25
-"""Maximum number of units in a pool: more than any server has, and the most that the memory map can show."""
+"""Largest number of units in a pool: more than any server has, and the most that the memory map can show."""
 MAX_POOL_BYTES = 1 << 45
-"""Maximum bytes of a pool: more than the memory of a hundred GPUs."""
+"""Largest number of bytes of a pool: more than the memory of a hundred GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +48,17 @@ class WindowPool:
     num_units: int
     bytes_per_unit: int
     window_tokens: int
-    """Number of preceding tokens that a layer with a window reads; the new token is not counted."""
+    """Number of earlier tokens that a layer with a window reads. The new token does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Memory pool, in units of `unit_slots` slots."""
+    """Memory pool. It consists of units, each of `unit_slots` slots."""
 
     unit_tokens: int
-    """Tokens per unit: the block size of a paged cache, or 1 for allocation without blocks.
+    """Number of tokens in a unit: the block size of a paged cache, or 1 for allocation without blocks.
 
-    With several KV-cache groups, the least number of tokens that fills whole blocks of every group.
+    With several KV-cache groups, it is the smallest number of tokens that fills whole blocks of every group.
     """
     num_units: int | None
     """Number of units in the pool; None for an engine without a pool, whose cache grows."""
@@ -66,9 +66,9 @@ class Pool:
     """Address of the first unit: 1 for vLLM, which keeps block 0 as its null block."""
     bytes_per_unit: int
     groups: tuple[KVCacheGroup, ...] = ()
-    """KV-cache groups that share the units; empty if one group of full attention holds all layers."""
+    """KV-cache groups that share the units; empty if all layers are in one group of full attention."""
     windows: WindowPool | None = None
-    """SGLang's second pool, for layers with windows; the first pool then holds all other layers."""
+    """SGLang's second pool, for layers with windows; None without it. The first pool is then for all other layers."""
 
     @property
     def units_in_words(self) -> str:
@@ -81,13 +81,13 @@ class Pool:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all units, including those of the second pool; 0 without a pool."""
+        """Number of bytes of all units, including those of the second pool; 0 without a pool."""
         windows = self.windows.num_units * self.windows.bytes_per_unit if self.windows else 0
         return (self.num_units or 0) * self.bytes_per_unit + windows
 
     @property
     def layout(self) -> KVCacheLayout | None:
-        """Layout of the groups in a unit; None if one group of full attention holds all layers."""
+        """Layout of the groups in a unit; None if all layers are in one group of full attention."""
         if not self.groups:
             return None
         return KVCacheLayout(
@@ -99,13 +99,13 @@ class Pool:
 
     @property
     def unit_slots(self) -> int:
-        """Slots per unit. A slot is one token, or one byte if layers of several kinds share the pool."""
+        """Number of slots in a unit. A slot is one token, or one byte if layers of several kinds share the pool."""
         layout = self.layout
         return self.unit_tokens if layout is None else layout.unit_slots
 
     @property
     def bytes_per_slot(self) -> float:
-        """Bytes of one slot."""
+        """Number of bytes in one slot."""
         return self.bytes_per_unit / self.unit_slots
 
     @property
@@ -115,11 +115,11 @@ class Pool:
 
 
 HASH_TOKENS = "prompt_hash_tokens"
-"""Key in `meta.json` of the number of tokens per prompt hash, if neither the pool nor the engine states it."""
+"""Key in `meta.json` for the number of tokens per prompt hash, if neither the pool nor the engine states it."""
 
 
 INITIAL_IMAGES = "initial_images"
-"""Key in `meta.json` of the images in the encoder cache at the start of a recording of a running engine."""
+"""Key in `meta.json` for the images that are in the encoder cache when the recorder joins a running engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +133,9 @@ class Meta:
     policy: Mapping[str, Any]
     pool: Pool
     initial_free: IntArray | None = None
-    """Free unit ids in queue order at the start of the recording; None means ascending order."""
+    """Ids of the free units at the start of the recording, in queue order; None for ascending order."""
     initial_cached: IntArray | None = None
-    """Ids of the free units with a cached prefix at the start of a recording of a running engine; None means none."""
+    """Ids of the free units with a cached prefix when the recorder joins a running engine; None for none."""
     initial_computed: IntArray | None = None
     """Largest number of tokens ever computed for each request that was present at the start; None if there was none.
 
@@ -160,15 +160,17 @@ class Meta:
 
     @property
     def rules_name(self) -> str:
-        """Displayed name of the policy: that of the custom policy if there is one, else of the built-in policy."""
+        """Name of the policy that is shown: that of the custom policy if there is one, otherwise that of the built-in
+        policy.
+        """
         return str(self.policy.get("rules", self.policy_name))
 
     @property
     def kv_bytes(self) -> int:
-        """Memory budget that gives a pool of the same size in a new run.
+        """Number of bytes of memory that gives a pool of the same size in a new run.
 
-        It is more than the bytes of the units. The budget of vLLM includes its null block. SGLang divides the budget
-        between its two pools by a fixed ratio, so a part of the second pool may stay unused.
+        It is more than the bytes of the units. For vLLM, it includes the null block. SGLang divides it between its two
+        pools by a fixed ratio, so a part of the second pool may stay unused.
         """
         pool = self.pool
         if self.policy_name != Radix.name:
@@ -200,7 +202,7 @@ class Meta:
 
     @property
     def num_drafts(self) -> int:
-        """Maximum number of tokens drafted per request and step; 0 without speculative decoding."""
+        """Largest number of tokens that are drafted per request and step; 0 without speculative decoding."""
         config = self.policy.get("speculative_config")
         return SpeculativeConfig.parse(config).num_tokens if config else 0
 
@@ -211,7 +213,7 @@ class Meta:
 
     @property
     def encoder_cache_tokens(self) -> int:
-        """Capacity of the encoder cache in image tokens; 0 for an engine without an encoder cache."""
+        """Largest number of image tokens in the encoder cache; 0 for an engine without an encoder cache."""
         return int(self.engine.get("encoder_cache_tokens", 0))
 
     @property

@@ -1,7 +1,7 @@
 """Collect, during a run, the tables that only some recordings have: copies, transfers between servers, and images.
 
-A copy between GPU and host is decided by a step, later steps may wait for it, and the output of another step reports
-that it has ended. A transfer is reported twice: at its begin and at its end.
+A step decides a copy between GPU and host, later steps may wait for it, and the output of another step reports that it
+has ended. A transfer is reported twice: at its beginning and at its end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvsim.recording.tables import (
 from kvsim.workload import Ragged
 
 _NEVER = -1
-"""Value for a step, a server or a table entry that does not exist."""
+"""Value in place of a step, a server or a table entry that does not exist."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Copy:
 
 
 class CopiesUnderWay:
-    """Growing table of copies of blocks to and from host memory. A copy has no rows until its end is reported."""
+    """Growing table of copies of blocks to and from host memory. A copy gets its rows when its end is reported."""
 
     def __init__(self) -> None:
         self._rows = GrowingTable(Copies)
@@ -50,7 +50,7 @@ class CopiesUnderWay:
         self._units_per_slot = 1
 
     def configure(self, policy: Any) -> None:
-        """Read from the settings of the policy whether there is host memory, and the size of its blocks."""
+        """Set, from the settings of the policy, whether there is host memory, and the size of its blocks."""
         if isinstance(policy, dict) and isinstance(size := policy.get("kv_offloading_block_size"), int):
             self._offloads = "host_blocks" in policy
             self._units_per_slot = max(size // max(int(policy.get("block_size") or 1), 1), 1)
@@ -110,7 +110,7 @@ class CopiesUnderWay:
 
 
 class TransfersUnderWay:
-    """Growing table of transfers, in the order in which they begin; a request has at most one at a time."""
+    """Growing table of transfers, in the order in which they begin. A request has at most one at a time."""
 
     def __init__(self) -> None:
         self._rows = GrowingTable(Transfers)
@@ -125,9 +125,9 @@ class TransfersUnderWay:
     def begin(
         self, kind: TransferKind, request: int, position: int, blocks: int, tokens: int, *, seq: int, time_s: float
     ) -> None:
-        """Record that `blocks` blocks of a table are loaded or kept, with `tokens` tokens in them.
+        """Record that a load of `blocks` blocks begins, or that they are kept to be sent. They have `tokens` tokens.
 
-        The first of these blocks is entry `position` of the table.
+        The first of these blocks is entry `position` of the request's table.
         """
         if request in self._under_way:
             raise ValueError(f"a transfer of request {request} is under way")
@@ -151,7 +151,7 @@ class TransfersUnderWay:
 
 
 class ImagesSoFar:
-    """Growing tables of images and of the events of the encoder cache."""
+    """Growing tables of images in prompts, and of the events of the encoder cache."""
 
     def __init__(self) -> None:
         self._images, self._events = GrowingTable(PromptImages), GrowingTable(EncoderEvents)

@@ -1,4 +1,4 @@
-"""Helpers for columns of tens of millions of rows: process them in parts, sort and search them, expand extents."""
+"""Functions for columns of tens of millions of rows: process them in parts, sort and search them, expand extents."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kvsim.recording.tables import IntArray
 ROWS_AT_ONCE = 1 << 16
 """Number of rows that are processed together, so that intermediate results stay in a CPU cache."""
 MOST_MOMENTS = 1 << 32
-"""Bound on sequence numbers, steps, rows and tokens, so that `sort_key` can combine them with another number."""
+"""Number above all sequence numbers, steps, rows and numbers of tokens, so that `sort_key` can combine two numbers."""
 _DIGIT_BITS = 16
-"""Largest number of bits for which NumPy has a radix sort; sorting longer numbers is many times slower."""
+"""Largest number of bits for which NumPy has a radix sort. To sort longer numbers is many times slower."""
 
 
 def in_parts(num_rows: int) -> Iterator[slice]:
@@ -24,7 +24,9 @@ def in_parts(num_rows: int) -> Iterator[slice]:
 
 
 def stable_order(keys: IntArray, bound: int) -> npt.NDArray[np.int32]:
-    """Return `np.argsort(keys, kind="stable")`, but faster: for fewer than 2**31 keys, all from 0 and below `bound`."""
+    """Return `np.argsort(keys, kind="stable")`, but faster. There must be fewer than 2**31 keys, from 0 to
+    `bound` - 1.
+    """
     # Sort by the lowest 16 bits, then by the next 16 bits: each sort keeps the order of the sort before.
     order = np.argsort(keys.astype(np.uint16), kind="stable").astype(np.int32)
     for shift in range(_DIGIT_BITS, max(bound - 1, 0).bit_length(), _DIGIT_BITS):
@@ -33,9 +35,9 @@ def stable_order(keys: IntArray, bound: int) -> npt.NDArray[np.int32]:
 
 
 def sort_key(first: IntArray, then: IntArray | int) -> npt.NDArray[np.int64]:
-    """Return a number for each pair, such as a request and a sequence number, that sorts by `first`, then by `then`.
+    """Return a number for each pair, such as a request and a sequence number. It sorts by `first`, then by `then`.
 
-    `then` is below `MOST_MOMENTS`.
+    `then` must be below `MOST_MOMENTS`.
     """
     return first.astype(np.int64) * MOST_MOMENTS + then
 
@@ -48,7 +50,9 @@ def is_new(values: IntArray) -> npt.NDArray[np.bool_]:
 
 
 def expanded(length: IntArray) -> tuple[IntArray, IntArray]:
-    """Expand extents (contiguous ranges) of these lengths: return the extent of each unit, and its offset in it."""
+    """Expand extents (ranges of units) with these lengths: return the extent of each unit, and its offset in the
+    extent.
+    """
     extent = np.repeat(np.arange(len(length), dtype=np.int32), length)
     begins = (np.cumsum(length) - length).astype(np.int32)
     return extent, np.arange(len(extent), dtype=np.int32) - np.repeat(begins, length)

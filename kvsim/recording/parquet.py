@@ -40,7 +40,7 @@ from kvsim.recording.tables import (
 from kvsim.workload import Ragged
 
 _ROWS_READ = 1 << 17
-"""Number of rows of a column that are converted at a time, so that only they are in memory twice."""
+"""Number of rows of a column that are converted at a time, so that only these are in memory twice."""
 
 AnyTable = TypeVar("AnyTable", bound=ColumnTable)
 
@@ -61,8 +61,8 @@ class TableFile:
     """Parquet file to which any number of rows can be appended at a time. Its bytes depend only on the rows.
 
     The identity of a recording is computed from the digests of all its tables, and each file then contains it. So a
-    complete file is closed in two calls: `finish` returns its digest, `close` writes the identity. `abandon` closes a
-    file that will be deleted.
+    complete file is closed in two calls: `finish` returns its digest, and `close` writes the identity. `abandon` closes
+    a file that will be deleted.
     """
 
     rows_per_group = 1 << 17

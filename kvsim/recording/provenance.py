@@ -34,7 +34,7 @@ IDENTITY_KEY = b"kvsim_identity"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LARGEST = {"num_units": MAX_UNITS, "unit_tokens": 1 << 24, "first_unit": MAX_UNITS, "bytes_per_unit": 1 << 40,
             "window_tokens": 1 << 24}  # fmt: skip
-"""Maximum of each field of a pool, so that sums of slots and bytes do not overflow."""
+"""Largest value of each field of a pool. Sums of slots and bytes then fit into 64 bits."""
 _GROUPS = "kv_cache_groups"
 _MOST_TOKENS = 1 << 31
 _META_KEYS = frozenset((
@@ -44,7 +44,7 @@ _META_KEYS = frozenset((
 
 
 def are_of_one(identity: str, other: str) -> bool:
-    """Tell whether the identities of two files are equal, or one is missing: then they may be of one recording."""
+    """Tell whether the identities of two files are equal, or one is missing. Then they may belong to one recording."""
     return not identity or not other or identity == other
 
 
@@ -112,7 +112,7 @@ def meta_from_document(document: Any, file: Path) -> Meta:
 
 
 def meta_as_text(meta: Meta, identity: str = "") -> str:
-    """Return the contents of `meta.json`; all files of the recording share `identity`."""
+    """Return the contents of `meta.json`. All files of the recording have the same `identity`."""
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,

@@ -1,7 +1,7 @@
-"""Read the requests of a shipped recording from JSON: loading pyarrow takes longer than serving them.
+"""Read the requests of a recording that comes with kvsim from JSON: loading pyarrow takes longer than serving them.
 
 A file in the folder `at_hand` has the name of a recording. It has the columns of its `requests.parquet`, and a digest
-of that file; it is used only if the digest matches.
+of that file. It is used only if the digest matches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DIGEST = "requests.parquet"
 
 
 def file_of(name: str) -> Path:
-    """Return the path of the JSON requests of the recording called `name`."""
+    """Return the path of the JSON file with the requests of the recording `name`."""
     return _FOLDER / f"{name}.json"
 
 
@@ -40,7 +40,7 @@ def requests_at_hand(folder: Path) -> Requests | None:
 
 
 def as_text(requests: Requests, folder: Path) -> str:
-    """Return the JSON text for the recording in `folder`."""
+    """Return the JSON text with the requests of the recording in `folder`."""
     columns = {
         name: _plain(column) for name, _ in Requests.columns() if (column := getattr(requests, name)) is not None
     }

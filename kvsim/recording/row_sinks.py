@@ -1,4 +1,4 @@
-"""Receive the rows of a recording in bulk, once they are final: in memory here, on disk by a `RecordingWriter`."""
+"""Receivers of rows that are final: `RowsInMemory` keeps them; a `RecordingWriter` writes them to disk."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from kvsim.recording.model import Meta, Recording
 from kvsim.recording.tables import ColumnTable
 
 _PARTS_JOINED = 256
-"""Number of parts of a table that are joined during a run: many small arrays take several times the memory of one."""
+"""Number of parts of a table that are joined during a run. Many small arrays take several times the memory of one."""
 
 
 class RowSink(Protocol):
-    """Receiver of final rows."""
+    """Receiver of rows that are final."""
 
     def append(self, table: ColumnTable) -> None:
         """Add the next rows of a table."""
 
 
 class RowsInMemory:
-    """Sink that keeps all rows for a `Recording`."""
+    """Receiver that keeps all rows for a `Recording`."""
 
     def __init__(self) -> None:
         self._parts: dict[type[ColumnTable], list[Any]] = defaultdict(list)

@@ -1,7 +1,7 @@
 """Functions with which all `check_*` modules state the rules of a recording, each for a whole column at once.
 
-An error names the file, the first row that breaks the rule, and the rule. A rule for some of the rows is written as the
-implication `~applies | holds`: a row to which it does not apply keeps it.
+An error names the file, the first row that breaks the rule, and the rule. A rule for only some rows has the form
+`~applies | holds`, which is true for all other rows.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kvsim.recording.tables import ColumnTable, IntArray, Memory
 from kvsim.workload import LONGEST_S
 
 CLOCK_S = 1e-6
-"""Seconds by which two recorded times of one event may differ, because of rounding."""
+"""Longest time in seconds by which two recorded times of one event may differ, because of rounding."""
 NO_LIMIT = 1 << 40
 """Value of a limit that is not set: more tokens or requests than a recording can have."""
 
 
 def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = None) -> None:
-    """Raise an error with the message `rule` about the first entry of `holds` that is false.
+    """Raise an error with the message `rule` about the first entry of `holds` that is False.
 
     `holds` has one entry for each row of the file, or for each of `rows`.
     """
@@ -52,7 +52,7 @@ def agree(
 
 
 def require_of(holds: Callable[[slice], np.ndarray], table: ColumnTable, file: Path, rule: str) -> None:
-    """Check a rule as `require` does, some rows at a time.
+    """Check a rule as `require` does, for some rows at a time.
 
     This is for rules whose intermediate results would take more memory than the columns. `holds` is called with a slice
     of rows, and returns whether each row keeps the rule.

@@ -1,4 +1,4 @@
-"""Mark a moment of a running recording, to get only the rows since then.
+"""Mark a moment of a running recording, to get only the rows after it.
 
 A simulation that is watched while it runs shows its progress in this way, without copying all tables each time.
 """
@@ -27,14 +27,14 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Since:
-    """Rows reported since a mark, numbered as in the whole run."""
+    """Rows that were reported after a mark, numbered as in the whole run."""
 
     rows: IntArray
     """Rows of `requests` in the whole run, ascending."""
     requests: Requests
     steps: Steps
     schedule: Schedule
-    """Rows since the mark; rows that were open at the mark keep their first step."""
+    """Rows added after the mark, and rows that were open at the mark, as a whole."""
     memory: Memory
     images: PromptImages | None
     """Images of the requests in `rows`; None if no prompt has an image."""

@@ -30,7 +30,7 @@ WHOLE_TABLE = -1
 """Address in a release that frees a whole table."""
 _LETTER_BYTES = 4
 _TEXT_BYTES = 1 << 30
-"""Maximum bytes of a text column in memory."""
+"""Largest number of bytes of a text column in memory."""
 
 
 class RequestStatus(IntEnum):
@@ -65,13 +65,13 @@ class TransferKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Storage of a column: its NumPy type, or the enumeration whose lower-case names are in the file."""
+    """Storage of a column: its NumPy type, or the enumeration whose names are in the file in lower case."""
 
     dtype: str
     names: type[IntEnum] | None = None
     optional: bool = False
     counts: bool = False
-    """True if the values never fall and rise by small steps; the file then stores differences, which is smaller."""
+    """True if the values never fall, and rise by small steps. The file then stores differences, which are smaller."""
 
     @property
     def is_text(self) -> bool:
@@ -85,12 +85,14 @@ def column(dtype: str, *, names: type[IntEnum] | None = None, counts: bool = Fal
 
 
 def optional_column(dtype: str) -> Any:
-    """Declare a column that a file may lack; it is None then."""
+    """Declare a column that a file may lack. It is None then."""
     return field(default=None, metadata={"column": Column(dtype, optional=True)})
 
 
 def text_column(values: list[str], num_rows: int) -> npt.NDArray[np.str_]:
-    """Convert `values` to an array, as part of a column of `num_rows`; every entry is as wide as the longest text."""
+    """Convert `values` to an array, as part of a column of `num_rows` rows. Every entry is as wide as the
+    longest text.
+    """
     longest = max(map(len, values), default=0)
     if longest * num_rows * _LETTER_BYTES > _TEXT_BYTES:
         raise RecordingError(f"a text of {longest:,} letters is too long to be the id of one of {num_rows:,} requests.")
@@ -98,7 +100,7 @@ def text_column(values: list[str], num_rows: int) -> npt.NDArray[np.str_]:
 
 
 def end_to_end(parts: Sequence[Any]) -> Any:
-    """Return the rows of all `parts` of a column, which are arrays of one type, or `Ragged`."""
+    """Return the rows of all `parts` of a column one after the other. They are arrays of one type, or `Ragged`."""
     if len(parts) == 1:
         return parts[0]
     if not isinstance(parts[0], Ragged):
@@ -199,7 +201,7 @@ def as_pandas(table: pa.Table) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Requests(ColumnTable):
-    """One row per request; times are seconds from the first event, NaN for events that did not happen."""
+    """One row per request. Times are seconds from the first event, NaN for events that did not happen."""
 
     name: ClassVar[str] = "requests"
     derived: ClassVar[tuple[str, ...]] = ("wait_s", "ttft_s", "tpot_s", "e2e_s")
@@ -228,8 +230,11 @@ class Requests(ColumnTable):
     adapter: IntArray | None = optional_column("int32")
     """Number of the adapter (LoRA) of the request, from 1 on; 0 for none. Absent if no request has an adapter."""
     sent_s: FloatArray | None = optional_column("float64")
-    """Time at which the front end of the server got the request; the engine takes it later, between two steps. It may
-    be negative, because the recording begins in the engine. Absent if the recorder did not know it."""
+    """Time in seconds at which the front end of the server got the request. The engine takes it later, between two
+    steps.
+
+    It may be negative, because the recording begins in the engine. Absent if the recorder did not know it.
+    """
 
     @property
     def asked_s(self) -> FloatArray:
@@ -269,7 +274,9 @@ class Requests(ColumnTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Steps(ColumnTable):
-    """One row per engine step. `start_s`: time of scheduling; `end_s`: time at which its output was processed."""
+    """One row per engine step. `start_s` is the time of scheduling, and `end_s` the time at which its output was
+    processed.
+    """
 
     name: ClassVar[str] = "steps"
 
@@ -285,23 +292,27 @@ class Steps(ColumnTable):
     waiting: IntArray = column("int32")
     preempted: IntArray = column("int32")
     free_units: IntArray = column("int32")
-    """Free units after scheduling, including units with a cached prefix; -1 for an engine without a pool."""
+    """Number of free units after scheduling, including units with a cached prefix; -1 for an engine without a pool."""
     unusable_units: IntArray | None = optional_column("int32")
-    """Free units in pieces too small for the head of the queue, although their sum suffices."""
+    """Number of free units that lie in pieces too small for the first request in the queue, although their sum
+    suffices.
+    """
     running_after: IntArray | None = optional_column("int32")
-    """Running sequences after the output of the step; -1 if another step is in flight then."""
+    """Number of running sequences after the output of the step; -1 if another step is in flight then."""
     waiting_after: IntArray | None = optional_column("int32")
-    """Waiting requests after the output of the step; -1 if another step is in flight then."""
+    """Number of waiting requests after the output of the step; -1 if another step is in flight then."""
     free_units_after: IntArray | None = optional_column("int32")
-    """Free units after the output of the step; -1 if another step is in flight then."""
+    """Number of free units after the output of the step; -1 if another step is in flight then."""
     free_window_units: IntArray | None = optional_column("int32")
-    """Free units of the pool of windows after scheduling, including cached ones; absent without such a pool."""
+    """Number of free units in the pool of windows after scheduling, including cached ones; absent without
+    such a pool.
+    """
     cached_window_units: IntArray | None = optional_column("int32")
-    """Units of the pool of windows that only the radix tree holds; absent without such a pool."""
+    """Number of units in the pool of windows that only the radix tree holds; absent without such a pool."""
     swapped_out_units: IntArray | None = optional_column("int32")
-    """Units that the step copied to the host; absent without host memory."""
+    """Number of units that the step copied to the host; absent without host memory."""
     swapped_in_units: IntArray | None = optional_column("int32")
-    """Units that the step copied back from the host; absent without host memory."""
+    """Number of units that the step copied from the host; absent without host memory."""
     allocated_bytes: IntArray | None = optional_column("int64")
     reserved_bytes: IntArray | None = optional_column("int64")
     inactive_split_bytes: IntArray | None = optional_column("int64")
@@ -322,9 +333,9 @@ class Schedule(ColumnTable):
     tokens: IntArray = column("int32")
     repeat: IntArray | None = optional_column("int32")
     known: IntArray | None = optional_column("int32")
-    """Number of known tokens when the step was scheduled; in runs with drafts, where each row covers one step."""
+    """Number of known tokens when the step was scheduled. In runs with drafts, where each row covers one step."""
     outputs: IntArray | None = optional_column("int32")
-    """Number of tokens that the output of the step gave the request; in runs with drafts."""
+    """Number of tokens that the output of the step gave the request. In runs with drafts."""
     proposed: IntArray | None = optional_column("int32")
     """Number of drafts proposed after the step; in captured runs that schedule a step once its drafts are known."""
 
@@ -349,13 +360,14 @@ class Memory(ColumnTable):
     address: IntArray = column("int32")
     length: IntArray = column("int32")
     requested: IntArray | None = optional_column("int32")
-    """Units requested, if the allocator rounded up; `length` if absent."""
+    """Number of units that were requested, if the allocator rounded up; `length` if absent."""
     cached: IntArray | None = optional_column("int32")
-    """Number of the table's first units that keep a cached prefix, in a release."""
+    """Number of units at the beginning of the table that keep a cached prefix after a release."""
     group: IntArray | None = optional_column("int32")
     """KV-cache group of the table; 0 if absent, and for evictions, which concern no table."""
     repeat: IntArray | None = optional_column("int32")
-    """Number of consecutive steps of an append, each of which adds `length` units right after those of the step before.
+    """Number of consecutive steps in which a row appends. Each adds `length` units right after those of the step
+    before.
     """
 
     @property
@@ -370,7 +382,7 @@ class Memory(ColumnTable):
 
     @property
     def ends(self) -> IntArray:
-        """Numbers of the rows in which requests release whole tables. If several groups are released together, the last
+        """Numbers of the rows in which requests release whole tables. If several tables are released together, the last
         row.
         """
         rows = np.flatnonzero((self.kind == MemoryKind.RELEASE) & (self.address == WHOLE_TABLE))
@@ -384,7 +396,7 @@ class Memory(ColumnTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Copies(ColumnTable):
-    """One row per block copied between GPU and host, in the order of completion reports.
+    """One row per block that is copied between GPU and host, in the order in which the ends of copies are reported.
 
     Rows of one copy are in the order in which the host memory became idle, which decides evictions. Copies that are
     never reported come last.
@@ -394,15 +406,15 @@ class Copies(ColumnTable):
     is_optional: ClassVar[bool] = True
 
     copy: IntArray = column("int32")
-    """Number of the copy, in the order of decision."""
+    """Number of the copy, in the order in which copies were decided."""
     kind: IntArray = column("uint8", names=CopyKind)
     request: IntArray = column("int32")
     begun_step: IntArray = column("int32")
     """Step that decided the copy."""
     awaited_step: IntArray = column("int32")
-    """First step that waited for the copy, because it allocated blocks still being copied; -1 for none."""
+    """First step that waited for the copy, because it allocated blocks that were still being copied; -1 for none."""
     reported_step: IntArray = column("int32")
-    """Step with whose output the copy was reported complete; -1 if the recording ends before."""
+    """Step whose output reported the end of the copy; -1 if the recording ends before."""
     address: IntArray = column("int32")
     """Block on the GPU."""
     slot: IntArray = column("int32")
@@ -419,20 +431,20 @@ class Transfers(ColumnTable):
     kind: IntArray = column("uint8", names=TransferKind)
     request: IntArray = column("int32")
     server: IntArray = column("int32")
-    """Number of the other server among those of its kind; -1 if it is not known."""
+    """Number of the other server, counted separately for prefill and decode servers; -1 if it is not known."""
     begun_seq: IntArray = column("int64")
     """`seq` at which a load allocates its blocks, or of the output that ends a sent request."""
     ended_seq: IntArray = column("int64")
     """`seq` of the output with which its end was reported; -1 if the recording ends before."""
     begin_s: FloatArray = column("float64")
-    """Time in seconds at which a load begins to cross the link, or from which on blocks are kept for a send."""
+    """Time in seconds at which a load begins to cross the link, or from which on blocks are kept to be sent."""
     end_s: FloatArray = column("float64")
-    """Time at which the blocks were transferred, in seconds; NaN if the recording ends before."""
+    """Time in seconds at which the blocks were transferred; NaN if the recording ends before."""
     position: IntArray = column("int32")
     """First entry of the request's table that is transferred."""
     blocks: IntArray = column("int32")
     tokens: IntArray = column("int32")
-    """Number of tokens that a load brings, or of computed tokens in the blocks of a send."""
+    """Number of tokens that a load brings, or of computed tokens in the blocks that are sent."""
     failed: IntArray = column("int32")
     """First entry of the request's table that failed to load; -1 for none."""
 
@@ -453,7 +465,9 @@ class PromptImages(ColumnTable):
     tokens: IntArray = column("int32")
     """Number of prompt tokens of the image."""
     embedded: Ragged[np.int64] | None = optional_column("list<int64>")
-    """Ranges of these tokens that have an encoder output, each as first token and number; empty if all tokens have one.
+    """Ranges of these tokens that have an encoder output, as pairs of first token and number; empty if all tokens have
+    one.
+
     Absent if all tokens of every image have one.
     """
 

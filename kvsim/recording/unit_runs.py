@@ -1,6 +1,6 @@
-"""Pack lists of units into short JSON: consecutive units as first and last, `[17, [1000, 1900], 5]`.
+"""Pack lists of units into short JSON: `[17, [1000, 1900], 5]` has consecutive units as pairs of first and last.
 
-A free queue has tens of thousands of units, most still in their initial order.
+A free queue has tens of thousands of units, most of which are still in their initial order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Packed = list[int | list[int]]
 
 
 def pack(units: IntArray) -> Packed:
-    """Return `units` in order, with runs that ascend or descend by one as pairs."""
+    """Return `units` in order. Units that ascend or descend by one are replaced by a pair of the first and the last."""
     step = np.diff(units)
     goes_on = np.abs(step) == 1
     breaks = ~goes_on

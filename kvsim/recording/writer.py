@@ -1,7 +1,7 @@
 """Write a recording, at once or during a run.
 
-The folder is written beside its target and renamed when complete, so the final name never shows a partial recording.
-Rows are written in groups as they arrive, so that memory does not grow with the run.
+The folder is written beside its target and renamed when it is complete, so that readers never find a partial one. Rows
+are written in groups as they arrive, so that memory does not grow with the run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from kvsim.recording.parquet import TableFile
 
 _MOST_ROWS_CHECKED = 1 << 22
-"""Maximum rows of a recording that is read back and checked before the rename, in a second or two.
+"""Largest number of rows of a recording that is read back and checked before the folder is renamed.
 
-For a longer recording, only the order of the rows is checked here, because the checks take memory for all rows. Its
-readers check the rest.
+This takes a second or two. For a longer recording, only the order of the rows is checked, because the checks need
+memory for all rows. Its readers check the rest.
 """
 _MOST_ROWS_REPLAYED = 200_000
-"""Maximum rows of a recording that is also replayed, in some tenths of a second."""
+"""Largest number of rows of a recording that is also replayed, which takes some tenths of a second."""
 
 
 class RecordingWriter:

@@ -1,7 +1,7 @@
-"""Follow each unit of the pool through all operations on it: its reference counts, and its successive owners.
+"""Compute the reference counts of each unit, and its owners one after the other.
 
-Sorting all operations of a long recording by unit would be slow. So they are processed in parts that fit into the CPU
-cache, and the state of each unit after the previous parts is kept.
+To sort all operations of a long recording by unit would be slow. So they are processed in parts that fit into the CPU
+cache, and the state of each unit after the earlier parts is kept.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def running_refs(part: Part, holders: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Return the reference count of each operation's unit after the operation.
+    """Return, for each operation, the reference count of its unit after the operation.
 
-    `holders` has the reference counts of all units, by address, before the operations.
+    `holders` has the reference counts of all units, by address, before the first operation.
     """
     order = stable_order(part.address, len(holders))
     unit, delta = part.address[order], part.change[order]
@@ -37,7 +37,7 @@ def running_refs(part: Part, holders: npt.NDArray[np.int32]) -> npt.NDArray[np.i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Successions:
-    """Allocations sorted by unit and then by time, each with the state in which the owner before left the unit."""
+    """Allocations sorted by unit and then by time. Each has the state in which the unit's previous owner left it."""
 
     row: IntArray
     unit: IntArray
@@ -47,7 +47,7 @@ class Successions:
     keeps: npt.NDArray[np.bool_]
     """True if the unit keeps a prefix after the row in `until`."""
     held_until: npt.NDArray[np.int64]
-    """Row in which the last earlier owner freed the unit, or a later row that evicted its prefix."""
+    """Row in which all earlier owners have freed the unit, or a later row that evicted its prefix."""
     kept: npt.NDArray[np.bool_]
     """True if the unit kept a prefix after the row in `held_until`."""
 
@@ -58,7 +58,7 @@ class Successions:
 
     @classmethod
     def of(cls, takes: Takes, latest: npt.NDArray[np.int64], kept: IntArray | None, *, is_shared: bool) -> Successions:
-        """Sort `takes` by unit and update `latest`.
+        """Sort `takes` by unit, and update `latest`.
 
         For each address, `latest` is twice the row until which the unit is held, plus one if it keeps a prefix then.
         `kept` has, for each row that frees a table, the number of leading units that keep their prefixes.

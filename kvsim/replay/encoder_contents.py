@@ -1,6 +1,6 @@
 """Contents of the encoder cache of a recorded run after each step: images that requests hold, and idle images.
 
-The interface shows them, and the budget of the cache explains why a prompt with images waits.
+The interface shows them. The capacity of the cache may be the reason why a prompt with images waits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvsim.recording.tables import EncoderEvents, ImageEventKind, IntArray
 
 
 class CachedImage(NamedTuple):
-    """An image in the encoder cache after a step."""
+    """One image in the encoder cache after a step."""
 
     image: int
     tokens: int
@@ -33,10 +33,10 @@ class CachedImage(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncoderContents:
-    """Encoder cache over time. Arrays have an entry for the moment after each step's schedule, and one for the end."""
+    """Encoder cache over time. Arrays have one entry after the scheduling of each step, and one for the end."""
 
     capacity_tokens: int
-    """Capacity in encoder outputs, one for each token of an image."""
+    """Largest number of encoder outputs in the cache. Each token of an image has one."""
     num_steps: int
     _events: EncoderEvents
     _tokens_of: dict[int, int]
@@ -92,7 +92,7 @@ class EncoderContents:
 
     @cached_property
     def _sums(self) -> tuple[IntArray, IntArray]:
-        """Tokens of held and of idle images, after every step was scheduled and at the end."""
+        """Number of tokens of held and of idle images, after the scheduling of each step and at the end."""
         held = np.zeros(self.num_steps + 1, np.int64)  # changes in each step; summed up at the end
         cached = np.zeros(self.num_steps + 1, np.int64)
         cached[0] = sum(self._tokens_of[image] for image in self._initial)

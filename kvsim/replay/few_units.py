@@ -1,6 +1,6 @@
-"""Replay of a sample of units, since a picture of a large pool shows only a sample.
+"""Replay a sample of the units, since a picture of a large pool shows only a sample.
 
-Replaying only the operations on the sample is several times faster than replaying the whole pool.
+To replay only the operations on the sample is several times faster than to replay the whole pool.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from kvsim.replay.unfolding import Part
 
 _WORTH_IT = 8
-"""Smallest ratio of units in the pool to sampled units at which replaying only the sample is faster."""
+"""Smallest ratio of units in the pool to sampled units at which it is faster to replay only the sample."""
 
 
 class FewUnits:
-    """Ledger of the operations on a sample of units. Units and operations are numbered from 0 within the sample."""
+    """Operations on a sample of units, with the interface of `Ledger`. Units and operations are numbered within the
+    sample.
+    """
 
     def __init__(self, ledger: Ledger, addresses: IntArray) -> None:
         """Select the operations on the units at `addresses`, which may repeat and may lie beyond the pool."""
@@ -38,15 +40,16 @@ class FewUnits:
 
     @staticmethod
     def is_faster(ledger: Ledger, num_units: int, num_in_pool: int) -> bool:
-        """Tell whether a sample of `num_units` units can be replayed alone, and faster than the pool's `num_in_pool`.
+        """Tell whether a sample of `num_units` units can be replayed alone, and faster than the `num_in_pool` units of
+        the pool.
 
-        `Ledger.ops_on` finds the operations on a sample only if all extents are single units and tables are freed
+        `Ledger.ops_on` finds the operations on a sample only if all extents are single units, and tables are freed
         completely, so that operations need not be listed.
         """
         return ledger.unit_by_unit and not ledger.lists_operations and num_units * _WORTH_IT <= num_in_pool
 
     def places(self, addresses: IntArray) -> IntArray:
-        """Return the number in the sample of the unit at each of `addresses`."""
+        """Return the number, within the sample, of the unit at each of `addresses`."""
         return self._addresses.searchsorted(addresses)
 
     @property
@@ -55,7 +58,7 @@ class FewUnits:
         return len(self._ops)
 
     def ops_until(self, op: int) -> int:
-        """Return how many of the first `op` operations of the whole pool are on the sample."""
+        """Return the number of operations on the sample among the first `op` operations on the whole pool."""
         return int(np.searchsorted(self._ops, np.int32(op)))
 
     def part(self, begin: int, end: int) -> Part:

@@ -1,4 +1,4 @@
-"""Lengths of the contiguous free ranges in the pool: the measure of its fragmentation."""
+"""Lengths of the free ranges in the pool, which show how fragmented it is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def free_extent_lengths(replay: Replay) -> IntArray:
-    """Return the length in units of each contiguous range of free or cached units now, in address order."""
+    """Return the length in units of each range of free or cached units at the current frame, in order of address."""
     return _extent_lengths(replay.refs == 0)
 
 
@@ -31,7 +31,7 @@ def free_extent_lengths_at(replay: Replay, frames: Sequence[int]) -> Iterator[In
 
 
 def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield the number of holders of each unit at each of `frames`, which must ascend, in the same array each time."""
+    """Yield the number of requests that hold each unit at each of `frames`, which must ascend. The array is reused."""
     rows_upto = np.searchsorted(replay.recording.memory.seq, replay.frame_seq[np.asarray(frames, np.int64)], "right")
     unit, begin, end = _stays(replay, rows_upto)
     by_end = np.argsort(end, kind="stable")
@@ -46,9 +46,10 @@ def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[n
 
 
 def _stays(replay: Replay, rows_upto: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the allocations that last until some frame: unit, first frame with it, and first frame after its release.
+    """Return the allocations that last until some frame: the unit, the first frame with it, the first frame without it.
 
-    Frames are indices of `rows_upto`, the number of memory rows up to each frame. Allocations ascend by first frame.
+    Frames are indices of `rows_upto`, which has the number of memory rows up to each frame. Allocations are sorted by
+    their first frame.
     """
     parts = []
     for takes in replay.ledger.takes():

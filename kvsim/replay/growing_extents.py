@@ -1,6 +1,6 @@
 """Replay extents that grow in every step, as in static batches with a dynamic cache.
 
-A recording has a single memory row for each such extent, so its length at a frame must be computed.
+A recording has one memory row for such an extent, so its length at a frame must be computed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from kvsim.replay.unit_states import UnitStates
 
 
 class GrowingExtents:
-    """Extents of units that grow in every step, and the length of each at the frame that is shown."""
+    """Extents that grow in every step, and the length of each at the current frame."""
 
     def __init__(self, tables: Holdings, frame_seq: npt.NDArray[np.int64]) -> None:
-        """Find the growing extents in `tables`; `frame_seq` has the last sequence number that each frame shows."""
+        """Find the growing extents in `tables`. `frame_seq` has the last sequence number that each frame shows."""
         self._frame_seq = frame_seq
         self._row = np.flatnonzero(tables.repeat > 1)
         extents = tables.at(self._row)
@@ -33,10 +33,10 @@ class GrowingExtents:
         return len(self._row)
 
     def show(self, states: UnitStates, frame: int, seq: int, *, afresh: bool) -> None:
-        """Give the extents in `states`, which show all operations up to `seq`, the length that they have at `frame`.
+        """Change the contents in `states`, so that each extent has the length that it has at `frame`.
 
-        In `states`, an extent has the length of the last call, or that of its first step if it is new or if `states`
-        were laid out `afresh`.
+        `states` must show all operations up to `seq`. There, an extent has the length of the last call, or that of its
+        first step if it is new or if `states` were built `afresh`.
         """
         now = np.where(self._death_seq > seq, self._units_at(frame), 0)
         for extent in np.flatnonzero(now).tolist():
@@ -50,7 +50,7 @@ class GrowingExtents:
         self._shown = now
 
     def units_between(self, low: int, high: int) -> IntArray:
-        """Return the addresses of the units by which extents grow after frame `low` up to `high`."""
+        """Return the addresses of the units that extents gain after frame `low` up to frame `high`."""
         seq = self._frame_seq
         alive = np.flatnonzero((self._birth_seq <= seq[high]) & (self._death_seq > seq[low]))
         begin, end = self._units_at(low)[alive], self._units_at(high)[alive]
@@ -59,15 +59,15 @@ class GrowingExtents:
         return addresses
 
     def held_at(self, frame: int, rows: IntArray, length: IntArray) -> IntArray:
-        """Return the length in units, at `frame`, of each extent of `rows`, which are rows of the tables.
+        """Return the length in units, at `frame`, of each extent in `rows` of the tables.
 
-        `length` has the final length of each extent: the result for extents that do not grow.
+        `length` has the final length of each extent, which is returned for extents that do not grow.
         """
         at = np.minimum(np.searchsorted(self._row, rows), len(self._row) - 1)
         return np.where(self._row[at] == rows, self._units_at(frame)[at], length)
 
     def _units_at(self, frame: int) -> npt.NDArray[np.int64]:
-        """Return the number of units of each extent at `frame`, as if none were ever freed: 0 before its allocation."""
+        """Return the number of units of each extent at `frame`, as if it were never freed; 0 before its allocation."""
         steps = np.clip(frame + 1 - self._birth_frame, 0, self._repeat)
         units: npt.NDArray[np.int64] = steps * self._step_units
         return units

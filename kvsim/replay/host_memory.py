@@ -1,6 +1,6 @@
 """Contents of host memory after each step of a recorded run: stored blocks, and blocks that are being copied.
 
-The interface and the exports show host memory from here, beside the pool of the GPU.
+The interface and the exports show them beside the pool of the GPU.
 """
 
 from __future__ import annotations
@@ -23,47 +23,48 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostSlots:
-    """Contents of host memory at one moment, with an entry for each slot."""
+    """Contents of host memory at one moment, with one entry per slot."""
 
     owner: IntArray
-    """Request whose block was copied to the slot last; -1 for an unused slot."""
+    """Request whose block was last copied to the slot; -1 for an unused slot."""
     is_going: BoolArray
-    """True for slots that are being written with a block from the GPU."""
+    """True for slots that a copy from the GPU is writing."""
     is_coming: BoolArray
-    """True for slots whose block is being copied to the GPU."""
+    """True for slots that a copy to the GPU is reading."""
     is_overwritten: BoolArray
     """True for slots whose previous block was evicted in this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostMemory:
-    """Blocks in host memory over time, with an entry after the schedule of every step, and one for the end.
+    """Blocks in host memory over time. Arrays have one entry after the scheduling of each step, and one for the end.
 
-    An output may report the ends of copies, but stores and evicts nothing.
+    An output may report the ends of copies; it stores and evicts nothing.
     """
 
     num_slots: int
-    """Capacity in blocks."""
+    """Number of blocks for which host memory has room."""
     slot_bytes: int
     used: IntArray
     """Number of slots that hold a block or are being written."""
     going: IntArray
     """Number of GPU blocks that are being copied to the host."""
     coming: IntArray
-    """Number of GPU blocks that are being copied back."""
+    """Number of GPU blocks that are being copied from the host."""
     going_after: IntArray
-    """Number of GPU blocks that are still being copied to the host after the output of every step."""
+    """Number of GPU blocks that are still being copied to the host after the output of each step."""
     coming_after: IntArray
-    """Number of GPU blocks that are still being copied back after the output of every step."""
+    """Number of GPU blocks that are still being copied from the host after the output of each step."""
     stored: IntArray
-    """Number of GPU blocks whose copies to the host began so far."""
+    """Number of GPU blocks whose copies to the host have begun so far."""
     loaded: IntArray
-    """Number of GPU blocks whose copies back began so far."""
+    """Number of GPU blocks whose copies from the host have begun so far."""
     _stores: _CopySteps
     _loads: _CopySteps
 
     def copying_at(self, frame: int, *, after_output: bool = False) -> tuple[int, int]:
-        """Return how many blocks are being copied to the host and back, right after step `frame` was scheduled.
+        """Return the numbers of blocks that are being copied to the host and from it, right after step `frame` was
+        scheduled.
 
         With `after_output`, return the numbers after its output, if no other step is in flight then.
         """
@@ -94,7 +95,7 @@ class _CopySteps:
 
     begun_step: IntArray
     reported_step: IntArray
-    """Step that reports the end of the copy; the largest integer if that is unknown."""
+    """Step whose output reports the end of the copy; the largest integer if it is not known."""
     slot: IntArray
     request: IntArray
 
@@ -111,7 +112,7 @@ class _CopySteps:
         )
 
     def under_way(self, frame: int, num_slots: int, *, after_output: bool) -> BoolArray:
-        """Tell which slots are being copied right after step `frame` was scheduled, or after its output."""
+        """Tell for each slot whether it is being copied right after step `frame` was scheduled, or after its output."""
         begun = int(np.searchsorted(self.begun_step, frame, "right"))
         is_copied = np.zeros(num_slots, bool)
         is_copied[self.slot[:begun][self.reported_step[:begun] >= frame + after_output]] = True

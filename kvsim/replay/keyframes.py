@@ -1,4 +1,4 @@
-"""Keyframes of a pool: the contents of all units at regular intervals, so that seeking replays few operations."""
+"""Keyframes: copies of the contents of all units at regular intervals, so that a seek replays few operations."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kvsim.replay.ledger import Ledger
 from kvsim.replay.unfolding import NO_OWNER
 
 _OPS_PER_KEYFRAME = 16_384
-"""Operations between two keyframes, if memory allows: about 100 microseconds of copying."""
+"""Number of operations between two keyframes, if memory allows. To apply them takes about 100 microseconds."""
 _KEYFRAME_BYTES = 256 << 20
-"""Maximum bytes of all keyframes together."""
+"""Largest number of bytes of all keyframes together."""
 
 
 class Columns(NamedTuple):
-    """Contents of the units of a pool, in address order."""
+    """Contents of the units of a pool, in order of address."""
 
     owner: npt.NDArray[np.int32]
     """Request that holds the unit; `NO_OWNER` if it is free."""
@@ -46,12 +46,12 @@ class Columns(NamedTuple):
 class Keyframes:
     """Copies of the pool at regular intervals of operations.
 
-    Building all keyframes takes a second for ten million operations, so each is built when a reader first needs it, or
-    earlier by another thread.
+    To build all keyframes takes a second for ten million operations. So each is built when a reader first needs it, or
+    before that by another thread.
     """
 
     def __init__(self, ledger: Ledger | FewUnits, empty: Columns, first_unit: int) -> None:
-        """Start with the pool before the first operation, `empty`, which is the first keyframe."""
+        """Begin with the pool before the first operation, `empty`, which is the first keyframe."""
         self._ledger, self._first_unit = ledger, first_unit
         num_ops, frame_bytes = ledger.num_ops, sum(column.nbytes for column in empty)
         count = max(1, min(num_ops // _OPS_PER_KEYFRAME, _KEYFRAME_BYTES // frame_bytes))
@@ -64,12 +64,12 @@ class Keyframes:
         self._building = Lock()
 
     def last_built(self, op: int) -> int:
-        """Return the number of operations before the last keyframe that is already built and not after `op`."""
+        """Return the number of operations before the last keyframe up to `op` that is already built."""
         nth = int(np.searchsorted(self.op[: max(self._num_built, 1)], op, side="right")) - 1
         return int(self.op[nth])
 
     def before(self, op: int) -> int:
-        """Return the index of the last keyframe that is not after operation `op`, and build it if necessary."""
+        """Return the index of the last keyframe up to operation `op`, and build it if necessary."""
         nth = int(np.searchsorted(self.op, op, side="right")) - 1
         self.build(nth + 1)
         return nth
@@ -99,9 +99,9 @@ class Keyframes:
 def apply_operations(
     ledger: Ledger | FewUnits, begin: int, end: int, columns: Columns, first_unit: int, newest: npt.NDArray[np.intp]
 ) -> None:
-    """Apply the operations [begin, end) to `columns`, in bulk: only the last operation on each unit counts.
+    """Apply the operations [begin, end) to `columns` all at once: only the last operation on each unit counts.
 
-    `newest` is scratch space with an entry for each unit.
+    `newest` is memory to work in, with one entry per unit.
     """
     owner, position, refs, cached, group, freed_last = columns
     # Array methods have less overhead than NumPy functions, which matters when stepping through a recording.

@@ -1,8 +1,8 @@
-"""Memory events of a recording, converted to operations on units with their owners.
+"""Convert the memory events of a recording to operations on units, each with an owner.
 
-A row of `memory.parquet` such as "request 7 frees its table" becomes operations on the units of that table, in order. A
-long recording has tens of millions of operations, so that only the part that a reader needs is converted. Opening a
-recording checks that no unit is allocated twice.
+A row of `memory.parquet` such as "request 7 frees its table" becomes one operation for each unit of that table. A long
+recording has tens of millions of operations, so only the part that a reader needs is converted. Opening a recording
+checks that no unit is allocated twice.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from kvsim.replay.progress import Progress
 from kvsim.replay.unfolding import CHANGE, Listed, Part, Takes, Unfolded, UnitRowReader
 
 _ALL = np.int64(np.iinfo(np.int32).max)
-"""Number of kept units if all units of a part of a table are kept. No table has this many units."""
+"""Number of units that stay cached if all units in a part of a table do. No table has this many units."""
 _OPS_AT_ONCE = 1 << 15
-"""Operations that are processed together; their data fits into the CPU cache."""
+"""Number of operations that are processed together. Their data fits into the CPU cache."""
 
 
 class Ledger:
-    """Operations of a recording on its units, in order, and the tables of its requests."""
+    """Operations of a recording on units, in order, and the tables of its requests."""
 
     def __init__(self, recording: Recording, progress: Progress) -> None:
         """Index the memory events of `recording`."""
@@ -45,7 +45,7 @@ class Ledger:
         self._unfolded: Unfolded
         num_requests = len(recording.requests)
         self.lists_operations = bool(recording.meta.pool.groups) or bool(self._memory.parts.any())
-        """True if tables may release some units before others; then every operation is listed."""
+        """True if tables may free some units before others. Then a list of all operations is kept."""
         if self.lists_operations:
             self.tables, operations = tables_of_groups(self._memory, num_requests)
             self._unfolded = Listed(self._memory, self.tables, operations)
@@ -58,7 +58,7 @@ class Ledger:
         self.has_groups = bool(recording.meta.pool.groups)
         """True if several KV-cache groups share the pool."""
         self.is_shared = self.unit_by_unit and bool((self._memory.kind == MemoryKind.SHARE).any())
-        """True if several requests hold the same unit at some time."""
+        """True if several requests ever hold one unit at the same time."""
         cached = recording.meta.initial_cached
         self.initial_cached = np.empty(0, np.int64) if cached is None else cached
         """Addresses of the units that are cached before the first operation."""
@@ -102,13 +102,15 @@ class Ledger:
             yield first, self.part(first, min(first + _OPS_AT_ONCE, end))
 
     def keeps(self, row: IntArray, position: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell whether units at `position` of their tables stay cached when the releases in `row` free them."""
+        """Tell whether the unit at each `position` of a table stays cached when the release in `row` frees it."""
         if self._kept is None:
             return np.zeros(len(row), np.bool_)
         return np.asarray(position < self._kept.take(self._releases.searchsorted(row)))
 
     def units_before(self, rows: IntArray) -> npt.NDArray[np.int64]:
-        """Return how many units are held before each of `rows`, which ascend. A shared unit counts once per holder."""
+        """Return how many units are held before each of `rows`, which ascend. A shared unit counts once for each
+        holder.
+        """
         before = np.zeros(len(rows), np.int64)
         total = 0
         for part in in_parts(len(self._memory)):
@@ -122,20 +124,20 @@ class Ledger:
 
     @cached_property
     def end_of_pool(self) -> int:
-        """Address after the last unit that is ever used, or cached at the beginning."""
+        """Address after the last unit that is ever used, or that is cached at the beginning."""
         memory, end = self._memory, int(self.initial_cached.max(initial=-1)) + 1
         for rows in in_parts(len(memory)):
             end = max(end, int(np.max(memory.address[rows].astype(np.int64) + memory.length[rows])))
         return end
 
     def takes(self) -> Iterator[Takes]:
-        """Yield all allocations and evictions of a pool of single units, in parts."""
+        """Yield all allocations and evictions, in parts. Every extent must be a single unit."""
         edges = np.arange(_OPS_AT_ONCE, self.num_ops, _OPS_AT_ONCE, dtype=np.int32)
         for begin, end in pairwise([0, *np.searchsorted(self._before, edges).tolist(), len(self._memory)]):
             yield self._unfolded.takes(begin, end)
 
     def ops_on(self, is_selected: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
-        """Return the numbers of the operations on the units that `is_selected` marks, by address.
+        """Return the numbers of the operations on some units. `is_selected` is True at the address of each.
 
         The pool must have single units and one KV-cache group.
         """
@@ -177,7 +179,7 @@ class Ledger:
 
 
 def _has_single_units(recording: Recording) -> bool:
-    """Tell whether each unit is shared and cached on its own, so that extents of several units must be split."""
+    """Tell whether units are shared or cached one by one, so that extents of several units must be split."""
     meta, kind, repeat = recording.meta, recording.memory.kind, recording.memory.repeat
     if repeat is not None and (repeat > 1).any():
         return False
@@ -215,7 +217,9 @@ def _check_apart(recording: Recording) -> None:
 
 
 def _kept_units(recording: Recording, progress: Progress, rows: IntArray) -> npt.NDArray[np.integer[Any]] | None:
-    """Return how many leading units of its table stay cached, for each release in `rows`; None without a cache."""
+    """Return, for each release in `rows`, how many leading units of its table stay cached; None without a
+    prefix cache.
+    """
     memory = recording.memory
     if not recording.meta.prefix_caching:
         return None

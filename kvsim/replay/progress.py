@@ -1,6 +1,6 @@
-"""Computed tokens of requests over time: the schedule, indexed by request and step.
+"""Computed tokens of requests over time: the schedule, sorted by request and step.
 
-The state of a slot depends on how many tokens its request has computed, so every picture of the pool looks these up.
+The state of a slot depends on how many tokens its request has computed, so every picture of the pool needs them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from kvsim.recording.tables import IntArray
 
 
 class Waits(NamedTuple):
-    """Allocations of requests that then wait without computing, because they load blocks."""
+    """Allocations of requests that then load blocks before they compute."""
 
     request: npt.NDArray[np.int64]
     step: npt.NDArray[np.int64]
     hit_tokens: npt.NDArray[np.int64]
-    """Tokens that count as computed from this step on."""
+    """Number of tokens that count as computed from this step on."""
 
 
 class Progress:
-    """Computed tokens of any request after any step, looked up in logarithmic time."""
+    """Number of computed tokens of any request after any step, which is looked up in logarithmic time."""
 
     def __init__(self, recording: Recording) -> None:
         schedule = recording.schedule
@@ -46,7 +46,7 @@ class Progress:
         if (before := recording.meta.initial_computed) is not None:
             self.initial[: len(before)] = before
         self.final = self.initial.copy()
-        """Largest number of computed tokens that each request ever had: the slots that it needs."""
+        """Largest number of computed tokens that each request ever had, which is the number of slots that it needs."""
         np.maximum.at(self.final, request, self._before + self._tokens * self._repeats)
         self.first_tokens = np.zeros(num_requests, np.int64)
         """Number of tokens that each request computed in its first step."""
@@ -87,12 +87,12 @@ class Progress:
         return np.where(exists, self._before[row] + self._tokens[row] * times, 0)
 
     def newest_step(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return the last step up to `steps` in which each of `requests` computes; -1 before its first."""
+        """Return the last step up to `steps` in which each of `requests` computes; -1 if there is none."""
         row, times, exists = self._newest(requests, steps)
         return np.where(exists, self._step[row] + times - 1, -1)
 
     def is_loading(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell whether each of `requests`, up to `steps`, has computed no token since its newest load began.
+        """Tell for each of `requests` whether it has computed no token, up to `steps`, since its newest load began.
 
         Loads are from host memory or from another server.
         """
@@ -101,7 +101,7 @@ class Progress:
         return is_loading
 
     def num_steps(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Count the steps up to `steps` in which each of `requests` computes."""
+        """Return the number of steps up to `steps` in which each of `requests` computes."""
         row, times, exists = self._newest(requests, steps)
         before = np.cumsum(self._repeats) - self._repeats
         return np.where(exists, before[row] - before[self._first_row[requests]] + times, 0)

@@ -1,7 +1,7 @@
 """Add addresses to a recorded static batch, so that its memory can be shown like a pool.
 
-`generate()` has one tensor per layer and adds a column in each step, so there is no pool and no address. Here, each
-batch is laid out as a rectangle: one row of slots per request, as wide as at the end of the batch.
+`generate()` has one tensor per layer and adds a column in each step. It has no pool and no addresses. Here, each batch
+becomes a rectangle: one row of slots per request, as wide as at the end of the batch.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def with_addresses(recording: Recording) -> Recording:
 
 
 def _lay_out(batches: Sequence[IntArray], widths: IntArray) -> tuple[IntArray, int]:
-    """Return the first slot of each request's row, and the number of slots of the largest batch."""
+    """Return the first slot of the row of each request, and the number of slots of the largest batch."""
     base, num_units = np.zeros(len(widths), np.int64), 1
     for rows in batches:
         width = int(widths[rows].max())
@@ -76,7 +76,7 @@ def _lay_out(batches: Sequence[IntArray], widths: IntArray) -> tuple[IntArray, i
 
 
 def _memory(recording: Recording, appends: tuple[Any, ...], releases: tuple[Any, ...]) -> Memory:
-    """Merge allocations and releases: columns of step, request, position, address, length and repeat."""
+    """Merge allocations and releases, each given as columns of step, request, position, address, length and repeat."""
     steps, num_appends, num_releases = recording.steps, len(appends[0]), len(releases[0])
     kind = np.repeat(np.array([MemoryKind.APPEND, MemoryKind.RELEASE], np.uint8), (num_appends, num_releases))
     seq = np.concatenate((steps.schedule_seq[appends[0]], steps.output_seq[releases[0]]))

@@ -1,7 +1,7 @@
-"""Replay of a recording: seek to any step, forward or backward at the same cost.
+"""Replay a recording: go to any step, forward or backward at the same cost.
 
 A frame is the state right after a step was scheduled. One more frame follows the last step, after the last release. If
-no step is in flight between two steps, the frame of the first has a second state: the state after its output.
+no step is in flight between two steps, the frame of the first step has a second state: the state after its output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvsim.replay.unit_states import SingleUnits, UnitStates
 from kvsim.replay.waiting import Waiting
 
 _UNITS_AT_ONCE = 1 << 16
-"""Units that are split into states together; their data fits into the CPU cache."""
+"""Number of units that are split into states together. Their data fits into the CPU cache."""
 
 
 class Replay:
@@ -57,7 +57,7 @@ class Replay:
         self.unit_tokens = pool.unit_tokens
         self.unit_slots = pool.unit_slots
         self.groups = table_groups(pool)
-        """KV-cache groups; most models have one group of full attention."""
+        """KV-cache groups. Most models have one, with full attention."""
         self.first_unit = pool.first_unit
         self.num_frames = len(steps) + 1
         self.frame_seq = np.append(steps.schedule_seq, max(steps.output_seq.max(), recording.memory.seq.max(initial=0)))
@@ -117,7 +117,9 @@ class Replay:
         return later
 
     def occupied(self) -> npt.NDArray[np.int64]:
-        """Return the units that are held or keep a prefix now, in address order; all others are free."""
+        """Return the units that are held or keep a prefix at the current frame, in order of address. All others are
+        free.
+        """
         units: npt.NDArray[np.int64] = np.flatnonzero((self.refs > 0) | self.cached)
         return units
 
@@ -149,7 +151,7 @@ class Replay:
 
     @property
     def seq(self) -> int:
-        """Last sequence number that the current state shows."""
+        """Last sequence number whose events the current state includes."""
         return self._seq_at(self.frame, after_output=self.after_output)
 
     def _seq_at(self, frame: int, *, after_output: bool) -> int:
@@ -171,7 +173,7 @@ class Replay:
             self._growth.show(states, self.frame, self.seq, afresh=afresh)
 
     def num_ops(self, frame: int) -> int:
-        """Return the number of operations of the ledger up to and including `frame`."""
+        """Return the number of operations up to and including `frame`."""
         return int(self.ledger.ops_until(self.frame_seq[frame]))
 
     def freed_between(self, before: int, after: int) -> IntArray:
@@ -186,7 +188,9 @@ class Replay:
         self._states.warm_up()
 
     def touched(self, before: int, after: int) -> Numbers:
-        """Return the units whose state may differ between two frames, one of which is current, in address order."""
+        """Return the units whose state may differ between two frames, in order of address. One frame must be the
+        current one.
+        """
         low, high = sorted((before, after))
         units = self._states.units_of(self.num_ops(low), self.num_ops(high))
         residencies = self._live_residencies(self.seq)
@@ -316,7 +320,10 @@ class Replay:
         return extents
 
     def _live_residencies(self, seq: int) -> Numbers:
-        """Return the residencies of the requests that hold memory after `seq`, in order of admission."""
+        """Return the residencies of the requests that hold memory after `seq`, in order of admission.
+
+        A residency is the time from an admission of a request to the release of its memory.
+        """
         begin, end = (np.searchsorted(edge, seq, "right") for edge in (self._all_dead_at, self._residency_birth))
         window = slice(begin, max(begin, end))
         alive = self.ledger.tables.residencies.death_seq[self._residencies[window]] > seq
@@ -324,7 +331,9 @@ class Replay:
         return live
 
     def _units_written(self, residencies: Numbers, old: Numbers, new: Numbers) -> Numbers:
-        """Return the units that change if the computed tokens of each of `residencies` change from `old` to `new`."""
+        """Return the units whose state changes when the computed tokens of each of `residencies` go from `old` to
+        `new`.
+        """
         changed = [self._units_between(residencies, number, *span) for number, group in enumerate(self.groups)
                    for span in group.changed(old, new)]  # fmt: skip
         return np.concatenate(changed)
@@ -365,7 +374,7 @@ class Replay:
         return pad
 
     def _full_per_request(self) -> Numbers:
-        """Return, for each request, the position after its last token with KV; the last output token never has any."""
+        """Return, for each request, the position after its last token with KV. The last output token never has KV."""
         requests = self.recording.requests
         if self.recording.meta.policy_name != "static":
             return self.progress.final
@@ -373,7 +382,7 @@ class Replay:
         return full
 
     def _index_tables(self) -> None:
-        """Index the tables for lookups whose time does not depend on the length of the recording."""
+        """Prepare lookups in the tables whose time does not depend on the length of the recording."""
         tables, requests = self.ledger.tables, self.recording.requests
         held = tables.residencies
         self._residencies: Numbers = np.argsort(held.birth_row, kind="stable")

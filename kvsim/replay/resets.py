@@ -1,6 +1,6 @@
-"""Computed tokens of a request when it allocates memory: those of its prefix hit and of the blocks that it then loads.
+"""Computed tokens of a request when it allocates memory: those of its prefix hit, and of the blocks that it then loads.
 
-The schedule of a recording has no row for a request that loads blocks before it computes anything.
+The schedule of a recording has no row for a request that loads blocks before it computes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Loads(NamedTuple):
     request: Numbers
     seq: Numbers
     tokens_before: Numbers
-    """Tokens that the request had before the loaded ones."""
+    """Number of tokens that the request had before the loaded ones."""
     loaded_tokens: Numbers
 
 
@@ -55,7 +55,7 @@ def reset_at_allocations(progress: Progress, ledger: Ledger, recording: Recordin
 def _allocations(ledger: Ledger) -> tuple[Numbers, Numbers]:
     """Return the request and the sequence number of each allocation by a request that held no memory.
 
-    An extent that moves is freed and allocated at one moment, and keeps its computed tokens: no allocation.
+    When an extent moves, it is freed and allocated at one moment, and keeps its computed tokens. This is no allocation.
     """
     held = ledger.tables.residencies
     first = ~held.is_moved
@@ -63,7 +63,9 @@ def _allocations(ledger: Ledger) -> tuple[Numbers, Numbers]:
 
 
 def _hit_units(memory: Memory, key: Numbers) -> Numbers:
-    """Return how many units are shared at each `key`, the `sort_key` of a request and a sequence number."""
+    """Return the number of units that are shared at each `key`, which is the `sort_key` of a request and a sequence
+    number.
+    """
     shared = memory.kind == MemoryKind.SHARE
     shared_key = sort_key(memory.request[shared], memory.seq[shared])
     order = np.argsort(shared_key, kind="stable")
@@ -81,9 +83,10 @@ def _units_from_host(copies: Copies, requests: Numbers, frames: IntArray) -> Num
 
 
 def _loads_of(transfers: Transfers, unit_tokens: int) -> _Loads:
-    """Return the loads from other servers, in effect from the decision to load.
+    """Return the loads from other servers. Their tokens count from the decision to load.
 
-    If a block does not arrive, a second change at the report leaves only the tokens before this block.
+    If a block does not arrive, the report of this is a second change, after which only the tokens before this block
+    count.
     """
     loads = transfers.kind == TransferKind.LOAD
     fails = loads & (transfers.failed >= 0)

@@ -1,4 +1,4 @@
-"""Conversion of the rows of `memory.parquet` to operations on extents of units, for the ledger.
+"""Convert the rows of `memory.parquet` to operations on extents of units, for the ledger.
 
 A row such as "request 7 frees its table" becomes operations on the units of that table, in order.
 """
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 NO_OWNER = -1
 """Owner of a free unit."""
 CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Change in the number of holders of an extent, by kind of operation."""
+"""Change in the number of requests that hold an extent, by kind of memory row."""
 CHANGE[[MemoryKind.APPEND, MemoryKind.SHARE]] = 1
 CHANGE[MemoryKind.RELEASE] = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Part:
-    """Operations on extents (contiguous ranges of units), in order.
+    """Operations on extents (ranges of units), in order.
 
     A growing extent is allocated with the units of its first step, and freed with all units.
     """
@@ -62,20 +62,20 @@ class Takes(NamedTuple):
 
 
 class Unfolded(Protocol):
-    """Conversion of rows of `memory.parquet` to operations on units."""
+    """Converter from rows of `memory.parquet` to operations on units."""
 
     def num_ops(self) -> IntArray:
         """Return the number of operations of each row."""
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
-        """Return the operations with the numbers `ops`; each is the `nth` operation of its `row`."""
+        """Return the operations with the numbers `ops`. Each is operation `nth` of its `row`."""
 
     def takes(self, begin: int, end: int) -> Takes:
         """Return the allocations and evictions of the rows [begin, end), unit by unit."""
 
 
 class UnitRowReader:
-    """Conversion of rows that each name a contiguous range of units.
+    """Converter for rows that each name a range of units.
 
     A release becomes one operation for each extent of the table, the last extent first. Every other row becomes one
     operation, or one for each unit if `unit_by_unit` is True.
@@ -108,7 +108,7 @@ class UnitRowReader:
         return Takes(row, memory.address.take(row) + nth, memory.position.take(row) + nth, self._until.take(row))
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
-        """Return the operations `ops`, each the `nth` of its `row`."""
+        """Return the operations `ops`. Each is operation `nth` of its `row`."""
         del ops
         memory, tables, releases = self._memory, self._tables, self._releases
         change, owner = CHANGE.take(memory.kind.take(row)), memory.request.take(row)
@@ -139,7 +139,7 @@ class UnitRowReader:
 
 
 class Listed:
-    """Conversion of rows if a table may free some units before others: all operations are listed, unit by unit."""
+    """Converter for tables that may free some units before others. All operations are listed, one per unit."""
 
     def __init__(self, memory: Memory, tables: Holdings, operations: Operations) -> None:
         self._memory, self._tables, self._operations = memory, tables, operations
@@ -157,7 +157,7 @@ class Listed:
         return Takes(row, part.address, part.position, np.where(part.change > 0, part.until, row))
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
-        """Return the operations `ops`, each the `nth` of its `row`."""
+        """Return the operations `ops`. Each is operation `nth` of its `row`."""
         del nth  # operations are listed in order
         tables, is_of_table = self._tables, self._operations.extent[ops] != NO_EXTENT
         extent = np.where(is_of_table, self._operations.extent[ops], 0)

@@ -1,4 +1,4 @@
-"""Slots of units by state, for pools with one KV-cache group and with several."""
+"""Split units into slots by state, for pools with one KV-cache group and with several."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Span = tuple[Numbers, Numbers]
 
 
 class Seen(NamedTuple):
-    """Contents of some units, at one frame or several; all arrays have the same shape."""
+    """Contents of some units, at one frame or at several. All arrays have the same shape."""
 
     owner: IntArray
     """Row of the request that holds the unit; `NO_OWNER` if it is free."""
@@ -36,13 +36,14 @@ class Seen(NamedTuple):
     is_cached: npt.NDArray[np.bool_]
     """True for units that are free and keep a prefix."""
     computed: Numbers
-    """Tokens that the owner has computed; undefined without an owner."""
+    """Number of tokens that the owner has computed; any value without an owner."""
 
 
 def slots_of_units(seen: Seen, *, unit_tokens: int, pad: Numbers, full: Numbers, requested: Numbers) -> Numbers:
-    """Split each unit into slots by state; the last axis has the eight states and adds up to `unit_tokens`.
+    """Return the number of slots of each unit in each state. The last axis has the eight states, which sum to
+    `unit_tokens`.
 
-    The other arrays have an entry for each request: `pad` is the number of padding slots before its tokens, `full` the
+    The other arrays have one entry per request: `pad` is the number of padding slots before its tokens, `full` the
     position after its last token with KV, and `requested` the number of slots that were requested for it.
     """
     slots = np.zeros((*seen.owner.shape, NUM_STATES), np.int64)
@@ -65,24 +66,24 @@ def slots_of_units(seen: Seen, *, unit_tokens: int, pad: Numbers, full: Numbers,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableGroup:
-    """Layout of the units of one KV-cache group."""
+    """Contents of the units of one KV-cache group: tokens or states, and their sizes in slots."""
 
     kind: CacheKind
     block_size: int
-    """Tokens of one unit."""
+    """Number of tokens in one unit."""
     window: int | None
     token_slots: int
-    """Slots of one token; 0 where units hold states."""
+    """Number of slots of one token; 0 if units hold states."""
     state_slots: int
-    """Slots of one state; 0 where units hold tokens."""
+    """Number of slots of one state; 0 if units hold tokens."""
 
     @property
     def leaves_tokens(self) -> bool:
-        """True if requests hold units with tokens or states that no later step reads."""
+        """True if requests may hold units with tokens or states that no later step reads."""
         return self.kind is CacheKind.MAMBA or self.window is not None
 
     def unread(self, computed: IntArray) -> Numbers:
-        """Return the number of leading tokens that no step reads after `computed` tokens; 0 for groups of states."""
+        """Return the number of leading tokens that no step reads after `computed` tokens; 0 for a group of states."""
         computed = np.asarray(computed, np.int64)
         if self.kind is CacheKind.MAMBA or self.window is None:
             return np.zeros_like(computed)
@@ -91,7 +92,7 @@ class TableGroup:
         return np.maximum(computed - self.window + 1, 0)
 
     def changed(self, old: Numbers, new: Numbers) -> Iterator[Span]:
-        """Yield ranges of units in a table that change if the computed tokens change from `old` to `new`."""
+        """Yield ranges of table positions whose units change when the computed tokens go from `old` to `new`."""
         size = self.block_size
         yield (np.maximum(old - (self.kind is CacheKind.MAMBA), 0) // size, -(-new // size))
         if self.leaves_tokens and self.kind is not CacheKind.MAMBA:
@@ -99,7 +100,7 @@ class TableGroup:
 
 
 def table_groups(pool: Pool) -> tuple[TableGroup, ...]:
-    """Return the groups of a pool; one group of full attention if it has no layout."""
+    """Return the groups of a pool. A pool without a layout has one group of full attention."""
     layout = pool.layout
     if layout is None:
         full = TableGroup(kind=CacheKind.FULL, block_size=pool.unit_tokens, window=None, token_slots=1, state_slots=0)
@@ -117,7 +118,7 @@ def table_groups(pool: Pool) -> tuple[TableGroup, ...]:
 
 
 class _ReplayedState(Protocol):
-    """The parts of a `Replay` that `slots_of_groups` needs."""
+    """Parts of a `Replay` that `slots_of_groups` needs."""
 
     ledger: Ledger
     num_units: int
@@ -135,7 +136,9 @@ class _ReplayedState(Protocol):
 
 
 def slots_of_groups(pool: _ReplayedState, units: IntArray | slice) -> Numbers:
-    """Split each unit into slots by state. A slot of a shared unit is live if one of its holders still reads it."""
+    """Return the number of slots of each unit in each state. A slot of a shared unit is live if one of its holders
+    reads it.
+    """
     tables, extents = pool.ledger.tables, pool.alive()
     unit = tables.address[extents] - pool.first_unit
     end = int(unit.max(initial=-1)) + 1

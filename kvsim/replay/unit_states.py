@@ -1,7 +1,7 @@
 """Contents of every unit of the pool after any number of operations.
 
-Pools of single units use keyframes and the operations since. Pools of long extents, such as reservations or rows of a
-batch, have few extents at a time, which are laid out afresh.
+Pools of single units use keyframes and the operations after these. Pools of long extents, such as reservations or rows
+of a batch, have few extents at a time; they are built from these extents.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from kvsim.replay.ledger import Ledger
 from kvsim.replay.unfolding import NO_OWNER, Part
 
 _MOST_RUNS = 64
-"""Maximum number of operations on long extents that are applied one by one; for more, laying out afresh is faster."""
+"""Largest number of operations on long extents that are applied one by one. With more, it is faster to build anew."""
 
 
 class UnitStates(ABC):
-    """Contents of the pool: the owner of each unit, its position in the owner's table, its holders, and cached units.
+    """Contents of the pool: owner, position in the owner's table, and number of holders of each unit, and cached units.
 
-    Arrays are in address order. `go_to` changes them in place.
+    Arrays are in order of address. `go_to` changes them in place.
     """
 
     def __init__(self, ledger: Ledger | FewUnits, num_units: int, first_unit: int) -> None:
@@ -50,7 +50,7 @@ class UnitStates(ABC):
     def go_to(self, op: int, seq: int) -> bool:
         """Show the pool after the first `op` operations, which are all operations up to the sequence number `seq`.
 
-        Return True if the contents were built afresh, instead of from the contents shown before.
+        Return True if the contents were built anew, and not from the contents shown before.
         """
 
     @abstractmethod
@@ -59,10 +59,12 @@ class UnitStates(ABC):
 
     @abstractmethod
     def freed(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that the operations [begin, end) free; a unit freed twice is repeated."""
+        """Return the units, counted from 0, that the operations [begin, end) free. A unit that is freed twice is
+        repeated.
+        """
 
     def warm_up(self) -> None:  # noqa: B027  long extents need nothing
-        """Build now what `go_to` would build later. Thread-safe."""
+        """Build everything now that `go_to` would build later. Thread-safe."""
 
     def hold(self, address: int, length: int, request: int, position: int) -> None:
         """Let `request` hold an extent of `length` units, which begins at `position` of its table."""
@@ -129,14 +131,14 @@ class SingleUnits(UnitStates):
 
 
 class LongRuns(UnitStates):
-    """Pool of long extents, each held by one request: an extent is a slice, not thousands of indices."""
+    """Pool of long extents, each held by one request. An extent is one slice, not thousands of indices."""
 
     def __init__(self, ledger: Ledger, num_units: int, first_unit: int) -> None:
         super().__init__(ledger, num_units, first_unit)
         self._ledger = ledger
 
     def go_to(self, op: int, seq: int) -> bool:
-        """Show the pool after the first `op` operations, up to `seq`; return whether it was laid out afresh."""
+        """Show the pool after the first `op` operations, up to `seq`. Return whether it was built anew."""
         begins_afresh = not 0 <= op - self._op <= _MOST_RUNS
         if begins_afresh:
             self.owner[:], self.refs[:] = NO_OWNER, 0

@@ -1,4 +1,4 @@
-"""The requests that wait at any moment of a recording: they have arrived, hold no memory and have not ended."""
+"""The requests that wait at any moment of a recording. They have arrived, hold no memory and have not ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class Waiting:
-    """Looks up waiting requests, in a time that does not depend on the length of the recording."""
+    """Lookup of waiting requests, in a time that does not depend on the length of the recording."""
 
     def __init__(self, recording: Recording, ledger: Ledger, progress: Progress) -> None:
         self._requests, held = recording.requests, ledger.tables.residencies
