@@ -392,3 +392,12 @@ async def test_the_end_of_a_bar_does_not_divide_its_share(comparison: ComparedRu
                 done = [segment for segment in served if "%" in segment.text]
                 assert len(done) == 1, "one segment has the whole share"
                 assert re.search(r"\d+%( of tokens)?$", done[0].text)
+
+
+@pytest.mark.parametrize("flash_s", [0.0, 60.0])
+async def test_highlighted_changes_have_a_key_while_they_are_there(comparison: ComparedRuns, flash_s: float) -> None:
+    app = KvsimApp(comparison, clock=lambda: 0.0, flash_s=flash_s)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press(*["right"] * 4)
+        await pilot.pause()
+        assert ("last step: ■ taken" in screen_text(app)) is (flash_s > 0)

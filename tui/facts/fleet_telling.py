@@ -119,7 +119,7 @@ def _short_of_memory(fleet: FleetServers, server: FleetServer, step: int, time_s
 
 
 def _transfers(fleet: FleetServers, server: FleetServer, time_s: float, room: int) -> str:
-    """Return the requests that a prefill server keeps for decode servers now, or whence a decode server got its KV."""
+    """Return how many requests a prefill server keeps for each decode server, or a decode server got from each."""
     kept, came = server.handovers.kept_for(time_s), server.handovers.came_from(time_s)
     if server.kind == "prefill" and kept:
         begin, of_each = ("done, kept for ", "kept for "), kept

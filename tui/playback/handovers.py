@@ -1,4 +1,4 @@
-"""Transfers of KV between one server of a fleet and the others: who brings, who fetches, what is under way."""
+"""Transfers of KV between one server of a fleet and the others: which servers send, which fetch, what is under way."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 
 
 class Handovers:
-    """Transfers of one server. Other servers have their numbers among those of their kind."""
+    """Transfers of one server. Numbers of other servers count prefill servers, or decode servers, from 0."""
 
     def __init__(self, transfers: Transfers | None, num_requests: int) -> None:
-        """Keep the `transfers` of `num_requests` known requests with known servers; the file was not checked."""
+        """Keep the `transfers` that name a known server and one of `num_requests` requests.
+
+        The others are left out, because the file was read without a check.
+        """
         columns = ("kind", "request", "server", "begin_s", "end_s")
         if transfers is None:
             kind, request, server, begin_s, end_s = (np.empty(0) for _ in columns)
@@ -30,15 +33,15 @@ class Handovers:
         self._request, self._server, self._begin_s, self._end_s = request, server, begin_s, end_s
 
     def came_from(self, time_s: float) -> dict[int, int]:
-        """Return the number of requests whose KV was fetched up to `time_s`, by the server it came from."""
+        """Return the number of requests whose KV was fetched up to `time_s`, for each server that sent some."""
         return self._count(self._load & (self._end_s <= time_s))
 
     def kept_for(self, time_s: float) -> dict[int, int]:
-        """Return the number of ended requests whose blocks are kept at `time_s`, by the server that fetches them."""
+        """Return the number of ended requests whose blocks are kept at `time_s`, for each server that fetches them."""
         return self._count(self._send & self._under_way(time_s))
 
     def fetched_from(self, request: int, time_s: float) -> int | None:
-        """Return the server from which the KV of `request` is being fetched at `time_s`; None if it is not."""
+        """Return the number of the server whose KV of `request` is being fetched at `time_s`; None if there is none."""
         rows = np.flatnonzero(self._load & (self._request == request) & self._under_way(time_s))
         return int(self._server[rows[0]]) if len(rows) else None
 

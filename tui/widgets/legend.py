@@ -13,6 +13,7 @@ from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 
 from ..look.states import STACK
 from ..look.wording import gib
+from ..pool.flash import FLASH_S
 from ..pool.legend_entries import legend_entries
 from ..pool.paint import DIM, ColorBy, UnitChange
 from ..pool.swatches import paint_swatch
@@ -54,6 +55,8 @@ class Legend(Widget):
     def show_frame(self) -> None:
         """Redraw, because the entries depend on the current frame and on the pools' level of detail."""
         self.refresh()
+        if self._has_lights:
+            self.set_timer(1.2 * FLASH_S, self.refresh)  # when the highlights have gone
 
     def render_line(self, y: int) -> Strip:
         """Render the legend; states are explained if there is room, and otherwise only named.
@@ -108,12 +111,17 @@ class Legend(Widget):
         tokens = "a server's tokens" if self._is_fleet else "output tokens"
         return f"served: of {tokens}; memory: of {pool}"
 
+    @property
+    def _has_lights(self) -> bool:
+        """True if a pool highlights changes now."""
+        return any(pool.lights_changes for pool in self.screen.query(PoolPicture) if pool.size.area)
+
     def _below(self, style: Style) -> Strip:
         """Return the second line: the bars, and the changes that are highlighted in the pools now."""
         # Lanes without pools have the throughput beside figures of this moment.
         rates = "; tokens/s: of the whole run" * self.screen.has_class("-narrow")
         segments, width = [Segment(self._bars + rates, style)], self.size.width
-        if any(pool.lights_changes for pool in self.screen.query(PoolPicture) if pool.size.area):
+        if self._has_lights:
             for nth, (change, word) in enumerate(_CHANGES):
                 segments += [
                     Segment("    last step: " if not nth else "  ", style),
