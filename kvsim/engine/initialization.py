@@ -165,7 +165,7 @@ class EnginePlan:
         check_groups(layout, release, caches_prefixes=policy.cache.enable_prefix_caching)
         if not layout.is_uniform:
             combinations.check_several_groups(policy.cache)
-        host_initialization.check_offload(policy, num_groups)
+        host_initialization.check_offload(policy, num_groups, int(self.demand.prompt.min(initial=2)))
         if self.drafts is not None and policy.cache.enable_prefix_caching:
             self.drafts.check_groups(layout)
         if self.encoding is not None:

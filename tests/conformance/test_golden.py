@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kvsim.conformance import read_records, read_workload, verify_oracle
-from kvsim.errors import RecordingError
+from kvsim.conformance import parse_workload, read_records, read_workload, verify_oracle
+from kvsim.conformance.oracle import OracleRun
+from kvsim.errors import RecordingError, UsageError
 from kvsim.kv_groups import CacheKind, MambaMode
 from kvsim.policies.settings import Eviction
 
@@ -60,6 +61,16 @@ def test_the_golden_workloads_with_an_offload_cover_what_they_are_kept_for() -> 
     assert {cache.kv_offloading_eviction for cache in caches} == set(Eviction)
     assert {cache.kv_offloading_prompt_only for cache in caches} == {False, True}
     assert {cache.kv_offloading_block_size // cache.block_size for cache in caches} == {1, 2, 3}
+
+
+def test_a_prompt_that_vllm_would_load_for_ever_is_refused() -> None:
+    """A loaded prompt of one token has nothing computed, and so it is looked up, and loaded, again."""
+    requests = [{"id": f"r{row}", "prompt_len": 1 + row, "output_len": 2} for row in range(2)]
+    document = {"num_blocks": 8, "block_size": 1, "requests": requests}
+    run = OracleRun(parse_workload(document | {"offload": {"host_blocks": 4, "factor": 2}}, "w").of_release("0.25.1"))
+    assert run.num_failures == 0
+    with pytest.raises(UsageError, match="again and again where a host block has one token"):
+        OracleRun(parse_workload(document | {"offload": {"host_blocks": 4}}, "w").of_release("0.25.1"))
 
 
 def test_the_golden_workloads_with_groups_cover_every_kind() -> None:

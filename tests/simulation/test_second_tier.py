@@ -213,7 +213,6 @@ def test_a_calibration_knows_what_the_offload_costs_the_host(ahead: bool) -> Non
     [
         (("--kv-offloading-eviction", "arc"), "requires --kv-offloading-size"),
         (("--kv-offloading-size", "1", "--swap-gib", "1"), "give only one"),
-        (("--kv-offloading-size", "1", "--order", "priority"), "in order of arrival"),
         (("--kv-offloading-size", "0.001"), "hold no host block of 2097152 bytes"),
         (("--kv-offloading-size", "1", "--kv-offloading-block-size", "24"), "a multiple of the block size"),
         (("--kv-offloading-size", "-1"), "--kv-offloading-size should be at least 0"),

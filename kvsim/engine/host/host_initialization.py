@@ -21,7 +21,7 @@ from kvsim.engine.host_tier import (
 from kvsim.errors import BudgetError, UsageError
 from kvsim.policies import Paged, Policy
 from kvsim.policies.releases import check_offload as check_offload_of
-from kvsim.policies.settings import Eviction, Order, PagedSettings
+from kvsim.policies.settings import Eviction, PagedSettings
 
 _GIB, _GIGA = 1 << 30, 1e9
 _FIRST_COPY_ROWS = 1 << 14
@@ -29,8 +29,11 @@ _LOADS_PER_STEP = 1024
 """Largest number of loads that begin in one step and can be recorded."""
 
 
-def check_offload(policy: Paged, num_groups: int) -> None:
-    """Check that kvsim simulates the offload that `policy` sets, if it sets one."""
+def check_offload(policy: Paged, num_groups: int, shortest_prompt: int) -> None:
+    """Check that kvsim simulates the offload that `policy` sets, if it sets one.
+
+    `shortest_prompt` is the number of tokens of the shortest prompt.
+    """
     cache = policy.cache
     if not cache.kv_offloading_size:
         return
@@ -40,9 +43,10 @@ def check_offload(policy: Paged, num_groups: int) -> None:
             "host memory is used either as vLLM 0.25.1 does (--kv-offloading-size) or as vLLM 0.x did (--swap-gib); "
             "give only one."
         )
-    if policy.scheduler.order is Order.PRIORITY:
+    if shortest_prompt == 1 and cache.block_size * blocks_per_slot(policy) == 1:
         raise UsageError(
-            "kvsim knows --kv-offloading-size for requests in order of arrival; leave out --order priority."
+            f"vLLM {policy.scheduler.vllm} loads a prompt of one token from host memory again and again where a host "
+            "block has one token; take --block-size 2 or more."
         )
     if num_groups > 1:
         raise UsageError(

@@ -5,7 +5,7 @@ prefix is looked up on the GPU first and then on the host. Blocks that only the 
 before the sequence runs. Each copy is a `Job` from the step that decides it to the step that reports it. The clock
 (`copies`), an oracle or a recording decides which step reports it.
 
-Models have one KV-cache group, of full attention, and requests are served in order of arrival.
+Models have one KV-cache group, of full attention.
 """
 
 from __future__ import annotations
