@@ -162,10 +162,14 @@ def _sort_in(engine: Engine, index: int) -> None:
 
 @part
 def is_more_important(engine: Engine, first: Sequence, second: Sequence) -> bool:
-    """Tell whether `first` goes before `second`, because its priority is smaller, or equal and it arrived earlier."""
+    """Tell whether `first` goes before `second`, because its priority is smaller, or equal and it arrived earlier.
+
+    Requests that arrive at the same time are in the order in which the engine gets them, as no server gets two at once.
+    """
     if first.priority != second.priority:
         return first.priority < second.priority
-    return engine.times[first.number].arrival_s < engine.times[second.number].arrival_s
+    one, other = engine.times[first.number], engine.times[second.number]
+    return one.arrival_seq < other.arrival_seq if one.arrival_s == other.arrival_s else one.arrival_s < other.arrival_s
 
 
 def in_order(engine: Engine) -> list[int]:

@@ -479,6 +479,24 @@ def test_what_is_only_modelled_is_not_compared(pressure: Recording) -> None:
         verify_recording(recording)
 
 
+@pytest.mark.parametrize("host_gib", [0.0, 0.15])
+def test_requests_that_arrive_at_once_are_preempted_as_if_each_came_after_the_one_before(
+    host_gib: float, make_machine: Callable[[int], Machine]
+) -> None:
+    """No server gets two requests at the same time, so the one that was sent last is the least important."""
+    size = 24
+    workload = Workload(
+        arrival_s=np.zeros(size), prompt_tokens=np.full(size, 150), output_tokens=np.full(size, 120),
+        priority=np.arange(size) % 2,
+    )  # fmt: skip
+    scheduler = ContinuousSettings(order=Order.PRIORITY, vllm="0.25.1")
+    policy = Paged(scheduler=scheduler, cache=PagedSettings(kv_offloading_size=host_gib))
+    recording = simulate(workload, policy, make_machine(1_600))
+    verdict = verify_recording(recording)
+    assert verdict.equal, verdict
+    assert verdict.num_preemptions > 3
+
+
 def _drafted(machine: Machine, method: str, prefix_tokens: int, **settings: Any) -> Recording:
     """A simulated recording with drafts, whose prompts share `prefix_tokens`."""
     size = 8
