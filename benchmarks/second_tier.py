@@ -18,6 +18,7 @@ from pages import with_rows
 
 PAGE = Path(__file__).parents[1] / "docs" / "second-tier.md"
 MOONCAKE = (
+    *("--model", "Llama-3.1-8B", "--gpu", "H200"),  # Llama-3-8B, with the context that these prompts need
     *("--num-requests", "1500", "--rate", "1.5", "--kv-gib", "100"),
     *("--max-num-batched-tokens", "8192", "--max-num-seqs", "256", "--max-model-len", "131072"),
 )
