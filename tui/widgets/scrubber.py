@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -80,16 +81,17 @@ class Scrubber(Widget):
         """Show in the title whether the clock runs, its speed and its time."""
         player = self.player
         state = "playing" if player.playing else "paused"
-        clock = ["following"] if self.following else [state, self.pace]
-        words = f" {self.symbols.dot} ".join(filter(None, (*clock, self.place())))
         marks = [
             Content.assemble("   ", Content(glyph).stylize(style), f" {meaning}")
             for glyph, style, meaning in self.marks()
         ]
-        title, room = Content(words), self.size.width - 2
-        whole = words.replace(" slower", " slower than it ran").replace(" faster", " faster than it ran")
-        if len(whole) + sum(mark.cell_length for mark in marks) <= room:
-            title = Content(whole)
+        paces = [""] if self.following else [re.sub(r"(er)$", r"\1 than it ran", self.pace), self.pace]
+        if self.screen.has_class("-lesson"):  # its marks are part of the lesson
+            paces.append("")
+        begin = "following" if self.following else state
+        titles = [Content(f" {self.symbols.dot} ".join(filter(None, (begin, pace, self.place())))) for pace in paces]
+        room, needed = self.size.width - 2, sum(mark.cell_length for mark in marks)
+        title = next((each for each in titles if each.cell_length + needed <= room), titles[min(1, len(titles) - 1)])
         for mark in marks:
             if title.cell_length + mark.cell_length <= room:
                 title += mark
