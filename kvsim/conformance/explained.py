@@ -153,7 +153,7 @@ class _VariantSearch:
         return all(self._compare(answered, variants).equal for answered in self._equal)
 
     def accept(self, found: list[tuple[Variant, ...]]) -> Finding:
-        """Accept the first of equally good explanations, so that it stays in force; return the finding."""
+        """Accept the first of equally good explanations; return the finding. Further explanations are added to it."""
         before = self.open
         self._accepted = (*self._accepted, *found[0])
         self.open = self._outcomes(before)

@@ -76,7 +76,7 @@ class EncoderMoments:
             at = self._of(np.searchsorted(seq, events.seq))
             self._recorded = stacked(at, *(getattr(events, name) for name in _COLUMNS[1:]))
         self._held_back = np.empty((0, 4), np.int64)
-        """Events of the engine that are compared at a later moment than the engine has reached."""
+        """Events of the engine that are compared only at a later moment, which it has not reached yet."""
 
     def _of(self, index: IntArray) -> IntArray:
         return np.append(self._reporting, self._end)[index]

@@ -17,7 +17,7 @@ RECENT, FREQUENT, RECENT_GHOSTS, FREQUENT_GHOSTS = range(4)
 LRU uses only `RECENT`, for blocks that no copy reads or writes. ARC uses all four, for all blocks.
 """
 NUM_LISTS = 4
-"""Number of lists. The records of their heads come before the record of slot 0."""
+"""Number of these lists. The records of their heads come first; the record of slot 0 follows."""
 NO_HOST_BLOCK = 0
 WRITING = -1
 """Value of `HostBlock.readers` while the copy to the host has not ended."""
@@ -99,7 +99,7 @@ class HostBlock(Linked):
     in_list: Small = 0
     """Index of the list that contains the block; -1 for none."""
     next_in_bucket: Small = 0
-    """The next record in the same bucket."""
+    """Index of the next record in its bucket; 0 for none."""
     spared: int = 0
     """Value of `HostState.num_sparings` when the block was last protected from eviction."""
     next_of_job: Small = 0

@@ -78,7 +78,7 @@ class Settings:
     If False, it ends earlier, by the tokens that drafting reads after a chunk (`prompt_ahead_tokens`).
     """
     keeps_cached_whole: FeatureFlag = False
-    """A chunk does not cut an image that is already in the encoder cache either, if `keeps_images_whole`."""
+    """An image that is in the encoder cache is not cut by a chunk either, if `keeps_images_whole` is True."""
     keeps_repeated_images: FeatureFlag = False
     """A sequence uses an image that occurs several times in its prompt until the last occurrence is computed."""
     counts_repeated_images: FeatureFlag = False

@@ -152,7 +152,7 @@ class Engine(NamedTuple):
     """The steps of this slice of the run."""
     outputs: Records[records.Output]
     gaps: Records[records.Gap]
-    """The gaps that outputs of this slice of the run began."""
+    """Gaps of this slice of the run: times from an output to the next step, with no step in flight."""
     memory_rows: Records[records.MemoryRow]
     """Changes of ownership in this slice of the run, if they are recorded."""
     schedule_rows: Records[records.ScheduleRow]

@@ -78,7 +78,7 @@ class KvLink:
         at_least=0,
         below=math.inf,
     )
-    """Default: an assumption."""
+    """The default was assumed, not measured."""
     num_transfers: int = setting(
         1,
         "Transfers at a time on such a link, each over an equal share.",

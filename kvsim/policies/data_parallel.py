@@ -14,7 +14,7 @@ from kvsim.policies.releases import rules_of
 _WAITING_WEIGHT = 4
 """Weight of a waiting request relative to a running one, in the score of older releases."""
 _PRESSURE_WEIGHT, _FREE_USAGE = 6.0, 0.5
-"""Weight of a waiting request for each unit of pool usage above `_FREE_USAGE`, in the score of newer releases."""
+"""Weight of a waiting request in the score of newer releases: 6 times the pool usage (0 to 1) above 0.5."""
 COUNTS_EVERY_S = 0.1
 """Seconds between two reports of the coordinator while loads change. The value is vLLM's."""
 

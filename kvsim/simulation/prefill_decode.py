@@ -248,7 +248,7 @@ class Pair:
     def add(self, server: ServerProcess, number: int) -> None:
         """Ignore a request: `send` has passed it to the server already."""
 
-    def tell(self, server: ServerProcess) -> None:
+    def process_transfers(self, server: ServerProcess) -> None:
         """Schedule the release of blocks on prefill servers that a decode server reads, or does not need.
 
         A block counts as read when its load ends.

@@ -190,9 +190,9 @@ class SharedStore:
         self._keys[number] = [int(prefix_hits.key_of(engine, sequence, 0, index)) for index in range(with_keys)]
         self._without_token[number] = server
         self._homes.setdefault(server, []).append(number)
-        self._tell_found(server, number)
+        self._set_stored_tokens(server, number)
 
-    def tell(self, server: ServerProcess) -> None:
+    def process_transfers(self, server: ServerProcess) -> None:
         """Record the loads that a server has begun, and write the prompts whose first token it has computed."""
         self._take_loads(server)
         times = server.driver.engine.times
@@ -201,7 +201,7 @@ class SharedStore:
         for number in done:
             del self._without_token[number]
             self._environment.process(self._write(number, self._keys[number], float(times[number].first_token_s)))
-        self._tell_preempted(server)
+        self._update_preempted(server)
 
     def _take_loads(self, server: ServerProcess) -> None:
         """Record which loads a server has ended, and which it has begun, in its last slice.
@@ -239,9 +239,9 @@ class SharedStore:
             self.content.check([keys, *self._keys.values()])
         for server, numbers in self._homes.items():
             for other in numbers:
-                self._tell_found(server, other)
+                self._set_stored_tokens(server, other)
 
-    def _tell_preempted(self, server: ServerProcess) -> None:
+    def _update_preempted(self, server: ServerProcess) -> None:
         """Update how many tokens of preempted requests are stored, and remove requests that have ended."""
         sequences, left = server.driver.engine.sequences, []
         for number in self._homes.get(server, ()):
@@ -251,10 +251,10 @@ class SharedStore:
             else:
                 left.append(number)
                 if sequences[number].status == PREEMPTED:
-                    self._tell_found(server, number)
+                    self._set_stored_tokens(server, number)
         self._homes[server] = left
 
-    def _tell_found(self, server: ServerProcess, number: int) -> None:
+    def _set_stored_tokens(self, server: ServerProcess, number: int) -> None:
         """Set how many tokens of a request are stored, if the request waits; the connector reads this number."""
         engine = server.driver.engine
         if engine.sequences[number].status in (WAITING, PREEMPTED):

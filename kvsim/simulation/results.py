@@ -280,7 +280,7 @@ class FinalRows:
 
     @staticmethod
     def _after_outputs(engine: Engine, num_outputs: int) -> dict[str, npt.NDArray[np.int32]]:
-        """Return the columns that state what the outputs of steps leave; none for a static batch.
+        """Return the columns with the state after the output of each step; no columns for a static batch.
 
         Requests that wait for a static batch are not counted between batches.
         """

@@ -54,7 +54,7 @@ class Exchanging(Protocol):
     def add(self, server: ServerProcess, number: int) -> None:
         """Record that request `number` was sent to a server."""
 
-    def tell(self, server: ServerProcess) -> None:
+    def process_transfers(self, server: ServerProcess) -> None:
         """Process the transfers that `server` has begun in its last slice."""
 
 
@@ -245,7 +245,7 @@ class ServerProcess:
     def _pass_on_transfers(self) -> None:
         """Let the exchange, if there is one, process the transfers that the last slice has begun."""
         if self._exchange is not None:
-            self._exchange.tell(self)
+            self._exchange.process_transfers(self)
 
     def _answer(self) -> None:
         """Signal the events of the requests that have ended since the last call."""

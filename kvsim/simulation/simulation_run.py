@@ -423,7 +423,7 @@ def _expected_order(setup: Setup, num_replicas: int) -> list[int]:
 
 
 def _max_concurrency(options: Options) -> int | None:
-    """Return the largest number of requests that may be sent and not answered at once; None for no limit."""
+    """Return the largest number of requests that may wait for their answers at one time; None for no limit."""
     most = options.get("max_concurrency")
     if most is not None and options.get("users") is not None:
         raise UsageError(

@@ -263,7 +263,7 @@ def test_a_run_says_of_each_server_what_its_recording_says(
     load = ("--arrivals", "poisson", "--rate", rate, "--num-requests", num_requests, "--prompt-tokens", "200:0.5",
             "--output-tokens", "20:0.5", "--shared-prefix", "2x64", "--seed", "4")  # fmt: skip
     pool = ("--num-blocks", num_blocks, "--max-model-len", "1024")
-    done = CliRunner().invoke(cli, ["run", *load, *pool, *flags, "--no-band", "--json", "-o", str(tmp_path / "f")])
+    done = CliRunner().invoke(cli, ["run", *load, *pool, *flags, "--json", "-o", str(tmp_path / "f")])
     assert done.exit_code == 0, done.exception
     folders = sorted((tmp_path / "f").iterdir(), key=lambda folder: ("decode" in folder.name, folder.name))
     for printed, folder in zip(json.loads(done.stdout)["servers"], folders, strict=True):

@@ -83,7 +83,7 @@ def prompt_keys(workload: Workload, block_size: int, ahead: int = 0) -> Ragged[n
     Keys are numbered in order of first appearance. A key also covers the `ahead` tokens after its block.
 
     Raises:
-        WorkloadError: blocks would straddle the units that the workload has hashes of.
+        WorkloadError: neither `block_size` nor the number of tokens per hash is a multiple of the other.
     """
     unknown = np.ones(len(workload), np.bool_)
     num_blocks, parts, num_codes = np.zeros(len(workload), np.int64), [], 0

@@ -42,8 +42,9 @@ def take(engine: Engine, node: int) -> None:
 
 @part
 def share_with(engine: Engine, node: int, upper: int) -> None:
-    """Copy the windows of a split node, and their locks, to its `upper` part. If the node is an edge, only this part is
-    now.
+    """Copy the windows of a split node, and their locks, to its `upper` part.
+
+    If the node is an edge, the `upper` part replaces it as the edge.
     """
     old, new = engine.radix.nodes[node], engine.radix.nodes[upper]
     new.has_window, new.window_locks = old.has_window, old.window_locks

@@ -78,7 +78,7 @@ def _form_batch(engine: Engine) -> bool:
         return False
     batch.num_rows = batch.prompt_width = batch.most_new_tokens = 0
     if settings.sort_by_length:
-        _choose_alike(engine)
+        _choose_similar_lengths(engine)
     else:
         number = waiting_queue.peek(engine).number
         while number != HEAD and _join(engine, engine.sequences[number]):
@@ -95,7 +95,7 @@ def _form_batch(engine: Engine) -> bool:
 
 
 @part
-def _choose_alike(engine: Engine) -> None:
+def _choose_similar_lengths(engine: Engine) -> None:
     """Fill the batch with the waiting prompts whose lengths are closest to that of the oldest; arrival breaks ties."""
     width = waiting_queue.peek(engine).prompt_tokens
     for distance in range(max(width, len(engine.buckets) - width)):
@@ -218,7 +218,7 @@ def _count_slots(engine: Engine) -> None:
 
 @part
 def _write_down(engine: Engine) -> None:
-    """Record the slots and tokens of every row: in step 0 of the prompt, in step 1 of one token in each later step."""
+    """Record the slots and tokens of every row: in step 0 those of its prompt, in step 1 those of all later steps."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     step, width, stride = batch.step, batch.prompt_width, width_at(engine, batch.num_steps - 1)
     repeat = 1 if step == 0 else batch.num_steps - 1
