@@ -44,8 +44,8 @@ def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, t
     """Return `card` with the fitted factors of the machine of `recordings`, and the error of each recording afterwards.
 
     Raises:
-        UsageError: there is no recording, or one is a simulation, of another GPU than the card, not of vLLM, or there
-            twice.
+        UsageError: there is no recording; or one is given twice, is a simulation, is not of vLLM, or is of another GPU
+            than the card.
     """
     if not recordings:
         raise UsageError("there is nothing to calibrate the card on; give at least one recording.")
@@ -118,10 +118,12 @@ def awake_times(card: Card, recording: Recording) -> Roofline:
     gpu = find_gpu(recording.meta.gpu)
     if recording.meta.source == "simulation" or engine_of(recording) != "vllm":
         raise UsageError(
-            f"{recording.name} is not a recording of vLLM, which alone tells how fast a machine is; leave it out."
+            f"{recording.name} is not a recording of vLLM, and only those show how fast a machine is; leave it out."
         )
     if gpu.name != find_gpu(card.gpu).name:
-        raise UsageError(f"{recording.name} is of {gpu.name}, and the card of {card.gpu}; calibrate one machine.")
+        raise UsageError(
+            f"{recording.name} is of {gpu.name}, and the card is for {card.gpu}; give recordings of {card.gpu}."
+        )
     model = served_model(recording.meta)
     times = never_asleep(linked(card, gpu, model.tensor_parallel_size), model, num_processors=gpu.num_processors)
     num_seqs = recording.meta.engine.get("max_num_seqs")

@@ -24,9 +24,9 @@ _STALL_PERCENTILE = 99.5
 _FAR_S = 1e-3
 """Error in seconds from which a step was delayed by something other than its kernels."""
 _ENOUGH_STEPS = 5
-"""Number of steps of a size with which half of their mean excess is applied; with more steps, a larger part is."""
+"""Number of steps of a size for which half of their median excess is applied; with more steps, a larger share is."""
 _SIZE_ROUNDS = 10
-"""Number of rounds; each computes the excess of every size, and then the excess of every recording."""
+"""Number of rounds; each computes the median error of every group of steps, then the excess of every size over it."""
 
 
 def with_mean_excess(times: Roofline, observed: Sequence[Observed]) -> Roofline:
@@ -146,8 +146,8 @@ def _line(x: Any, y: Any, intercept: float, slope: float) -> tuple[float, float]
 def with_sizes(times: Roofline, observed: Sequence[Observed]) -> Roofline:
     """Return `times` with the median error of each captured size, over all recordings, added to `of_size_s`.
 
-    The median error of a recording's steps, with and without prompt tokens, is subtracted first, because it has other
-    causes.
+    The steps of a recording form two groups: those with and those without prompt tokens. The median error of the group
+    is subtracted first, because it has other causes than the size.
     """
     sizes, groups, errors = map(np.concatenate, zip(*_errors_by_size(times, observed), strict=True))
     if not len(errors):
@@ -163,12 +163,12 @@ def with_sizes(times: Roofline, observed: Sequence[Observed]) -> Roofline:
                 share = len(steps) / (len(steps) + _ENOUGH_STEPS)
                 excess[size] = share * np.median(errors[steps] - level[steps])
     of_size = np.array(times.of_size_s) + excess
-    least = float(of_size.min())  # no coefficient is negative: what all sizes have in common is the step's
+    least = float(of_size.min())  # no coefficient may be negative: the excess that all sizes share is part of step_s
     return replace(times, of_size_s=tuple((of_size - least).tolist()), step_s=max(times.step_s + least, 0.0))
 
 
 def _errors_by_size(times: Roofline, observed: Sequence[Observed]) -> list[tuple[IntArray, IntArray, FloatArray]]:
-    """Return for each recording the size entries of its captured steps, the group of each step, and its error.
+    """Return for each recording, of its captured steps: the index in `of_size_s`, the group, and the error in seconds.
 
     Steps that waited for the host, or were delayed, are left out. A recording has two groups: steps with and without
     prompt tokens.

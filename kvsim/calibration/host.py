@@ -37,7 +37,7 @@ def calibrate_host(profile: Profile, recordings: Sequence[Recording]) -> Profile
         of = (find_gpu(item.meta.gpu).name, listed_name(shape), engine_of(item))
         if item.meta.source == "simulation" or of != (profile.gpu, profile.model, profile.engine):
             raise UsageError(
-                f"{item.name} is of {of[2]} with {of[1]} on {of[0]}, and the profile of {profile.engine} with "
+                f"{item.name} is of {of[2]} with {of[1]} on {of[0]}, and the profile is for {profile.engine} with "
                 f"{profile.model} on {profile.gpu}; only the host may differ."
             )
     observed = [observe_on(card_of(find_gpu(item.meta.gpu)), item) for item in recordings]

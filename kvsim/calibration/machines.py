@@ -1,8 +1,8 @@
-"""Pace of each machine, so that a profile can use recordings of several machines with the same GPU.
+"""Pace of each machine: by which factors its host and its GPU are slower than those of the profile.
 
-Hosts differ by a third, and two starts of the same engine by one or two percent. Each machine has a factor for its host
-and one for its GPU, which are fitted together with the coefficients. The profile describes the machine with median
-factors.
+The pace is fitted together with the profile, so that a profile can use recordings of several machines with the same
+GPU. The times of hosts differ by a third, and those of two starts of the same engine by one or two percent. The profile
+describes a machine with the median of each factor.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ if TYPE_CHECKING:
     from kvsim.calibration.observed import Observed
 
 _REACH = 4.0
-"""Largest factor of a pace."""
-
-
+"""Largest factor of a machine's host or GPU."""
 _USUAL = Pace(host=0.1, gpu=0.01)
-"""Usual deviations of paces from 1. They keep a pace near 1 if the recordings do not determine it."""
+"""Usual deviations of the two factors from 1. They keep a factor near 1 if the recordings do not determine it."""
 _USUAL_WEIGHT = 5.0
-"""Weight of the deviations of paces in the fit, relative to the errors of a recording."""
+"""Weight of these deviations in the fit, relative to the errors of steps."""
 
 
 def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, gpu: bool = True) -> Pace:
-    """Return the pace that minimizes the `errors` of `observed`, which are scaled so that 1 is a notable error.
+    """Return the factors of host and GPU with the smallest errors of step times, for recordings of one machine.
 
-    If `gpu` is False, only the host's factor is fitted.
+    `errors` returns the error of each step of a recording, divided by a usual error. If `gpu` is False, only the host's
+    factor is fitted.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
 
@@ -52,6 +51,6 @@ def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, 
 
 
 def relative_to_median(paces: Mapping[str, Pace]) -> dict[str, Pace]:
-    """Scale the `paces` of machines so that the median of each factor is 1."""
+    """Divide the factors of all machines by their median, so that the median machine has the factors 1."""
     middle = np.exp(np.median(np.log(np.array(list(paces.values()))), axis=0))
     return {machine: Pace(*map(float, np.array(pace) / middle)) for machine, pace in paces.items()}

@@ -41,7 +41,6 @@ class Observed:
     """Index of the last step that was scheduled before each step's output came."""
     next_step: IntArray
     """Index of the step that was scheduled right after each step's output was processed; -1 if another event came."""
-
     launch_s: FloatArray
     """Seconds that the host took to schedule and launch each step, if it scheduled the next one at once; else NaN."""
     entry_gap_s: FloatArray
@@ -58,10 +57,10 @@ class Observed:
 
 
 def refuse_rank(recording: Recording) -> None:
-    """Refuse a recording of a data-parallel rank whose steps wait for those of other ranks.
+    """Refuse the recording of a data-parallel rank, because its steps wait for those of other ranks.
 
     Raises:
-        UsageError: it is of such a rank.
+        UsageError: the server had several data-parallel ranks.
     """
     if (num_ranks := int(recording.meta.engine.get("data_parallel_size", 1))) > 1:
         raise UsageError(
@@ -126,7 +125,7 @@ def observe(recording: Recording) -> Observed:
 
 
 def _encoded(recording: Recording) -> dict[str, Any]:
-    """Return, per step, the number of images that the encoder computed, of their tokens, and of pairs of these."""
+    """Return the work of the encoder in each step: images computed, the sum of their tokens, and of the squares."""
     events, images, num_steps = recording.encoder, recording.images, len(recording.steps)
     names = ("num_images", "image_tokens", "image_pairs")
     if events is None or images is None:
@@ -142,12 +141,16 @@ def _encoded(recording: Recording) -> dict[str, Any]:
 
 
 def check_distinct(recordings: Sequence[Recording]) -> None:
-    """Check that no recording is given twice: it would count double, and could not be held out."""
+    """Check that no recording is given twice: it would count double in a fit, and no fit could leave it out.
+
+    Raises:
+        UsageError: a recording is given twice.
+    """
     for index, item in enumerate(recordings):
         for other in recordings[:index]:
             if np.array_equal(item.steps.start_s, other.steps.start_s) and len(item.steps):
                 copy = "twice" if item.name == other.name else f"once more as {item.name}"
-                raise UsageError(f"{other.name} is there {copy}; give each recording once.")
+                raise UsageError(f"{other.name} is given {copy}; give each recording once.")
 
 
 def observe_on(card: Card, recording: Recording) -> Observed:

@@ -38,7 +38,7 @@ def print_answer(
         echo(steady_part(run.requests).sentence)
     print_table("", ["", ""], setting_rows(run.meta, requests))
     print_table("", ["", ""], _figures(summary, band), note="\n".join(notes))
-    print_turns([run])
+    print_turns(run)
 
 
 def band_notes(band: Band | None) -> list[str]:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from kvsim.metrics.fleet_totals import FleetTotals
     from kvsim.recording import Meta
 
+_MOST_SHOWN = 16
+"""Largest number of servers that are listed without --all."""
+
 
 def print_fleet(
     meta: Meta, totals: FleetTotals, summaries: Sequence[Summary], requests: str, notes: Sequence[str]
@@ -42,10 +45,6 @@ def print_fleet(
     shown = rows if len(rows) <= _MOST_SHOWN else rows[:_MOST_SHOWN]
     more = [f"{len(rows) - len(shown):,} more servers with --all or --json"] if len(shown) < len(rows) else []
     print_table("", heads, shown, note="\n".join([*more, *notes]))
-
-
-_MOST_SHOWN = 16
-"""Largest number of servers that are listed without --all."""
 
 
 def _sentence(totals: FleetTotals) -> str:

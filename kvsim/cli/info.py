@@ -72,7 +72,7 @@ def _describe(name: str, *, as_json: bool) -> None:
         echo(steady_part(recording.requests).sentence)
     print_table(recording.name, ["", ""], _provenance(recording))
     print_summaries("what happened", [recording], [summary])
-    print_turns([recording])
+    print_turns(recording)
     print_losses(recording)
 
 

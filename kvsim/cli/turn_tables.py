@@ -11,8 +11,6 @@ from kvsim.cli.show import print_table, seconds
 from kvsim.metrics.session_turns import by_turn, session_turns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kvsim.recording import Recording
     from kvsim.simulation import Measured
 
@@ -26,24 +24,22 @@ def turn_documents(run: Recording | Measured) -> dict[str, Any]:
     return {"turns": [figures._asdict() for figures in found]} if found else {}
 
 
-def print_turns(runs: Sequence[Recording | Measured]) -> None:
-    """Print, for each server with sessions, a row for all first turns, a row for all second turns, and so on."""
+def print_turns(run: Recording | Measured) -> None:
+    """Print a row for all first turns, a row for all second turns, and so on; nothing if the run has no sessions."""
     heads = ["turn", "requests", "history, tokens", "hits, tokens", "computed again", "TTFT, mean"]
-    for number, run in enumerate(runs):
-        rows = [
-            (
-                figures.turn,
-                f"{figures.num_requests:,}",
-                f"{figures.history_tokens:,}",
-                f"{figures.hit_tokens:,}",
-                f"{figures.lost_tokens:,}",
-                seconds(figures.ttft_s),
-            )
-            for figures in by_turn(run.requests, run.meta.pool.unit_tokens)
-        ]
-        if rows:
-            server = f", as far as server {number} saw them" if len(runs) > 1 else ""
-            print_table(f"turns of sessions{server}", heads, rows, figures=range(len(heads)))
+    rows = [
+        (
+            figures.turn,
+            f"{figures.num_requests:,}",
+            f"{figures.history_tokens:,}",
+            f"{figures.hit_tokens:,}",
+            f"{figures.lost_tokens:,}",
+            seconds(figures.ttft_s),
+        )
+        for figures in by_turn(run.requests, run.meta.pool.unit_tokens)
+    ]
+    if rows:
+        print_table("turns of sessions", heads, rows, figures=range(len(heads)))
 
 
 def print_losses(recording: Recording) -> None:

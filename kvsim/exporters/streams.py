@@ -1,4 +1,7 @@
-"""Export requests in the formats of published traces, for other simulators and load generators."""
+"""Export requests in the formats of published traces, for other simulators and load generators.
+
+These formats have no fields for images and adapters, which are left out; prompt lengths include the tokens of images.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def samples(page: str, prefix: str) -> Iterator[Sample]:
         sample = _sample(line)
         series = sample.name, frozenset(sample.labels.items())
         if series in seen:
-            raise RecordingError(f"the series {shortened(line.rpartition(' ')[0], 120)} is there twice.")
+            raise RecordingError(f"the series {shortened(line.rpartition(' ')[0], 120)} is given twice.")
         seen.add(series)
         yield sample
 

@@ -1,4 +1,4 @@
-"""Totals of several servers behind one router, for the results of `kvsim fleet`.
+"""Totals of several servers behind one router, for the results of `kvsim run` with several servers.
 
 The totals tell what clients see, how even the load is, and how many bytes of prefixes are cached several times.
 """

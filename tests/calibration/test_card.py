@@ -55,7 +55,7 @@ def test_what_one_model_tells_serves_another() -> None:
 def test_what_tells_nothing_of_the_machine_is_refused() -> None:
     with pytest.raises(UsageError, match="nothing to calibrate the card on"):
         calibrate_card(H100, [])
-    with pytest.raises(UsageError, match="is of H200, and the card of H100 SXM"):
+    with pytest.raises(UsageError, match="is of H200, and the card is for H100 SXM"):
         calibrate_card(H100, [read(find("vllm-h200-qwen3-8b-light"))])
     with pytest.raises(UsageError, match="is not a recording of vLLM"):
         calibrate_card(card_of(find_gpu("H200")), [read(find("hf-h200-granite-350m-batch500"))])
@@ -74,9 +74,9 @@ def test_recordings_of_one_name_are_told_apart() -> None:
 def test_a_recording_that_is_there_twice_is_refused(fit: Callable[[list[Recording]], object]) -> None:
     """Left out once, it would still be fitted to."""
     recording = read(find("vllm-h100-qwen3-8b-light"))
-    with pytest.raises(UsageError, match=r"vllm-h100-qwen3-8b-light is there twice; give each recording once\."):
+    with pytest.raises(UsageError, match=r"vllm-h100-qwen3-8b-light is given twice; give each recording once\."):
         fit([recording, recording])
-    with pytest.raises(UsageError, match="is there once more as copy"):
+    with pytest.raises(UsageError, match="is given once more as copy"):
         fit([recording, replace(recording, name="copy")])
 
 

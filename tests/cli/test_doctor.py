@@ -285,4 +285,4 @@ def test_a_page_that_contradicts_itself_is_refused(doctor: Run) -> None:
     line = next(line for line in VLLM_PAGE.splitlines() if line.startswith("vllm:kv_cache_usage_perc"))
     code, _, complaint = doctor(f"{VLLM_PAGE}\n{line}\n")
     assert code == 1
-    assert "is there twice" in complaint
+    assert "is given twice" in complaint
