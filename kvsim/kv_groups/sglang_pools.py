@@ -23,9 +23,7 @@ class SlotLayers:
     """Number of bytes of one token in each pool."""
 
     full_bytes: int
-    """Number of bytes of one token in the first pool. This pool serves the layers without a window; if it is the only
-    pool, all layers.
-    """
+    """Number of bytes of one token in the first pool: in layers without a window, or in all if it is the only pool."""
     window_bytes: int = 0
     """Number of bytes of one token in the second pool, which serves the layers with windows; 0 without a
     second pool.

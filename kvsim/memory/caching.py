@@ -31,7 +31,7 @@ KIB = 1024
 MIB = 1024 * KIB
 
 ROUNDING_BYTES = 512
-"""Number of bytes to whose multiples a request is rounded up."""
+"""Requests are rounded up to multiples of this number of bytes."""
 SMALL_LIMIT_BYTES = MIB
 """Largest request, in bytes, of the pool of small blocks. A larger block is split only if its rest is above this."""
 SMALL_SEGMENT_BYTES = 2 * MIB

@@ -1,6 +1,6 @@
 """Convert a Hugging Face `config.json` to a `Model`. Refuse a model whose cache size kvsim cannot compute exactly.
 
-`--model` reads models in this way that `listed.toml` does not have. The listed models are built in the same way.
+`--model` reads a model in this way if `listed.toml` does not have it. The listed models are built in the same way.
 """
 
 from __future__ import annotations

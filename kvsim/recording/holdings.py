@@ -208,10 +208,10 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
 
     The releasing row is the number of rows if the extent is never released, and 0 for rows without an allocation.
     """
-    birth_row, turns = _turns(memory, num_requests)
+    birth_row, released = _rows_by_request(memory, num_requests)
     until = np.zeros(len(memory), np.int32)
-    until[birth_row] = turns.death_rows(len(birth_row), nothing=len(memory))
-    first_row, begin, end, first_of_table = turns.first_take, turns.begin, turns.end, turns.first_of_table()
+    until[birth_row] = released.death_rows(len(birth_row), nothing=len(memory))
+    first_row, begin, end, first_of_table = released.first_take, released.begin, released.end, released.first_of_table()
     offset: IntArray | None = None
     if unit_by_unit:
         length = memory.length.take(birth_row)
@@ -238,8 +238,8 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
             death_seq=seq_of(memory, until[first]),
         ),
     )
-    in_order = np.argsort(turns.releases)
-    back = Releases(row=turns.releases[in_order], last_extent=end[in_order] - 1, num_extents=(end - begin)[in_order])
+    in_order = np.argsort(released.releases)
+    back = Releases(row=released.releases[in_order], last_extent=end[in_order] - 1, num_extents=(end - begin)[in_order])
     return tables, back, until
 
 
@@ -284,7 +284,7 @@ class _ReleaseRows:
         return np.unique(np.concatenate((first[first < end], self.end[goes_on])))
 
 
-def _turns(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _ReleaseRows]:
+def _rows_by_request(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _ReleaseRows]:
     """Return the rows that extend tables, by request and then in order, and the releases among them."""
     rows = np.arange(len(memory), dtype=np.int32)[memory.kind != MemoryKind.EVICT]
     rows = rows[stable_order(memory.request[rows], num_requests)]

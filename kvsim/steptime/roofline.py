@@ -13,9 +13,9 @@ from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, size_place
 _LEAST_S = 1e-30
 """Smallest divisor in seconds, so that nothing is divided by 0."""
 COOL = 1.5
-"""Largest ratio of arithmetic and cache reads to weight reads, as times, at which the GPU does not throttle."""
+"""Ratio of two times up to which the GPU does not throttle: arithmetic with cache reads, and weight reads."""
 HEATED = 2.5
-"""Factor on the excess of that ratio over `COOL`. The GPU throttles fully if the product reaches the whole ratio.
+"""Factor on the part of that ratio above `COOL`. If the product is at least the ratio, the GPU throttles fully.
 
 Both constants were measured in steps of 160 to 500 sequences of Llama-3-8B on two H200s. The clock of one GPU fell from
 1.98 to 1.86 GHz with 128 sequences, and to 1.6 GHz with 400.
