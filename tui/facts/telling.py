@@ -85,12 +85,12 @@ def story_of_comparison(comparison: ComparedRuns) -> Story:
     begin = f"{fast.label} {duration(fast_s)}"
     numbers = range(1, len(comparison.lanes))
     running = ", ".join(f"{_mean_of(lane.session, 'running'):,.0f} ({lane.label})" for lane in comparison.lanes)
-    factors, in_short = (
+    factors, *in_short = (
         ", ".join(f"{comparison.lanes[number].label} {factor(comparison, number)}" for number in numbers)
-        for factor in (_factor, _factor_in_short)
+        for factor in (_factor, _factor_in_short, lambda *lane: _times(_gap(*lane)))
     )
     parts = (f"{begin}; longer: {factors}", f"running on average: {running}")
-    return Story(frame=0, parts=parts, shorter=(f"{begin}; {in_short}",))
+    return Story(frame=0, parts=parts, shorter=tuple(f"{begin}; {words}" for words in in_short))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
