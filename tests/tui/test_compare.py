@@ -361,7 +361,7 @@ async def test_four_runs_have_whole_words_and_equal_lines_on_a_narrow_screen(
         assert axis[-1].rstrip().endswith(duration(screen.query_one(Race).edges_s(1)[-1]))
         assert any("served: of output tokens; memory: of " in line for line in lines)
         for place in places:
-            assert re.search(r"(now \d+ running · .*waiting|done after)", lines[place])
+            assert re.search(r"(\d+ running · .*waiting|done after)", lines[place])
             assert lines[place + 1].startswith("served  ")
             assert re.search(r" \d+% of tokens$", lines[place + 1].rstrip())
             assert lines[place + 2].startswith("memory  ")

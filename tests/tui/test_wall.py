@@ -22,7 +22,7 @@ from kvsim.workload import LogNormal, Poisson, SharedPrefixes, generate
 from kvsim_tui import fleet_of, open_fleet
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.export.picture_file import drawn, svg_of
-from kvsim_tui.facts.fleet_telling import beside_strip, why_waiting
+from kvsim_tui.facts.fleet_telling import about_all, beside_strip, why_waiting
 from kvsim_tui.playback.fleet_servers import FleetServers
 from kvsim_tui.screens.wall import Wall
 from kvsim_tui.screens.watch import Watch
@@ -225,7 +225,7 @@ def test_a_server_says_what_the_head_of_its_queue_needs_and_what_is_free(recordi
                 assert int(free) == recording.steps.free_units[step] < int(need)
                 seen += 1
             elif texts:
-                assert re.match(r"\d+ preempted requests? first, [\d,]+ blocks free", texts[0])
+                assert re.match(r"\d+ preempted requests? (is|are) first, [\d,]+ blocks free", texts[0])
     assert seen > 20
 
 
@@ -241,10 +241,10 @@ def test_prefill_and_decode_servers_name_each_other(apart: list[Recording]) -> N
         came = server.handovers.came_from(fleet.player.duration_s)
         assert came == {0: len(server.requests)}
         fleet.player.go_to_time(fleet.player.duration_s)
-        assert f"KV so far from prefill-0: {came[0]}" in beside_strip(fleet, server, server.at(kept_s), 60)
+        assert f"{came[0]} requests from prefill-0" in beside_strip(fleet, server, server.at(kept_s), 60)
     fleet.player.go_to_time(kept_s)
     lines = beside_strip(fleet, prefill, prefill.at(kept_s), 60)
-    assert re.match(r"done, kept for decode-[01]: \d+", lines[0])
+    assert re.match(r"\d+ requests? kept for decode-[01]", lines[0])
 
 
 def test_a_full_bar_is_the_longest_queue_at_every_width(recordings: list[Recording]) -> None:
@@ -264,3 +264,15 @@ async def test_two_lines_a_server_are_enough_to_say_why_requests_wait(recordings
             why = why_waiting(fleet, fleet.servers[number], fleet.player.clock_s)
             assert not why or any(text in lines[2 + 2 * place] for text in why)
         assert sum(bool(why_waiting(fleet, server, fleet.player.clock_s)) for server in fleet.servers) >= 3
+
+
+def test_imbalance_compares_servers_of_one_kind_and_names_it(
+    apart: list[Recording], recordings: list[Recording]
+) -> None:
+    fleet = fleet_of(apart, ["prefill-0", "decode-0", "decode-1"])
+    now = fleet.at(fleet.player.duration_s)
+    decoded = [state.computed for state in now[1:]]
+    assert fleet.imbalance(now) == (pytest.approx(2 * max(decoded) / sum(decoded)), "decode")
+    assert any(text.startswith("busiest decode computed") for text in about_all(fleet, now, 46))
+    alike = fleet_of(recordings)
+    assert alike.imbalance(alike.at(alike.player.duration_s))[1] == ""

@@ -43,7 +43,7 @@ def fleet_story(fleet: FleetServers) -> Story:
     parts = (
         whole,
         *found,
-        f"busiest server computed {fleet.imbalance(now):.2f} times the mean",
+        _balance(fleet, now),
         plural(sum(server.preempted for server in now), "preemption"),
     )
     return Story(frame=fleet.player.frame, parts=parts, shorter=(whole,))
@@ -74,12 +74,19 @@ def about_all(fleet: FleetServers, now: Sequence[ServerNow], room: int) -> list[
         (f"all servers: {running:,} running, {held} held", f"{running:,} running, {held} held")
     ]
     if len(now) > 1:
-        balance = f"busiest computed {fleet.imbalance(now):.2f} times the mean"
-        lines.append((f"so far: {balance}", balance))
+        balance = _balance(fleet, now)
+        brief = balance.replace(" server", "", 1)
+        lines.append((f"so far: {brief}", brief))
     if fleet.hits(now)[0]:
         lines.append((f"{percent(*fleet.hits(now))} of prompt tokens found in caches",))
     lines.append(("up down enter: open a server",))
     return list(filter(None, (that_fits(texts, room) for texts in lines)))
+
+
+def _balance(fleet: FleetServers, now: Sequence[ServerNow]) -> str:
+    """Return how much more tokens the busiest server has computed than the mean of its kind, in words."""
+    times, kind = fleet.imbalance(now)
+    return f"busiest {kind}{' ' * bool(kind)}server computed {times:.2f} times {'their' if kind else 'the'} mean"
 
 
 def that_fits(texts: tuple[str, ...], room: int) -> str:
@@ -104,7 +111,11 @@ def _short_of_memory(fleet: FleetServers, server: FleetServer, step: int, time_s
     preempted = int(steps.waiting[step]) - len(server.queue(float(steps.start_s[step])))
     if preempted > 0:
         blocks = f"{free:,} {'block' if pool.unit_tokens > 1 else 'slot'}s free"
-        return (f"{plural(preempted, 'preempted request')} first, {blocks}", f"preempted first, {blocks}")
+        verb = "is" if preempted == 1 else "are"
+        return (
+            f"{plural(preempted, 'preempted request')} {verb} first, {blocks}",
+            f"preempted one first, {blocks}" if preempted == 1 else f"{preempted:,} preempted first, {blocks}",
+        )
     if not len(queue) or len(pool.groups) > 1 or pool.unit_tokens == 1:
         return ()
     name = str(server.ids[queue[0]])
@@ -122,15 +133,17 @@ def _transfers(fleet: FleetServers, server: FleetServer, time_s: float, room: in
     """Return how many requests a prefill server keeps for each decode server, or a decode server got from each."""
     kept, came = server.handovers.kept_for(time_s), server.handovers.came_from(time_s)
     if server.kind == "prefill" and kept:
-        begin, of_each = ("done, kept for ", "kept for "), kept
+        verbs, of_each = ("kept for", "for"), kept
     elif server.kind == "decode" and came:
-        begin, of_each = ("KV so far from ", "KV from "), came
+        verbs, of_each = ("from", "from"), came
     else:
         return ""
-    names = [f"{_name_of(fleet, server, number)}: {num:,}" for number, num in of_each.items()]
-    for end in range(len(names), 0, -1):
-        more = f", {len(names) - end:,} more" * (end < len(names))
-        if text := that_fits(tuple(each + ", ".join(names[:end]) + more for each in begin), room):
+    counts = [(num, _name_of(fleet, server, number)) for number, num in of_each.items()]
+    (first, name), others = counts[0], [f"{num:,} {verbs[1]} {name}" for num, name in counts[1:]]
+    begins = [f"{number} {verbs[0]} {name}" for number in (plural(first, "request"), f"{first:,}")]
+    for end in range(len(others), -1, -1):
+        more = [f"{len(others) - end:,} servers more"] * (end < len(others))
+        if text := that_fits(tuple(", ".join((begin, *others[:end], *more)) for begin in begins), room):
             return text
     return ""
 

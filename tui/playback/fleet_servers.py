@@ -253,13 +253,17 @@ class FleetServers:
         other = {"prefill": "decode", "decode": "prefill"}.get(server.kind)
         return [each for each in self.servers if each.kind == other] if other else []
 
-    def imbalance(self, now: Sequence[ServerNow]) -> float:
-        """Return the largest imbalance: tokens computed by a server, divided by the mean of the servers of its kind."""
+    def imbalance(self, now: Sequence[ServerNow]) -> tuple[float, str]:
+        """Return the largest imbalance, and the kind of server that it is of; the kind is empty without kinds.
+
+        It is the number of tokens computed by a server, divided by the mean of the servers of its kind.
+        """
         computed: dict[str, list[int]] = {}
         for state, server in zip(now, self.servers, strict=True):
             computed.setdefault(server.kind, []).append(state.computed)
         return max(
-            (max(tokens) * len(tokens) / sum(tokens) for tokens in computed.values() if any(tokens)), default=1.0
+            ((max(tokens) * len(tokens) / sum(tokens), kind) for kind, tokens in computed.items() if any(tokens)),
+            default=(1.0, ""),
         )
 
     def stops(self, name: str | None) -> list[Stop]:

@@ -120,7 +120,7 @@ class LaneFigures(Widget):
         text, label, room = self._style("text"), self._style("label"), width - _LABEL
         match kind:
             case "name":
-                counts = self._counts(width - len(self._lane.label) - 1, with_rate=True)
+                counts = self._counts(width - len(self._lane.label) - 1, with_rate=True).removeprefix("now ")
                 room = width - len(counts) - 1
                 name = shortened(self._lane.label, room, "").ljust(room + 1)
                 return [Segment(name, self._style("name")), Segment(counts, text)]
@@ -209,12 +209,12 @@ class LaneFigures(Widget):
             return str(session.rows) if len(str(session.rows)) <= width else session.rows.in_short
         parts = [f"{session.num_refused:,} refused"] if session.num_refused else []
         if with_rate and self._rate and not self.screen.has_class("-lesson"):  # its legend has no room to explain it
-            parts.append(f"{self._rate} tokens/s" + f", {self._ample:,.0f} with ample memory" * bool(self._ample))
+            parts.append(f"{self._rate} tokens/s" + f", ample memory {self._ample:,.0f}" * bool(self._ample))
         if self._lane.over:
             done = f"done after {duration(session.player.duration_s)}"
             return next((text for text in (f" {dot} ".join([done, *parts]), done) if len(text) <= width), done)
         idle = session.num_idle
-        held = [f"{idle:,} held"] if idle else []
+        held = [f"{plural(idle, 'row')} held"] if idle else []
         running = f"{session.now('running') - idle:,} running"
         parts = [f"{session.now('waiting'):,} waiting", *parts]
         texts = [

@@ -102,7 +102,8 @@ class Race(Scrubber):
         inside, beyond = ([lane for lane in lanes if self._is_beyond(lane.session) is later] for later in (False, True))
         mark = "#" if self.symbols.ascii else "■"
         if self._has_lines:
-            return [(mark, style, "a run ends"), *([(self._beyond, style, "ends beyond the axis")] if beyond else [])]
+            ends = [(mark, style, "a run ends"), *([(self._beyond, style, "ends beyond the axis")] if beyond else [])]
+            return [*ends, (self.symbols.held, style, "so far")]
         named = [
             [(mark, style, _listed(inside, times=times)), (self.symbols.arrow, style, _listed(beyond, times=times))]
             for times in (True, False)
