@@ -309,7 +309,6 @@ def write_step(engine: Engine, shape: StepShape, padding: int) -> None:
     step.new_shape, step.new_kernels = shape.new_shape, shape.new_kernels
     step.shared_tokens, step.num_new_seqs = shape.shared_tokens, shape.num_new_seqs
     step.preempted = state.num_preempted
-    step.free_windows, step.cached_windows = engine.memory.free_windows(engine), engine.memory.cached_windows(engine)
     state.unusable_units = 0
     if state.num_queued > 0:
         state.unusable_units = engine.memory.unusable_units(engine, waiting_queue.peek(engine))
@@ -336,6 +335,7 @@ def write_totals(engine: Engine, row: Step | Gap, padding: int) -> None:
     state = engine.state
     row.running, row.waiting = engine.scheduler.num_running(engine), state.num_waiting
     row.free_units, row.cached_units = engine.memory.free_units(engine), engine.memory.cached_units(engine)
+    row.free_windows, row.cached_windows = engine.memory.free_windows(engine), engine.memory.cached_windows(engine)
     row.written, row.useful = state.written, state.useful
     row.padding, row.rounding = padding, state.rounding
     row.shared, row.expired = totals.shared_slots(engine), engine.memory.expired_slots(engine)

@@ -804,6 +804,8 @@ class Gap:
     waiting: Small = 0
     free_units: int = 0
     cached_units: int = 0
+    free_windows: Small = 0
+    cached_windows: Small = 0
     unusable_units: int = 0
     written: int = 0
     padding: int = 0

@@ -74,7 +74,7 @@ def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
             trace.counter(uuid, name, *gaps.over_time(recording, name))
             uuid += 1
         _write_host(trace, recording, gaps, uuid)
-        _write_windows(trace, recording, uuid)
+        _write_windows(trace, recording, gaps, uuid)
     return Path(path)
 
 
@@ -228,16 +228,24 @@ def _write_host(trace: _Trace, recording: Recording, gaps: Gaps, uuid: int) -> N
         trace.counter(uuid + nth, name, time_s, num_blocks * unit_bytes, parent=_HOST, is_bytes=True)
 
 
-def _write_windows(trace: _Trace, recording: Recording, uuid: int) -> None:
+def _write_windows(trace: _Trace, recording: Recording, gaps: Gaps, uuid: int) -> None:
     """Write counters of the pool of layers with windows, in bytes."""
     windows, steps = recording.meta.pool.windows, recording.steps
     if windows is None or steps.free_window_units is None or steps.cached_window_units is None:
         return
     trace.track(_WINDOWS, "layers with windows")
-    values = {"held": windows.num_units - steps.free_window_units.astype(np.int64), "cached": steps.cached_window_units}
-    for nth, (name, units) in enumerate(values.items()):
+    free, cached = steps.free_window_units, steps.cached_window_units
+    # Recordings of earlier versions do not state what an output leaves; there a value holds until the next step.
+    free_after = free if steps.free_window_units_after is None else steps.free_window_units_after
+    cached_after = cached if steps.cached_window_units_after is None else steps.cached_window_units_after
+    values = {
+        "windows held": (windows.num_units - free, windows.num_units - free_after),
+        "windows cached": (cached, cached_after),
+    }
+    for nth, (name, (of_steps, after)) in enumerate(values.items()):
+        time_s, units = gaps.joined(steps, of_steps, after[gaps.step])
         size = units.astype(np.int64) * windows.bytes_per_unit
-        trace.counter(uuid + nth, name, steps.start_s, size, parent=_WINDOWS, is_bytes=True)
+        trace.counter(uuid + nth, name, time_s, size, parent=_WINDOWS, is_bytes=True)
 
 
 def _write_requests(trace: _Trace, recording: Recording) -> None:

@@ -200,6 +200,11 @@ def check_windows(recording: Recording, folder: Path) -> None:
     free, num_units = free.astype(np.int64), windows.num_units
     require((free <= num_units) & (free >= 0), file, f"free_window_units should lie between 0 and {num_units}")
     require((cached <= free) & (cached >= 0), file, "cached_window_units should lie between 0 and free_window_units")
+    free_after, cached_after = steps.free_window_units_after, steps.cached_window_units_after
+    if free_after is not None and cached_after is not None:
+        fits = (cached_after <= free_after) & (free_after <= num_units)
+        words = f"free_window_units_after should lie between cached_window_units_after and {num_units}"
+        require(fits, file, words)
     assert pool.num_units is not None
     held = num_units - free
     require(held <= pool.num_units - steps.free_units, file, "more units of windows are held than units of the others")

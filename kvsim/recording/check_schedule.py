@@ -14,7 +14,9 @@ from kvsim.recording.order import sort_key, stable_order
 from kvsim.recording.rules import CLOCK_S, agree, is_time, require, require_of, rises, within
 from kvsim.recording.tables import IntArray, RequestStatus, Schedule, Steps
 
-AFTER_OUTPUT = ("running_after", "waiting_after", "free_units_after")
+AFTER_OUTPUT = (
+    "running_after", "waiting_after", "free_units_after", "free_window_units_after", "cached_window_units_after",
+)  # fmt: skip
 """Columns with the state after the output of a step, if no other step is in flight then; -1 otherwise."""
 _COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted")
 

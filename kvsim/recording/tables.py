@@ -309,6 +309,10 @@ class Steps(ColumnTable):
     """
     cached_window_units: IntArray | None = optional_column("int32")
     """Number of units in the pool of windows that only the radix tree holds; absent without such a pool."""
+    free_window_units_after: IntArray | None = optional_column("int32")
+    """`free_window_units` after the output of the step; -1 if another step is in flight then."""
+    cached_window_units_after: IntArray | None = optional_column("int32")
+    """`cached_window_units` after the output of the step; -1 if another step is in flight then."""
     swapped_out_units: IntArray | None = optional_column("int32")
     """Number of units that the step copied to the host; absent without host memory."""
     swapped_in_units: IntArray | None = optional_column("int32")

@@ -255,11 +255,12 @@ class FinalRows:
         steps = {name: values[:num_outputs] for name, values in every.items()}
         self._waiting = {name: values[num_outputs:] for name, values in every.items()}
         optional: dict[str, str] = {}
+        windows: dict[str, str] = {}
         if engine.settings.host_blocks or engine.settings.offloads or engine.memory is HIERARCHICAL:
             optional = {"swapped_out_units": "swapped_out", "swapped_in_units": "swapped_in"}
         if engine.memory is RADIX and engine.radix.settings.window_tokens:
-            optional = {"free_window_units": "free_windows", "cached_window_units": "cached_windows"}
-        after = self._after_outputs(engine, num_outputs)
+            windows = {"free_window_units": "free_windows", "cached_window_units": "cached_windows"}
+        after = self._after_outputs(engine, num_outputs, {"free_units": "free_units"} | windows)
         same = ("start_s", "prefill_tokens", "num_scheduled", "running", "waiting", "preempted")
         self._sink.append(
             Steps(
@@ -272,26 +273,27 @@ class FinalRows:
                 unusable_units=steps["unusable_units"].astype(np.int32),
                 **dict[str, Any](
                     {name: steps[name] for name in same}
-                    | {name: steps[source].astype(np.int32) for name, source in optional.items()}
+                    | {name: steps[source].astype(np.int32) for name, source in (optional | windows).items()}
                     | after
                 ),
             )
         )
 
     @staticmethod
-    def _after_outputs(engine: Engine, num_outputs: int) -> dict[str, npt.NDArray[np.int32]]:
+    def _after_outputs(engine: Engine, num_outputs: int, units: dict[str, str]) -> dict[str, npt.NDArray[np.int32]]:
         """Return the columns with the state after the output of each step; no columns for a static batch.
 
-        Requests that wait for a static batch are not counted between batches.
+        `units` has the columns of units, with the fields of a gap. Requests that wait for a static batch are not
+        counted between batches.
         """
         if engine.rectangle.stride:
             return {}
         num_gaps = int(engine.state.num_gaps)
         step = column(engine.gaps, "before", num_gaps) - 1 - engine.state.first_output
         columns = {}
-        for name in ("running", "waiting", "free_units"):
+        for name, source in ({"running": "running", "waiting": "waiting"} | units).items():
             columns[f"{name}_after"] = np.full(num_outputs, -1, np.int32)
-            columns[f"{name}_after"][step] = column(engine.gaps, name, num_gaps)
+            columns[f"{name}_after"][step] = column(engine.gaps, source, num_gaps)
         return columns
 
     def _take_memory(self, engine: Engine) -> None:

@@ -33,6 +33,7 @@ SERVERS = {
     "contiguous": ("--policy", "contiguous", "--num-blocks", "130"),
     "static": ("--policy", "static", "--num-blocks", "260", "--batch-size", "4", "--batch-timeout", "25"),
     "radix": ("--policy", "radix", "--num-blocks", "2000"),
+    "windows": ("--policy", "radix", "--model", "gpt-oss-20b", "--num-blocks", "2000"),
     "hicache": ("--policy", "radix", "--num-blocks", "1100", "--enable-hierarchical-cache"),
     "offload": ("--vllm", "0.25.1", "--num-blocks", "130", "--kv-offloading-size", "0.2"),
     "replicas": ("--num-blocks", "130", "--replicas", "2"),
@@ -115,6 +116,8 @@ def assert_trace(recording: Recording, summary: Summary, trace: Trace) -> None:
         share = 100 * mean(state.name.lower()) / (pool.bytes_per_slot * (pool.capacity_slots or 1))
         if pool.capacity_slots is not None:
             assert share == pytest.approx(summary.waste.pool_percent[state], rel=1e-6, abs=1e-4)
+    if pool.windows is not None:
+        assert_windows(recording, trace)
     host = host_memory(recording)
     if host is not None:
         # A copy is under way from its step's schedule to the output that reports it, or until another step begins.
@@ -128,6 +131,24 @@ def assert_trace(recording: Recording, summary: Summary, trace: Trace) -> None:
         lasted_s = float((until_s - steps.start_s[copies.begun_step]).sum()) / (end_s - begin_s)
         found = (mean("going there") + mean("coming back")) / pool.bytes_per_unit
         assert found == pytest.approx(lasted_s, rel=1e-6, abs=1e-6)
+
+
+def assert_windows(recording: Recording, trace: Trace) -> None:
+    """Between steps the counter has what the output has left: without a running request, none of the windows' units."""
+    steps = recording.steps
+    assert recording.meta.pool.windows is not None
+    assert steps.running_after is not None
+    assert steps.free_window_units_after is not None
+    time_s = [at / 1e9 for at, _ in trace.counters["windows held"]]
+    in_gap = np.flatnonzero(steps.running_after[:-1] >= 0)
+    newest = np.searchsorted(time_s, steps.end_s[in_gap] + 1e-9, side="right") - 1
+    held = (
+        np.array([value for _, value in trace.counters["windows held"]])[newest]
+        / recording.meta.pool.windows.bytes_per_unit
+    )
+    assert held.tolist() == (recording.meta.pool.windows.num_units - steps.free_window_units_after[in_gap]).tolist()
+    assert (held[steps.running_after[in_gap] == 0] == 0).all()
+    assert max(value for _, value in trace.counters["windows held"]) > 0
 
 
 def assert_story(recording: Recording, summary: Summary) -> None:
