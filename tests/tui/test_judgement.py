@@ -94,6 +94,7 @@ async def test_d_shows_the_remedies(
         places = [next(at for at, line in enumerate(lines) if mark in line) for mark in marks]
         assert places == sorted(places), "measured figures come before simulated ones"
         assert any("vllm serve" in line and "--num-gpu-blocks-override 3200" in line for line in lines)
+        assert any("It takes 6.25 GiB for KV instead of 3.12 GiB" in line for line in lines)
         assert any("esc closes" in line for line in lines)
         await pilot.press("d")
         assert not isinstance(app.screen, RemediesScreen)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding, BindingType
 
-from ..look.wording import milliseconds
+from ..look.wording import gib, milliseconds
 from .modal import Page
 
 if TYPE_CHECKING:
@@ -51,7 +51,16 @@ class RemediesScreen(Page):
             return Group(verdict, "", "No change that was tried would help.", "", found.cause)
         command = Text.assemble(("First remedy: ", "bold"), found.remedies[0].change.server.command())
         # The cause comes last, because a low screen shows the first lines alone.
-        return Group(verdict, self._table(), _ENOUGH, _TERMS, command, "", found.cause, "", _SIMULATED)
+        return Group(verdict, self._table(), _ENOUGH, _TERMS, command, *self._price(), "", found.cause, "", _SIMULATED)
+
+    def _price(self) -> tuple[str, ...]:
+        """Return how much memory the first remedy takes, if it adds blocks."""
+        pool = self._diagnosis.recording.meta.pool
+        blocks = getattr(self._diagnosis.remedies[0].change.server, "num_blocks", None)
+        if not isinstance(blocks, int) or pool.num_units is None or blocks <= pool.num_units + pool.first_unit:
+            return ()
+        now, then = gib(pool.num_bytes), gib(blocks * pool.bytes_per_unit)
+        return (f"It takes {then} for KV instead of {now}, which the GPU must have.",)
 
     def _table(self) -> Table:
         """Return the measured figures, if the run is a real one, and the simulated ones with and without remedies."""

@@ -187,9 +187,9 @@ class LaneFigures(Widget):
                 Segment(left, self._style("left")),
             ]
         )
-        # The end of the bar must not divide the words: they are left or right of it, and shorter if need be.
+        # The end of the bar must not divide the words: they are left or right of it, and shorter in a narrow lane.
         end = len(done)
-        share = next((each for each in (share, share[:5]) if len(each) <= max(end - 1, room - end)), share[:5])
+        share = share if 2 * len(share) < room else share[:5]
         begin = max(end - len(share) - 1 if room - end < len(share) else room - len(share), 0)
         on_bar = Style(color=self._style("left").bgcolor, bgcolor=self._style("served").color, bold=True)
         style = on_bar if self._symbols.color and begin < end else self._style("left") + self._on_left
@@ -220,7 +220,7 @@ class LaneFigures(Widget):
         texts = [
             start + f" {dot} ".join([running, *held, *parts]) for start in (("now ", "") if width >= _WIDE else ("",))
         ]
-        texts += [f" {dot} ".join([running, *held, *parts[:1]]), f" {dot} ".join([running, *parts[:1]])]
+        texts += [f" {dot} ".join([running, *held, *parts[:1]]), f" {dot} ".join([running, *(held or parts[:1])])]
         return next((text for text in texts if len(text) <= width), texts[-1])
 
     @property
