@@ -11,6 +11,7 @@ from kvsim.memory.waste import SlotState
 
 from ..facts.tree_runs import ago, tree_at
 from ..look.wording import plural
+from ..pool.swatches import swatch
 from .pen import Lines, Pen
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 _LABEL: Final = 17
 _NODE, _PART = 15, 14
 _SIZE: Final = 14
+_STATES: Final = (
+    (SlotState.TOKEN, "locked, or being written"),
+    (SlotState.CACHED, "kept, no request uses it"),
+    (SlotState.FREE, "free"),
+)
 _FREED: Final = 18
 """Width of the number of free slots beside a bar of the memory."""
 
@@ -138,8 +144,12 @@ def found_prompt(
 
 
 def around_eviction(session: Session, width: int, symbols: Symbols, thick: int) -> Lines:
-    """Draw the slots of the memory by state, now and one step later, each as a bar of `thick` lines."""
-    pen, lines = Pen(symbols), list[list[Segment]]()
+    """Draw the slots of the memory by state, now and one step later, each as a bar of `thick` lines below a key."""
+    pen = Pen(symbols)
+    key = [pen.text("the memory".ljust(_LABEL))]
+    for state, words in _STATES:
+        key += [swatch(state, symbols), pen.text(f" {words}  ", weak=True)]
+    lines: Lines = [key]
     frame = session.player.frame
     for label, at in (("now", frame), ("one step later", min(frame + 1, session.player.last_frame))):
         slots = session.slots[at]
@@ -147,4 +157,5 @@ def around_eviction(session: Session, width: int, symbols: Symbols, thick: int) 
         bar = pen.states(slots, max(width - _LABEL - _FREED, 8))
         line, blank = [pen.text(label.ljust(_LABEL)), *bar, pen.text(words)], [pen.text(" " * _LABEL), *bar]
         lines += [line if nth == (thick - 1) // 2 else blank for nth in range(thick)]
+        lines += [[]] * (at == frame)
     return lines

@@ -85,7 +85,7 @@ _VALUE: Final = 21
 """Width of the texts beside the bars of the ladder's memory."""
 _WHAT, _WHO = 26, 17
 """Widths of the names of a fleet's figures, and of the fleets."""
-_PHASES: Final = ("image encoded", "image read", "rest of prompt", "answer")
+_PHASES: Final = ("image encoded", "image read", "text read", "answer")
 
 
 def table(session: Session, request: int, width: int, symbols: Symbols) -> Lines:
@@ -288,7 +288,7 @@ def image(num_tokens: int, cache_tokens: int, block_slots: int, width: int, symb
     blocks = f"{num_slots // block_slots} blocks: {num_tokens + MARKS:,} of their {num_slots:,} slots"
     rows = (
         ("blocks", num_tokens + MARKS, num_slots, blocks),
-        ("encoder cache", num_tokens, cache_tokens, f"{num_tokens:,} of {cache_tokens:,} tokens"),
+        ("encoder cache", num_tokens, cache_tokens, f"{num_tokens:,} tokens; the line has room for {cache_tokens:,}"),
     )
     lines: Lines = []
     for label, written, size, words in rows:

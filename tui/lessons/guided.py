@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _frame = attrgetter("frame")
 _MORE, _WATERMARK = 1.5, 0.4
 """Remedies: a factor on the memory, and the share of the pool that stays free when a request is admitted."""
+_LEAST_AROUND = 4
+"""Number of lines of the two smallest bars around an eviction, with their key and a gap."""
 _THICKEST = 4
 """Largest number of lines of a bar below the radix tree."""
 _SIZES = (0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 2.0)
@@ -198,9 +200,12 @@ class Guided:
         if cache_drawings.num_lines(session) + 3 > height:  # the nodes come first
             return cache_drawings.tree(session, width, symbols, height)
         lines = cache_drawings.tree(session, width, symbols, height - 3)
-        thick = min((height - len(lines) - 1) // 2, _THICKEST)
+        room = height - len(lines) - 1
+        thick = min(room // 2, _THICKEST)
         if caption.follow is None:
-            below = cache_drawings.around_eviction(session, width, symbols, thick)
+            if room < _LEAST_AROUND:
+                return lines
+            below = cache_drawings.around_eviction(session, width, symbols, min((room - 2) // 2, _THICKEST))
         else:
             labels = [run.label for run in self.lesson.runs]
             below = cache_drawings.found_prompt(self.sessions, labels, caption.follow, width, symbols, thick)

@@ -95,40 +95,39 @@ def _schedules(tried: Sequence[Remedied], width: int, symbols: Symbols) -> Lines
 def drafts(tried: Sequence[Drafted], width: int, symbols: Symbols, height: int) -> Lines:
     """Draw the steps before the first preemption with drafts and without, and the times until the last answer.
 
-    Below each bar, if `height` has room, columns show the blocks that requests hold, on one axis of time.
+    Below each bar, if `height` has room, columns show the blocks that requests hold, on the same axis of steps.
     """
-    pen, most = Pen(symbols), max(result.steps for result in tried)
-    end_s, num_lines, room = max(result.duration_s for result in tried), height // len(tried) - 2, width - _DRAFTS
+    pen, room = Pen(symbols), max(width - _DRAFTS, 8)
+    most, num_lines = max(result.session.player.last_frame for result in tried), height // len(tried) - 2
     lines: Lines = []
     for result in tried:
         mark = Segment("#" if symbols.ascii else "■", Style(color=symbols.palette.changes[1]))
         words = f"{result.name}: runs out after {result.steps:,} steps "
         lines.append([pen.text(words), mark, pen.text(f", last answer {milliseconds(result.duration_s)}")])
-        bar = pen.bar(result.steps / most, max(room, 8), symbols.palette.kinds[0])
+        bar = pen.bar(result.steps / most, room, symbols.palette.kinds[0])
         lines.append([pen.text("  steps until it runs out".ljust(_DRAFTS), weak=True), bar])
         if num_lines > 0:
-            lines += _held(result, end_s, max(room, 8), num_lines, pen)
+            lines += _held(result, most, room, num_lines, pen)
     if len(lines) < height and num_lines > 0:
-        end = duration(end_s)
+        end = f"step {most:,}"
         lines.append([pen.text(" " * _DRAFTS + "0".ljust(max(room - len(end), 1)) + end, weak=True)])
     return lines
 
 
-def _held(result: Drafted, end_s: float, room: int, num_lines: int, pen: Pen) -> Lines:
-    """Draw the held share of the pool as columns over the time to `end_s`; the pool runs out at a marked column."""
+def _held(result: Drafted, most: int, room: int, num_lines: int, pen: Pen) -> Lines:
+    """Draw the held share of the pool as columns over `most` steps; the pool runs out at a marked column."""
     session, palette = result.session, pen.symbols.palette
-    edges_s = np.arange(room) / room * end_s
-    frames = np.clip(np.searchsorted(session.times_s, edges_s, side="right") - 1, 0, session.player.last_frame)
+    steps = np.arange(room) * most // room
     held = session.capacity - session.slots[:, [SlotState.FREE, SlotState.CACHED]].sum(axis=1)
-    values = np.where(edges_s < session.player.duration_s, held[frames], 0)
-    out = int(np.searchsorted(edges_s, session.times_s[min(result.steps, session.player.last_frame)]))
+    values = np.where(steps <= session.player.last_frame, held[np.minimum(steps, session.player.last_frame)], 0)
+    out = round(result.steps / most * room)
     token, alarm = palette.states[SlotState.TOKEN], palette.changes[1]
     lines: Lines = []
     for row, eighths in enumerate(columns(values, session.capacity, num_lines).tolist()):
         text = "".join(pen.symbols.up[each] for each in eighths)
         cell = text[out : out + 1]
         mark = Segment(cell if cell.strip() else "|" if pen.symbols.ascii else "│", Style(color=alarm))
-        words = f"  blocks held, of {session.replay.num_units}" if not row else ""
+        words = f"  held, of {session.replay.num_units} blocks" if not row else ""
         before, after = (Segment(part, Style(color=token)) for part in (text[:out], text[out + 1 :]))
         lines.append([pen.text(words.ljust(_DRAFTS), weak=True), before, mark, after])
     return lines

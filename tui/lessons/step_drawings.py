@@ -117,7 +117,7 @@ def launches(cost: StepCost, width: int, symbols: Symbols, height: int) -> Lines
 
 
 def _clocks(time: StepTime, most_s: float, room: int, pen: Pen) -> Lines:
-    """Draw the busy times of host and GPU during a step.
+    """Draw the busy times of host and GPU during a step, without the host's few microseconds after it.
 
     The GPU is busy for part of the time between its first and last kernel: busy columns are spread evenly over it.
     """
@@ -125,7 +125,7 @@ def _clocks(time: StepTime, most_s: float, room: int, pen: Pen) -> Lines:
     column_s = most_s / room
     columns_s = [(column + 0.5) * column_s for column in range(room)]
     done_s = time.alone_s - time.turnaround_s
-    host = [at_s < time.launch_s or done_s <= at_s < time.alone_s for at_s in columns_s]
+    host = [at_s < time.launch_s for at_s in columns_s]
     begin, end = round(time.prepare_s / column_s), round(done_s / column_s)
     share = min(time.gpu_s / max(done_s - time.prepare_s, 1e-9), 1.0)
     gpu = [begin <= at < end and round((at - begin + 1) * share) > round((at - begin) * share) for at in range(room)]

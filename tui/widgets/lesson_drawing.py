@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 from textual.strip import Strip
 
 from ..lessons.drawings import holders
-from ..look.wording import plural
 from .panel import Panel
 
 if TYPE_CHECKING:
@@ -48,8 +47,7 @@ class LessonDrawing(Panel):
         if drawn:
             self.border_title, lines = drawn[0]
         else:
-            units = plural(self.session.replay.num_units, self.session.unit_name)
-            self.border_title = f"What each request holds of the {units}"
+            self.border_title = "What each request holds"
             lines = holders(self.session, width, self.symbols, height)
         return [Strip(line) for line in lines]
 

@@ -52,10 +52,6 @@ class Race(Scrubber):
         self._longest = min(max(longest, _LABEL), _LONGEST_LABEL)
         self._gaps = [gap_of(comparison, number) for number in range(len(comparison.lanes))]
 
-    def on_resize(self) -> None:
-        """Write the title for the new width."""
-        self.show_transport()
-
     def show_frame(self) -> None:
         """Show the current frame of the comparison."""
         self.refresh()

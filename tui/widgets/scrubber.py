@@ -90,13 +90,25 @@ class Scrubber(Widget):
             paces.append("")
         begin = "following" if self.following else state
         titles = [Content(f" {self.symbols.dot} ".join(filter(None, (begin, pace, self.place())))) for pace in paces]
-        room, needed = self.size.width - 2, sum(mark.cell_length for mark in marks)
-        title = next((each for each in titles if each.cell_length + needed <= room), titles[min(1, len(titles) - 1)])
+        room = self.size.width - 2
+        # The title that leaves room for most marks, and of several the one that says most.
+        title = max((self._marked(each, marks, room) for each in titles), key=lambda found: found[0])[1]
+        if title != self._title:
+            self.border_title = self._title = title
+
+    @staticmethod
+    def _marked(title: Content, marks: list[Content], room: int) -> tuple[int, Content]:
+        """Return how many of `marks` have room behind `title`, and the title with these."""
+        number = 0
         for mark in marks:
             if title.cell_length + mark.cell_length <= room:
                 title += mark
-        if title != self._title:
-            self.border_title = self._title = title
+                number += 1
+        return number, title
+
+    def on_resize(self) -> None:
+        """Write the title for the new width."""
+        self.show_transport()
 
     def notify_style_update(self) -> None:
         """Redraw the title in the colours of the current theme."""
