@@ -25,6 +25,15 @@ _STARTUP_RULES = (
     "refuses_long_threshold",
 )
 """Rules that affect only what vLLM logs or refuses at its start. They change no step, so they are not tried."""
+_FEATURE_RULES = (
+    *("any_place_frees", "aligns_before_images", "counts_repeated_images", "cuts_before_images", "images_wait"),
+    *("keeps_cached_whole", "keeps_repeated_images"),
+    *("drafting_takes_tokens", "drafts_have_v2_runner", "drops_after_prompt", "drops_where_drafted"),
+    *("keeps_below_drop", "keys_cover_drafts", "pads_alone", "reserves_drafts", "spares_modules"),
+    *("balances_own", "caches_processed", "delivers_kept", "running_keep_adapters", "spares_busy"),
+)
+"""Rules of images, drafts, KV connectors, adapters and data-parallel ranks; they are not tried, because no workload of
+`kvsim conform` has these features."""
 _IGNORED_SETTINGS = (
     ("long_prefill_token_threshold", 0, "long_prefill_token_threshold limits no prompt."),
     ("policy", "fcfs", "The order of priorities is not followed."),
@@ -60,7 +69,7 @@ def variants_of(release: str) -> list[Variant]:
     rules = [
         Variant(name=rule.name, value=value, description=words_of(rule.name, value), is_rule=True)
         for rule in fields(ReleaseRules)
-        if rule.name not in _STARTUP_RULES
+        if rule.name not in (*_STARTUP_RULES, *_FEATURE_RULES)
         for value in other_values(rule.name, release)
     ]
     settings = [
