@@ -387,6 +387,7 @@ class OracleRun:
         if self.transfers is not None:
             live |= {self._name(row + 1): row + 1 for row in self._arrived if self._is_held(row + 1)}
         keys = column(driver.engine.blocks, "key")
+        has_key = keys != NO_KEY
         held = {name: number for name, number in live.items() if driver.sequence(number).num_units}
         self._second_keys.note(held.values())
         tables = {name: self._tables(number) for name, number in held.items()}
@@ -397,9 +398,9 @@ class OracleRun:
             "skipped": [self._name(number) for number in driver.skipped()],
             "free": num_free,
             "usage": 1.0 - num_free / (self._workload.num_blocks - 1),
-            "cached_keys": len(np.unique(keys[keys != NO_KEY])) + len(self._second_keys),
+            "cached_keys": len(set(keys[has_key].tolist())) + len(self._second_keys),
             "blocks": tables,
-            "keyed": np.flatnonzero((keys != NO_KEY) | self._second_keys.has_tail()).tolist(),
+            "keyed": np.flatnonzero(has_key | self._second_keys.has_tail(has_key)).tolist(),
             "computed": {name: int(driver.sequence(number).computed) for name, number in live.items()},
             "placeholders": {name: number for name, number in placeholders.items() if number},
             "free_queue": driver.free_queue(),

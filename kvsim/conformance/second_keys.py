@@ -113,8 +113,11 @@ class SecondKeys:
             self._of_block.pop(block, None)
             self._tails.discard(block)
 
-    def has_tail(self) -> npt.NDArray[np.bool_]:
-        """Return a mask of blocks: True if a block's only key is that of a hash that ends inside it."""
-        blocks = self._driver.engine.blocks
-        is_marked, has_key = column(blocks, "cached_in") == HAS_TAIL, column(blocks, "key") != NO_KEY
-        return np.asarray(is_marked & ~has_key)
+    def has_tail(self, has_key: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return a mask of blocks: True if a block's only key is that of a hash that ends inside it.
+
+        `has_key` is the mask of the blocks with a key of their own.
+        """
+        if not self._driver.engine.settings.marks_tails:
+            return np.zeros_like(has_key)
+        return np.asarray((column(self._driver.engine.blocks, "cached_in") == HAS_TAIL) & ~has_key)

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvsim import steptime
 from kvsim.engine import clock, continuation, fast_forward, in_flight, moments, waiting_queue
-from kvsim.engine.arrays import column, fill, listed, overwrite
+from kvsim.engine.arrays import column, fill, listed, listed_column, overwrite
 from kvsim.engine.connector import connected, transfers
 from kvsim.engine.custom import custom_memory
 from kvsim.engine.host import host_jobs, host_pool, offload
@@ -201,7 +201,7 @@ class Driver:
     def free_queue(self) -> list[int]:
         """Return the free blocks in queue order. The loop ends even if the links of the queue are damaged."""
         queue: list[int] = []
-        following = column(self.engine.blocks, "next").tolist()  # as a list, because single reads of an array are slow
+        following = listed_column(self.engine.blocks, "next")
         block = following[HEAD]
         while block != HEAD and len(queue) < len(following):
             queue.append(block)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.engine.arrays import listed
 from kvsim.engine.radix.request_rows import NO_ROW
 from kvsim.engine.radix.token_slots import free_pages_in_order
 from kvsim.engine.radix_records import NO_BATCH, NO_SLOT, ROOT, SLOTS, WINDOWS
@@ -130,11 +131,11 @@ def held_slots(driver: Driver) -> npt.NDArray[np.int64]:
     written: dict[int, int] = {}
     useful: dict[int, int] = {}
     for number in holders(engine):
-        sequence = engine.sequences[number]
+        computed = int(engine.sequences[number].computed)
+        full = max(int(engine.sequences[number].full_tokens), computed)
         for index, page in enumerate(_row(engine, number)):
             begin = index * unit
-            written[page] = max(written.get(page, 0), min(max(sequence.computed - begin, 0), unit))
-            full = max(sequence.full_tokens, sequence.computed)
+            written[page] = max(written.get(page, 0), min(max(computed - begin, 0), unit))
             useful[page] = max(useful.get(page, 0), min(max(full - begin, 0), unit))
     slots = np.zeros(NUM_STATES, np.int64)
     slots[SlotState.TOKEN] = sum(written.values())
@@ -155,14 +156,14 @@ def _row(engine: Engine, number: int) -> list[int]:
     chosen = (index for index in range(engine.state.num_listed if waits else 0) if engine.batch[index] == number)
     tokens = sequence.computed + sum(engine.batch_tokens[index] for index in chosen)
     end = -(-tokens // engine.settings.unit_tokens)
-    return [engine.radix.rows[sequence.place * size + index] for index in range(end)]
+    return listed(engine.radix.rows, sequence.place * size, sequence.place * size + end)
 
 
 def _pages_of_nodes(engine: Engine) -> dict[int, list[int]]:
     """Return the pages on the GPU of every node of the tree."""
     radix, found = engine.radix, {}
-    for node in range(1, radix.state.num_nodes + 1):
-        if radix.nodes[node].is_on_device and not radix.nodes[node].is_spare:
-            first = radix.nodes[node].first_entry
-            found[node] = [int(radix.node_pages[first + index]) for index in range(radix.nodes[node].num_pages)]
+    for number in range(1, radix.state.num_nodes + 1):
+        node = radix.nodes[number]
+        if node.is_on_device and not node.is_spare:
+            found[number] = listed(radix.node_pages, node.first_entry, node.first_entry + node.num_pages)
     return found
