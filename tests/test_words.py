@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -101,10 +102,17 @@ def string(node: ast.AST | None) -> str | None:
     return " ".join(node.value.split()) if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
+@lru_cache(maxsize=1)
+def nodes_of(tree: ast.AST) -> list[ast.AST]:
+    """Return all nodes of `tree`, which is walked only once."""
+    return [*ast.walk(tree)]
+
+
+@lru_cache(maxsize=1)
 def attribute_docstrings(tree: ast.AST) -> Found:
     """Return line and text of the docstrings of attributes and constants: strings that follow an assignment."""
     found = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         body = getattr(node, "body", None)
         for before, here in pairwise(body if isinstance(body, list) else ()):
             if isinstance(before, ast.Assign | ast.AnnAssign) and (text := string(here)) is not None:
@@ -122,7 +130,7 @@ def has_plain_beginning(function: ast.FunctionDef | ast.AsyncFunctionDef, text: 
 def unplain_docstrings(tree: ast.AST) -> Found:
     """Return line and text of docstrings that begin badly: functions with no verb, other things with no name."""
     found = [(line, text) for line, text in attribute_docstrings(tree) if first_word(text) in UNPLAIN]
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             text = string(node.body[0])
             if text is not None and not has_plain_beginning(node, text):
@@ -146,7 +154,7 @@ def misplaced_docstrings(tree: ast.AST) -> Found:
     """Return line and text of strings that document nothing: they follow neither an assignment nor a definition."""
     documents = [line for line, _ in attribute_docstrings(tree)]
     found = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         body = getattr(node, "body", None)
         for here in body if isinstance(body, list) else ():
             is_first = here is body[0] and isinstance(

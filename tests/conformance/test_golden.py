@@ -8,12 +8,16 @@ Those in `golden_versions` were decided by the release after which their folder 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvsim.conformance import parse_workload, read_records, read_workload, verify_oracle
 from kvsim.conformance.oracle import OracleRun
+from kvsim.conformance.oracle_files import OracleWorkload
 from kvsim.errors import RecordingError, UsageError
 from kvsim.kv_groups import CacheKind, MambaMode
 from kvsim.policies.settings import Eviction
@@ -31,10 +35,16 @@ OFFLOADED = sorted(Path(__file__).with_name("golden_offload").glob("*.json"))
     "workload", [*WORKLOADS, *GROUPED, *OFFLOADED, *OF_RELEASES], ids=lambda file: f"{file.parent.name}-{file.stem}"
 )
 def test_every_decision_is_the_one_that_vllm_made(workload: Path, compiled: bool) -> None:
-    records = read_records(workload.with_suffix(".jsonl.gz"))
-    verdict = verify_oracle(read_workload(workload), records, compiled=compiled)
+    document, records = _golden(workload)
+    verdict = verify_oracle(document, records, compiled=compiled)
     assert verdict.equal, verdict
     assert verdict.num_steps > 0
+
+
+@lru_cache(maxsize=1)
+def _golden(workload: Path) -> tuple[OracleWorkload, list[tuple[int, Mapping[str, Any]]]]:
+    """Return a workload and its records, which are read once for both ways to run."""
+    return read_workload(workload), list(read_records(workload.with_suffix(".jsonl.gz")))
 
 
 def test_the_golden_workloads_cover_what_they_are_kept_for() -> None:
