@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-torch = pytest.importorskip("torch", reason="the extra hf is not installed")
-transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
-
-from click.testing import CliRunner  # noqa: E402
-
-from kvsim.capture.hf import GenerateRecorder, find_device, generate_workload, load_model  # noqa: E402
-from kvsim.cli.capture import command  # noqa: E402
-from kvsim.errors import UsageError, WorkloadError  # noqa: E402
-from kvsim.hf_memory import earlier_batches  # noqa: E402
-from kvsim.memory.waste import SlotState  # noqa: E402
-from kvsim.metrics import waste  # noqa: E402
-from kvsim.recording import read, write  # noqa: E402
-from kvsim.replay import Replay  # noqa: E402
-from kvsim.workload import Workload  # noqa: E402
+from kvsim.cli.capture import command
+from kvsim.errors import UsageError, WorkloadError
+from kvsim.hf_memory import earlier_batches
+from kvsim.memory.waste import SlotState
+from kvsim.metrics import waste
+from kvsim.recording import read, write
+from kvsim.replay import Replay
+from kvsim.workload import Workload
 
 pytestmark = pytest.mark.filterwarnings("default")  # the warnings of other people's packages are not ours
 
@@ -29,9 +25,17 @@ PROMPTS, OUTPUTS = [5, 9, 3, 4, 8, 2], [4, 6, 3, 2, 9, 5]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hf() -> Any:
+    """The recorder of `generate()`. It loads PyTorch, which only a process that runs these tests needs."""
+    for name in ("torch", "transformers"):
+        pytest.importorskip(name, reason="the extra hf is not installed")
+    return import_module("kvsim.capture.hf")
+
+
+@pytest.fixture(scope="module")
+def folder(hf: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("tiny")
-    config = transformers.LlamaConfig(
+    config = hf.transformers.LlamaConfig(
         num_hidden_layers=2,
         hidden_size=32,
         intermediate_size=64,
@@ -47,8 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> Any:
-    return load_model(folder, device="cpu")
+def model(hf: Any, folder: Path) -> Any:
+    return hf.load_model(folder, device="cpu")
 
 
 @pytest.fixture
@@ -57,9 +61,9 @@ def workload() -> Workload:
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_batches_are_recorded_as_the_rectangles_they_are(model: Any, workload: Workload, cache: str) -> None:
-    with GenerateRecorder(model) as recorder:
-        generate_workload(model, workload, batch_size=4, cache=cache, recorder=recorder)
+def test_batches_are_recorded_as_the_rectangles_they_are(hf: Any, model: Any, workload: Workload, cache: str) -> None:
+    with hf.GenerateRecorder(model) as recorder:
+        hf.generate_workload(model, workload, batch_size=4, cache=cache, recorder=recorder)
     recording = recorder.recording("tiny")
     assert len(recording.steps) == 6 + 9, "each batch runs to its longest output"
     assert recording.requests.prompt_tokens.tolist() == PROMPTS
@@ -73,25 +77,25 @@ def test_batches_are_recorded_as_the_rectangles_they_are(model: Any, workload: W
     assert np.diff(recording.steps.start_s).min() >= 0
 
 
-def test_a_program_of_ones_own(model: Any) -> None:
-    ids = torch.tensor([[0, 0, 11, 12], [21, 22, 23, 24]])
-    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+def test_a_program_of_ones_own(hf: Any, model: Any) -> None:
+    ids = hf.torch.tensor([[0, 0, 11, 12], [21, 22, 23, 24]])
+    mask = hf.torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
     plain = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=5, do_sample=False, pad_token_id=0)
-    with GenerateRecorder(model) as recorder:
+    with hf.GenerateRecorder(model) as recorder:
         watched = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=5, do_sample=False, pad_token_id=0)
-    assert torch.equal(plain, watched), "being watched changes nothing"
+    assert hf.torch.equal(plain, watched), "being watched changes nothing"
     recording = recorder.recording()
     assert recording.requests.prompt_tokens.tolist() == [2, 4]
     assert len(recording.steps) == watched.shape[1] - 4
     assert "generate" not in vars(model), "the model is as it was"
 
 
-def test_what_a_process_had_generated_before_is_stated(model: Any, workload: Workload) -> None:
-    with GenerateRecorder(model) as first:
-        generate_workload(model, workload, batch_size=4, recorder=first)
+def test_what_a_process_had_generated_before_is_stated(hf: Any, model: Any, workload: Workload) -> None:
+    with hf.GenerateRecorder(model) as first:
+        hf.generate_workload(model, workload, batch_size=4, recorder=first)
     assert first.recording().meta.extra["earlier_batches"] == []
-    with GenerateRecorder(model, earlier_batches=first.batches) as second:
-        generate_workload(model, workload, batch_size=6, recorder=second)
+    with hf.GenerateRecorder(model, earlier_batches=first.batches) as second:
+        hf.generate_workload(model, workload, batch_size=6, recorder=second)
     four = {"rows": 4, "prompt_width": 9, "new_tokens": 6, "padded": True, "cache": "dynamic"}
     two = {"rows": 2, "prompt_width": 8, "new_tokens": 9, "padded": True, "cache": "dynamic"}
     recording = second.recording()
@@ -99,14 +103,14 @@ def test_what_a_process_had_generated_before_is_stated(model: Any, workload: Wor
     assert [batch.rows for batch in earlier_batches(recording)] == [4, 2]
 
 
-def test_what_costs_memory_beside_the_shapes_is_stated(model: Any, workload: Workload) -> None:
-    ids = torch.tensor([[11, 12, 13]])
-    with GenerateRecorder(model) as plain:
+def test_what_costs_memory_beside_the_shapes_is_stated(hf: Any, model: Any, workload: Workload) -> None:
+    ids = hf.torch.tensor([[11, 12, 13]])
+    with hf.GenerateRecorder(model) as plain:
         model.generate(input_ids=ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
         plain.give_back()
         model.generate(input_ids=ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
-    with GenerateRecorder(model) as fixed:
-        generate_workload(model, workload, batch_size=6, recorder=fixed)
+    with hf.GenerateRecorder(model) as fixed:
+        hf.generate_workload(model, workload, batch_size=6, recorder=fixed)
     stated, of_fixed = plain.recording().meta, fixed.recording().meta
     assert stated.engine["min_new_tokens"] is False
     assert of_fixed.engine["min_new_tokens"] is True, "to run to the workload's lengths"
@@ -114,16 +118,16 @@ def test_what_costs_memory_beside_the_shapes_is_stated(model: Any, workload: Wor
     assert of_fixed.extra["given_back_before"] == []
 
 
-def test_nothing_generated(model: Any) -> None:
-    with GenerateRecorder(model) as recorder:
+def test_nothing_generated(hf: Any, model: Any) -> None:
+    with hf.GenerateRecorder(model) as recorder:
         pass
     with pytest.raises(UsageError, match="nothing was recorded"):
         recorder.recording()
 
 
-def test_a_recording_round_trips(model: Any, workload: Workload, tmp_path: Path) -> None:
-    with GenerateRecorder(model) as recorder:
-        generate_workload(model, workload, batch_size=6, recorder=recorder)
+def test_a_recording_round_trips(hf: Any, model: Any, workload: Workload, tmp_path: Path) -> None:
+    with hf.GenerateRecorder(model) as recorder:
+        hf.generate_workload(model, workload, batch_size=6, recorder=recorder)
     again = read(write(recorder.recording("tiny"), tmp_path / "tiny"))
     assert again.meta.model["kv_bytes_per_token"] == 2 * 2 * 2 * 8 * 4
     assert again.requests.output_tokens.tolist() == OUTPUTS
@@ -151,13 +155,13 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
         CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
 
 
-def test_a_request_that_the_model_cannot_take(model: Any) -> None:
+def test_a_request_that_the_model_cannot_take(hf: Any, model: Any) -> None:
     long = Workload(arrival_s=np.zeros(2), prompt_tokens=np.array([9, 200]), output_tokens=np.array([9, 57]))
     with pytest.raises(WorkloadError, match="request 1 has 257 tokens, prompt and answer, and the model takes 256 at"):
-        generate_workload(model, long, batch_size=1)
+        hf.generate_workload(model, long, batch_size=1)
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "meta", "1_000", "cpu:0"])
-def test_a_device_that_is_not_there(device: str) -> None:
+def test_a_device_that_is_not_there(hf: Any, device: str) -> None:
     with pytest.raises(UsageError, match=f"there is no device '{device}' on this machine; there are cpu"):
-        find_device(device)
+        hf.find_device(device)
