@@ -787,7 +787,7 @@ def test_lesson_12_gives_the_hits_of_both_caches_for_the_same_question(guided: C
             assert str(requests.cached_tokens[session.recording.row_of(name)]) in re.findall(r"\d+", text)
     sizes = dict(lesson.found())
     last = lesson.captions[5].text
-    assert "with 800 {} against {}%".format(*_percents(sizes[800])) in last
+    assert "{} against {}% with 800".format(*_percents(sizes[800])) in last
     assert (
         "From 1,000 on, both keep everything, and the tree finds more, {1} against {0}%".format(*_percents(sizes[1000]))
         in last
