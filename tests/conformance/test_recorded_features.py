@@ -145,10 +145,6 @@ def test_a_simulation_with_drafts_can_be_verified(release: str, ahead: bool, mak
         cache=PagedSettings(block_size=4),
     )
     recording = simulate(workload, policy, make_machine(260), engine="interpreted")
-    if ahead:  # known tokens alone do not always say which output brought how many
-        with pytest.raises(RecordingError, match="two outputs between two of its steps"):
-            verify_recording(recording, compiled=False)
-    else:
-        verdict = verify_recording(recording, compiled=False)
-        assert verdict.equal, verdict
-        assert verdict.num_preemptions > 0
+    verdict = verify_recording(recording, compiled=False)
+    assert verdict.equal, verdict
+    assert verdict.num_preemptions > 0
