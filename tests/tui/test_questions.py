@@ -123,11 +123,11 @@ async def test_who_wins_and_how_much_of_it_is_memory(three_runs: list[Recording]
     comparison = ComparedRuns(three_runs)
     comparison.learn([1000.0, 1500.0, 2000.0])
     questions = (
-        Question("Who wins?", "", r"Paged \d\S* s(: \d+\.\d times as fast as \w+|[,;] .*contiguous .*×\d)"),
+        Question("Who wins?", "", r"Paged \d\S* m?s; .*contiguous .*×\d"),
         Question(
             "How much of it is memory?",
             "",
-            r"all of it is memory|×\d\S* of it is memory|\((all memory|memory( ×\d\S*)?)\)",
+            r"memory alone|memory ×\d\S* of it|\(memory( ×\d\S*)?\)",
         ),
     )
     async with KvsimApp(comparison).run_test(size=size) as pilot:
