@@ -103,7 +103,7 @@ class _Lockstep:
         ]
         self._names: list[str] = recording.requests.id.tolist()
         self._aborts: dict[int, int] = {}
-        """Moment at which each aborted request was aborted. Keys are the rows of requests."""
+        """Number of the moment in the timeline at which each aborted request was aborted, by its row."""
 
     def run(self, progress: Callable[[int, int], None] | None) -> Verdict:
         verdict, done = Verdict(), 0

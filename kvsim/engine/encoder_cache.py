@@ -49,7 +49,7 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
     The chunk is cut before an image for which there is no room.
     """
     settings, state = engine.settings, engine.encoder.state
-    state.num_calls += 1
+    state.num_plans += 1
     state.num_planned = state.planned_tokens = 0
     ahead = settings.prompt_ahead_tokens
     seen_until = computed + num_tokens + ahead
@@ -72,7 +72,7 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
             return _tokens_before(engine, place, computed, num_tokens)
         until = seen_until if settings.cuts_before_images else computed + num_tokens
         if _has_output(engine, place, computed, until):
-            image.planned_in = state.num_calls
+            image.planned_in = state.num_plans
             state.planned_tokens += image.num_tokens
             _add_to_plan(engine, index)
     return num_tokens
@@ -82,7 +82,7 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
 def _reuse(engine: Engine, sequence: Sequence, index: int) -> bool:
     """Tell whether the image of an input is planned or cached; a sequence begins to use a cached image."""
     image = engine.encoder.images[engine.encoder.inputs[index].content]
-    if image.planned_in == engine.encoder.state.num_calls:
+    if image.planned_in == engine.encoder.state.num_plans:
         if engine.settings.counts_repeated_images:
             _add_to_plan(engine, -index)  # negative: used again, but not encoded again
         return True

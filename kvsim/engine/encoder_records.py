@@ -25,8 +25,8 @@ class EncoderState:
     """Number of slots that are empty or hold images that no sequence uses."""
     budget: int = 0
     """Number of encoder outputs that the step being scheduled may still compute."""
-    num_calls: int = 0
-    """Number of plans made so far."""
+    num_plans: int = 0
+    """Number of calls of `plan` so far, one for each chunk that the scheduler plans."""
     num_planned: int = 0
     """Number of inputs in the last plan."""
     planned_tokens: int = 0
@@ -87,7 +87,7 @@ class EncodedImage(Linked):
     num_users: Small = 0
     """Number of sequences that use the image."""
     planned_in: Small = 0
-    """Number of the last plan that encodes the image; see `EncoderState.num_calls`."""
+    """Number of the last plan that encodes the image; see `EncoderState.num_plans`."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -17,7 +17,7 @@ RECENT, FREQUENT, RECENT_GHOSTS, FREQUENT_GHOSTS = range(4)
 LRU uses only `RECENT`, for blocks that no copy reads or writes. ARC uses all four, for all blocks.
 """
 NUM_LISTS = 4
-"""Number of these lists. The records of their heads come first; the record of slot 0 follows."""
+"""Number of lists of host blocks. The records of their heads come first; the record of slot 0 follows."""
 NO_HOST_BLOCK = 0
 WRITING = -1
 """Value of `HostBlock.readers` while the copy to the host has not ended."""

@@ -326,7 +326,7 @@ class Holding:
     gone_tokens: Small = 0
     """Number of leading tokens whose window slots the request has freed."""
     branch_tokens: Small = 0
-    """Number of tokens that the last match found, if missing windows shortened the hit; otherwise 0."""
+    """Number of leading tokens in the tree, if the hit is shorter because nodes lack their windows; otherwise 0."""
     num_extends: Small = 0
     """Number of prefills that have computed a part of the request since it was admitted."""
     num_decodes: Small = 0

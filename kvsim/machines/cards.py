@@ -32,8 +32,8 @@ On an RTX PRO 6000, decodes of a thousand tokens and a chunk of a prompt took 49
 """
 _LAUNCH_S = 6.4e-6
 """Seconds in which a host launches one kernel: the median of three machines."""
-_LINKED = ("Hopper", "Blackwell", "Ampere GA100", "Volta")
-"""Chips that are sold with NVLink."""
+_LINKED = ("Hopper", "Blackwell GB100", "Ampere GA100", "Volta")
+"""Beginnings of `Gpu.architecture` for chips that are sold with NVLink."""
 _HOST_GPUS = 8
 """Number of GPUs of one host. Each has an adapter for the network."""
 _ADAPTER_S, _ADAPTER_BYTES_PER_S = 20e-6, 50e9

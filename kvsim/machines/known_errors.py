@@ -3,6 +3,10 @@
 Every answer of kvsim states this error. It was measured with recordings that no fit had seen, and holds only for
 predictions of the same class. Without such a recording, the error is unknown. `benchmarks/predictions.py --write` makes
 the table.
+
+A label of step times is a line of clauses, separated by semicolons: the basis in words, images, the parts that the
+times do not include, the basis and the setting of the class as `basis [setting]`, and the error. `class_in` and
+`untimed_in` find the clauses again.
 """
 
 from __future__ import annotations

@@ -221,10 +221,13 @@ def _names_a_path(name: str) -> bool:
 
 
 def _config_of(name: str) -> Path | None:
-    """Return the configuration file at path `name`, or in this folder; None if there is none.
+    """Return the configuration file with path `name`, or the one in the folder `name`; None if there is none.
 
     A model folder in the cache of Hugging Face has snapshots. The file is in the only snapshot, or in the snapshot that
     `refs/main` names.
+
+    Raises:
+        UsageError: the folder has several snapshots, and `refs/main` does not name one.
     """
     try:
         path = Path(name).expanduser()

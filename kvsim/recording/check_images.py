@@ -75,14 +75,16 @@ class _Cache:
     def __init__(self, recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
         self._recording, self._events, self._file = recording, events, file
         initial = recording.meta.initial_images
-        self._tokens = initial | dict(zip(images.image.tolist(), images.outputs.tolist(), strict=True))
-        self._wanted = set(zip(images.request.tolist(), images.image.tolist(), strict=True))
+        self._outputs_of = initial | dict(zip(images.image.tolist(), images.outputs.tolist(), strict=True))
+        """Number of encoder outputs of each image, one for each of its tokens that needs one."""
+        self._images_of_prompts = set(zip(images.request.tolist(), images.image.tolist(), strict=True))
+        """Pairs of a request and an image in its prompt."""
         self._users: dict[int, set[int]] = {image: set() for image in initial}
         """Requests that hold each image in the cache."""
         self._idle: dict[int, None] = dict.fromkeys(initial)
         """Images in the cache that no request holds, in the order in which they are evicted."""
-        self._held = sum(initial.values())
-        """Number of tokens of all images in the cache."""
+        self._num_outputs = sum(initial.values())
+        """Number of encoder outputs in the cache."""
 
     def replay(self) -> None:
         """Apply all events."""
@@ -95,7 +97,9 @@ class _Cache:
         }
         rows = zip(events.kind.tolist(), events.request.tolist(), events.image.tolist(), strict=True)
         for row, (kind, request, image) in enumerate(rows):
-            wrong = "image is none of images.parquet" if image not in self._tokens else methods[kind](request, image)
+            wrong = (
+                "image is none of images.parquet" if image not in self._outputs_of else methods[kind](request, image)
+            )
             if wrong:
                 raise RecordingError(f"{self._file}, row {row}: {wrong}.")
         self._check_budget()
@@ -108,14 +112,14 @@ class _Cache:
         if image in self._users:
             return "an image is computed that is in the cache"
         self._users[image] = set()
-        self._held += self._tokens[image]
+        self._num_outputs += self._outputs_of[image]
         most = self._recording.meta.encoder_cache_tokens
-        if self._held > most:
-            return f"the images in the cache have {self._held:,} tokens, and meta.json gives it {most:,}"
+        if self._num_outputs > most:
+            return f"the images in the cache have {self._num_outputs:,} tokens, and meta.json gives it {most:,}"
         return "request should be -1" if request != -1 else ""
 
     def _hold(self, request: int, image: int) -> str:
-        if (request, image) not in self._wanted:
+        if (request, image) not in self._images_of_prompts:
             return "request has no such image"
         if image not in self._users or request in self._users[image]:
             return "an image is held that is not in the cache, or for the second time"
@@ -135,7 +139,7 @@ class _Cache:
         if next(iter(self._idle), None) != image:
             return "the image that no request has held for the longest time should be evicted first"
         del self._idle[image], self._users[image]
-        self._held -= self._tokens[image]
+        self._num_outputs -= self._outputs_of[image]
         return "request should be -1" if request != -1 else ""
 
     def _check_budget(self) -> None:
@@ -146,7 +150,7 @@ class _Cache:
         events, steps = self._events, self._recording.steps
         rows = np.flatnonzero(events.kind == ImageEventKind.COMPUTE)
         most = self._recording.meta.engine.get("encoder_compute_tokens", 0)
-        tokens = np.array([self._tokens[image] for image in events.image[rows].tolist()], np.int64)
+        tokens = np.array([self._outputs_of[image] for image in events.image[rows].tolist()], np.int64)
         through = np.concatenate(([0], np.cumsum(tokens)))
         first = np.searchsorted(events.step[rows], events.step[rows])
         preempts = np.concatenate((steps.preempted, [0]))[events.step[rows]] > 0

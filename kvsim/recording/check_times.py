@@ -144,7 +144,11 @@ def _begins_with_drafts(recording: Recording, first: TokenSteps) -> npt.NDArray[
 
 
 def _last_seq(recording: Recording) -> int:
-    """Return the last `seq` at which all events are certainly recorded. Later outputs of a log may be cut off."""
+    """Return the last sequence number up to which all events are certainly recorded.
+
+    It is that of the last output. If requests are unfinished, the outputs of a log may be cut off at its end, so it is
+    that of the last schedule, arrival or memory row.
+    """
     requests, steps, memory = recording.requests, recording.steps, recording.memory
     if not (len(memory) and (requests.status == RequestStatus.UNFINISHED).any()):
         return int(steps.output_seq[-1])

@@ -4,13 +4,14 @@ A live server writes this log, and sends it to its viewers. A line is complete o
 crash. The events are::
 
     ["meta", {...}]                                               first line: as in meta.json
-    ["arrive", name, time_s, prompt, max, priority, [hashes],     the next row of the requests; its adapter's number or
-     adapter, delay_s]                                            0, and the seconds since the front end got it; older
-                                                                  logs lack the last number, or both
+    ["arrive", name, time_s, prompt, max, priority, [hashes],     a request: it gets the next row of the requests;
+     adapter, delay_s]                                            `adapter` is its number or 0, `delay_s` the seconds
+                                                                  since the front end got it; older logs lack the last
+                                                                  number, or both
     ["seq"]                                                       the engine's state changes; later events get a new seq
     ["tokens", time_s, [[request, before, tokens], ...]]          what the step being scheduled computes; with drafts,
                                                                   a fourth number: the request's known tokens
-    ["again", time_s]                                             the same sequences as in the last step, one token each
+    ["again", time_s]                                             the sequences of the last step again, one token each
     ["step", {column: value, ...}]                                the step is scheduled
     ["output", step, time_s]                                      its output was processed; with drafts, a list of
                                                                   [request, tokens] that it gave
@@ -27,7 +28,7 @@ crash. The events are::
     ["append", request, position, [units]]   ["share", ...]   ["release", request, units, cached]   ["evict", [units]]
     ["let_go", request, [positions], [units], [kept], group]      some blocks of a table, in the order in which they go
 
-With several KV-cache groups, the first three end with the group of the table.
+With several KV-cache groups, `append`, `share` and `release` end with the group of the table; `let_go` always does.
 """
 
 from __future__ import annotations

@@ -422,7 +422,7 @@ class Copies(ColumnTable):
     address: IntArray = column("int32")
     """Block on the GPU."""
     slot: IntArray = column("int32")
-    """Block on the host, which may hold several GPU blocks."""
+    """Number of the host block. A host block may hold several GPU blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

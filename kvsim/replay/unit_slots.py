@@ -135,40 +135,43 @@ class _ReplayedState(Protocol):
     def computed(self, requests: IntArray) -> Numbers: ...
 
 
-def slots_of_groups(pool: _ReplayedState, units: IntArray | slice) -> Numbers:
+def slots_of_groups(replay: _ReplayedState, units: IntArray | slice) -> Numbers:
     """Return the number of slots of each unit in each state. A slot of a shared unit is live if one of its holders
     reads it.
     """
-    tables, extents = pool.ledger.tables, pool.alive()
-    unit = tables.address[extents] - pool.first_unit
+    tables, extents = replay.ledger.tables, replay.alive()
+    unit = tables.address[extents] - replay.first_unit
     end = int(unit.max(initial=-1)) + 1
-    held = np.zeros((end + 1, 3), np.int64)  # the last row is for all units from `end` on
-    written, expired, left = held.T
-    expired[:] = left[:] = pool.unit_slots
-    newest = np.append(is_new(tables.table[extents])[1:], True)
-    computed = pool.computed(tables.request[extents])
-    for number, group in enumerate(pool.groups):
+    # A unit may be in several tables. Its slots are written if they are in one of these tables, but expired or still to
+    # be written only if they are in all: hence the largest and the smallest numbers. The last row of `sums` is for all
+    # units from `end` on, which no table holds.
+    sums = np.zeros((end + 1, 3), np.int64)
+    written, expired, reserved = sums.T
+    expired[:] = reserved[:] = replay.unit_slots
+    is_last_in_table = np.append(is_new(tables.table[extents])[1:], True)
+    computed = replay.computed(tables.request[extents])
+    for number, group in enumerate(replay.groups):
         in_group = np.flatnonzero(tables.group[extents] == number)
-        if group.state_slots:
+        if group.state_slots:  # only the newest state of a table is read again
             np.maximum.at(written, unit[in_group], group.state_slots)
-            np.minimum.at(expired, unit[in_group], np.where(newest[in_group], 0, group.state_slots))
-            left[unit[in_group]] = 0
+            np.minimum.at(expired, unit[in_group], np.where(is_last_in_table[in_group], 0, group.state_slots))
+            reserved[unit[in_group]] = 0
             continue
         begin = tables.position[extents[in_group]].astype(np.int64) * group.block_size
-        full, reached = pool.full[tables.request[extents[in_group]]], computed[in_group]
+        full, reached = replay.full[tables.request[extents[in_group]]], computed[in_group]
         unread = np.minimum(group.unread(reached), reached)
         size, slots = group.block_size, group.token_slots
         np.maximum.at(written, unit[in_group], np.clip(reached - begin, 0, size) * slots)
         np.minimum.at(expired, unit[in_group], np.clip(unread - begin, 0, size) * slots)
-        waits = np.clip(np.minimum(full, begin + size) - np.maximum(begin, reached), 0, size)
-        np.minimum.at(left, unit[in_group], waits * slots)
-    refs, cached = pool.refs[units] > 0, pool.cached[units]
-    written, expired, left = held[np.minimum(np.arange(pool.num_units)[units], end)].T
-    slots_of = np.zeros((len(refs), NUM_STATES), np.int64)
-    slots_of[:, SlotState.TOKEN] = np.where(refs, written - expired, 0)
-    slots_of[:, SlotState.EXPIRED] = np.where(refs, expired, 0)
-    slots_of[:, SlotState.RESERVED] = np.where(refs, left, 0)
-    slots_of[:, SlotState.INTERNAL] = np.where(refs, pool.unit_slots - written - left, 0)
-    slots_of[:, SlotState.CACHED] = np.where(~refs & cached, pool.unit_slots, 0)
-    slots_of[:, SlotState.FREE] = np.where(~refs & ~cached, pool.unit_slots, 0)
+        to_write = np.clip(np.minimum(full, begin + size) - np.maximum(begin, reached), 0, size)
+        np.minimum.at(reserved, unit[in_group], to_write * slots)
+    is_held, is_cached = replay.refs[units] > 0, replay.cached[units]
+    written, expired, reserved = sums[np.minimum(np.arange(replay.num_units)[units], end)].T
+    slots_of = np.zeros((len(is_held), NUM_STATES), np.int64)
+    slots_of[:, SlotState.TOKEN] = np.where(is_held, written - expired, 0)
+    slots_of[:, SlotState.EXPIRED] = np.where(is_held, expired, 0)
+    slots_of[:, SlotState.RESERVED] = np.where(is_held, reserved, 0)
+    slots_of[:, SlotState.INTERNAL] = np.where(is_held, replay.unit_slots - written - reserved, 0)
+    slots_of[:, SlotState.CACHED] = np.where(~is_held & is_cached, replay.unit_slots, 0)
+    slots_of[:, SlotState.FREE] = np.where(~is_held & ~is_cached, replay.unit_slots, 0)
     return slots_of

@@ -59,9 +59,9 @@ def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float
 def experts_s(experts: Experts, m: int, num_experts: int, per_token: int) -> float:
     """Return the seconds of the experts in one layer for `m` tokens. Each token goes to `per_token` random experts.
 
-    The times were measured with tokens that spread evenly over the experts. A few random tokens reach fewer different
-    experts, so fewer weights are read. Their time is the measured time of the smaller number of evenly spread tokens
-    that reach as many experts, plus the arithmetic of the tokens beyond the number that reaches all experts.
+    The times were measured with tokens that spread evenly over the experts. A few random tokens reach fewer experts
+    than evenly spread ones, so fewer weights are read. The time is that of as many evenly spread tokens as reach the
+    same number of experts. Once all experts are reached, further tokens only add arithmetic.
     """
     sizes = np.array(experts.sizes, float)
     seconds = np.minimum.accumulate(np.array(experts.seconds)[::-1])[::-1]  # more tokens never take less time

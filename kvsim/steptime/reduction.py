@@ -112,8 +112,9 @@ TOKEN_LAUNCHES = 0.05
 NEW_SEQUENCE_LAUNCHES = 8
 """Host time of a step per sequence, per prompt token and per sequence that joins, in launches of one kernel."""
 STATE_TABLE_LAUNCHES = 10
+"""Host time of a step per table of recurrent states, in launches of one kernel."""
 STATE_TABLE_SEQUENCE_LAUNCHES = 0.3
-"""Host time of a step per table of recurrent states, and per sequence and table, in launches of one kernel.
+"""Host time of a step per sequence and table of recurrent states, in launches of one kernel.
 
 The states of each sequence are looked up in every table. Measured in decodes of Granite 4.0 H Micro, which has nine
 tables; tables of windows cost almost nothing.

@@ -34,15 +34,15 @@ def _before(images: Sequence[Image], end: int) -> list[Image]:
     return [image for image in images if image.place < end]
 
 
-def with_histories(new: Images, turns: Turns, whole: Int64Array) -> tuple[Images, Int64Array]:
+def with_histories(new: Images, turns: Turns, text_tokens: Int64Array) -> tuple[Images, Int64Array]:
     """Return the images of all prompts: in each turn, first those of the turns before it, then its `new` ones.
 
-    Also return how many tokens the images of the turns before add to each prompt: int64[n]. The places in `new` count
-    no tokens of these images. `whole` is the number of tokens in the prompt and the answer of the turn before, without
+    Also return how many tokens the images of earlier turns add to each prompt: int64[n]. The places in `new` do not
+    count these tokens. `text_tokens` is the number of tokens in the prompt and the answer of the turn before, without
     images: int64[n].
     """
     later = turns.after >= 0
-    if (turns.history_tokens[later] != whole[later]).any() or (turns.after >= np.arange(len(turns))).any():
+    if (turns.history_tokens[later] != text_tokens[later]).any() or (turns.after >= np.arange(len(turns))).any():
         raise UsageError("images are drawn for sessions whose turns repeat all of the turn before, in this order.")
     rows: list[list[Image]] = []
     before = np.zeros(len(turns), np.int64)

@@ -311,8 +311,8 @@ class Workload:
             images = share.draw(self.prefix_tokens, seed)
         else:
             new = share.draw(np.where(turns.after < 0, self.prefix_tokens, turns.history_tokens), seed)
-            whole = (self.prompt_tokens.astype(np.int64) + self.output_tokens)[turns.after]
-            images, before = with_histories(new, turns, whole)
+            text_tokens = (self.prompt_tokens.astype(np.int64) + self.output_tokens)[turns.after]
+            images, before = with_histories(new, turns, text_tokens)
             turns = replace_history(turns, turns.history_tokens + before)
         added = np.diff(np.concatenate(([0], np.cumsum(images.tokens)))[images.offsets])
         return replace(self, prompt_tokens=self.prompt_tokens + added, images=images, turns=turns, description=said)

@@ -103,6 +103,12 @@ def test_every_listed_gpu_has_a_card_and_a_data_sheet_says_that_it_is_one(gpu: o
     assert "sums over 4 GPUs guessed" in four.source
 
 
+def test_sums_over_gpus_without_nvlink_cross_pcie() -> None:
+    """An RTX PRO 6000 has a Blackwell chip, as a B200 has, but no NVLink."""
+    seconds = {name: card_of(find_gpu(name), 2).all_reduce[-1][1] for name in ("RTX PRO 6000", "L40S", "B200")}
+    assert seconds["RTX PRO 6000"] == seconds["L40S"] > 10 * seconds["B200"]
+
+
 def test_the_data_sheet_of_an_h100_comes_close_to_the_measured_card() -> None:
     """Nothing of the H100 goes into its data-sheet card but the sheet: what is measured there is a check."""
     h100, llama = find_gpu("H100 SXM"), find_model("Meta-Llama-3-8B")

@@ -167,8 +167,8 @@ class CustomRules:
     def _check_progress(self, engine: Engine) -> None:
         """End the run if requests are computed and preempted repeatedly and none gets a new output token."""
         state = engine.state
-        before = (state.next_launched - 1) % engine.settings.most_in_flight
-        if state.num_running + state.num_waiting == 0 or engine.launched[before].num_emitting:
+        earlier = (state.next_launched - 1) % engine.settings.most_in_flight  # the step scheduled before this one
+        if state.num_running + state.num_waiting == 0 or engine.launched[earlier].num_emitting:
             self._tokens_in_vain = 0
         self._tokens_in_vain += engine.settings.max_num_batched_tokens - self.tokens_left
         if self._tokens_in_vain <= self._most_in_vain:
@@ -267,7 +267,10 @@ class CustomRules:
             self.refuse(f"failed in {hook.__name__}: {type(error).__name__}: {error}", error)
 
     def refuse(self, what: str, error: Exception | None = None) -> NoReturn:
-        """End the run with an error: the policy broke a rule, or failed with `error`."""
+        """End the run with an error: the policy broke a rule, or failed with `error`.
+
+        `what` is the rest of a sentence about the policy, such as "admitted a running request".
+        """
         raise PolicyError(f"the policy {self.policy.name!r} {what}.") from error
 
     @property

@@ -29,8 +29,8 @@ class One:
 Layout: TypeAlias = "tuple[tuple[str, np.dtype[Any] | One | Any | Layout], ...]"
 """Names and types of the fields of an engine, in order.
 
-The type is the dtype of an array, `One` for a single record, a layout for a nested named tuple, or a record of
-functions itself.
+An array has its dtype as type, a single record has `One`, and a nested named tuple has its layout. A record of
+functions has itself as type, because compiled code depends on its functions.
 """
 
 

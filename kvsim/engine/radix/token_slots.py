@@ -119,10 +119,10 @@ def end_free_group(engine: Engine) -> None:
 
 @part
 def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
-    """Return the index in `free_pages` at which to write `num_pages` freed pages: after the last page, or before the
-    first.
+    """Return the index in `free_pages` at which to write `num_pages` freed pages.
 
-    Collected pages are written after the last page. The ring has room for twice the pages of the pool, so none is
+    They are written before the first free page, so that they are allocated next. Pages of one slot, and pages that a
+    group collects, are written after the last one. The ring has room for twice the pages of the pool, so none is
     overwritten.
     """
     free_list = engine.radix.free[pool]

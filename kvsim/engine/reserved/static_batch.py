@@ -164,6 +164,8 @@ def _take_step(engine: Engine) -> None:
     if step < 2:  # the rows of step 1 are repeated for all later steps
         _write_down(engine)
     tokens = rows * width if step == 0 else rows
+    # `first_uses` has the costs of choosing kernels for each step, and then those of building kernels. A static batch
+    # has no shared slots, no sequences that join, and no images.
     shape = StepShape(
         rows, tokens, tokens if step == 0 else 0, rows * (width + step),
         rows * width * (width + 1) // 2 if step == 0 else 0,
