@@ -7,8 +7,8 @@
     run.plot("waste-bars")
     kvsim.compare("vllm-h200-llama-3-8b-sharegpt-pressure", ["paged", "contiguous"]).summary()
 
-Everything named here is imported when it is first used, so that `import kvsim` stays cheap. These names are stable: a
-name is removed only by a release that says so, and after a release that warned.
+Everything named here is imported when it is first used, so that `import kvsim` stays cheap. These names are stable:
+before a name is removed, one release warns of it, and the release that removes it says so.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     ├── RecordingError              a recording is missing, damaged or inconsistent
     │   └── RecordingVersionError   its format version is unknown to this kvsim
     ├── WorkloadError               a request, or a file of requests, that cannot be served
-    ├── BudgetError                 the memory does not add up: nothing is left for the KV cache, or too little
+    ├── BudgetError                 GPU memory is too small: nothing is left for the KV cache, or too little
     ├── StalledError                no request can ever make progress: a real engine would wait for ever
     ├── PolicyError                 a custom policy broke a rule
-    ├── IntegrityError              slots or blocks do not add up: a defect of kvsim, never of its input
+    ├── IntegrityError              an allocator lost or doubled slots or blocks: a defect of kvsim
     ├── WorkerDiedError             a worker process was killed
     ├── DefectError                 the interface failed: a defect of kvsim
     └── UsageError                  exit code 2: an invalid setting, flag or argument
@@ -64,7 +64,7 @@ class WorkloadError(KvsimError):
 
 
 class BudgetError(KvsimError):
-    """The memory does not add up: nothing is left for the KV cache, or less than one request needs."""
+    """GPU memory is too small: nothing is left for the KV cache, or less than one request needs."""
 
     def __init__(self, sentence: str, account: Iterable[tuple[str, int, str]] = ()) -> None:
         """`account` has a label, the bytes on one GPU and the reason of each term of a memory budget."""
@@ -81,7 +81,7 @@ class PolicyError(KvsimError):
 
 
 class IntegrityError(KvsimError):
-    """The slots or blocks of an allocator do not add up: a defect of kvsim."""
+    """An allocator lost or doubled slots or blocks: a defect of kvsim, never of its input."""
 
 
 class WorkerDiedError(KvsimError):

@@ -132,9 +132,10 @@ def memory_of(recording: Recording, *, private_bytes: int | None = None) -> Gene
 
 
 def _kept(recording: Recording, generated: Callable[..., GenerateMemory], earlier: Sequence[Batch]) -> bool:
-    """Tell whether the process still had the memory of `earlier` batches, by the reserved bytes when recording began.
+    """Tell whether the memory of `earlier` batches was still reserved when the recording began.
 
-    Early recordings list those batches without the reserved bytes; their program had emptied the cache.
+    This is decided by the reserved bytes that the recording states. Early recordings do not state them, and were made
+    by a program that had returned this memory to the driver.
     """
     reserved = recording.meta.extra.get("baseline_reserved_bytes")
     if not earlier or not isinstance(reserved, int):
@@ -148,7 +149,10 @@ def _has_graphs(recording: Recording) -> bool:
 
 
 def _private_bytes(recording: Recording) -> int:
-    """Return the bytes that captured graphs had reserved when the recording ended; they are never reused or freed."""
+    """Return the bytes that captured graphs had reserved when the recording ended.
+
+    Other tensors cannot use this memory, and it is never freed. If the recording does not state it, it is estimated.
+    """
     segments = recording.meta.extra.get("private_segment_bytes")
     if isinstance(segments, list):
         return sum(segments)

@@ -58,7 +58,7 @@ class EventFollower:
         self._marks_changes = False
         """True if the server has sent an empty line; older recorders send none."""
         self.is_complete = True
-        """True if the last change of the engine's state was received as a whole, as far as the server says."""
+        """False while a change of the engine's state is received in part; True if the server sends no empty lines."""
 
     @property
     def joined(self) -> bool:

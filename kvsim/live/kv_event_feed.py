@@ -44,7 +44,7 @@ class CacheLook:
     ages_s: tuple[float, ...]
     """Seconds for which the last removed blocks had been cached."""
     shared: tuple[tuple[int, int], ...]
-    """Prefixes that most blocks continue: for each, its tokens and the number of blocks directly after it."""
+    """Cached prefixes followed by most blocks: the length of each in tokens, and the number of those blocks."""
     num_batches: int
     lost: int
     """Number of batches that were missed and not replayed."""
@@ -211,7 +211,10 @@ def _parts(frames: list[bytes]) -> tuple[int, bytes]:
 
 
 def _shared(blocks: dict[Any, Any], most: int = 3) -> tuple[tuple[int, int], ...]:
-    """Return the prefixes that most blocks continue: for each, its tokens and the number of blocks right after it."""
+    """Return up to `most` cached prefixes that are followed by at least two blocks, those with most such blocks first.
+
+    An item has the length of the prefix in tokens, and the number of blocks directly after it.
+    """
     followers: dict[Any, int] = {}
     for block in blocks.values():
         if block.parent in blocks:

@@ -270,7 +270,7 @@ def _check_buckets(
     """Raise a RecordingError if the buckets of a histogram are not cumulative, or contradict its sum or count."""
     rises = all(now >= before for before, now in pairwise(counts))
     if not rises or (count is not None and count != counts[-1]):
-        raise RecordingError(f"the buckets of {name} do not add up.")
+        raise RecordingError(f"the buckets of {name} are not cumulative, or contradict its count.")
     held = [now - before for before, now in pairwise((0.0, *counts))]
     least_s = sum(number * low_s for number, low_s in zip(held, (0.0, *bounds_s), strict=False))
     most_s = sum(number * high_s for number, high_s in zip(held, bounds_s, strict=True) if number)

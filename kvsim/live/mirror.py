@@ -80,8 +80,8 @@ class Mirror:
     def apply(self, event: list[Any]) -> list[Any]:
         """Apply one event, and return the event to forward.
 
-        The first `again` after a snapshot is replaced by its rows, because the new log lacks the step that `again`
-        repeats.
+        An event `again` states that the requests of the last step were scheduled again. The first one after a snapshot
+        is replaced by an event `tokens` that lists them, because the new log lacks the last step.
         """
         match event:
             case ["meta", meta]:

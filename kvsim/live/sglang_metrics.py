@@ -1,6 +1,6 @@
 """Translation of SGLang's metrics to vLLM's names.
 
-Pages become vLLM's blocks, and retractions preemptions. If several ranks share one pool, only the first rank is read.
+SGLang's retractions are vLLM's preemptions. If several ranks share one pool, only the first rank is read.
 """
 
 from __future__ import annotations

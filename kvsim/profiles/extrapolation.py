@@ -58,7 +58,7 @@ class WatchedProfile:
         return self.times.step_time(shape)
 
     def saw(self, shape: StepShape) -> None:
-        """Record the step of `shape`, or several steps if its fields are arrays or the maxima of these steps."""
+        """Record a step with the contents `shape`; for several steps, its fields are arrays, or maxima over these steps."""
         largest = self._largest
         for index, value in enumerate(shape):
             most = value.max() if isinstance(value, np.ndarray) else value

@@ -108,7 +108,7 @@ def _times(gpu: str, coefficients: Mapping[str, Any]) -> Roofline:
 def save(profile: Profile, path: str | os.PathLike[str], header: str = "", *, made_by: str = "") -> Path:
     """Write a profile as TOML, with a comment on every coefficient; the file appears once it is complete.
 
-    `made_by` is the command that the file's mark names.
+    `made_by` is the kvsim command that a comment in the file names as its origin.
     """
     file = Path(path)
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
