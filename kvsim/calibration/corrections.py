@@ -110,9 +110,9 @@ def with_new_sequences(times: Roofline, observed: Sequence[Observed]) -> Rooflin
 
 
 def with_host_overheads(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """Return `times` with the host times from an output to the next decision, and per request.
+    """Return `times` with two host times fitted to `observed`: from output to next step, and to receive a request.
 
-    Both are intervals between two recorded events.
+    Each is fitted as a line: the first over the number of sequences in the step, the second over the prompt's length.
     """
     gaps, sequences = [], []
     for item in observed:

@@ -84,14 +84,13 @@ class Retraction:
     ratio: float
     """The same ratio after the retraction."""
     back_s: float
-    """Time in seconds at which the ratio is as low as before, or at which the next retraction or the end comes first.
-    """
+    """Time in seconds at which the ratio is as low as before, the next retraction comes, or the run ends."""
     num_steps: int
     """Number of steps from the retraction to `back_s`."""
     before: Span
-    """Means over an equal time before the retraction."""
+    """Mean queue, batch, unused slots and throughput over an equally long time before the retraction."""
     after: Span
-    """Means from the retraction to `back_s`."""
+    """The same means from the retraction to `back_s`."""
 
     @property
     def at_s(self) -> float:

@@ -154,7 +154,10 @@ def _whole_sessions(turns: Turns, num_requests: int) -> tuple[Column, Column]:
 
 
 def _again(turns: Turns, rows: Column, times: Column) -> Turns:
-    """Return the turns of repeated rows. A turn waits for the turn of its own repetition."""
+    """Return the turns of `rows`, where `times` has the number of the repetition of each row, from 0 on.
+
+    A turn waits for an earlier turn of the same repetition.
+    """
     place = np.full((int(times[-1]) + 1, len(turns)), -1)
     place[times, rows] = np.arange(len(rows))
     after = turns.after[rows]

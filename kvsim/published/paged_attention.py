@@ -81,8 +81,11 @@ def _mean_lengths(progress: ProgressCallback) -> list[float]:  # noqa: ARG001  n
     return [float(tokens.mean()) for sample in samples for tokens in sample]
 
 
-def _prefix_throughput(progress: ProgressCallback) -> list[float]:
-    """Return the ratio of vLLM's saturated throughput with a shared prefix to that of Orca (Oracle)."""
+def _prefix_throughput_ratios(progress: ProgressCallback) -> list[float]:
+    """Return two ratios, for shared prefixes of 80 and of 341 tokens.
+
+    Each is vLLM's throughput divided by that of Orca (Oracle), when all requests arrive at once.
+    """
     llama = find_model("huggyllama/llama-13b")
     ratios = []
     for done, prefix_tokens in enumerate((80, 341)):
@@ -128,7 +131,7 @@ REPRODUCE = {
     "fig2": _figure2,
     "fig13": _figure13,
     "lengths": _mean_lengths,
-    "shared-prefix": _prefix_throughput,
+    "shared-prefix": _prefix_throughput_ratios,
     "block-size": _largest_good_block,
     "waste": _waste,
 }

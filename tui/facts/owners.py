@@ -159,7 +159,7 @@ def owners_line(session: Session, found: Sequence[OwnerGroup], width: int, dot: 
 
 
 def scatter_lines(session: Session, found: Sequence[OwnerGroup], lit: int | None, width: int, dot: str) -> list[str]:
-    """Describe the held memory for the pool in physical order.
+    """Return the two lines below the pool in physical order, which describe how the held memory is scattered.
 
     The first line is about the request `lit`, which has a colour of its own, and the request with the most tokens. The
     second line is about all requests, and about sharing.

@@ -280,7 +280,7 @@ def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols, heig
 def image(num_tokens: int, cache_tokens: int, block_slots: int, width: int, symbols: Symbols, height: int) -> Lines:
     """Draw the tokens of an image in their blocks and in the encoder cache on one scale, and how long both hold them.
 
-    Lines show the free slots. Bars are thick if `height` has room.
+    Thin strokes show the free slots. Each bar fills several lines if `height` has room.
     """
     pen, color = Pen(symbols), symbols.palette.states[SlotState.TOKEN]
     room, thick = max(width - _LABEL, 8), min(max((height - 5) // 4, 1), 4)

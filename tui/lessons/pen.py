@@ -69,7 +69,10 @@ class Pen:
         ]
 
     def _tall(self, segment: Segment, *, is_first: bool, has_text: bool) -> Segment:
-        """Return `segment` on a line of a thick bar: a gap is above the first line alone, and a text on one alone."""
+        """Return one line of `segment` in a thick bar.
+
+        Only the first line leaves an eighth free above the bar. A text is blank except on the line with `has_text`.
+        """
         bars = set(self._full + self.symbols.right[1:2] + (_PARTS_ASCII if self.symbols.ascii else _PARTS))
         if not set(segment.text) & bars or set(segment.text) - bars - {" "}:
             return segment if has_text else Segment(" " * len(segment.text), segment.style)

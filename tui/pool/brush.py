@@ -32,7 +32,7 @@ RIGHT: Final = 8
 GLYPH: Final = 17
 """Shape: the first paint as a glyph without colours, and as seven eighths from below with colours."""
 HAIR: Final = 18
-"""Shape: the first paint with a hairline at its right."""
+"""Shape: the first paint, and a gap of an eighth in the background's colour at its right."""
 LEDGE: Final = 19
 """Shape: the first paint in the upper half, nothing below, as a gap between two rows."""
 DIGIT: Final = 20

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 
-_LINES_OF_FOUR: Final = 23
-"""Number of lines from which a narrow screen has a line on the time axis for each of four runs."""
+_HEIGHT_OF_FOUR: Final = 23
+"""Height of a narrow screen, in lines, from which on its time axis has a row for each of four runs."""
 
 
 class Compare(PlaybackScreen):
@@ -122,7 +122,7 @@ class Compare(PlaybackScreen):
 
     def on_resize(self) -> None:
         """Give all lanes the same height if they have no pools; a remainder of lines stays below the last lane."""
-        self.set_class(self.guided is None and self.size.height >= _LINES_OF_FOUR, "-roomy")
+        self.set_class(self.guided is None and self.size.height >= _HEIGHT_OF_FOUR, "-roomy")
         self.call_after_refresh(self._even_out)
 
     def _even_out(self) -> None:
