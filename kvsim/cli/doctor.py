@@ -195,7 +195,7 @@ def _computed(log: StartupLog, flags: dict[str, Any], meta: Meta | None) -> tupl
 def _vllm_figures(
     log: StartupLog, merged: dict[str, Any], gpu: Gpu, model: Model, title: str
 ) -> tuple[Mapping[str, float], str, str]:
-    """Do the same as `_computed` for a vLLM server with the settings `merged` from the log and the flags."""
+    """Return the results of `_computed` for a vLLM server with the settings `merged` from the log and the flags."""
     try:
         budget = memory_of(merged, gpu, model, max_model_len=merged["max_model_len"])
     except BudgetError as error:

@@ -58,7 +58,7 @@ class WatchedProfile:
         return self.times.step_time(shape)
 
     def saw(self, shape: StepShape) -> None:
-        """Record a step with the contents `shape`; for several steps, the fields are arrays, or maxima over the steps."""
+        """Record a step with the contents `shape`; for several steps, its fields are arrays or maxima."""
         largest = self._largest
         for index, value in enumerate(shape):
             most = value.max() if isinstance(value, np.ndarray) else value
