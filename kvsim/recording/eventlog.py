@@ -156,6 +156,21 @@ def _row(builder: RecordingBuilder, request: int) -> int:
     return request
 
 
+def _configure(builder: RecordingBuilder, meta: dict[str, Any], source: str) -> None:
+    """Set which optional tables the recording has, from the contents of the first line."""
+    for name in ("policy", "engine"):
+        if not isinstance(meta.get(name) or {}, dict):
+            raise RecordingError(f"{source}, line 1: {name} should be an object, not {shortened(meta[name])}.")
+    policy, engine = meta.get("policy") or {}, meta.get("engine") or {}
+    try:
+        builder.copies.configure(policy)
+    except (TypeError, ValueError, OverflowError):
+        size = shortened(policy["block_size"])
+        message = f"{source}, line 1: policy.block_size should be a whole number above 0, not {size}."
+        raise RecordingError(message) from None
+    builder.transfers.configure("kv_connector" in engine)
+
+
 def replay(lines: Iterable[bytes], source: str) -> tuple[dict[str, Any], RecordingBuilder]:
     """Read a log: return the contents of its first line, and a builder with the events of the rest.
 
@@ -175,8 +190,7 @@ def replay(lines: Iterable[bytes], source: str) -> tuple[dict[str, Any], Recordi
             if event[0] != "meta" or len(event) != 2 or not isinstance(event[1], dict):
                 raise RecordingError(f'{source}, line 1: a log should begin with ["meta", {{...}}].')
             meta = event[1]
-            builder.copies.configure(meta.get("policy"))
-            builder.transfers.configure("kv_connector" in (meta.get("engine") or {}))
+            _configure(builder, meta, source)
             continue
         try:
             apply(builder, event)

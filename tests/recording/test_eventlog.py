@@ -148,6 +148,25 @@ def test_a_log_that_does_not_begin_as_one(tmp_path: Path, line: bytes, complaint
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("engine", 5, "line 1: engine should be an object, not 5."),
+        ("policy", 5, "line 1: policy should be an object, not 5."),
+        (
+            "policy",
+            {"kv_offloading_block_size": 32, "block_size": [16]},
+            "line 1: policy.block_size should be a whole number above 0, not [16].",
+        ),
+    ],
+)
+def test_a_wrong_value_in_the_first_line_is_named(tmp_path: Path, name: str, value: object, complaint: str) -> None:
+    (tmp_path / eventlog.FILE_NAME).write_bytes(eventlog.line("meta", {name: value}))
+    with pytest.raises(RecordingError) as raised:
+        read(tmp_path)
+    assert complaint in str(raised.value)
+
+
+@pytest.mark.parametrize(
     "event",
     [
         ["jump"],

@@ -17,7 +17,7 @@ from kvsim.replay.unfolding import NO_OWNER
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import generate
 from kvsim_tui.app import KvsimApp
-from kvsim_tui.facts.wait_reasons import units_needed, wait_reason
+from kvsim_tui.facts.wait_reasons import needs, units_needed, wait_reason
 from kvsim_tui.lessons import Guided, find_lesson, read_lesson
 from kvsim_tui.playback.session import Session
 from kvsim_tui.widgets.waiting_list import Queue
@@ -85,6 +85,10 @@ def test_a_reservation_needs_slots_in_a_row(tmp_path: Path) -> None:
         "E needs 16,384 slots in a row, 2,280 free",
         "needs 16,384 in a row, 2,280 free",
     )
+
+
+def test_one_block_is_needed_in_the_singular() -> None:
+    assert needs("A", 1, "block", "0 free") == ("A needs 1 block, 0 free", "needs 1 block, 0 free")
 
 
 @pytest.mark.parametrize("size", [(120, 40), (200, 60)])

@@ -87,7 +87,7 @@ def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str,
 
 def needs(name: str, need: int, unit: str, free: str) -> tuple[str, str]:
     """Return what the request `name` waits for: a number of units, beside the `free` ones; long, and without name."""
-    return f"{name} needs {plural(need, unit)}, {free}", f"needs {need:,} {unit}s, {free}"
+    return f"{name} needs {plural(need, unit)}, {free}", f"needs {plural(need, unit)}, {free}"
 
 
 def units_needed(session: Session, request: int) -> int | None:

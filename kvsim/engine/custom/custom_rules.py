@@ -191,14 +191,14 @@ class CustomRules:
             raise _NoRoomError
         if not overrides(self.policy, "victim"):
             return scheduler.VLLM.choose_victim(engine, needs)
-        return self._place(self.policy.victim(self, self.served(engine, needs)), "victim")
+        return self._place(self.ask(self.policy.victim, self, self.served(engine, needs)), "victim")
 
     def choose_next(self, engine: Engine) -> Sequence:
         """Return the request to admit next. Requests that earlier steps have skipped come first."""
         chooses = self._next is not None or overrides(self.policy, "admit")
         if engine.state.num_looked_at < engine.state.num_skipped or not chooses:
             return waiting_queue.next_in_pass(engine)
-        chosen = self.policy.admit(self) if self._next is None else next(self._next, None)
+        chosen = self.ask(self.policy.admit, self) if self._next is None else next(self._next, None)
         if chosen is None:
             self._has_declined = True
             raise _NoOtherError
@@ -229,7 +229,7 @@ class CustomRules:
             for block in self._listed:
                 if block in candidates:
                     return block
-        answer = self.policy.evict(self, candidates)
+        answer = self.ask(self.policy.evict, self, candidates)
         self._listed_in, self._listed = step, iter(answer if isinstance(answer, list) else (answer,))
         chosen = next(self._listed, None)
         if chosen is None or chosen not in candidates:
