@@ -38,7 +38,7 @@ def test_three_policies_in_one_picture(run: Run, tmp_path: Path) -> None:
         "static",
         "contiguous",
         "paged",
-        "% of tokens",
+        "served: of output tokens; memory: of ",
         "the fastest",
         "the same 6 requests, fastest first",
     ):
