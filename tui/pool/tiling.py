@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .array_types import IndexArray
 
-_NARROW = 3
+NARROW = 3
 """Width of a cell, in characters, up to which a cell that is one character wider looks larger."""
 
 
@@ -119,7 +119,7 @@ class Tiling:
     @property
     def even(self) -> bool:
         """True if cells look equally wide: their widths are equal, or are too large to show one character more."""
-        return self.wide > _NARROW or self.width % self.columns == 0
+        return self.wide > NARROW or self.width % self.columns == 0
 
     @property
     def gap(self) -> bool:

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 from ..look.wording import plural
 from .labels import longest_name
 from .levels import best_level, levels
-from .tiling import Detail, Tiling
+from .tiling import NARROW, Detail, Tiling
 
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
 
     from ..look.states import Symbols
+
+
+_FEW_UNITS = 4
+"""Number of units of a cell from which on their mean is rounded to a whole number."""
 
 
 class Zoom:
@@ -104,6 +108,8 @@ class Zoom:
         match tiling.detail:
             case Detail.SLOTS:
                 return f"1 slot, {unit_tokens} to a block"
+            case Detail.FILL | Detail.HALF if self._stride is None:
+                return f"1 {unit}{_sizes_of_cells(tiling)}"
             case Detail.FILL:
                 return "1 block"
             case _ if self._stride is not None and tiling.down > 1:
@@ -113,10 +119,21 @@ class Zoom:
                 return _about(tiling.units_per_cell, unit)
 
 
+def _sizes_of_cells(tiling: Tiling) -> str:
+    """Return the sizes of cells in characters or lines that visibly differ: `, 1 or 2 wide`; empty if they do not."""
+    sizes = ((tiling.width, tiling.columns, "wide"), (tiling.height, tiling.rows, "high"))
+    return "".join(
+        f", {whole // parts} or {whole // parts + 1} {word}"
+        for whole, parts, word in sizes
+        if whole % parts and whole // parts <= NARROW
+    )
+
+
 def _unit_name(unit_tokens: int) -> str:
     return "block" if unit_tokens > 1 else "slot"
 
 
 def _about(number: float, noun: str) -> str:
-    """Return `1 block`, `1.2 blocks`, `44 blocks`; larger cells may differ by one."""
-    return plural(round(number), noun) if number >= 2 or round(number, 1) == 1 else f"{number:.1f} {noun}s"
+    """Return `1 block`, `2.5 blocks`, `44 blocks`; larger cells may differ by one."""
+    number = round(number, 1) if number < _FEW_UNITS else round(number)
+    return plural(int(number), noun) if number == int(number) else f"{number} {noun}s"
