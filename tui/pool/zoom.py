@@ -91,7 +91,7 @@ class Zoom:
         if self._heading is None:
             units = plural(self.tiling.num_units, _unit_name(unit_tokens))
             short = f"1 cell = {cell} {symbols.dot} colour: {meaning}"
-            titles = [f"memory in physical order, {units}: {short}"] * scattered
+            titles = [f"memory in physical order{count}: {short}" for count in (f", {units}", "")] * scattered
             titles += [f"memory pool, {units}: {short}", f"pool, {short}"]
             return next((title for title in titles if len(title) <= width), titles[-1])
         return self._heading + self.size_in_title(cell, width)
@@ -99,7 +99,7 @@ class Zoom:
     def size_in_title(self, cell: str, width: int) -> str:
         """Return the size of a `cell` as it follows the name of one of several pools; empty if it does not fit."""
         room = width - max(self._longest, len(self._heading or ""))
-        texts = (f": 1 cell = {cell}", f": {cell.partition(',')[0]} a cell")
+        texts = (f": 1 cell = {cell}", f": {cell.partition(',')[0].partition(' (')[0]} a cell")
         return next((text for text in texts if len(text) <= room), "")
 
     def cell_words(self, unit_tokens: int, symbols: Symbols) -> str:
@@ -120,13 +120,14 @@ class Zoom:
 
 
 def _sizes_of_cells(tiling: Tiling) -> str:
-    """Return the sizes of cells in characters or lines that visibly differ: `, 1 or 2 wide`; empty if they do not."""
+    """Return the sizes of cells in characters or lines that visibly differ: ` (1-2 wide)`; empty if they do not."""
     sizes = ((tiling.width, tiling.columns, "wide"), (tiling.height, tiling.rows, "high"))
-    return "".join(
-        f", {whole // parts} or {whole // parts + 1} {word}"
+    words = [
+        f"{whole // parts}-{whole // parts + 1} {word}"
         for whole, parts, word in sizes
         if whole % parts and whole // parts <= NARROW
-    )
+    ]
+    return f" ({', '.join(words)})" * bool(words)
 
 
 def _unit_name(unit_tokens: int) -> str:
