@@ -11,8 +11,9 @@ import pytest
 from kvsim.hardware import find_gpu
 from kvsim.machines import step_times
 from kvsim.models import find_model
-from kvsim.policies import Paged
+from kvsim.policies import Paged, Radix
 from kvsim.policies.settings import ContinuousSettings
+from kvsim.policies.sglang import RadixSettings
 from kvsim.replay.unfolding import NO_OWNER
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import generate
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvsim.recording import Recording
+
+    from ..conftest import MakeMachine
 
 
 def test_the_head_of_the_queue_needs_more_blocks_than_are_free(shipped: Callable[[str], Recording]) -> None:
@@ -85,6 +88,30 @@ def test_a_reservation_needs_slots_in_a_row(tmp_path: Path) -> None:
         "E needs 16,384 slots in a row, 2,280 free",
         "needs 16,384 in a row, 2,280 free",
     )
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_sglang_keeps_free_slots_for_the_answers_of_running_requests(make_machine: MakeMachine, page_size: int) -> None:
+    """The prompt of the head often fits. It waits because its longest answer must fit, too, beside those of others."""
+    policy = Radix(cache=RadixSettings(page_size=page_size))
+    session = Session(simulate(generate(60, prompt=200, output=200, seed=1), policy, make_machine(6_000)))
+    short = kept = 0
+    for frame in range(0, session.player.last_frame, 37):
+        session.player.go_to_frame(frame)
+        session.show()
+        if not session.recording.steps.waiting[frame]:
+            continue
+        text, free = wait_reason(session)[0], int((session.replay.owner == NO_OWNER).sum())
+        need = (200 + 200) // page_size + 2
+        if f"needs {need:,} {session.unit_name}s with its longest answer, {free:,} free or cached" in text:
+            short += 1
+            assert need > free
+        else:
+            kept += 1
+            assert f"of {free:,} free or cached, too many are kept for running answers" in text
+            assert need <= free
+    assert short > 0
+    assert kept > 0
 
 
 def test_one_block_is_needed_in_the_singular() -> None:

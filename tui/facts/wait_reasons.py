@@ -1,4 +1,6 @@
-"""Reason why the request at the head of the queue waits: a full batch, a full step, or too little free memory."""
+"""Reason why the request at the head of the queue waits: a full batch, a full step, no slot for its adapter, or too
+little free memory. SGLang also keeps free memory for the answers of running requests.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +33,8 @@ def wait_reason(session: Session) -> tuple[str, ...]:
     limits = Limits.of(meta.policy, meta.engine)
     if limits is None:
         return ()
+    if meta.policy_name == "radix":
+        return full_step(limits, steps, step) or _no_room_for_answer(session)
     return (
         full_step(limits, steps, step)
         or _short_of_adapters(session)
@@ -83,6 +87,41 @@ def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str,
     if need <= longest:
         return unknown
     return (f"{name} needs {need:,} {unit}s in a row, {longest:,} free", f"needs {need:,} in a row, {longest:,} free")
+
+
+def _no_room_for_answer(session: Session) -> tuple[str, ...]:
+    """Return the reason for which SGLang does not admit the head of the queue; empty if that is unknown.
+
+    A request is admitted if its tokens, its longest answer and one more page are fewer than the free slots minus those
+    that running requests are expected to need. These are a share of the rest of their answers, which changes with each
+    step and is not recorded. If the request fits beside the whole rest, it waits for something else.
+    """
+    replay, policy = session.replay, session.recording.meta.policy
+    head, clip = next(iter(replay.waiting_requests().tolist()), None), policy.get("clip_max_new_tokens_estimation")
+    if head is None or not isinstance(clip, int):
+        return ()
+    if len(replay.groups) > 1:
+        return ("it does not fit with its longest answer",)
+    name, unit, page = session.request_name(head), session.unit_name, replay.unit_tokens
+    tokens = int(session.recording.requests.prompt_tokens[head]) + session.num_put_out(head)
+    need = (tokens + _rest_of_answer(session, head, clip)) // page + 2
+    free = int((replay.owner == NO_OWNER).sum())
+    needed = f"{name} needs {plural(need, unit)} with its longest answer"
+    if need > free:
+        return (f"{needed}, {free:,} free or cached", f"needs {plural(need, unit)}, {free:,} free")
+    rest = sum(_rest_of_answer(session, request, clip) for request in replay.live_requests().tolist())
+    if need * page <= free * page - rest:
+        return ()
+    return (
+        f"{needed}; of {free:,} free or cached, too many are kept for running answers",
+        f"{plural(free, unit)} free, but kept for running answers",
+        "free memory is kept for answers",
+    )
+
+
+def _rest_of_answer(session: Session, request: int, most: int) -> int:
+    """Return the number of tokens that the answer of a request may still get, at most `most`."""
+    return min(max(int(session.recording.requests.max_tokens[request]) - session.num_put_out(request), 0), most)
 
 
 def needs(name: str, need: int, unit: str, free: str) -> tuple[str, str]:
