@@ -232,7 +232,7 @@ def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dic
         "name": "vllm",
         "version": vllm.__version__,
         "torch": torch.__version__,
-        "scheduler": type(scheduler).__mro__[2].__name__,  # vLLM's class, after the recording class and the mixin
+        "scheduler": _class_in_vllm(type(scheduler)).__name__,
         "async_scheduling": bool(scheduling.async_scheduling),
         "enforce_eager": bool(model.enforce_eager),
         "max_model_len": model.max_model_len,
@@ -255,6 +255,12 @@ def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dic
         "load_format": str(config.load_config.load_format),
         "in_process": multiprocessing.parent_process() is None,
     }
+
+
+def _class_in_vllm(recording: type) -> type:
+    """Return the class of vLLM that a recording scheduler extends. A user's class may extend the recording one."""
+    order = recording.__mro__
+    return order[order.index(_RecordingHooks) + 1]
 
 
 def _data_parallel(parallel: Any) -> dict[str, Any]:

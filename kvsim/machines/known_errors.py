@@ -66,7 +66,7 @@ _PLAIN = {
     Basis.MODEL: "measured on this GPU with this model",
     Basis.TRANSFERRED: "measured with this model on another GPU",
     Basis.FITTED_THERE: "measured on this machine with this model",
-    Basis.FITTED: "measured on this machine with another model",
+    Basis.FITTED: "measured on this machine with another model or engine",
     Basis.MACHINE: "measured on this machine, by a formula for this model",
     Basis.GPU: "measured on such a GPU, by a formula for this model",
     Basis.LINKED: "measured on such a GPU, by a formula for several",

@@ -328,6 +328,12 @@ def test_a_server_that_cannot_be_recorded_serves_and_is_told(
     assert not (tmp_path / "run").exists()
 
 
+def test_vllms_class_is_named_below_a_class_of_the_user(vllm_module: Any) -> None:
+    own = type("Own", (vllm_module.RecordingScheduler,), {})
+    for recording in (own, vllm_module.RecordingScheduler, vllm_module.RecordingSyncScheduler):
+        assert vllm_module._class_in_vllm(recording) is Scheduler
+
+
 def test_a_server_that_cannot_be_described_serves(
     vllm_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -224,3 +224,9 @@ def test_sweeps_and_headlines_say_what_is_not_in_the_times(tmp_path: Path) -> No
         assert headline(session, short=short)[-1] == untimed
     dense = Session(read(find("vllm-h200-llama-3-8b-sharegpt-5")))
     assert not any("not timed" in part for part in headline(dense, short=False))
+
+
+def test_a_machine_may_have_been_fitted_with_another_engine() -> None:
+    kind = class_of(Basis.FITTED, find_gpu("H200"), find_model("Qwen3-8B"), "vllm")
+    said = plain_words(f"machine card of H200; {kind.words}")
+    assert said.startswith("measured on this machine with another model or engine")
