@@ -88,7 +88,7 @@ async def test_no_request_is_left_out_of_the_strips(
             rest = found[len(shown) :]
             tokens = sum(one.owners[0].num_tokens for one in rest)
             first, last = (session.request_name(one.owners[0].request) for one in (rest[0], rest[-1]))
-            words = rf"{len(rest)} more +{tokens:,} ({first}: {rest[0].num_tokens} … {last}: |[\d,]+ each)"
+            words = rf"{len(rest)} more +{tokens:,} ({first}: {rest[0].num_tokens} … {last}: |mean [\d,]+)"
             assert any(re.search(words, line) for line in lines)
 
 

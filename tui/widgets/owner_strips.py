@@ -214,7 +214,7 @@ class OwnerStrips(Panel):
         name = self.session.request_name
         own = sum(owner.own_tokens for owner in line.owners)
         ends = (f"{name(owner.request)}: {owner.own_tokens:,}" for owner in (largest, least))
-        texts = (f" {self.symbols.cut} ".join(ends), f"{own / len(line.owners):,.0f} each")
+        texts = (f" {self.symbols.cut} ".join(ends), f"mean {own / len(line.owners):,.0f}")
         return next((words for words in texts if len(words) <= width), "")
 
     def _states(self, slots: Slots, length: float, token_paint: int, shared: Slots | int = 0) -> Iterator[Segment]:
