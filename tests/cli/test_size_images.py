@@ -51,7 +51,7 @@ def test_where_the_rule_is_not_known_that_is_said_and_tokens_can_be_given(kvsim:
     assert document["image"]["encoder_cache_tokens"] is None
     assert document["image"]["prompt_tokens"] == 256
     assert any(
-        "what vLLM keeps for images of Gemma3ForConditionalGeneration is not in" in each
+        "what vLLM keeps for images of Gemma3ForConditionalGeneration is left out" in each
         for each in document["unmeasured"]
     )
     assert "encoder cache" not in {term["label"] for term in document["terms"]}

@@ -17,6 +17,7 @@ from .test_engines import ENGINES
 
 FEW, MANY = 40, 600
 """Draws with every change, and with all that is slow."""
+SEVERAL_SERVERS = {"--replicas", "--prefill", "--decode", "--data-parallel-size", "--prefix-store-gib"}
 
 
 def typed(*arguments: str | Path) -> Result:
@@ -26,7 +27,9 @@ def typed(*arguments: str | Path) -> Result:
 
 def recorded(settings: list[str], engine: EngineName, folder: Path) -> dict[str, bytes | str]:
     """Every file of the recordings in `folder` that a run leaves, which their check calls right; or why it stalled."""
-    result = typed("run", *settings, "--no-band", "--engine", engine, "-o", folder)
+    # Runs of several servers have no band that could be left out.
+    band = [] if SEVERAL_SERVERS & set(settings) else ["--no-band"]
+    result = typed("run", *settings, *band, "--engine", engine, "-o", folder)
     if isinstance(result.exception, StalledError):
         return {"stalled": str(result.exception)}
     assert result.exit_code == 0, result.exception

@@ -138,16 +138,16 @@ async def test_o_changes_what_colour_means(tiny: Recording) -> None:
 
 def test_the_story_of_a_comparison_is_its_factor(three_runs: list[Recording]) -> None:
     comparison = ComparedRuns(three_runs)
-    slow, near, fast = comparison.lanes
+    fast, near, slow = comparison.lanes
     story = story_of_comparison(comparison)
-    for number, rival in enumerate((slow, near)):
+    for number, rival in enumerate((near, slow), 1):
         factor = rival.session.player.duration_s / fast.session.player.duration_s
-        assert f"{factor:,.1f} times as fast as {rival.label}" in story.parts[0]
-        assert gap_of(comparison, number).in_full.endswith(f"{factor:,.1f} times as long as {fast.label}")
+        assert f"{rival.label} ×{factor:,.1f}" in story.parts[0]
+        assert gap_of(comparison, number).in_full.endswith(f"×{factor:,.1f}")
         assert f"{rival.label} ×{factor:,.1f}" in story.shorter[0]
         assert f"{rival.label.removesuffix(' batches')} ×{factor:,.1f}" in story.shorter[1]
     assert story.parts[0].startswith(f"{fast.label} ")
-    assert gap_of(comparison, 2).in_full == duration(fast.session.player.duration_s)
+    assert gap_of(comparison, 0).in_full == f"{duration(fast.session.player.duration_s)}, the fastest"
 
 
 async def test_c_keeps_the_moment_and_the_followed_request(three_runs: list[Recording]) -> None:
