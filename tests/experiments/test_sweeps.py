@@ -368,7 +368,8 @@ def test_prompts_that_share_other_prefixes_are_another_point(points: list[Point]
 
 
 def test_workers_do_not_outlive_a_sweep_that_is_killed(tmp_path: Path) -> None:
-    arguments = ["sweep", "--num-requests", "150", "--vary", f"seed={','.join(map(str, range(40)))}", "-o", "s.parquet"]
+    varied = f"max-num-seqs={','.join(map(str, range(10, 50)))}"
+    arguments = ["sweep", "--num-requests", "150", "--vary", varied, "-o", "s.parquet"]
     process = subprocess.Popen([sys.executable, "-m", "kvsim", *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL)
     parts = tmp_path / "s.parquet.parts"
     until(lambda: any(parts.glob("*.json")), within_s=60)
