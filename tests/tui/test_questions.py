@@ -55,8 +55,12 @@ PRESSURE = (
     Question("How many wait?", "", r"121 waiting"),
     Question("What do they wait for?", "", r"121 waiting .*\n.*r269 needs 2 blocks, 0 free", (LARGE,)),
     Question("Who is next?", "", r"121 waiting +next first.*\n.*\n.*r269 +preempted, 2 blocks", (LARGE,)),
-    Question("What did the last step change?", "", r"last step .*r269 preempted( for 4 requests)?, lost 2 blocks"),
-    Question("And why?", "", r"(short of blocks: r269|no block is free until a request ends or is preempted)"),
+    Question(
+        "What did the last step change?", "", r"last step .*r269 preempted for 4 requests, lost 2 blocks", (SMALL,)
+    ),
+    Question("And why?", "", r"no block is free until a request ends or is preempted", (SMALL,)),
+    Question("What did the last step change?", "", r"last step .*r269 preempted, lost 2 blocks, 31 tokens", (LARGE,)),
+    Question("And why?", "", r"last step .*short of blocks: r269", (LARGE,)),
     Question("Where in the run is this?", "", r"step 1,307 of 2,922"),
     Question("How fast does it play?", "", r"paused · 5 times slower"),
     Question("Who owns block 17?", find_in("#17"), r"(held by +r217|block 17: 16 tokens, held by r217)"),
