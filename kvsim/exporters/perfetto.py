@@ -222,7 +222,7 @@ def _write_host(trace: _Trace, recording: Recording, gaps: Gaps, uuid: int) -> N
     unit_bytes = recording.meta.pool.bytes_per_unit
     time_s = np.append(steps.start_s, recording.duration_s)
     trace.counter(uuid, "on the host", time_s, host.used * host.slot_bytes, parent=_HOST, is_bytes=True)
-    copies = {"going there": (host.going, host.going_after), "coming back": (host.coming, host.coming_after)}
+    copies = {"going there": (host.storing, host.storing_after), "coming back": (host.loading, host.loading_after)}
     for nth, (name, (of_steps, after)) in enumerate(copies.items(), start=1):
         time_s, num_blocks = gaps.joined(steps, of_steps[:-1], after[gaps.step])
         trace.counter(uuid + nth, name, time_s, num_blocks * unit_bytes, parent=_HOST, is_bytes=True)

@@ -22,7 +22,7 @@ Member = TypeVar("Member", bound=StrEnum)
 
 
 class CacheKind(StrEnum):
-    """Kind of cache of the layers in a group."""
+    """Kind of cache of the layers in a group: what its blocks hold for a sequence."""
 
     FULL = "full"
     """Keys and values of every token."""
@@ -31,13 +31,13 @@ class CacheKind(StrEnum):
     SLIDING_WINDOW = "sliding_window"
     """Keys and values of the last `window` tokens."""
     CHUNKED_LOCAL = "chunked_local"
-    """Keys and values of the tokens since the last multiple of `window` tokens."""
+    """Keys and values of the tokens of the current chunk: those since the last multiple of `window` tokens."""
     MAMBA = "mamba"
     """Recurrent state of fixed size: Mamba, linear attention, short convolution."""
 
 
 class MambaMode(StrEnum):
-    """Recurrent states that stay in blocks, so that a later request can hit them."""
+    """Choice of the recurrent states that stay in blocks, so that a later request can hit them."""
 
     NONE = "none"
     """No state: a running sequence has one block with its current state."""
@@ -57,22 +57,24 @@ class KVCacheGroup:
     num_layers: int
     """Number of layers in the group, over all pipeline stages."""
     page_bytes: int
-    """Number of bytes that a block takes in one layer on one GPU, padding included. If layers differ, that of the
-    first.
+    """Number of bytes that a block takes in one layer on one GPU, padding included; in the group's first layer, if
+    layers differ.
     """
     content_bytes: int | None = None
     """Number of bytes of a page (a block in one layer) without padding; None if the page has no padding."""
     window: int | None = None
     """Number of tokens in the window (`sliding_window`) or chunk (`chunked_local`); None for other kinds.
 
-    A `full` group keeps every token. Its `window` is the one that all its layers have, if any.
+    A `full` group keeps every token; its `window` limits only the computation, and is None if its layers have none or
+    different ones.
     """
     spec: int = 0
-    """Number that groups with equal layers have in common. Prefixes are looked up for all these groups together."""
+    """Number that is equal for groups of equal layers. Prefixes are looked up once for all groups with the same number.
+    """
     mamba_mode: MambaMode | None = None
     """Recurrent states that the group keeps; None unless the kind is `mamba`."""
     num_speculative_blocks: int = 0
-    """Number of blocks that a sequence has in a recurrent group for drafts, one for each drafted token."""
+    """Number of additional blocks that each sequence has in a recurrent group, one for each drafted token."""
     has_draft_layers: bool = False
     """True if a layer of the group belongs to a draft model."""
 
@@ -80,8 +82,7 @@ class KVCacheGroup:
         """Return the largest number of blocks that a sequence of `num_tokens` tokens can hold at once. Admission
         requires them.
 
-        With a window, these are the blocks of the window, and of `max_num_batched_tokens` tokens that a step may
-        compute.
+        With a window, it is the number of blocks for the window and for the `max_num_batched_tokens` tokens of a step.
         """
         if self.kind is CacheKind.SLIDING_WINDOW and self.window is not None:
             return _blocks(min(self.window - 1 + max_num_batched_tokens, num_tokens), self.block_size) + 1
@@ -152,14 +153,15 @@ class KVCacheGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheLayout:
-    """Groups of one engine in vLLM's order, and the sizes that they have in common."""
+    """Groups of one engine in vLLM's order, and the block sizes that they share."""
 
     groups: tuple[KVCacheGroup, ...]
     """Groups in order. The first layer of the model is in group 0."""
     bytes_per_block: int
-    """Number of bytes of one block id in all layers of a GPU, on the pipeline stage that needs most."""
+    """Number of bytes of one block id in all layers of a GPU, on the pipeline stage that needs the most."""
     scheduler_block_size: int
-    """Number of tokens between boundaries that the blocks of all groups have in common. Prefix hits end at these."""
+    """Number of tokens between two boundaries at which blocks end in every group. Prefix hits end at such boundaries.
+    """
     hash_block_size: int
     """Number of tokens that one prefix hash covers."""
 
@@ -170,16 +172,16 @@ class KVCacheLayout:
 
     @property
     def unit_slots(self) -> int:
-        """Number of slots in a block. With one group for all layers, a slot has room for one token; otherwise it is one
-        byte.
+        """Number of slots in a block. With one group for all layers, a slot is room for one token; with several, it is
+        one byte.
 
-        Blocks of different groups may hold different numbers of tokens, but they have the same number of bytes.
+        Blocks of different groups may hold different numbers of tokens, but have the same number of bytes.
         """
         return self.groups[0].block_size if self.is_uniform else self.bytes_per_block
 
     @property
     def has_windows(self) -> bool:
-        """True if a sequence may hold blocks that it no longer needs, because a group has a window or a recurrent
+        """True if a sequence may hold blocks that no later step reads, because a group has a window or a recurrent
         state.
         """
         return any(group.kind is CacheKind.MAMBA or group.window is not None for group in self.groups)
@@ -187,7 +189,7 @@ class KVCacheLayout:
     def keeps_some(self, group: KVCacheGroup) -> bool:
         """Tell whether some full blocks of `group` are never cached, because no prefix hit can need them.
 
-        A hit ends at a boundary that all groups have in common, and needs only the blocks of one window before it.
+        A hit ends at a boundary of all groups, and needs only the blocks of one window before it.
         """
         if group.kind is not CacheKind.SLIDING_WINDOW or group.window is None:
             return False
@@ -204,7 +206,7 @@ class KVCacheLayout:
         return self._content_bytes(group) if group.kind is CacheKind.MAMBA else 0
 
     def _content_bytes(self, group: KVCacheGroup) -> int:
-        """Return the number of bytes that a block has in all layers of `group`, without padding."""
+        """Return the number of bytes that a block takes in all layers of `group`, without padding."""
         if len(self.groups) == 1 and group.content_bytes is None:
             return self.bytes_per_block
         return min(group.num_layers * (group.content_bytes or group.page_bytes), self.bytes_per_block)
@@ -221,7 +223,7 @@ class KVCacheLayout:
 def groups_from_meta(entries: Sequence[Any]) -> tuple[KVCacheGroup, ...]:
     """Return the groups that `meta.kv_cache_groups` of a recording describes.
 
-    If no entry has a `spec`, it is computed: groups that differ only in their numbers of layers have the same `spec`.
+    If no entry has a `spec`, groups get the same `spec` if they differ only in their numbers of layers.
 
     Raises:
         RecordingError: `entries` is no list of groups, or groups with one `spec` differ.

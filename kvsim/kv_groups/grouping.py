@@ -18,27 +18,28 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MUCH_LONGER = 1.5
-"""Ratio of the number of layers of the most frequent kind to that of the rarest kind.
+"""Limit of the number of layers of the most frequent kind, divided by that of the rarest kind.
 
-Below this ratio, each kind is one group. From this ratio on, each group has as many layers as the rarest kind.
+Below this limit, each kind is one group. From it on, each group has as many layers as the rarest kind.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """Groups of layers, and the specs of these layers after their pages are made equal."""
+    """Groups of layers, and the layers' specs after their pages were made equal in size."""
 
     groups: tuple[tuple[int, ...], ...]
     """Indices of the layers in each group."""
     specs: tuple[LayerSpec, ...]
-    """Spec of each layer. All have pages of one size, unless `sums_pages` is True."""
+    """Spec of each layer. All have pages of the same size, unless `sums_pages` is True."""
     sums_pages: bool
-    """True if there is one group and the pages of its layers differ in size, so that each layer has a tensor of its
-    own.
+    """True if there is one group whose layers have pages of different sizes. Each layer then has a tensor of its own.
     """
 
     def bytes_per_block(self, layers: range) -> int:
-        """Return the number of bytes that one block id takes on a GPU with the layers `layers`; 0 without layers."""
+        """Return the number of bytes that one block id takes on a GPU that has the layers `layers`; 0 if there are
+        none.
+        """
         mine = [[index for index in group if index in layers] for group in self.groups]
         if self.sums_pages:
             return sum(self.specs[index].page_bytes for index in mine[0])
@@ -109,22 +110,22 @@ def _all_equal(specs: Sequence[LayerSpec]) -> bool:
 
 
 def _without_window(spec: LayerSpec) -> LayerSpec:
-    """Return the spec of a full layer without its window, and others unchanged."""
+    """Return the spec of a full layer without its window. Other specs are returned unchanged."""
     if spec.kind is not CacheKind.FULL or spec.window is None:
         return spec
     return replace(spec, window=None)
 
 
 def _check_windows(specs: Sequence[LayerSpec]) -> None:
-    """Refuse one group of full layers with different windows, as vLLM does."""
+    """Refuse full layers with different windows in one group, as vLLM does."""
     windows = {spec.window for spec in specs if spec.window is not None}
     if len(windows) > 1 and all(spec.kind is CacheKind.FULL for spec in specs):
         raise UsageError(f"one group cannot hold windows of {' and '.join(map(str, sorted(windows)))} tokens.")
 
 
 def _one_kind(specs: Sequence[LayerSpec]) -> bool:
-    """Tell whether all layers have equal block sizes and keep the same tokens or states. Their pages may differ in
-    size.
+    """Tell whether all layers have the same block size and keep the same tokens or states. The sizes of their pages may
+    differ.
     """
     first = specs[0]
     if any(spec.block_size != first.block_size for spec in specs):
@@ -139,13 +140,13 @@ def _one_kind(specs: Sequence[LayerSpec]) -> bool:
 
 
 def _with_equal_pages(specs: Sequence[LayerSpec]) -> list[LayerSpec]:
-    """Return the specs with pages as large as the largest."""
+    """Return the specs with pages that are all as large as the largest one."""
     page = max(spec.page_bytes for spec in specs)
     return [_with_page(spec, page) for spec in specs]
 
 
 def _with_page(spec: LayerSpec, page: int) -> LayerSpec:
-    """Return `spec` with a page of `page` bytes: with more tokens in a block, or with padding."""
+    """Return `spec` with a page of `page` bytes, by more tokens in a block or by padding."""
     if spec.page_bytes == page:
         return spec
     if page % spec.page_bytes == 0:
@@ -161,7 +162,7 @@ def _with_page(spec: LayerSpec, page: int) -> LayerSpec:
 
 
 def _split(specs: Sequence[LayerSpec]) -> tuple[tuple[int, ...], ...]:
-    """Divide the layers into groups of one kind each, of about equal numbers of layers; return the layers of each
+    """Divide the layers into groups of one kind, with about the same number of layers each; return the layers of each
     group.
     """
     by_spec: dict[LayerSpec, list[int]] = {}
@@ -185,7 +186,9 @@ def _window_of(specs: Sequence[LayerSpec]) -> int | None:
 def _hash_block_size(
     groups: Sequence[KVCacheGroup], scheduler_block_size: int, stated: int | None, caches_prefixes: bool
 ) -> int:
-    """Return the number of tokens that one prefix hash covers; `stated` is the number that the user chose, or None."""
+    """Return the number of tokens that one prefix hash covers. `stated` is the user's choice; None leaves it to vLLM's
+    rule.
+    """
     if len(groups) == 1 or not caches_prefixes:
         return scheduler_block_size
     smallest = min(group.block_size for group in groups)
@@ -201,9 +204,9 @@ def _hash_block_size(
 def hashed_by_mode(layout: KVCacheLayout) -> KVCacheLayout:
     """Return `layout` with the hash block size that follows from the mode of its recurrent layers.
 
-    If states are kept only where a step ends (`ALIGN`), it is the greatest common divisor of all block sizes.
-    Otherwise, it is the block size of the scheduler. Recurrent layers may have any block size here, unlike in
-    `_hash_block_size`. A layout with one group, or without recurrent layers, is returned unchanged.
+    If states are kept only where a step ends (`ALIGN`), it is the greatest common divisor of all block sizes. In other
+    modes, it is the block size of the scheduler. Unlike in `_hash_block_size`, recurrent layers may have any block
+    size. A layout with one group, or without recurrent layers, is returned unchanged.
     """
     modes = {group.mamba_mode for group in layout.groups if group.mamba_mode is not None}
     if not modes or len(layout.groups) == 1:
@@ -213,8 +216,9 @@ def hashed_by_mode(layout: KVCacheLayout) -> KVCacheLayout:
 
 
 def pipeline_stages(num_layers: int, pipeline_parallel_size: int) -> tuple[range, ...]:
-    """Return the layers of each pipeline stage. All have equal numbers; the rest goes to stages just before the last,
-    one each.
+    """Return the layers of each pipeline stage, in equal numbers.
+
+    If the division leaves a rest, the stages just before the last one get one more layer each.
 
     Raises:
         UsageError: there are more stages than layers.

@@ -1,4 +1,6 @@
-"""Compute the number of blocks in an engine's memory, the longest sequence, and the number of sequences at once."""
+"""Compute the number of blocks in an engine's memory, the longest sequence that fits, and the number of sequences that
+fit at once.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class CachePlan:
     bytes_per_block: tuple[int, ...]
     """Number of bytes that one block id takes on one GPU, for each pipeline stage."""
     settings: CacheSettings
-    """Settings of the cache. `max_model_len` is the longest length that fits, if that was asked for."""
+    """Settings of the cache. `max_model_len` is the longest length that fits, if `find_max_model_len` asked for it."""
 
     @property
     def concurrency(self) -> float:
@@ -44,19 +46,19 @@ class CachePlan:
 
     @property
     def divided_tokens(self) -> int:
-        """Number of tokens that older releases of vLLM print as "GPU KV cache size": those in an equal share of the
-        blocks.
+        """Number of tokens that older releases of vLLM print as "GPU KV cache size": those in the blocks of one group,
+        if all groups have equal shares.
         """
         groups = self.layout.groups
         return self.num_blocks // len(groups) * min(group.block_size for group in groups)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the number of blocks without which no sequence of `num_tokens` tokens is admitted."""
+        """Return the smallest number of blocks with which a sequence of `num_tokens` tokens is admitted."""
         return self.layout.blocks_for(num_tokens, self.settings.max_num_batched_tokens)
 
     def longest_sequence(self) -> int:
-        """Return the length in tokens of the longest sequence that the pool admits, at most
-        `max_model_len`; 0 if none.
+        """Return the length in tokens of the longest sequence that the pool admits, at most `max_model_len`; 0 if it
+        admits none.
         """
         low, high = 0, self.settings.max_model_len
         while low < high:
@@ -68,7 +70,8 @@ class CachePlan:
         return low
 
     def max_sequences(self, num_tokens: int) -> int:
-        """Return the number of sequences of `num_tokens` tokens whose blocks fit into the pool while all decode.
+        """Return the number of sequences of `num_tokens` tokens whose blocks fit into the pool at once, while all
+        decode.
 
         Raises:
             UsageError: `num_tokens` is below 1.
@@ -136,7 +139,7 @@ def plan_cache(
 
 @lru_cache(maxsize=256)
 def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tuple[int, ...]]:
-    """Return the groups, and the number of bytes that one block id takes on one GPU of each pipeline stage."""
+    """Return the groups, and for each pipeline stage the number of bytes that one block id takes on one GPU."""
     by_layer = layer_specs(model, settings)
     if settings.uniform and model.recurrent_layers:
         raise UsageError(
@@ -162,7 +165,7 @@ def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tupl
 
 
 def _too_long(plan: CachePlan, longest: int) -> str:
-    """Return the message for a `max_model_len` that does not fit. `longest` is the longest sequence that does."""
+    """Return the message for a `max_model_len` that does not fit. `longest` is the length in tokens that does."""
     needed = plan.blocks_for(plan.settings.max_model_len)
     remedy = f"--max-model-len {longest} would fit; " if longest else ""
     return (

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def why_so_large(plan: CachePlan) -> str:
-    """Explain why a block of an attention layer has many tokens. Empty, unless the state of a recurrent layer is the
-    reason.
+    """Explain why a block of an attention layer has many tokens; empty, unless the reason is the state of a recurrent
+    layer.
     """
     states = [group for group in plan.layout.groups if group.kind is CacheKind.MAMBA]
     others = [group for group in plan.layout.groups if group.kind is not CacheKind.MAMBA]
@@ -30,7 +30,9 @@ def why_so_large(plan: CachePlan) -> str:
 
 
 def caching_words(model: Model, plan: CachePlan) -> tuple[bool, str]:
-    """Return whether prefixes are cached, and a sentence: which prefixes can be hit, or why none are cached."""
+    """Return whether prefixes are cached, and a sentence that says which prefixes can be hit, or why none are
+    cached.
+    """
     if plan.settings.caches_prefixes(model):
         tokens = lcm(*(group.block_size for group in plan.layout.groups))
         return True, f"hits are whole blocks from the first token on: no prefix under {tokens:,} tokens is found"

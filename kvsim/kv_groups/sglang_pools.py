@@ -20,14 +20,14 @@ In all other architectures, such as Gemma 2 and 3, every layer keeps every token
 
 @dataclass(frozen=True, slots=True)
 class SlotLayers:
-    """Number of bytes of one token in each pool."""
+    """Number of bytes that one token takes in each pool."""
 
     full_bytes: int
-    """Number of bytes of one token in the first pool: in layers without a window, or in all if it is the only pool."""
-    window_bytes: int = 0
-    """Number of bytes of one token in the second pool, which serves the layers with windows; 0 without a
+    """Number of bytes of one token in the first pool: in all layers without a window; in all layers if there is no
     second pool.
     """
+    window_bytes: int = 0
+    """Number of bytes of one token in the second pool, for layers with windows; 0 without a second pool."""
     window_tokens: int = 0
     """Number of earlier tokens that a layer with a window reads; 0 without a second pool."""
 

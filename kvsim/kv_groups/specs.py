@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvsim.models.layers import Layer, Recurrent
 
 BACKEND_BLOCK = 16
-"""Number of tokens in the smallest block of FlashAttention and Triton, and in vLLM's default block."""
+"""Number of tokens in the smallest block of FlashAttention and Triton, which is also vLLM's default block."""
 FLASHMLA_BLOCK = 64
 """Number of tokens in a block of FlashMLA. It serves MLA with an fp8 cache on Hopper GPUs, and all sparse attention."""
 FLASHINFER_MLA_BLOCK = 32
@@ -31,8 +31,8 @@ _DEFAULT_CHUNK = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """Needs of one layer: its kind, and how many tokens and bytes a block has. Layers with equal specs may share a
-    group.
+    """Needs of one layer: the kind of its cache, and the tokens and bytes of a block. Layers with equal specs may share
+    a group.
     """
 
     kind: CacheKind
@@ -43,18 +43,20 @@ class LayerSpec:
     state_bytes: int = 0
     """Number of bytes of one state on one GPU; 0 for an attention layer."""
     window: int | None = None
-    """Number of tokens in the window or chunk; None for other kinds."""
+    """Number of tokens in the window or chunk; None if the layer keeps every token or has a recurrent state."""
     padded_page_bytes: int | None = None
     """Number of bytes of a page, padding included; None if the page has no padding."""
     pads_pages: bool = False
-    """True if the kernels read the distance between blocks from the tensor, so that pages may have padding."""
+    """True if pages may have padding, because the kernels read the distance between blocks from the tensor."""
     mamba_mode: MambaMode | None = None
     num_speculative_blocks: int = 0
-    """Number of blocks that a sequence has for drafts, one for each drafted token; 0 for an attention layer."""
+    """Number of additional blocks that each sequence has, one for each drafted token; 0 for an attention layer."""
     layout: tuple[object, ...] = ()
     """Other properties in which layers differ: heads, their sizes, types."""
     bytes_per_token_as_full: int | None = None
-    """Number of bytes of one token if the layer keeps every token as full attention does; None if it does so anyway."""
+    """Number of bytes of one token after the layer is converted to keep every token; None if it keeps every token
+    anyway.
+    """
     drafts: bool = field(default=False, compare=False)
     """True for a layer of a draft model. It may share a group with layers of the model."""
 
@@ -76,7 +78,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """Settings of an engine on which its groups and blocks depend. The defaults are those of vLLM on a Hopper GPU."""
+    """Settings of an engine that determine its groups and blocks. The defaults are those of vLLM on a Hopper GPU."""
 
     max_model_len: int
     """Number of tokens in the longest sequence, prompt and output together."""
@@ -86,7 +88,9 @@ class CacheSettings:
     enable_prefix_caching: bool | None = None
     """True to cache prefixes. None for vLLM's choice: True, except for models with recurrent layers."""
     keeps_every_state: bool = False
-    """True to keep the recurrent state at the end of every block if the model can; False to keep only some states."""
+    """True to keep the recurrent state at the end of every block if the model can do this; False to keep only some
+    states.
+    """
     hybrid_manager: bool = True
     """True to put layers of different kinds into separate groups; vLLM's `--disable-hybrid-kv-cache-manager` sets it to
     False.
@@ -94,9 +98,9 @@ class CacheSettings:
     uniform: bool = False
     """True to keep every token in every layer, as if no layer had a window."""
     mla_block_size: int | None = None
-    """Number of tokens in the smallest block of the MLA backend on this GPU.
+    """Number of tokens in the smallest block of the GPU's backend for MLA.
 
-    None for a Hopper GPU: 16 (FlashAttention), or 64 with an fp8 cache (FlashMLA).
+    None is a Hopper GPU: 16 (FlashAttention), or 64 with an fp8 cache (FlashMLA).
     """
     hash_block_size: int | None = None
     """Number of tokens that one prefix hash covers; None for vLLM's choice."""
@@ -181,14 +185,16 @@ def smallest_block(model: Model, settings: CacheSettings) -> int:
 
 def _block_size(model: Model, settings: CacheSettings) -> int:
     """Return the number of tokens in a block. GPUs that share a context (`decode_context_parallel_size`) fill it
-    together.
+    together, so it has the tokens of all.
     """
     own = smallest_block(model, settings) if settings.block_size is None else settings.block_size
     return own * model.decode_context_parallel_size
 
 
 def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
-    """Return the spec of an attention layer whose blocks have `block_size` tokens, unless it has a sliding window."""
+    """Return the spec of an attention layer, with blocks of `block_size` tokens; with a sliding window, of at most
+    `BACKEND_BLOCK`.
+    """
     window, kind = None, CacheKind.FULL
     if isinstance(layer, SlidingWindow):
         # A window uses the smallest block, which is enlarged if pages must be equal.
@@ -209,7 +215,9 @@ def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
 
 
 def _bytes_as_full(model: Model, layer: Layer) -> int | None:
-    """Return the number of bytes of one token in a layer with a window or chunk if it is converted to a full layer."""
+    """Return the number of bytes of one token after a layer with a window or chunk is converted to a full layer; None
+    for other layers.
+    """
     if isinstance(layer, SlidingWindow):
         full = FullAttention(
             num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim, value_head_dim=layer.value_head_dim
@@ -222,7 +230,7 @@ def _bytes_as_full(model: Model, layer: Layer) -> int | None:
 
 
 def _layout(model: Model, layer: Layer) -> tuple[object, ...]:
-    """Return the properties of an attention layer in which it may differ from other layers of its kind."""
+    """Return the properties of an attention layer that must be equal in all layers of a group."""
     if isinstance(layer, FullAttention):
         return (layer.heads_on_gpu(model.tensor_parallel_size), layer.head_dim, layer.value_head_dim)
     return (layer,)
@@ -236,7 +244,9 @@ def _recurrent(
     page_bytes: int | None,
     settings: CacheSettings,
 ) -> LayerSpec:
-    """Return the spec of a recurrent layer. Its page is padded to `page_bytes`, if given."""
+    """Return the spec of a recurrent layer. `page_bytes` is the size to which its page is padded; None for no
+    padding.
+    """
     state_bytes = _state_bytes(model, layer, settings)
     return LayerSpec(
         kind=CacheKind.MAMBA,
@@ -251,9 +261,10 @@ def _recurrent(
 
 
 def _aligned(model: Model, settings: CacheSettings, mode: MambaMode, block_size: int) -> tuple[int, int]:
-    """Return the number of tokens in an attention block that is as large as a recurrent state, and its bytes per layer.
+    """Return the number of tokens in an attention block that is as large as a recurrent state, and its bytes in one
+    layer.
 
-    vLLM takes the token size from the first attention layer, and the state size from the first recurrent layer.
+    vLLM takes the bytes of a token from the first attention layer, and those of a state from the first recurrent layer.
     """
     per_token = model.layer_bytes_per_token(model.attention_layers[0])
     state_bytes = _state_bytes(model, model.recurrent_layers[0], settings)

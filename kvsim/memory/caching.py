@@ -33,7 +33,9 @@ MIB = 1024 * KIB
 ROUNDING_BYTES = 512
 """Requests are rounded up to multiples of this number of bytes."""
 SMALL_LIMIT_BYTES = MIB
-"""Largest request, in bytes, of the pool of small blocks. A larger block is split only if its rest is above this."""
+"""Largest request, in bytes, that the pool of small blocks serves. A block above this limit is split only if the rest
+is also above it.
+"""
 SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 OWN_SEGMENT_BYTES = 10 * MIB
@@ -45,7 +47,7 @@ _HIGHEST_ADDRESS = 1 << 47
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Numbers of bytes and segments, with the names of `torch.cuda.memory_stats`, over all pools."""
+    """Numbers of bytes and segments, over all pools. The names are those of `torch.cuda.memory_stats`."""
 
     allocated_bytes: int
     """Bytes of the blocks in use. PyTorch's `active_bytes` also counts freed blocks that another stream still uses."""
@@ -54,7 +56,7 @@ class Counters:
     reserved_bytes: int
     """Bytes of all segments, which the driver has given."""
     inactive_split_bytes: int
-    """Bytes of free blocks whose segment cannot be returned to the driver, because it has a block in use."""
+    """Bytes of free blocks in segments that also have a block in use, and so cannot be returned to the driver."""
     segments: int
 
 
@@ -114,7 +116,7 @@ class CachingAllocator:
         self.peak_reserved_bytes = self.reserved_bytes
 
     def segments(self) -> Iterator[tuple[int, int]]:
-        """Yield the address and bytes of every segment, in address order."""
+        """Yield address and size in bytes of every segment, in order of address."""
         return iter(sorted(self._segments.items()))
 
     def allocate(self, num_bytes: int, stream: int = 0) -> int:
@@ -174,9 +176,7 @@ class CachingAllocator:
             self.reserved_bytes -= self._segments.pop(block.address)
 
     def check_integrity(self) -> None:
-        """Count everything again, and raise an `IntegrityError` if a counter is wrong or the blocks do not fill their
-        segments.
-        """
+        """Raise an `IntegrityError` if a counter is wrong, or if the blocks of a segment do not fill it."""
         blocks = {**self._used, **self._free}
         found = 0
         inactive = 0
@@ -205,7 +205,9 @@ class CachingAllocator:
             raise IntegrityError("the lists of cached blocks differ from the free blocks of the segments.")
 
     def _new_segment(self, size: int, small: bool, pool: list[tuple[int, int]]) -> _SegmentPiece:
-        """Take a segment for a block of `size` bytes from the driver. It is one free block, which is in no pool yet."""
+        """Take a segment for a block of `size` bytes from the driver, and return it as one free block that is in no
+        pool yet.
+        """
         segment = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
         if size >= OWN_SEGMENT_BYTES:
             segment = -(-size // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
@@ -224,16 +226,16 @@ class CachingAllocator:
         return _SegmentPiece(address, segment, pool)
 
     def _lacks(self, num_bytes: int) -> bool:
-        """Tell whether the driver cannot give `num_bytes` more."""
+        """Tell whether the driver cannot give another `num_bytes` bytes."""
         return self.capacity_bytes is not None and self.reserved_bytes + num_bytes > self.capacity_bytes
 
     def _below_the_last(self, num_bytes: int) -> int:
-        """Return the address of a new segment that ends at the beginning of the segment before it."""
+        """Return the address of a new segment, right below the segment that was created last."""
         self._lowest -= num_bytes
         return self._lowest
 
     def _cut(self, block: _SegmentPiece, size: int) -> None:
-        """Shorten `block` to `size` bytes, and cache the rest as a free block."""
+        """Shorten `block` to `size` bytes, and cache the rest of its bytes as a free block."""
         rest = _SegmentPiece(block.address + size, block.size - size, block.pool)
         rest.before, rest.after = block, block.after
         if rest.after is not None:

@@ -45,7 +45,7 @@ class CountedBlocks:
         return self._refs[block]
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Take `num_blocks` free blocks for one table. The caller makes sure that there are as many."""
+        """Take `num_blocks` free blocks for one table. The caller makes sure that enough are free."""
         taken = [self._free.pop() for _ in range(num_blocks)]
         self.touch(taken)
         return taken
@@ -63,7 +63,7 @@ class CountedBlocks:
                 self._free.append(block)
 
     def check_integrity(self) -> None:
-        """Raise an `IntegrityError` unless every block is either free, once, or in a table."""
+        """Raise an `IntegrityError` unless every block is either in the free list exactly once, or in a table."""
         in_use = sum(map(bool, self._refs))
         if len(self._free) + in_use != self.num_blocks or any(self._refs[block] for block in self._free):
             raise IntegrityError(f"{len(self._free)} free + {in_use} in use != {self.num_blocks} blocks.")
@@ -77,7 +77,7 @@ class Branch:
     def __init__(self, blocks: list[int], num_tokens: int) -> None:
         self.blocks = blocks
         self.num_tokens = num_tokens
-        """Number of tokens with KV in the blocks, prompt included."""
+        """Number of tokens whose KV is in the blocks, prompt included."""
 
 
 class BranchingCache:
@@ -127,7 +127,7 @@ class BranchingCache:
         branch.num_tokens += 1
 
     def free(self, branch: Branch) -> None:
-        """Remove `branch` and its references to blocks."""
+        """Free `branch`, and its blocks that no other branch shares."""
         del self._branches[branch]
         self.pool.free(branch.blocks[::-1])
 
@@ -166,16 +166,16 @@ class BranchingCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """Blocks held during one beam search, with and without sharing. Objects can be added."""
+    """Blocks held during a beam search, with and without sharing. The sum of two objects is for both searches."""
 
     held_block_steps: int
     """Number of blocks in use, summed over the steps."""
     unshared_block_steps: int
-    num_copies: int
     """Number of blocks that would be in use without sharing, summed over the steps."""
+    num_copies: int
+    """Number of shared blocks that were copied before a write."""
 
     def __add__(self, other: Sharing) -> Sharing:
-        """Number of blocks copied before a write."""
         return Sharing(
             held_block_steps=self.held_block_steps + other.held_block_steps,
             unshared_block_steps=self.unshared_block_steps + other.unshared_block_steps,
@@ -184,7 +184,7 @@ class Sharing:
 
     @property
     def saved_percent(self) -> float:
-        """Percentage of blocks that sharing saves, on average over the steps."""
+        """Percentage by which sharing lowers the number of blocks in use, on average over the steps."""
         return 100 * (1 - self.held_block_steps / self.unshared_block_steps)
 
 
@@ -222,8 +222,8 @@ def beam_search(
 
 
 def _forks(cache: BranchingCache, beams: list[Branch], parents: list[int]) -> list[Branch]:
-    """Return one new beam for each index in `parents`, a fork of this beam. Free the beams that are not in
-    `parents`.
+    """Return one new beam for each index in `parents`: a fork of the beam with this index. Free the beams whose indices
+    are not in `parents`.
     """
     forks = []
     for parent, count in Counter(parents).items():

@@ -1,6 +1,6 @@
 """Pack sequences for training into rows of equal length, such as [A, end, B, end, padding], or pad batches.
 
-Training knows every length in advance and keeps no cache, so memory can be almost full without paging: rows are filled
+Training knows all lengths in advance and keeps no KV, so its memory can be almost full without paging. Rows are filled
 like boxes, the longest sequence first.
 """
 
@@ -38,8 +38,8 @@ class Packing:
 
 
 def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
-    """Put the longest sequence first into the first row of `row_tokens` slots that has room, then the next longest, and
-    so on.
+    """Pack the sequences, from the longest to the shortest, each into the first row of `row_tokens` slots that has
+    room.
 
     The number of rows is at most 11/9 of the minimum plus one; with real lengths almost no slot stays empty. The time
     is of order n log n.
@@ -63,8 +63,8 @@ def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
 
 
 def padded(lengths: Sequence[int], batch_size: int) -> Packing:
-    """Give each sequence a row of its own, in order. Rows are padded to the longest sequence in their batch of
-    `batch_size`.
+    """Give each sequence a row of its own, in order. A row is as long as the longest sequence among the `batch_size`
+    sequences of its batch.
     """
     _check(lengths)
     if batch_size < 1:
@@ -78,20 +78,21 @@ def padded(lengths: Sequence[int], batch_size: int) -> Packing:
 
 
 class _FreeTokens:
-    """Number of free tokens in each row. A search tree finds the first row with enough free tokens in
-    logarithmic time.
+    """Number of free tokens in each row.
+
+    A search tree finds the first row with enough free tokens in logarithmic time.
     """
 
     def __init__(self, num_rows: int, row_tokens: int) -> None:
         self._leaves = 1 << (num_rows - 1).bit_length()
         self._free = [row_tokens] * (2 * self._leaves)
-        """Largest number of free tokens in a row below each node. Node 1 is the root; node `n` has children `2n` and
-        `2n + 1`.
+        """Search tree: the largest number of free tokens in any row below each node. Node 1 is the root; node `n` has
+        the children `2n` and `2n + 1`.
         """
 
     def take_first(self, size: int) -> int:
-        """Take `size` tokens of the first row that has as many, and return the index of this row. Such a row must
-        exist.
+        """Take `size` tokens of the first row that has enough free tokens, and return the index of this row. There must
+        be such a row.
         """
         free, node = self._free, 1
         while node < self._leaves:
@@ -105,8 +106,8 @@ class _FreeTokens:
 
 
 def largest_batch(capacity_slots: int, tokens: int) -> int:
-    """Return how many sequences of `tokens` tokens each, prompt and answer, fit into `capacity_slots`; 0 if
-    none fits.
+    """Return the number of sequences that fit into `capacity_slots` if each has `tokens` tokens, prompt and answer; 0
+    if none fits.
     """
     if tokens < 2:
         raise UsageError(f"rows of {tokens} tokens were asked for; a prompt and an answer have at least 2.")

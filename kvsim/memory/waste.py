@@ -31,24 +31,24 @@ class SlotState(IntEnum):
     TOKEN = 0
     """Holds the KV of a token of a live sequence. A slot that sequences share counts once."""
     RESERVED = 1
-    """Allocated to a live sequence and empty; the sequence writes it before it ends."""
+    """Allocated to a live sequence and empty. The sequence will write it before it ends."""
     INTERNAL = 2
-    """Allocated to a live sequence, and never written."""
+    """Allocated to a live sequence, which will never write it."""
     PADDING = 3
     """Written or held only because all rows of a batch have the same length."""
     EXPIRED = 4
-    """Holds the KV of a token that no later step reads, because all windows of its block have passed it."""
+    """Held; its token's KV is read by no later step, because the windows of all layers have passed the token."""
     CACHED = 5
-    """Free, in no table; holds the KV of a cached prefix, which can be hit."""
+    """Allocatable and in no table. Holds the KV of a cached prefix, which a request can hit."""
     EXTERNAL = 6
-    """Free, but in pieces too small for the first request in the queue; or added to an allocation by rounding up."""
+    """Free, but in a piece too small for the first request in the queue; or added to an allocation by rounding up."""
     FREE = 7
-    """Free and usable."""
+    """Allocatable, in no table and not cached."""
 
 
 NUM_STATES = len(SlotState)
 HELD = (SlotState.TOKEN, SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED)
-"""States of slots in the table of a live sequence, except slots added by rounding."""
+"""States of the slots in tables of live sequences. Slots that rounding added are not among these."""
 
 
 def split_extent(
@@ -84,7 +84,9 @@ def split_extent(
 
 
 class SlotTotals(NamedTuple):
-    """Numbers of slots, from which the eight states follow. Each is for one instant, or an array for many instants."""
+    """Numbers of slots from which `states` computes the eight states. Each is for one moment, or an array for several
+    moments.
+    """
 
     free: Any
     """Number of slots in no table."""
@@ -93,22 +95,22 @@ class SlotTotals(NamedTuple):
     unusable: Any
     """Number of slots in no table that lie in pieces too small for the first request in the queue."""
     rounding: Any
-    """Number of slots that rounding adds to the requested ones, summed over tables."""
+    """Number of slots in tables beyond the requested ones, added by rounding; summed over tables."""
     written: Any
     """Number of slots with the KV of live tokens, summed over tables."""
     useful: Any
-    """Number of slots that are written before their sequence ends, summed over tables."""
+    """Number of slots that their sequence writes before it ends, summed over tables."""
     padding: Any
     """Number of slots with padding: pad tokens, and the rows of ended sequences in a running batch."""
     shared: Any
-    """Number of written slots that sums over tables count too often, because several tables contain their block."""
+    """Number of slots by which `written` is too high, because several tables contain a block."""
     expired: Any
     """Number of written slots whose tokens no later step reads. A shared slot counts once."""
 
     def states(self, capacity: int) -> npt.NDArray[np.int64]:
         """Return the number of slots in each state, for a pool of `capacity` slots.
 
-        The shape is (8,), or (8, instants) for arrays. The order is that of `SlotState`.
+        The shape is (8,), or (8, moments) if the totals are arrays. The order is that of `SlotState`.
         """
         empty = np.asarray(self.free) - self.cached
         unusable = np.minimum(self.unusable, empty)
@@ -126,7 +128,7 @@ class SlotTotals(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Number of slots of a pool in each state, at one instant."""
+    """Number of slots of a pool in each state, at one moment."""
 
     slots: npt.NDArray[np.int64]
     """Number of slots in each state, in the order of `SlotState`: int64[8]."""
@@ -141,11 +143,11 @@ class Breakdown:
 
     @property
     def allocated(self) -> int:
-        """Number of slots in tables of live sequences, except slots added by rounding."""
+        """Number of slots in tables of live sequences, without those that rounding added."""
         return self.capacity - self[SlotState.CACHED] - self[SlotState.FREE] - self[SlotState.EXTERNAL]
 
     def check(self, capacity: int) -> None:
-        """Raise an `IntegrityError` unless no number is negative and all add up to `capacity`."""
+        """Raise an `IntegrityError` if a number is negative or the numbers do not add up to `capacity`."""
         if self.capacity != capacity or (self.slots < 0).any():
             figures = " + ".join(f"{state.name.lower()} {self[state]}" for state in SlotState)
             raise IntegrityError(f"the pool has {capacity} slots, but {figures} = {self.capacity}.")

@@ -14,7 +14,7 @@ from kvsim.errors import UsageError, shortened
 
 
 def checked_rates(rates: Sequence[Any], name: str) -> tuple[float, ...]:
-    """Check acceptance rates by position, and return them as floats. Errors call the setting `name`."""
+    """Check acceptance rates by position, and return them as floats. `name` is the name of the setting in errors."""
     for rate in rates:
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
             raise UsageError(f"{name} should be shares between 0 and 1, not {shortened(rate)}.")
@@ -26,10 +26,10 @@ def checked_rates(rates: Sequence[Any], name: str) -> tuple[float, ...]:
 
 
 def rates_of(acceptance: str, num_tokens: int) -> tuple[float, ...] | None:
-    """Return the acceptance rates by position, for `num_tokens` drafts; None if `acceptance` names a file.
+    """Return the acceptance rates by position, for `num_tokens` drafts; None if `acceptance` is the path of a file.
 
-    A single number is the probability that a draft is accepted if all drafts before it were accepted. Several numbers
-    are the rates by position; drafts after the last position are never accepted.
+    A single number is the probability that a draft is accepted if all drafts before it were. Several numbers are the
+    rates by position; later drafts are never accepted.
     """
     try:
         numbers = [float(part) for part in acceptance.split(",")]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvsim.policies.kinds import Paged
 
 MOST_TRANSFERS = 1024
-"""Largest number of simultaneous loads over a link."""
+"""Largest value of `KvLink`'s number of simultaneous loads."""
 STORE = "store"
 """Value of `kv_connector` in recordings of servers with a shared prefix store."""
 
@@ -30,7 +30,7 @@ class Role(Enum):
 
 
 class Remote(Enum):
-    """Part of another server in serving a request."""
+    """Part that another server has in serving a request."""
 
     NONE = "none"
     READS = "reads"
@@ -44,19 +44,21 @@ class Exchange:
     """The exchange of KV for one request."""
 
     remote: Remote = Remote.NONE
-    """Role of the other server; only with Nixl."""
+    """Part of the other server in serving the request; only with Nixl."""
     stored_tokens: int = 0
-    """Number of leading tokens that the store holds; only with a store."""
+    """Number of leading tokens of the prompt that the store holds; only with a store."""
     is_async: bool = True
-    """A load takes place between steps. If False, the step that admits the request loads before it computes."""
+    """True if the KV is loaded between steps; False if the step that admits the request loads the KV before it
+    computes.
+    """
     num_unknown: int = 0
     """Number of lookups that the store answers with "ask again" before it states a number of tokens."""
     is_kept: bool = False
-    """Blocks are kept after the end of the request until another server has read them."""
+    """True if the blocks are kept after the end of the request, until another server has read them."""
     bad: Sequence[int] = ()
-    """Indices of the blocks that fail to load, counted from the first block of the request's first load."""
+    """Indices of the blocks that fail to load, counted from the first block that the request's first load writes."""
     rank: int = 0
-    """Sort key: of requests whose loads fail in the same step, the one with the smallest rank ends first."""
+    """Order among requests whose loads fail in the same step: the one with the smallest rank ends first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,9 @@ class KvLink:
         check_settings(self)
 
     def seconds_of(self, num_bytes: int) -> float:
-        """Return the seconds that a load of `num_bytes` takes over its share of the link, without the latency."""
+        """Return the seconds that a load of `num_bytes` takes over its share of the link; `latency_s` is not
+        included.
+        """
         return num_bytes * self.num_transfers / (self.gb_per_s * 1e9)
 
 
@@ -101,13 +105,13 @@ class Connector:
 
     role: Role = Role.BOTH
     is_store: bool = False
-    """The connector is a store of prefixes. If False, it is Nixl, which fetches from another server."""
+    """True for a store of prefixes; False for Nixl, which fetches KV from another server."""
     recomputes: bool = False
-    """This server computes tokens that fail to load (`kv_load_failure_policy`). If False, the request fails."""
+    """True if this server computes tokens that fail to load (`kv_load_failure_policy`); False if the request fails."""
     link: KvLink | None = None
-    """The link that determines the duration of loads; None if the caller decides when each load ends."""
+    """Link that determines the duration of loads; None if the caller decides when each load ends."""
     backoff_tokens: int = 0
-    """Number of tokens at the end of a prompt that are computed here, never fetched."""
+    """Number of tokens at the end of a prompt that are always computed here, even if their KV could be loaded."""
     exchanges: Sequence[Exchange] = field(default=(), repr=False)
     """The exchange of each request."""
 
@@ -118,11 +122,13 @@ class Connector:
 
     @property
     def consumes(self) -> bool:
-        """True if KV from outside is written to blocks of the pool."""
+        """True if this server writes KV from outside into blocks of its pool."""
         return self.role is not Role.PRODUCER
 
     def check(self, release: str, num_groups: int) -> None:
-        """Check that kvsim simulates this connector in a release, for a model with `num_groups` KV-cache groups."""
+        """Check that kvsim simulates this connector in vLLM `release`, for a model with `num_groups` KV-cache
+        groups.
+        """
         check_feature(release, "KV connectors")
         if num_groups > 1:
             raise UsageError(

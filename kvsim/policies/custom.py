@@ -50,7 +50,7 @@ class ServedRequest(Protocol):
 
     @property
     def known_tokens(self) -> int:
-        """Number of tokens of the prompt and of the output so far."""
+        """Number of tokens of the prompt and of the output that is known now."""
 
     @property
     def computed_tokens(self) -> int:
@@ -62,7 +62,9 @@ class ServedRequest(Protocol):
 
     @property
     def hit_tokens(self) -> int:
-        """Number of leading tokens that a waiting request would find in the prefix cache now; 0 while it runs."""
+        """Number of leading tokens that a waiting request would find in the prefix cache now; 0 while the request
+        runs.
+        """
 
     @property
     def prefix_keys(self) -> Sequence[int]:
@@ -111,8 +113,8 @@ class CachedBlock(Protocol):
 
     @property
     def tokens_below(self) -> int:
-        """Number of tokens in cached blocks that continue this block's prefix. Without this block, no request can hit
-        them.
+        """Number of tokens in the cached blocks that continue this block's prefix. No request can hit any of these
+        blocks without this one.
         """
 
 
@@ -214,9 +216,9 @@ class Allocator(Protocol):
         """Free `units`, the whole table of `request`, in the order of its tokens."""
 
     def unusable_units(self, request: ServedRequest) -> int:  # noqa: ARG002  an allocator that fragments looks at it
-        """Return the number of free units in pieces too small for `request`, the head of the queue.
+        """Return the number of free units that are in pieces too small for `request`, the head of the queue.
 
-        These units count as external fragmentation. The default is 0, because any unit may serve any request.
+        These units count as external fragmentation. By default there are none, because any unit may serve any request.
         """
         return 0
 
@@ -247,7 +249,8 @@ class SharingAllocator(Protocol):
     def cache(self, request: ServedRequest, unit: int, key: int) -> None:
         """Record that `unit`, in the table of `request`, holds the prefix with this key.
 
-        This is called when the step that fills the unit is scheduled, so that requests of the same step may share it.
+        kvsim calls it when the step that fills the unit is scheduled, so that other requests of this step may share the
+        unit.
         """
 
     def free(self, request: ServedRequest, units: Sequence[int]) -> Iterable[int]:
@@ -257,7 +260,7 @@ class SharingAllocator(Protocol):
         """
 
     def unusable_units(self, request: ServedRequest) -> int:  # noqa: ARG002
-        """Return the number of free units in pieces too small for `request`, as in `Allocator`."""
+        """Return the number of free units that are in pieces too small for `request`, as in `Allocator`."""
         return 0
 
 
@@ -276,7 +279,9 @@ class CustomPolicy(Protocol):
     scheduler: ContinuousSettings = ContinuousSettings()
     """Limits of a step, and the order of the queue."""
     cache: PagedSettings = PagedSettings()
-    """Settings of vLLM's cache. With a custom allocator only `block_size` has an effect: the tokens of a unit."""
+    """Settings of vLLM's cache. With a custom allocator only `block_size` has an effect: it is the number of tokens in
+    a unit.
+    """
     source: str = ""
     """Text of the file from which the policy was loaded (FILE.py:CLASS); empty if Python imported the class."""
     allocator: Callable[[int, int], AnyAllocator] | None = None
@@ -299,11 +304,11 @@ class CustomPolicy(Protocol):
     def evict(self, step: StepInMaking, candidates: Candidates) -> CachedBlock | list[CachedBlock]:  # noqa: ARG002
         """Return the block of `candidates` to evict from the prefix cache, or a list of blocks in order of eviction.
 
-        This is called when a request needs a block and the next block of the free queue is in the prefix cache.
-        `candidates` are all free blocks in the prefix cache, the least recently freed first; vLLM evicts the first. The
-        step evicts further blocks from a list, as long as they are free, without another call. Reading `candidates[0]`
-        costs nothing. The cost of `candidates.column("num_hits")` and of a loop grows with the pool; `eviction_rank`
-        avoids this cost. With a custom allocator, this is not called.
+        kvsim calls it when a request needs a block and the next block of the free queue is in the prefix cache.
+        `candidates` are all free blocks in the prefix cache, the least recently freed first; vLLM evicts the first.
+        From a list, the step evicts one block after the other without another call, as long as they are free. Reading
+        `candidates[0]` costs nothing. The cost of `candidates.column("num_hits")` and of a loop grows with the pool;
+        `eviction_rank` avoids this cost. kvsim does not call it if the policy has an allocator.
         """
         return candidates[0]
 
@@ -371,7 +376,7 @@ def overrides(policy: CustomPolicy, hook: str) -> bool:
 
 
 def evicts(policy: CustomPolicy) -> bool:
-    """Tell whether `policy` overrides one of the two hooks for eviction."""
+    """Tell whether `policy` overrides `evict` or `eviction_rank`."""
     return overrides(policy, "evict") or ranks_blocks(policy)
 
 
@@ -404,9 +409,9 @@ def check_allocator_names(kind: type) -> None:
 
 
 def _check_names(kind: type, protocols: Sequence[type]) -> None:
-    """Refuse a class that defines or inherits a method whose name is close to that of a method of `protocols`.
+    """Refuse a class with a method, its own or inherited, whose name is close to that of a method of `protocols`.
 
-    A close name is accepted if the class also has the method itself: then the other one may be a helper.
+    If the class also has the method itself, the one with the close name is accepted as a helper.
     """
     hooks = {name: protocol for protocol in protocols for name in dir(protocol) if not name.startswith("_")}
     # Defaults inherited from a protocol do not count: a misspelt override leaves them in place.

@@ -14,47 +14,49 @@ from kvsim.policies.releases import rules_of
 _WAITING_WEIGHT = 4
 """Weight of a waiting request relative to a running one, in the score of older releases."""
 _PRESSURE_WEIGHT, _FREE_USAGE = 6.0, 0.5
-"""Weight of a waiting request in the score of newer releases: 6 times the pool usage (0 to 1) above 0.5."""
+"""Weight of a waiting request in the score of newer releases: 6 times the part of the pool usage (0 to 1) above 0.5."""
 COUNTS_EVERY_S = 0.1
 """Seconds between two reports of the coordinator while loads change. The value is vLLM's."""
 
 
 def steps_between_syncs(release: str) -> int:
-    """Return the number of steps between two checks of ranks that share experts whether any rank has requests left.
+    """Return the number of steps after which ranks that share experts check again whether any rank has requests.
 
-    It is 16 in vLLM 0.33 and 32 in 0.25.1. Which release changed it is not known; it is assumed to be the release that
-    changed the balancing.
+    It is 16 in vLLM 0.33 and 32 in 0.25.1. kvsim assumes that it changed in the release that changed the balancing,
+    which was not checked.
     """
     return 16 if rules_of(release).balances_own else 32
 
 
 @dataclass(slots=True)
 class RankLoad:
-    """Load of a rank: by the coordinator's last report, plus the requests that the front end has sent since then."""
+    """Load of a rank: by the coordinator's last report, plus the requests that this front end has sent to it since."""
 
     num_waiting: float = 0
     num_running: float = 0
     usage: float = 0.0
-    """Share of the pool that requests hold, 0 to 1."""
+    """Share of the rank's pool that requests hold, 0 to 1."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RankBalancer:
-    """The state of one front end: the loads of the ranks as it knows them, and the rank that it compares first."""
+    """One front end: the loads of the ranks as it knows them, and the rank that it compares first."""
 
     loads: list[RankLoad]
     num_clients: int = 1
     """Number of front ends that send to the same ranks."""
     start: int = 0
-    """Rank that is compared first, so that it wins among equal ranks. Every choice increases it by one."""
+    """Rank that is compared first, and so is chosen among ranks with equal scores. It moves on by one with every
+    choice.
+    """
     counts_own: bool = True
-    """The score depends on this front end's unanswered requests and on the usage of the pool, as in newer releases."""
+    """True if the score depends on this front end's unanswered requests and on the pool usage, as in newer releases."""
     in_flight: list[int] = field(default_factory=list)
     """Number of unanswered requests of this front end on each rank."""
 
     @classmethod
     def of(cls, release: str, num_ranks: int, *, num_clients: int = 1, client: int = 0) -> Self:
-        """Return front end number `client` of `num_clients`, before it has got a report of `num_ranks` ranks."""
+        """Return front end number `client` of `num_clients`. It has no report of the `num_ranks` ranks yet."""
         return cls(
             loads=[RankLoad() for _ in range(num_ranks)],
             num_clients=num_clients,
@@ -64,7 +66,9 @@ class RankBalancer:
         )
 
     def choose(self, rank: int | None = None) -> int:
-        """Return the rank of the next request, and count the request there. A given `rank` is returned unchanged."""
+        """Choose the rank of the next request, count the request there, and return the rank. A given `rank` is chosen
+        as it is.
+        """
         if rank is None:
             size = len(self.loads)
             rank = min(((self.start + offset) % size for offset in range(size)), key=self._score)

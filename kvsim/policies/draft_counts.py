@@ -1,8 +1,8 @@
 """Numbers of accepted and proposed drafts for each request: drawn at random, or read from a file.
 
 A simulation has no model to verify drafts, so these numbers decide how many tokens a step adds to a request. A draft is
-accepted only if all drafts before it are. A number depends only on the request and its number of outputs, so a request
-gets the same numbers in any batch and any memory, even if it is preempted.
+accepted only if all drafts before it are. The numbers depend only on the request and on how many output tokens it has.
+So a request gets the same numbers in any batch and any memory, even if it is preempted.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ _NUM_DRAWS = 1 << 16
 _STRIDE = 40_503
 """Distance between the first indices of two consecutive requests.
 
-It is odd, and the length of the list is a power of two, so no two of `_NUM_DRAWS` requests begin at the same index.
+It is odd, and the length of the list is a power of two. So no two of `_NUM_DRAWS` consecutive requests begin at the
+same index.
 """
 _MOST_FILE_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCounts:
-    """A cyclic list of numbers of drafts for each request.
+    """Numbers of drafts for each request, in cyclic lists.
 
-    A request with `k` outputs reads `values[first + k % length]`. The lists of requests may overlap.
+    After `k` output tokens, a request uses `values[first + k % length]`. The lists of several requests may overlap.
     """
 
     values: npt.NDArray[np.int64]
@@ -43,7 +44,7 @@ class DraftCounts:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]]) -> Self:
-        """Return the lists in `rows`, one for each request, of any lengths."""
+        """Return the lists in `rows`, one for each request. Their lengths may differ."""
         lengths = np.array([len(row) for row in rows], np.int64)
         values = np.array([number for row in rows for number in row], np.int64)
         return cls(values=values, first=np.cumsum(lengths) - lengths, lengths=lengths)
@@ -66,8 +67,8 @@ class DraftCounts:
         return cls(values=np.concatenate((accepted, accepted)), first=first, lengths=lengths)
 
     def repeated(self, rows: range) -> Self:
-        """Return lists for the requests in `rows` of a workload: with `n` lists here, request `row` gets list `row %
-        n`.
+        """Return lists for the requests in `rows` of a workload. If there are `n` lists here, request `row` gets list
+        `row % n`.
         """
         chosen = np.arange(rows.start, rows.stop, rows.step) % len(self.first)
         return type(self)(values=self.values, first=self.first[chosen], lengths=self.lengths[chosen])
@@ -76,9 +77,9 @@ class DraftCounts:
 def read_draft_counts(path: Path) -> tuple[DraftCounts, DraftCounts]:
     """Read the numbers of accepted and of proposed drafts from a file.
 
-    Each line is for one request. Its numbers are for the steps in which the request has 0, 1, 2, ... outputs: the
+    Each line is for one request. Its entries are for the steps in which the request has 0, 1, 2, ... output tokens: the
     number of accepted drafts, or `accepted/proposed`. If there are fewer lines than requests, the lines repeat. If a
-    line has fewer numbers than the request has outputs, the numbers repeat.
+    line has fewer entries than the request has output tokens, the entries repeat.
 
     Raises:
         WorkloadError: the file cannot be read, or a number is impossible; the message names the line.
@@ -122,10 +123,11 @@ def _is_number(text: str) -> bool:
 def draft_counts_of(
     acceptance: str, synthetic_rates: Sequence[float], num_tokens: int, seed: int, rows: range
 ) -> tuple[DraftCounts, DraftCounts]:
-    """Return two lists for each request in `rows` of a workload: its accepted and its proposed drafts.
+    """Return the numbers of accepted and of proposed drafts, for the requests in `rows` of a workload.
 
-    `acceptance` is the setting: a rate, rates by position, or a file. `synthetic_rates` replace it if vLLM itself draws
-    the accepted drafts. `num_tokens` are drafted for each request and step.
+    `acceptance` is the setting: a rate, rates by position, or a file. If `synthetic_rates` are given, vLLM itself draws
+    the accepted drafts with these, and they replace `acceptance`. `num_tokens` is the number of drafts for each request
+    and step.
     """
     rates = synthetic_rates or rates_of(acceptance, num_tokens)
     if rates is not None:

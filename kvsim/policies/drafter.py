@@ -1,6 +1,4 @@
-"""Layers and weights that speculative decoding adds to a model. They reduce the memory that is left for the
-KV cache.
-"""
+"""Layers and weights that speculative decoding adds to a model. They leave less memory for the KV cache."""
 
 from __future__ import annotations
 
@@ -65,8 +63,8 @@ def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:
 
 
 def _head_parameters(model: Model, *, is_eagle3: bool) -> int:
-    """Return the number of parameters of an EAGLE head, or of an EAGLE3 head, which has a smaller vocabulary of its
-    own.
+    """Return the number of parameters of an EAGLE head; with `is_eagle3`, of an EAGLE3 head, which has its own smaller
+    vocabulary.
     """
     hidden, heads = model.hidden_size, model.num_attention_heads * model.head_dim
     kv = model.num_kv_heads * model.head_dim

@@ -28,15 +28,15 @@ class Drafts:
     lookahead_tokens: int = 0
     """Number of slots that every request holds after the slot of its last token."""
     step_tokens: int = 0
-    """Number of tokens of the step's budget that drafting itself takes for each request."""
+    """Number of tokens that each request takes from the step's budget for the drafting itself."""
     ahead_tokens: int = 0
-    """Number of tokens after a block that the block's key also covers."""
+    """Number of tokens after a block that the block's key covers, too."""
     prompt_ahead_tokens: int = 0
     """Number of prompt tokens that the draft layers read after the chunk that a step computes."""
     drops_last_hit: bool = False
-    """The last block of every prefix hit is computed again, because the draft layers need its hidden states."""
+    """True if the last block of every prefix hit is computed again, because the draft layers need its hidden states."""
     limits_running: bool = False
-    """The number of running requests is limited, so that a step has room for `lookahead_tokens` of each."""
+    """True if the number of running requests is limited, so that a step has room for `lookahead_tokens` of each."""
     by_batch: Sequence[tuple[int, int, int]] = ()
     """Entries (from, to, tokens): after a step of `from` to `to` requests, `tokens` tokens are drafted for each
     request.
@@ -59,8 +59,8 @@ class Drafts:
         proposed: DraftCounts,
         has_connector: bool = False,
     ) -> Self:
-        """Return the effects of `config` in a release of vLLM. With a KV connector, keys cover no tokens
-        after a block.
+        """Return the effects of `config` in a release of vLLM. With a KV connector, the keys of blocks cover no later
+        tokens.
         """
         check_feature(release, "speculative decoding")
         if has_connector:
@@ -97,7 +97,9 @@ class Drafts:
             )
 
     def numbers_by_batch(self, most: int) -> list[int]:
-        """Return the numbers of tokens drafted after steps of 0, 1, ..., `most` requests; empty without `by_batch`."""
+        """Return the numbers of drafted tokens for each request after steps of 0, 1, ..., `most` requests; empty
+        without `by_batch`.
+        """
         if not self.by_batch:
             return []
         numbers = []

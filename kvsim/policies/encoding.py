@@ -18,7 +18,7 @@ class ImageInput:
     offset: int
     """Number of prompt tokens before the image."""
     length: int
-    """Number of prompt tokens that the image takes."""
+    """Number of prompt tokens of the image."""
     embedded: tuple[tuple[int, int], ...] = ()
     """Ranges of the image's tokens that take an encoder output: (first token, number of tokens); empty if all do."""
 
@@ -29,7 +29,7 @@ class ImageInput:
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """Contiguous ranges of the image's tokens with an encoder output."""
+        """Ranges of the image's tokens that take an encoder output: (first token, number of tokens)."""
         return self.embedded or ((0, self.length),)
 
     @property
@@ -40,14 +40,14 @@ class ImageInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """The images of a workload, and the limits of the encoder. Sizes are in outputs of the encoder (embeddings)."""
+    """Images of a workload, and limits of the encoder. Sizes are numbers of encoder outputs (embeddings)."""
 
     compute_tokens: int
-    """Largest number of embeddings that one step computes."""
+    """Largest number of encoder outputs that one step computes."""
     cache_tokens: int
-    """Number of embeddings that the encoder cache holds."""
+    """Number of encoder outputs for which the encoder cache has room."""
     is_whole: bool = False
-    """All tokens of an image are computed in the same step (vLLM's `disable_chunked_mm_input`)."""
+    """True if all tokens of an image are computed in the same step (vLLM's `disable_chunked_mm_input`)."""
     inputs: Sequence[Sequence[ImageInput]] = field(default=(), repr=False)
     """Images of each request, in order of their positions."""
 

@@ -29,7 +29,7 @@ class Pipeline:
     pipeline_parallel_size: int = 1
     """Number of stages; each has consecutive layers."""
     v2_model_runner: bool = True
-    """vLLM serves the model with model runner V2."""
+    """True if vLLM serves the model with model runner V2, False for runner V1."""
 
     def __post_init__(self) -> None:
         if self.pipeline_parallel_size < 1:
@@ -45,7 +45,7 @@ class Pipeline:
         )
 
     def most_in_flight(self, *, async_scheduling: bool) -> int:
-        """Return the largest number of steps in flight at once (vLLM's `max_concurrent_batches`)."""
+        """Return the largest number of steps that are in flight at once (vLLM's `max_concurrent_batches`)."""
         size = self.pipeline_parallel_size
         if async_scheduling and (self.v2_model_runner or size == 1):
             return size + 1
@@ -61,13 +61,12 @@ class Pipeline:
         return steps * scheduler.max_num_batched_tokens
 
     def decode_interval(self, *, async_scheduling: bool) -> int:
-        """Return the distance in steps, empty ones included, from a step that decodes a sequence to the
-        next such step.
-        """
+        """Return the number of steps from one decode of a sequence to its next one. Empty steps count."""
         return self.pipeline_parallel_size if async_scheduling and self.v2_model_runner else 1
 
     def tokens_ahead(self, *, async_scheduling: bool) -> int:
-        """Return how many tokens after its last one a sequence may compute before the output shows that it has ended.
+        """Return the largest number of tokens that a sequence computes after its last one, before an output shows that
+        it has ended.
 
         vLLM knows in advance that a sequence reaches its limit only if at most one of its tokens is in flight.
         """
@@ -77,7 +76,9 @@ class Pipeline:
         return -(-self.most_in_flight(async_scheduling=True) // interval) - 1
 
     def feedback(self, *, async_scheduling: bool) -> int:
-        """Return the distance in steps from a step to the earlier step whose tokens it awaits; 0 if it awaits none."""
+        """Return how many steps earlier the step is whose tokens a step awaits before it begins; 0 if it awaits
+        none.
+        """
         if self.pipeline_parallel_size == 1 or not async_scheduling:
             return 0
         return self.decode_interval(async_scheduling=True)

@@ -26,7 +26,7 @@ class ReusedFirst(Enum):
 
 
 class Junction(Enum):
-    """Treatment of a prefix that recurrent layers have not cached, but all other groups have.
+    """Treatment of a prefix that is cached in all groups except the recurrent ones.
 
     The request computes this prefix again. The junction is the token at which the prefix ends.
     """
@@ -39,7 +39,7 @@ class Junction(Enum):
 
 
 class LeftOut(Enum):
-    """Full blocks of sliding windows that are not cached."""
+    """Choice of the full blocks of sliding windows that are not cached."""
 
     NONE = "All full blocks of windows are cached."
     SMALLER = "Blocks of windows that no prefix hit can need are not cached if they are smaller than the unit of hits."
@@ -47,7 +47,7 @@ class LeftOut(Enum):
 
 
 class AlignedSplit(Enum):
-    """End of the chunk of a prompt, if recurrent states are kept only at block boundaries."""
+    """Rule for the end of a prompt's chunk, if recurrent states are kept only at block boundaries."""
 
     WHOLE_BLOCKS = "A chunk is a whole number of blocks."
     BOUNDARIES = "If recurrent states are kept only at boundaries, a chunk of a prompt ends at the next boundary."
@@ -55,7 +55,7 @@ class AlignedSplit(Enum):
 
 
 class SecondKey(Enum):
-    """Second key of a block that is larger than a hash block."""
+    """Rule for a second key of a block that is larger than a hash block."""
 
     NONE = "Blocks have one key."
     END = "A block larger than a hash block has a second key, for the last hash-block boundary of the prompt."
@@ -68,8 +68,8 @@ def _changes(*changes: tuple[str, Any, str]) -> dict[str, Any]:
 
 
 def _members(members: dict[str, Enum]) -> dict[str, Any]:
-    """Return the metadata of a field of an enumeration. `members` has, for each release that changes it,
-    the new value.
+    """Return the metadata of a field whose values are members of an enumeration: for each release that changes it, the
+    new value.
     """
     return _changes(*((since, member, str(member.value)) for since, member in members.items()))
 
@@ -106,7 +106,7 @@ class Defaults:
             ("0.30.0", 0, "Windows and states are kept for hits only at the last boundary of each prompt.")
         ),
     )
-    """Tokens between the boundaries at which windows and states are kept for prefix hits.
+    """Number of tokens between the boundaries at which windows and states are kept for prefix hits.
 
     None keeps them at all boundaries, 0 only at the last boundary of each prompt.
     """
@@ -114,7 +114,7 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseRules:
-    """Decisions that differ between releases, in order of their first change."""
+    """Decisions that differ between releases, in the order of their first change."""
 
     knows_reserve: bool = _since(
         "0.19.0",
@@ -318,7 +318,7 @@ class Change:
     says: str
     """The new rule, in a sentence."""
     values: dict[str, Any]
-    """New values of fields of `ReleaseRules` and `Defaults`."""
+    """New value of each changed field of `ReleaseRules` and `Defaults`."""
 
 
 def _all_changes() -> tuple[Change, ...]:
@@ -371,8 +371,8 @@ def is_known(release: str) -> bool:
 
 
 def nearest_words(release: str) -> list[str]:
-    """Return a warning that names the release followed in place of an unknown one; an empty list for a
-    known release.
+    """Return a list with a warning that names the release whose rules kvsim follows instead of unknown `release`; empty
+    if it is known.
     """
     if is_known(release):
         return []
@@ -411,7 +411,7 @@ def changes_between(old: str, new: str) -> tuple[Change, ...]:
 
 
 def check_feature(release: str, feature: str) -> None:
-    """Check that a release is in `VERIFIED`, for speculative decoding or KV connectors."""
+    """Check that a release is in `VERIFIED`. `feature` is speculative decoding or KV connectors."""
     if number_of(release)[:2] not in VERIFIED:
         known = " and ".join(f"{major}.{minor}" for major, minor in VERIFIED)
         raise UsageError(f"kvsim knows {feature} of vLLM {known}, not of {release}.")
@@ -434,7 +434,9 @@ def check_offload(release: str) -> None:
 
 @cache
 def rules_of(release: str) -> ReleaseRules:
-    """Return the rules of a release, or of a name made by `varied`; for an unknown release, those of the nearest.
+    """Return the rules of a release; for an unknown release, those of the nearest known one.
+
+    A name made by `varied` is accepted, too.
 
     Raises:
         UsageError: `release` does not begin with a release number.
@@ -444,7 +446,9 @@ def rules_of(release: str) -> ReleaseRules:
 
 @cache
 def defaults_of(release: str) -> Defaults:
-    """Return the defaults of a release, or of a name made by `varied`; for an unknown release, those of the nearest."""
+    """Return the defaults of a release or of a name made by `varied`; for an unknown release, those of the nearest
+    known one.
+    """
     return Defaults(**_values_at(release, Defaults))
 
 
@@ -463,7 +467,7 @@ def other_values(name: str, release: str) -> list[Any]:
 
 
 def words_of(name: str, value: Any) -> str:
-    """Return a clause that names the release since which, or before which, a rule has the value `value`."""
+    """Return a clause that names the release since which, or before which, the rule `name` has the value `value`."""
     changes = [change for change in CHANGES if name in change.values]
     since = next((change for change in changes if change.values[name] == value), None)
     if since is None:
@@ -472,7 +476,9 @@ def words_of(name: str, value: Any) -> str:
 
 
 def net_changes(old: str, new: str) -> tuple[Change, ...]:
-    """Return the changes from `old` to `new` that are still in effect in `new`, each with only its effective fields."""
+    """Return the changes after `old` that still have an effect in `new`, each with only the fields that it
+    determines.
+    """
     before, after = _by_name(old), _by_name(new)
     left = {name: value for name, value in after.items() if value != before[name]}
     found = []
@@ -485,7 +491,9 @@ def net_changes(old: str, new: str) -> tuple[Change, ...]:
 
 
 def _values_at(release: str, kind: type) -> dict[str, Any]:
-    """Return the fields of `kind` that a release has changed, or that a name made by `varied` replaces."""
+    """Return the values of those fields of `kind` that have changed up to a release, or that a name made by `varied`
+    replaces.
+    """
     names = {each.name for each in fields(kind)}
     changes = (change for change in CHANGES if number_of(change.since) <= number_of(release))
     changed = {name: value for change in changes for name, value in change.values.items() if name in names}
@@ -498,7 +506,7 @@ def _values_at(release: str, kind: type) -> dict[str, Any]:
 
 
 def _values(name: str) -> dict[str, Any]:
-    """Return the possible values of a rule or a default; the keys are their texts in a name made by `varied`."""
+    """Return the possible values of a rule or a default. The keys are the texts that `varied` writes for the values."""
     start = {each.name: each.default for each in (*fields(ReleaseRules), *fields(Defaults))}[name]
     if isinstance(start, bool):
         return {"no": False, "yes": True}

@@ -64,7 +64,7 @@ class RoutedServer(Protocol):
 
     @property
     def num_used_units(self) -> int:
-        """Number of units that requests hold; units that are only cached count as free."""
+        """Number of units that requests hold. Units that are only in the prefix cache are not counted."""
 
     @property
     def kv_usage(self) -> float:
@@ -72,7 +72,7 @@ class RoutedServer(Protocol):
 
     @property
     def prefill_tokens(self) -> int:
-        """Number of prompt tokens that were sent to the server and are not computed yet."""
+        """Number of prompt tokens of the server's requests that are not computed yet."""
 
     @property
     def hit_tokens(self) -> int:
@@ -83,11 +83,11 @@ class RoutedServer(Protocol):
 
     @property
     def held_tokens(self) -> int:
-        """Number of the `hit_tokens` in blocks that running requests hold now."""
+        """Number of those `hit_tokens` whose blocks running requests hold now."""
 
 
 class Router(Protocol):
-    """Chooses a server for the next request."""
+    """Choice of a server for the next request, as a function."""
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
         """Return the number of the server that gets `request`, from 0."""
@@ -100,7 +100,7 @@ class RoundRobin:
         self._num_sent = 0
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:  # noqa: ARG002
-        """Return the next server in turn."""
+        """Return the number of the next server in turn."""
         self._num_sent += 1
         return (self._num_sent - 1) % len(servers)
 
@@ -122,7 +122,7 @@ class PowerOfTwo:
         self._random = random.Random(seed)
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-        """Draw two different servers and return the one with fewer requests."""
+        """Return the number of the server with fewer requests, of two different servers drawn at random."""
         return shortest_queue(request, self._random.sample(servers, min(2, len(servers))))
 
 
@@ -136,7 +136,7 @@ class SessionAffinity:
         self._homes: dict[int, int] = {}
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-        """Return the server of the request's session; for a request without a session, the one with the fewest
+        """Return the number of the server of the request's session; without a session, of the server with the fewest
         requests.
         """
         shortest = shortest_queue(request, servers)
@@ -153,10 +153,10 @@ def longest_prefix(request: RoutedRequest, servers: Sequence[RoutedServer]) -> i
 def llm_d(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
     """Return the number of the server with the highest weighted score of llm-d's default profile.
 
-    Weights: 2 for the queue (1 for the shortest, 0 for the longest), 2 for the free share of the pool, 3 for the share
-    of the prompt's blocks that are cached. Source: the default scheduling profile of the Gateway API inference
-    extension, which llm-d documents. Its picker draws among equal scores; here the server with the fewest requests is
-    chosen.
+    The score adds three numbers from 0 to 1: 2 times that of the queue (1 for the shortest, 0 for the longest), 2 times
+    the free share of the pool, and 3 times the cached share of the prompt's blocks. Source: the default scheduling
+    profile of the Gateway API inference extension, which llm-d documents. llm-d draws among equal scores; here the
+    server with the fewest requests is chosen.
     """
     waiting = [server.num_waiting for server in servers]
     most, span = max(waiting), max(waiting) - min(waiting)
@@ -173,11 +173,10 @@ def llm_d(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
 def dynamo(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
     """Return the number of the server with the lowest cost by NVIDIA Dynamo's KV router with its defaults.
 
-    The cost is the sum of two numbers, both counted as if the server had this request: the prompt blocks that remain to
-    be computed, and the blocks in use. A block that another request holds already counts once (overlap weight 1,
-    temperature 0). Source: Dynamo's documentation of its KV router, "Cost function", and its replay. Dynamo's router
-    estimates both numbers from the requests that it has sent, without their answers; here they are read from the
-    server.
+    The cost is the sum of two numbers of blocks, both with this request on the server: the prompt blocks that remain to
+    be computed, and the blocks in use. A block that several requests share counts once (overlap weight 1, temperature
+    0). Source: Dynamo's documentation of its KV router, "Cost function", and its replay. Dynamo's router estimates both
+    numbers from the requests that it has sent, without their answers; here they are read from the server.
     """
 
     def cost(server: RoutedServer) -> float:
@@ -201,7 +200,7 @@ class DataParallel:
         self._reported_s = -math.inf
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-        """Return the rank with the lowest score."""
+        """Return the number of the rank with the lowest score."""
         if self._balancer is None:
             self._balancer = RankBalancer.of(self._release, len(servers))
         if request.arrival_s - self._reported_s >= COUNTS_EVERY_S:
@@ -212,7 +211,7 @@ class DataParallel:
 
 
 def rank_names(servers: Sequence[str], num_ranks: int) -> list[str]:
-    """Return the names of the data-parallel ranks of all `servers`, in order."""
+    """Return the names of the data-parallel ranks of all `servers`, in order: `num_ranks` for each server."""
     return [f"{server}-rank-{rank}" for server in servers for rank in range(num_ranks)]
 
 
@@ -261,13 +260,16 @@ class _RanksTogether:
 
 
 class ServersOfRanks:
-    """Router in front of servers with data-parallel ranks. The front end of the chosen server then chooses the rank.
+    """Router for servers with data-parallel ranks: it chooses a server, and then the front end of that server chooses a
+    rank.
 
     It sees a server as a whole: sums over its ranks, and the longest cached prefix on any rank.
     """
 
     def __init__(self, route: str | Router, num_ranks: int, release: str = NEWEST) -> None:
-        """Choose the server by `route`, and one of its `num_ranks` ranks as a front end of vLLM `release` does."""
+        """Choose the server by `route`, and one of its `num_ranks` ranks by the rule of a front end of vLLM
+        `release`.
+        """
         self._router, self._num_ranks = router_of(route), num_ranks
         self._new_front_end = partial(DataParallel, release)
         self._front_ends: dict[int, DataParallel] = {}

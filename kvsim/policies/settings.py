@@ -30,7 +30,7 @@ OF_PAGED: Final = (
 PCIE_GEN5_X16_GB_PER_S = 63.0
 """Speed of PCI Express 5.0 x16 in one direction, in 10^9 bytes per second: 32 GT/s per lane, encoded 128b/130b."""
 LINK_EFFICIENCY = 0.8
-"""Assumed share of the link's speed that copies of blocks reach. Packet headers and small copies cost the rest."""
+"""Share of the link's speed that copies of blocks reach; assumed, because packet headers and small copies cost time."""
 LINK_GB_PER_S = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
 """Default speed of the link to host memory, in 10^9 bytes per second."""
 LINK_SPEED: Final = {"above": 0, "below": 1_000_000}
@@ -38,7 +38,7 @@ _DURATION: Final = {"at_least": 0, "below": 1_000}
 
 
 def _acceptance_text(acceptance: Any) -> str:
-    """Return the text of `--acceptance` for a number, a sequence of numbers or a path."""
+    """Return the text of the setting `acceptance`, which may be a number, a sequence of numbers or a path."""
     if isinstance(acceptance, list | tuple):
         return ",".join(str(share) for share in acceptance)
     return str(acceptance)
@@ -65,25 +65,26 @@ class Order(Enum):
 
 
 class Reserve(Enum):
-    """Reservation of a contiguous cache for a sequence at its admission."""
+    """Size of the contiguous reservation that a sequence gets at its admission."""
 
     MAX = "max"
     """The longest sequence that the model takes."""
     LIMIT = "limit"
-    """The prompt and `max_tokens`."""
+    """The prompt and the request's limit of output tokens, `max_tokens`."""
     POW2 = "pow2"
-    """The prompt, and the output rounded up to a power of two: "Orca (Pow2)" in the PagedAttention paper."""
+    """The prompt, and the final output length rounded up to a power of two: "Orca (Pow2)" in the PagedAttention paper.
+    """
     ORACLE = "oracle"
     """The exact future length of the sequence: an upper bound that no real system reaches."""
     DOUBLING = "doubling"
-    """The next power of two above the current length, doubled whenever it is full; see `Growth`."""
+    """The next power of two above the current length. It doubles whenever the sequence has filled it; see `Growth`."""
 
 
 class Growth(Enum):
-    """Action if a sequence has filled its reservation and the memory right after it is not free."""
+    """Action if a sequence has filled its reservation and the memory right after the reservation is not free."""
 
     MOVE = "move"
-    """The reservation is copied to a larger free range; if there is no such range, a request is preempted."""
+    """The reservation is copied to a larger free range. If there is none, a request is preempted."""
     FAIL = "fail"
     """A request is preempted at once, because reservations cannot move."""
 
@@ -215,7 +216,7 @@ class ContinuousSettings:
 
     @property
     def drafting(self) -> SpeculativeConfig | None:
-        """The configuration of speculative decoding; None without."""
+        """Configuration of speculative decoding; None if there are no drafts."""
         return SpeculativeConfig.parse(self.speculative_config) if self.speculative_config else None
 
     def _check_drafts(self, drafting: SpeculativeConfig) -> None:
@@ -456,12 +457,14 @@ class StaticSettings:
         check_settings(self)
 
     def limited(self, max_model_len: int, _defaults: EngineDefaults) -> Self:
-        """Return these settings with `max_model_len` set; if it is None, to the model's longest sequence."""
+        """Return these settings with `max_model_len` set: if it was None, to the argument, the longest sequence of the
+        model.
+        """
         return replace(self, max_model_len=self.max_model_len or max_model_len)
 
 
 class EngineDefaults(Enum):
-    """vLLM's defaults of (`max_num_seqs`, `max_num_batched_tokens`), by entry point and size of GPU.
+    """vLLM's default (`max_num_seqs`, `max_num_batched_tokens`), for each entry point and size of GPU.
 
     "Large" is a GPU of at least 70 GiB that is not an A100.
     """
@@ -484,9 +487,10 @@ class EngineDefaults(Enum):
     def limits(
         self, max_num_seqs: int | None, max_num_batched_tokens: int | None, max_model_len: int, *, chunked: bool
     ) -> tuple[int, int]:
-        """Return the largest numbers of sequences and of tokens in a step. A limit that is None becomes vLLM's default.
+        """Return the largest number of sequences, and of tokens, in a step. A limit that is None becomes vLLM's
+        default.
 
-        The default number of tokens is at most that of all sequences at their full length; without chunked prefill, it
+        The default number of tokens is at most that of all sequences at their full length. Without chunked prefill, it
         is at least that of the longest prompt. The default number of sequences is at most the number of tokens.
         """
         num_seqs, num_tokens = max_num_seqs, max_num_batched_tokens

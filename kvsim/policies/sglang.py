@@ -25,16 +25,16 @@ EVICTION_POLICIES = _words("lru", "lfu", "fifo", "filo", "mru", "priority", "slr
 RETRACTION_POLICIES = _words("length", "priority")
 WRITE_POLICIES = _words("write_through", "write_through_selective", "write_back")
 NO_WINDOWS = "kvsim does not follow HiCache beside layers with windows; leave out --enable-hierarchical-cache."
-"""Error that refuses a host tier for a model that has a second pool for windows."""
+"""Message of the error for a host tier with a model that has a second pool for windows."""
 _GIGA = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGLangSettings:
-    """Settings of SGLang's scheduler. The defaults are SGLang's on a GPU of 60 to 160 GiB, if they do not depend on the
-    pool.
+    """Settings of SGLang's scheduler. The defaults are those of SGLang on a GPU of 60 to 160 GiB.
 
-    `kvsim run` and the name "radix" take the defaults of the GPU (`kvsim.sizing.sglang_budget.defaults_on`).
+    `kvsim run` and the name "radix" use the defaults for the given GPU instead
+    (`kvsim.sizing.sglang_budget.defaults_on`).
     """
 
     max_running_requests: int = setting(
@@ -91,12 +91,14 @@ class SGLangSettings:
 
     @property
     def first_ratio(self) -> float:
-        """Initial `new_token_ratio`, the share of its remaining output limit that a request is expected to need."""
+        """Initial `new_token_ratio`: the share of its remaining output limit that each running request is expected to
+        use.
+        """
         return min(self.init_new_token_ratio * self.schedule_conservativeness, 1.0)
 
     @property
     def least_ratio(self) -> float:
-        """Smallest `new_token_ratio`, below which it never falls."""
+        """Value of `new_token_ratio` below which it never falls."""
         return min(self.first_ratio * self.min_new_token_ratio_factor, 1.0)
 
 
@@ -153,10 +155,10 @@ class RadixSettings:
     def num_host_pages(self, num_pages: int, page_bytes: int) -> int:
         """Return the number of pages in host memory for a pool of `num_pages` pages; 0 without a host tier.
 
-        A page takes `page_bytes` on each GPU, which has its own part of host memory.
+        A page takes `page_bytes` on each GPU, and each GPU has its own part of host memory.
 
         Raises:
-            BudgetError: the size of host memory holds no slot.
+            BudgetError: host memory is too small for a slot.
         """
         if not self.enable_hierarchical_cache:
             return 0
@@ -181,7 +183,7 @@ def host_pages(num_pages: int, page_size: int, page_bytes: int, ratio: float, si
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Radix:
-    """SGLang: prefills come before decodes, and admission follows estimates, in a radix tree of token slots."""
+    """SGLang: prefills before decodes, admission by an estimate of the output, and a radix tree of token slots."""
 
     name: ClassVar[str] = "radix"
     scheduler: SGLangSettings = field(default_factory=SGLangSettings)
@@ -194,7 +196,7 @@ class Radix:
 
     @property
     def unit_tokens(self) -> int:
-        """Number of slots in a unit of the pool."""
+        """Number of tokens in a unit of the pool."""
         return self.cache.page_size
 
     def longest_tokens(self, num_slots: int) -> int:
@@ -202,7 +204,8 @@ class Radix:
         return min(self.scheduler.context_length, num_slots) - 1
 
     def num_slots(self, kv_bytes: int, layers: SlotLayers) -> int:
-        """Return the number of slots of the first pool if both pools together have `kv_bytes`; whole pages only.
+        """Return the number of slots of the first pool if both pools together take `kv_bytes` bytes. It is a multiple
+        of the page size.
 
         The second pool is for layers with windows.
         """
@@ -226,7 +229,7 @@ class Radix:
         return self._most_window_slots(window_tokens)
 
     def _most_window_slots(self, window_tokens: int) -> int:
-        """Return the largest number of window slots that all requests use at once, if no prefix is cached."""
+        """Return the largest number of window slots that all running requests use at once without a prefix cache."""
         unit, num_chunks = self.unit_tokens, 1 if self.scheduler.disable_overlap_schedule else 2
         request_slots = window_tokens + self.cache.swa_eviction_interval + 2 * unit
         most = self.scheduler.max_running_requests * request_slots
@@ -234,9 +237,9 @@ class Radix:
         return -(-most // unit) * unit
 
     def most_new_tokens(self, prompt_tokens: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
-        """Return the largest number of answer tokens for each prompt in a pool of `num_slots` slots.
+        """Return the largest number of output tokens for each prompt, in a pool of `num_slots` slots.
 
-        A request with a limit of 0 still gets one output.
+        A request with a limit of 0 still gets one output token.
         """
         pages = -(-prompt_tokens // self.unit_tokens)
         pool_limit = num_slots - pages * self.unit_tokens - self.unit_tokens - 1
@@ -244,9 +247,9 @@ class Radix:
         return pool_limit.clip(max=model_limit).clip(min=0)
 
     def most_prompt_tokens(self, num_slots: int) -> int:
-        """Return the number of tokens from which on a prompt is refused, in a pool of `num_slots` slots."""
+        """Return the smallest prompt length in tokens that is refused, in a pool of `num_slots` slots."""
         return self.longest_tokens(num_slots) - _KEPT_FOR_ANSWER
 
 
 _KEPT_FOR_ANSWER = 5
-"""Number of tokens of the longest sequence that are reserved for the answer."""
+"""Number of tokens of the longest sequence that are kept free for the answer."""

@@ -14,7 +14,7 @@ from kvsim.policies.acceptance import checked_rates
 from kvsim.policies.releases import rules_of
 
 READS_STATES = ("eagle", "eagle3", "mtp")
-"""Methods whose draft layers read the hidden states of the model, one token later."""
+"""Methods whose draft layers read the hidden states of the model together with the next token."""
 _LOOKS_UP = ("ngram", "ngram_gpu", "suffix")
 """Methods that copy drafts from earlier tokens, without draft layers."""
 METHODS = (*READS_STATES, "dflash", "draft_model", *_LOOKS_UP)
@@ -43,7 +43,7 @@ _WITHOUT_EFFECT = (
     "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor", "suffix_decoding_max_tree_depth",
     "suffix_decoding_min_token_prob", "use_heterogeneous_vocab", "use_local_argmax_reduction",
 )  # fmt: skip
-"""Keys that affect neither the scheduler nor the pool: they choose drafts, kernels or files."""
+"""Keys without effect on the scheduler and on the pool: they choose drafts, kernels or files."""
 _SINCE_33 = ("disable_eagle_block_drop", "disable_lookahead_block_hashes", "kv_cache_dtype")
 _ASYNC_BEFORE_33 = ("eagle", "eagle3", "mtp", "draft_model", "ngram_gpu", "dflash")
 """Methods with which vLLM 0.25 schedules asynchronously."""
@@ -61,22 +61,23 @@ class SpeculativeConfig:
     by_batch: tuple[tuple[int, int, int], ...] = ()
     """Entries (from, to, tokens) of `num_speculative_tokens_per_batch_size`.
 
-    After a step of `from` to `to` requests, `tokens` tokens are drafted for each. Empty if `num_tokens` always are.
+    After a step of `from` to `to` requests, `tokens` tokens are drafted for each request. Empty if the number is always
+    `num_tokens`.
     """
     is_parallel: bool = False
-    """All drafts of a request come from one pass (`parallel_drafting`)."""
+    """True if all drafts of a request come from one pass of the draft model (`parallel_drafting`)."""
     drops_no_block: bool = False
-    """The last block of a prefix hit is kept, not computed again (`disable_eagle_block_drop`)."""
+    """True if the last block of a prefix hit is kept, not computed again (`disable_eagle_block_drop`)."""
     has_plain_hashes: bool = False
-    """The key of a block covers no tokens after the block (`disable_lookahead_block_hashes`)."""
+    """True if the key of a block covers no tokens after the block (`disable_lookahead_block_hashes`)."""
     tensor_parallel_size: int | None = None
-    """Number of GPUs that share the draft model; None for the same number as share the model."""
+    """Number of GPUs over which the draft model is split; None for as many as the model."""
     kv_cache_dtype: str | None = None
     quantization: str | None = None
     synthetic_rates: tuple[float, ...] = ()
     """Acceptance rates by position with which vLLM itself draws accepted drafts.
 
-    Set by `rejection_sample_method` "synthetic". Empty if vLLM verifies drafts with the model.
+    Given if `rejection_sample_method` is "synthetic". Empty if the model verifies drafts.
     """
     num_modules: int = 1
     """Number of modules for multi-token prediction (MTP) that draft one after the other."""
@@ -93,14 +94,14 @@ class SpeculativeConfig:
 
     @property
     def step_tokens(self) -> int:
-        """Number of tokens of the step's budget that drafting itself takes for each request."""
+        """Number of tokens that each request takes from the step's budget for the drafting itself."""
         is_model = self.method == "draft_model"
         if self.is_parallel:
             return self.num_tokens if is_model else self.num_tokens - 1
         return int(is_model)
 
     def tokens_ahead(self, release: str) -> int:
-        """Return the number of tokens after a block that the block's key also covers, in a release of vLLM."""
+        """Return the number of tokens after a block that the block's key covers too, in a release of vLLM."""
         covers = rules_of(release).keys_cover_drafts and self._drops(release) and not self.has_plain_hashes
         return min(self.num_modules, self.num_tokens) if covers else 0
 
@@ -109,8 +110,8 @@ class SpeculativeConfig:
         return self._drops(release) and not self.tokens_ahead(release)
 
     def _drops(self, release: str) -> bool:
-        """Tell whether draft layers need the last block of a prefix hit computed again, if keys cover no tokens after a
-        block.
+        """Tell whether draft layers need the last block of a prefix hit to be computed again, in a release whose keys
+        cover no later tokens.
         """
         if rules_of(release).keys_cover_drafts:
             return self.method in READS_STATES and not self.drops_no_block
@@ -132,11 +133,11 @@ class SpeculativeConfig:
             )
 
     def most_past_end(self, steps: int) -> int:
-        """Return the largest number of tokens computed after the end of a sequence, with `steps` steps in flight."""
+        """Return the largest number of tokens that a sequence computes after its end, with `steps` steps in flight."""
         return steps * (1 + self.num_tokens) - 1
 
     def check_known_to(self, release: str) -> None:
-        """Check that a release knows the keys of this configuration."""
+        """Check that vLLM `release` knows the keys of this configuration."""
         for name, is_asked in zip(
             _SINCE_33, (self.drops_no_block, self.has_plain_hashes, self.kv_cache_dtype is not None), strict=True
         ):
@@ -144,13 +145,13 @@ class SpeculativeConfig:
                 raise UsageError(f"vLLM {release} does not know {name} of speculative_config; leave it out.")
 
     def is_async(self, release: str) -> bool:
-        """Tell whether a release schedules asynchronously with this method by default."""
+        """Tell whether vLLM `release` schedules asynchronously by default with this method."""
         if rules_of(release).drafts_have_v2_runner:
             return self.has_v2_runner(release) or self.method not in ("ngram", "suffix")
         return self.method in _ASYNC_BEFORE_33
 
     def has_v2_runner(self, release: str) -> bool:
-        """Tell whether model runner V2 of a release serves this configuration."""
+        """Tell whether vLLM `release` serves this configuration with model runner V2."""
         by_runner_v2 = self.method in (*READS_STATES, "dflash") or rules_of(release).drafts_have_v2_runner
         return by_runner_v2 and not self.is_parallel and self.method != "suffix"
 
@@ -222,7 +223,7 @@ def read_config(text: str) -> dict[str, Any]:
 
 
 def _check_keys(document: Mapping[str, Any]) -> None:
-    """Check the names and the types of a configuration."""
+    """Refuse unknown keys, and values of a wrong type."""
     if "tensor_parallel_size" in document:
         raise UsageError("speculative_config takes draft_tensor_parallel_size, not tensor_parallel_size.")
     for name, value in document.items():
@@ -237,7 +238,9 @@ def _check_keys(document: Mapping[str, Any]) -> None:
 
 
 def _method_of(given: Mapping[str, Any]) -> str:
-    """Return the method of a configuration; if it names none, infer the method from the draft model, as vLLM does."""
+    """Return the method that the configuration names; if it names none, the method that vLLM infers from the draft
+    model.
+    """
     method = given.get("method") or ("ngram" if given.get("model") in ("ngram", "[ngram]") else None)
     if method is None:
         name = str(given.get("model", "")).lower()

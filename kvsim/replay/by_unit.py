@@ -1,7 +1,7 @@
-"""Compute the reference counts of each unit, and its owners one after the other.
+"""Compute the reference count of each unit after each operation, and the successive owners of each unit.
 
 To sort all operations of a long recording by unit would be slow. So they are processed in parts that fit into the CPU
-cache, and the state of each unit after the earlier parts is kept.
+cache. The state in which a part leaves each unit is kept for the next part.
 """
 
 from __future__ import annotations
@@ -37,31 +37,34 @@ def running_refs(part: Part, holders: npt.NDArray[np.int32]) -> npt.NDArray[np.i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Successions:
-    """Allocations sorted by unit and then by time. Each has the state in which the unit's previous owner left it."""
+    """Allocations sorted by unit and then by time, each with the state in which earlier owners left the unit."""
 
     row: IntArray
     unit: IntArray
     """Address of the unit."""
     until: IntArray
-    """Row in which the unit is freed, as in `Takes`."""
+    """Row of `memory.parquet` in which the unit is freed; the number of rows if it never is."""
     keeps: npt.NDArray[np.bool_]
-    """True if the unit keeps a prefix after the row in `until`."""
+    """True if the unit stays in the prefix cache when it is freed in the row `until`."""
     held_until: npt.NDArray[np.int64]
-    """Row in which all earlier owners have freed the unit, or a later row that evicted its prefix."""
+    """Row in which the last of the earlier owners freed the unit, or in which the unit's prefix was evicted since; 0 if
+    the unit was never used before.
+    """
     kept: npt.NDArray[np.bool_]
-    """True if the unit kept a prefix after the row in `held_until`."""
+    """True if the unit was in the prefix cache after the row `held_until`."""
 
     @property
     def is_held(self) -> npt.NDArray[np.bool_]:
-        """True if another request still holds the unit when it is allocated."""
+        """True if an earlier owner still holds the unit when it is allocated."""
         return self.held_until > self.row
 
     @classmethod
     def of(cls, takes: Takes, latest: npt.NDArray[np.int64], kept: IntArray | None, *, is_shared: bool) -> Successions:
-        """Sort `takes` by unit, and update `latest`.
+        """Sort `takes` by unit, and update `latest` for the next part.
 
-        For each address, `latest` is twice the row until which the unit is held, plus one if it keeps a prefix then.
-        `kept` has, for each row that frees a table, the number of leading units that keep their prefixes.
+        `latest` has one number for each address: twice the row in which the last holder frees the unit, plus one if the
+        unit then stays in the prefix cache. `kept` has, for each row that frees a table, the number of leading units
+        that stay in the prefix cache.
         """
         order = stable_order(takes.address, len(latest))
         unit, row, until = takes.address.take(order), takes.row.take(order), takes.until.take(order)

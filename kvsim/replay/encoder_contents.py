@@ -33,19 +33,21 @@ class CachedImage(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncoderContents:
-    """Encoder cache over time. Arrays have one entry after the scheduling of each step, and one for the end."""
+    """Encoder cache over time. Arrays have one entry right after the scheduling of each step, and a last one for the
+    end of the recording.
+    """
 
     capacity_tokens: int
-    """Largest number of encoder outputs in the cache. Each token of an image has one."""
+    """Largest number of encoder outputs in the cache. An image has one output for each of its tokens."""
     num_steps: int
     _events: EncoderEvents
     _tokens_of: dict[int, int]
     _initial: tuple[int, ...]
-    """Images in the cache at the start, which no request holds then, in eviction order."""
+    """Images that are in the cache when the recording begins, in eviction order. No request holds any."""
 
     @classmethod
     def of(cls, recording: Recording) -> EncoderContents | None:
-        """Read the events of `recording`; None for an engine without an encoder cache."""
+        """Build the contents from the events of `recording`; return None for an engine without an encoder cache."""
         images, events, capacity = recording.images, recording.encoder, recording.meta.encoder_cache_tokens
         if images is None or events is None or not capacity:
             return None

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from kvsim.replay.unfolding import Part
 
 _WORTH_IT = 8
-"""Smallest ratio of units in the pool to sampled units at which it is faster to replay only the sample."""
+"""Smallest ratio of the units in the pool to the sampled units at which it is faster to replay only the sample."""
 
 
 class FewUnits:
-    """Operations on a sample of units, with the interface of `Ledger`. Units and operations are numbered within the
-    sample.
+    """Operations on a sample of units, with the interface of `Ledger`. Sampled units are numbered from 0, and so are
+    the operations on these units.
     """
 
     def __init__(self, ledger: Ledger, addresses: IntArray) -> None:
-        """Select the operations on the units at `addresses`, which may repeat and may lie beyond the pool."""
+        """Select the operations on the units at `addresses`. Addresses may repeat, and may lie beyond the pool."""
         self._ledger = ledger
         self.has_groups, self.is_shared = ledger.has_groups, ledger.is_shared
         self._addresses = np.unique(addresses)
@@ -40,11 +40,10 @@ class FewUnits:
 
     @staticmethod
     def is_faster(ledger: Ledger, num_units: int, num_in_pool: int) -> bool:
-        """Tell whether a sample of `num_units` units can be replayed alone, and faster than the `num_in_pool` units of
-        the pool.
+        """Tell whether `num_units` units can be replayed alone, and faster than all `num_in_pool` units of the pool.
 
-        `Ledger.ops_on` finds the operations on a sample only if all extents are single units, and tables are freed
-        completely, so that operations need not be listed.
+        `Ledger.ops_on` finds the operations on a sample only if every extent is a single unit and every table is freed
+        as a whole, so that operations need not be listed.
         """
         return ledger.unit_by_unit and not ledger.lists_operations and num_units * _WORTH_IT <= num_in_pool
 
@@ -62,7 +61,7 @@ class FewUnits:
         return int(np.searchsorted(self._ops, np.int32(op)))
 
     def part(self, begin: int, end: int) -> Part:
-        """Return the operations [begin, end)."""
+        """Return the operations from number `begin` up to, but not including, number `end`."""
         return self._renumbered(self._ledger.at(self._ops[begin:end]))
 
     def parts(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Part]]:
@@ -70,12 +69,12 @@ class FewUnits:
         yield begin, self.part(begin, self.num_ops if end is None else end)
 
     def at(self, ops: npt.NDArray[np.int32]) -> Part:
-        """Return the operations `ops`, in any order."""
+        """Return the operations with the numbers `ops`, in any order."""
         return self._renumbered(self._ledger.at(self._ops[ops]))
 
     def _renumbered(self, part: Part) -> Part:
         return replace(part, address=self.places(part.address))
 
     def keeps(self, row: IntArray, position: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell whether freed units stay cached, as `Ledger.keeps` does."""
+        """Tell whether each unit that a release frees stays in the prefix cache, as `Ledger.keeps` does."""
         return self._ledger.keeps(row, position)

@@ -18,7 +18,9 @@ class GrowingExtents:
     """Extents that grow in every step, and the length of each at the current frame."""
 
     def __init__(self, tables: Holdings, frame_seq: npt.NDArray[np.int64]) -> None:
-        """Find the growing extents in `tables`. `frame_seq` has the last sequence number that each frame shows."""
+        """Find the growing extents in `tables`. `frame_seq` has the sequence number of the last event that each frame
+        includes.
+        """
         self._frame_seq = frame_seq
         self._row = np.flatnonzero(tables.repeat > 1)
         extents = tables.at(self._row)
@@ -33,10 +35,11 @@ class GrowingExtents:
         return len(self._row)
 
     def show(self, states: UnitStates, frame: int, seq: int, *, afresh: bool) -> None:
-        """Change the contents in `states`, so that each extent has the length that it has at `frame`.
+        """Give each extent in `states` the length that it has at `frame`.
 
-        `states` must show all operations up to `seq`. There, an extent has the length of the last call, or that of its
-        first step if it is new or if `states` were built `afresh`.
+        `states` must already include all operations up to `seq`. A new extent then has its first step's length there,
+        and any other the length of the last call. If `states` were built anew (`afresh`), every extent has its first
+        step's length.
         """
         now = np.where(self._death_seq > seq, self._units_at(frame), 0)
         for extent in np.flatnonzero(now).tolist():
@@ -50,7 +53,7 @@ class GrowingExtents:
         self._shown = now
 
     def units_between(self, low: int, high: int) -> IntArray:
-        """Return the addresses of the units that extents gain after frame `low` up to frame `high`."""
+        """Return the addresses of the units that extents gain after frame `low`, up to and including frame `high`."""
         seq = self._frame_seq
         alive = np.flatnonzero((self._birth_seq <= seq[high]) & (self._death_seq > seq[low]))
         begin, end = self._units_at(low)[alive], self._units_at(high)[alive]
@@ -59,15 +62,17 @@ class GrowingExtents:
         return addresses
 
     def held_at(self, frame: int, rows: IntArray, length: IntArray) -> IntArray:
-        """Return the length in units, at `frame`, of each extent in `rows` of the tables.
+        """Return the length in units, at `frame`, of the extents with the indices `rows` in the tables.
 
-        `length` has the final length of each extent, which is returned for extents that do not grow.
+        `length` has their final lengths, which are returned for extents that do not grow.
         """
         at = np.minimum(np.searchsorted(self._row, rows), len(self._row) - 1)
         return np.where(self._row[at] == rows, self._units_at(frame)[at], length)
 
     def _units_at(self, frame: int) -> npt.NDArray[np.int64]:
-        """Return the number of units of each extent at `frame`, as if it were never freed; 0 before its allocation."""
+        """Return the number of units of each growing extent at `frame`, as if it were never freed; 0 before its
+        allocation.
+        """
         steps = np.clip(frame + 1 - self._birth_frame, 0, self._repeat)
         units: npt.NDArray[np.int64] = steps * self._step_units
         return units

@@ -1,4 +1,4 @@
-"""Contents of host memory after each step of a recorded run: stored blocks, and blocks that are being copied.
+"""Contents of host memory after each step of a recorded run: stored blocks, and blocks on the way to or from the GPU.
 
 The interface and the exports show them beside the pool of the GPU.
 """
@@ -23,56 +23,59 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostSlots:
-    """Contents of host memory at one moment, with one entry per slot."""
+    """Contents of host memory at one moment. A host block is a slot here; arrays have one entry for each."""
 
     owner: IntArray
-    """Request whose block was last copied to the slot; -1 for an unused slot."""
-    is_going: BoolArray
-    """True for slots that a copy from the GPU is writing."""
-    is_coming: BoolArray
-    """True for slots that a copy to the GPU is reading."""
+    """Request whose blocks were last stored in the host block; -1 for an unused host block."""
+    is_storing: BoolArray
+    """True for host blocks that a store is writing."""
+    is_loading: BoolArray
+    """True for host blocks that a load is reading."""
     is_overwritten: BoolArray
-    """True for slots whose previous block was evicted in this step."""
+    """True for host blocks whose earlier contents were evicted for a store that begins in this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostMemory:
-    """Blocks in host memory over time. Arrays have one entry after the scheduling of each step, and one for the end.
+    """Blocks in host memory over time.
 
-    An output may report the ends of copies; it stores and evicts nothing.
+    Arrays have one entry right after the scheduling of each step, and a last one for the end of the recording. Stores,
+    loads and evictions begin when a step is scheduled; an output only reports the ends of copies.
     """
 
     num_slots: int
-    """Number of blocks for which host memory has room."""
+    """Number of host blocks for which host memory has room. A host block may hold several GPU blocks."""
     slot_bytes: int
+    """Number of bytes of a host block, summed over all GPUs."""
     used: IntArray
-    """Number of slots that hold a block or are being written."""
-    going: IntArray
-    """Number of GPU blocks that are being copied to the host."""
-    coming: IntArray
-    """Number of GPU blocks that are being copied from the host."""
-    going_after: IntArray
-    """Number of GPU blocks that are still being copied to the host after the output of each step."""
-    coming_after: IntArray
-    """Number of GPU blocks that are still being copied from the host after the output of each step."""
+    """Number of host blocks that hold a copy or are being written."""
+    storing: IntArray
+    """Number of GPU blocks that are being stored, right after each step is scheduled."""
+    loading: IntArray
+    """Number of GPU blocks that are being loaded, right after each step is scheduled."""
+    storing_after: IntArray
+    """Number of GPU blocks that are still being stored after the output of each step."""
+    loading_after: IntArray
+    """Number of GPU blocks that are still being loaded after the output of each step."""
     stored: IntArray
-    """Number of GPU blocks whose copies to the host have begun so far."""
+    """Number of GPU blocks whose stores have begun since the beginning of the recording."""
     loaded: IntArray
-    """Number of GPU blocks whose copies from the host have begun so far."""
+    """Number of GPU blocks whose loads have begun since the beginning of the recording."""
     _stores: _CopySteps
     _loads: _CopySteps
 
     def copying_at(self, frame: int, *, after_output: bool = False) -> tuple[int, int]:
-        """Return the numbers of blocks that are being copied to the host and from it, right after step `frame` was
-        scheduled.
+        """Return the numbers of GPU blocks that are being stored and loaded, right after step `frame` was scheduled.
 
-        With `after_output`, return the numbers after its output, if no other step is in flight then.
+        With `after_output`, return the numbers after the output of that step, if no other step is in flight then.
         """
-        going, coming = (self.going_after, self.coming_after) if after_output else (self.going, self.coming)
-        return int(going[frame]), int(coming[frame])
+        storing, loading = (self.storing_after, self.loading_after) if after_output else (self.storing, self.loading)
+        return int(storing[frame]), int(loading[frame])
 
     def slots_at(self, frame: int, *, after_output: bool = False) -> HostSlots:
-        """Return the contents of the slots right after step `frame` was scheduled, or as its output left them."""
+        """Return the contents of the host blocks right after step `frame` was scheduled; with `after_output`, after its
+        output.
+        """
         owner = np.full(self.num_slots, NO_OWNER, np.int32)
         stores = self._stores
         earlier, begun = (int(np.searchsorted(stores.begun_step, frame, side)) for side in ("left", "right"))
@@ -83,15 +86,15 @@ class HostMemory:
         owner[new] = stores.request[earlier:begun]
         return HostSlots(
             owner=owner,
-            is_going=stores.under_way(frame, self.num_slots, after_output=after_output),
-            is_coming=self._loads.under_way(frame, self.num_slots, after_output=after_output),
+            is_storing=stores.under_way(frame, self.num_slots, after_output=after_output),
+            is_loading=self._loads.under_way(frame, self.num_slots, after_output=after_output),
             is_overwritten=is_overwritten,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _CopySteps:
-    """Copies in one direction, in the order in which they were decided."""
+    """Stores, or loads, in the order in which they were decided."""
 
     begun_step: IntArray
     reported_step: IntArray
@@ -101,7 +104,7 @@ class _CopySteps:
 
     @classmethod
     def of(cls, copies: Copies, rows: IntArray) -> _CopySteps:
-        """Select the copies in `rows`."""
+        """Return the copies in the given rows of `copies.parquet`."""
         rows = rows[np.argsort(copies.copy[rows], kind="stable")]
         reported = copies.reported_step[rows]
         return cls(
@@ -112,7 +115,9 @@ class _CopySteps:
         )
 
     def under_way(self, frame: int, num_slots: int, *, after_output: bool) -> BoolArray:
-        """Tell for each slot whether it is being copied right after step `frame` was scheduled, or after its output."""
+        """Tell for each host block whether it is being copied right after step `frame` was scheduled, or after its
+        output.
+        """
         begun = int(np.searchsorted(self.begun_step, frame, "right"))
         is_copied = np.zeros(num_slots, bool)
         is_copied[self.slot[:begun][self.reported_step[:begun] >= frame + after_output]] = True
@@ -120,7 +125,7 @@ class _CopySteps:
 
 
 def host_memory(recording: Recording) -> HostMemory | None:
-    """Return the host memory of `recording`, or None if blocks were not offloaded."""
+    """Return the host memory of `recording`, or None if the recording has no copies to or from host memory."""
     copies, meta, num_frames = recording.copies, recording.meta, len(recording.steps) + 1
     if copies is None:
         return None
@@ -130,7 +135,7 @@ def host_memory(recording: Recording) -> HostMemory | None:
     is_load = copies.kind == CopyKind.LOAD
 
     def by_frame(steps: IntArray) -> IntArray:
-        """Return, for each frame, how many of `steps` are at or before it."""
+        """Return, for each frame, the number of entries of `steps` that are at or before it."""
         return np.asarray(np.bincount(steps, minlength=num_frames + 1)[:num_frames].cumsum())
 
     stored, loaded = (by_frame(copies.begun_step[rows]) for rows in (~is_load, is_load))
@@ -140,10 +145,10 @@ def host_memory(recording: Recording) -> HostMemory | None:
         num_slots=num_slots,
         slot_bytes=slot_bytes,
         used=by_frame(first_use[first_use < num_frames]),
-        going=stored - stores_done,
-        coming=loaded - loads_done,
-        going_after=stored[:-1] - stores_done[1:],
-        coming_after=loaded[:-1] - loads_done[1:],
+        storing=stored - stores_done,
+        loading=loaded - loads_done,
+        storing_after=stored[:-1] - stores_done[1:],
+        loading_after=loaded[:-1] - loads_done[1:],
         stored=stored,
         loaded=loaded,
         _stores=_CopySteps.of(copies, np.flatnonzero(~is_load)),
@@ -152,7 +157,7 @@ def host_memory(recording: Recording) -> HostMemory | None:
 
 
 def _size(meta: Meta) -> tuple[int, int]:
-    """Return the capacity of host memory in blocks, and the bytes of a block, over all GPUs."""
+    """Return the number of host blocks, and the bytes of one, summed over all GPUs."""
     policy, pool = meta.policy, meta.pool
     unit_bytes = pool.bytes_per_unit * int(meta.model.get("tensor_parallel_size", 1))
     if meta.policy_name == Radix.name:

@@ -29,34 +29,35 @@ class Columns(NamedTuple):
     refs: npt.NDArray[np.int32]
     """Number of requests that hold the unit."""
     cached: npt.NDArray[np.bool_]
-    """True if the unit is free and keeps a prefix."""
+    """True if no request holds the unit and it is in the prefix cache."""
     group: npt.NDArray[np.int16]
     """KV-cache group of the owner's table; empty if the model has one group."""
     freed_last: npt.NDArray[np.int64]
-    """Allocation of the unit that is freed last: the `sort_key` of the row that frees it and of its own operation.
+    """Allocation of each unit that is freed last, as a number that grows with time: the `sort_key` of the row of that
+    release and of the allocation's own operation.
 
     Empty if requests share no units.
     """
 
     def all(self) -> tuple[npt.NDArray[Any], ...]:
-        """Return all columns, whose types differ."""
+        """Return all columns as a plain tuple, because their types differ."""
         return tuple(self)
 
 
 class Keyframes:
-    """Copies of the pool at regular intervals of operations.
+    """Copies of the contents of the pool, at regular intervals of operations.
 
-    To build all keyframes takes a second for ten million operations. So each is built when a reader first needs it, or
-    before that by another thread.
+    Building all keyframes takes a second for ten million operations. So a keyframe is built when a reader first needs
+    it, or earlier by another thread.
     """
 
     def __init__(self, ledger: Ledger | FewUnits, empty: Columns, first_unit: int) -> None:
-        """Begin with the pool before the first operation, `empty`, which is the first keyframe."""
+        """Keep `empty`, the contents of the pool before the first operation, as the first keyframe."""
         self._ledger, self._first_unit = ledger, first_unit
         num_ops, frame_bytes = ledger.num_ops, sum(column.nbytes for column in empty)
         count = max(1, min(num_ops // _OPS_PER_KEYFRAME, _KEYFRAME_BYTES // frame_bytes))
         self.op: npt.NDArray[np.int64] = np.arange(count) * num_ops // count
-        """Number of operations before each keyframe."""
+        """Number of operations that each keyframe includes."""
         self._kept = tuple(np.empty((count, len(column)), column.dtype) for column in empty)
         self._newest = Columns._make(column.copy() for column in empty)
         self._scratch = np.empty(len(empty.owner), np.intp)
@@ -64,12 +65,12 @@ class Keyframes:
         self._building = Lock()
 
     def last_built(self, op: int) -> int:
-        """Return the number of operations before the last keyframe up to `op` that is already built."""
+        """Return the number of operations in the last built keyframe that has at most `op` operations."""
         nth = int(np.searchsorted(self.op[: max(self._num_built, 1)], op, side="right")) - 1
         return int(self.op[nth])
 
     def before(self, op: int) -> int:
-        """Return the index of the last keyframe up to operation `op`, and build it if necessary."""
+        """Return the index of the last keyframe with at most `op` operations. Build it first if necessary."""
         nth = int(np.searchsorted(self.op, op, side="right")) - 1
         self.build(nth + 1)
         return nth
@@ -82,7 +83,7 @@ class Keyframes:
                     self._build_next()
 
     def copy(self, nth: int, columns: Columns) -> int:
-        """Copy a keyframe to `columns`, and return the number of operations before it."""
+        """Copy keyframe number `nth` to `columns`, and return the number of operations that it includes."""
         for column, kept in zip(columns.all(), self._kept, strict=True):
             column[:] = kept[nth]
         return int(self.op[nth])
@@ -99,9 +100,9 @@ class Keyframes:
 def apply_operations(
     ledger: Ledger | FewUnits, begin: int, end: int, columns: Columns, first_unit: int, newest: npt.NDArray[np.intp]
 ) -> None:
-    """Apply the operations [begin, end) to `columns` all at once: only the last operation on each unit counts.
+    """Apply the operations from `begin` up to, but not including, `end` to `columns`, all at once.
 
-    `newest` is memory to work in, with one entry per unit.
+    Only the last operation on each unit counts. `newest` is scratch memory with one entry for each unit.
     """
     owner, position, refs, cached, group, freed_last = columns
     # Array methods have less overhead than NumPy functions, which matters when stepping through a recording.

@@ -28,7 +28,7 @@ from kvsim.replay.progress import Progress
 from kvsim.replay.unfolding import CHANGE, Listed, Part, Takes, Unfolded, UnitRowReader
 
 _ALL = np.int64(np.iinfo(np.int32).max)
-"""Number of units that stay cached if all units in a part of a table do. No table has this many units."""
+"""Number of leading units that stay cached, for a release after which all units do. No table has this many units."""
 _OPS_AT_ONCE = 1 << 15
 """Number of operations that are processed together. Their data fits into the CPU cache."""
 
@@ -37,15 +37,15 @@ class Ledger:
     """Operations of a recording on units, in order, and the tables of its requests."""
 
     def __init__(self, recording: Recording, progress: Progress) -> None:
-        """Index the memory events of `recording`."""
+        """Index the memory events of `recording`. `progress` has the computed tokens of its requests."""
         self._recording, self._memory = recording, recording.memory
         self.unit_by_unit = _has_single_units(recording)
-        """True if every extent has one unit."""
+        """True if every operation is on a single unit."""
         self.tables: Holdings
         self._unfolded: Unfolded
         num_requests = len(recording.requests)
         self.lists_operations = bool(recording.meta.pool.groups) or bool(self._memory.parts.any())
-        """True if tables may free some units before others. Then a list of all operations is kept."""
+        """True if tables may free some units before others. The ledger then holds a list of all operations."""
         if self.lists_operations:
             self.tables, operations = tables_of_groups(self._memory, num_requests)
             self._unfolded = Listed(self._memory, self.tables, operations)
@@ -53,12 +53,12 @@ class Ledger:
             self.tables, releases, until = tables_of(self._memory, num_requests, unit_by_unit=self.unit_by_unit)
             self._unfolded = UnitRowReader(self._memory, self.tables, releases, until, unit_by_unit=self.unit_by_unit)
         self._before = np.zeros(len(self._memory) + 1, np.int32)
-        """Number of operations before each row, and their total number."""
+        """Number of operations before each row of `memory.parquet`, and a last entry for their total number."""
         np.cumsum(self._unfolded.num_ops(), out=self._before[1:])
         self.has_groups = bool(recording.meta.pool.groups)
         """True if several KV-cache groups share the pool."""
         self.is_shared = self.unit_by_unit and bool((self._memory.kind == MemoryKind.SHARE).any())
-        """True if several requests ever hold one unit at the same time."""
+        """True if a unit is held by several requests at the same time anywhere in the recording."""
         cached = recording.meta.initial_cached
         self.initial_cached = np.empty(0, np.int64) if cached is None else cached
         """Addresses of the units that are cached before the first operation."""
@@ -75,11 +75,11 @@ class Ledger:
         return int(self._before[-1])
 
     def ops_until(self, seq: IntArray | int) -> npt.NDArray[np.int32]:
-        """Return the number of operations up to and including each sequence number."""
+        """Return the number of operations up to and including the event with each sequence number in `seq`."""
         return np.asarray(self._before[self._memory.seq.searchsorted(seq, "right")])
 
     def part(self, begin: int, end: int) -> Part:
-        """Return the operations [begin, end)."""
+        """Return the operations from number `begin` up to, but not including, number `end`."""
         before = self._before
         # With another type, `searchsorted` would convert the whole column.
         first = int(before.searchsorted(np.int32(begin), "right")) - 1
@@ -91,7 +91,7 @@ class Ledger:
         return self._unfolded.part(ops, row, ops - before.take(row))
 
     def at(self, ops: npt.NDArray[np.int32]) -> Part:
-        """Return the operations `ops`, in any order."""
+        """Return the operations with the numbers `ops`, in any order."""
         row = self._before.searchsorted(ops, "right") - 1
         return self._unfolded.part(ops, row, ops - self._before.take(row))
 
@@ -102,14 +102,16 @@ class Ledger:
             yield first, self.part(first, min(first + _OPS_AT_ONCE, end))
 
     def keeps(self, row: IntArray, position: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell whether the unit at each `position` of a table stays cached when the release in `row` frees it."""
+        """Tell whether the unit at each `position` of a table stays in the prefix cache when the release in `row` frees
+        it.
+        """
         if self._kept is None:
             return np.zeros(len(row), np.bool_)
         return np.asarray(position < self._kept.take(self._releases.searchsorted(row)))
 
     def units_before(self, rows: IntArray) -> npt.NDArray[np.int64]:
-        """Return how many units are held before each of `rows`, which ascend. A shared unit counts once for each
-        holder.
+        """Return the number of units that requests hold before each of `rows` of `memory.parquet`; `rows` ascend. A
+        shared unit counts once for each holder.
         """
         before = np.zeros(len(rows), np.int64)
         total = 0
@@ -124,7 +126,7 @@ class Ledger:
 
     @cached_property
     def end_of_pool(self) -> int:
-        """Address after the last unit that is ever used, or that is cached at the beginning."""
+        """Address after the last unit that is ever used, or that is cached when the recording begins."""
         memory, end = self._memory, int(self.initial_cached.max(initial=-1)) + 1
         for rows in in_parts(len(memory)):
             end = max(end, int(np.max(memory.address[rows].astype(np.int64) + memory.length[rows])))
@@ -137,9 +139,9 @@ class Ledger:
             yield self._unfolded.takes(begin, end)
 
     def ops_on(self, is_selected: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
-        """Return the numbers of the operations on some units. `is_selected` is True at the address of each.
+        """Return the numbers of the operations on the selected units. `is_selected` has one entry for each address.
 
-        The pool must have single units and one KV-cache group.
+        Every operation must be on a single unit, and the pool must have one KV-cache group.
         """
         memory, before, ops = self._memory, self._before, [np.empty(0, np.int32)]
         for takes in self.takes():
@@ -152,9 +154,9 @@ class Ledger:
         return np.sort(np.concatenate(ops))
 
     def successions(self, *, with_prefixes: bool) -> Iterator[Successions]:
-        """Yield the owners of each unit one after the other, for one part of all allocations at a time.
+        """Yield the successive owners of each unit, for one part of all allocations at a time.
 
-        If `with_prefixes` is False, cached state is ignored.
+        With `with_prefixes` False, the prefix cache is ignored.
         """
         latest = np.zeros(self.end_of_pool, np.int64)
         kept = None
@@ -179,7 +181,7 @@ class Ledger:
 
 
 def _has_single_units(recording: Recording) -> bool:
-    """Tell whether units are shared or cached one by one, so that extents of several units must be split."""
+    """Tell whether units are shared or cached one by one. Extents of several units must then be split."""
     meta, kind, repeat = recording.meta, recording.memory.kind, recording.memory.repeat
     if repeat is not None and (repeat > 1).any():
         return False
@@ -189,7 +191,7 @@ def _has_single_units(recording: Recording) -> bool:
 
 
 def _check_apart(recording: Recording) -> None:
-    """Raise an error if an extent is allocated while a request holds some of its units."""
+    """Raise an error if an extent is allocated while a request holds one of its units."""
     memory = recording.memory
     repeat = np.ones(len(memory), np.int64) if memory.repeat is None else memory.repeat.astype(np.int64)
     ends = (memory.address + memory.length * repeat).tolist()
@@ -217,8 +219,8 @@ def _check_apart(recording: Recording) -> None:
 
 
 def _kept_units(recording: Recording, progress: Progress, rows: IntArray) -> npt.NDArray[np.integer[Any]] | None:
-    """Return, for each release in `rows`, how many leading units of its table stay cached; None without a
-    prefix cache.
+    """Return, for each release in `rows`, the number of leading units of the table that stay in the prefix cache; None
+    without a prefix cache.
     """
     memory = recording.memory
     if not recording.meta.prefix_caching:

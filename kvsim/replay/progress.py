@@ -1,6 +1,6 @@
-"""Computed tokens of requests over time: the schedule, sorted by request and step.
+"""Computed tokens of requests over time, looked up in the schedule of a recording.
 
-The state of a slot depends on how many tokens its request has computed, so every picture of the pool needs them.
+The state of a slot depends on the number of tokens that its request has computed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from kvsim.recording.tables import IntArray
 
 
 class Waits(NamedTuple):
-    """Allocations of requests that then load blocks before they compute."""
+    """Steps in which a request allocates memory and loads blocks before it computes."""
 
     request: npt.NDArray[np.int64]
     step: npt.NDArray[np.int64]
     hit_tokens: npt.NDArray[np.int64]
-    """Number of tokens that count as computed from this step on."""
+    """Number of tokens of the request that count as computed from this step on."""
 
 
 class Progress:
-    """Number of computed tokens of any request after any step, which is looked up in logarithmic time."""
+    """Number of computed tokens of any request after any step. A lookup takes logarithmic time."""
 
     def __init__(self, recording: Recording) -> None:
         schedule = recording.schedule
@@ -42,24 +42,26 @@ class Progress:
         num_requests = len(recording.requests)
         self._first_row = np.searchsorted(request, np.arange(num_requests + 1))
         self.initial = np.zeros(num_requests, np.int64)
-        """Computed tokens of each request before the beginning of the recording."""
+        """Number of tokens that each request had computed before the recording begins."""
         if (before := recording.meta.initial_computed) is not None:
             self.initial[: len(before)] = before
         self.final = self.initial.copy()
-        """Largest number of computed tokens that each request ever had, which is the number of slots that it needs."""
+        """Largest number of computed tokens that each request ever has. It needs as many slots."""
         np.maximum.at(self.final, request, self._before + self._tokens * self._repeats)
         self.first_tokens = np.zeros(num_requests, np.int64)
-        """Number of tokens that each request computed in its first step."""
+        """Number of tokens that each request computes in its first step; 0 if it has none."""
         nothing = np.zeros(0, np.int64)
         self.waiting = Waits(nothing, nothing, nothing)
+        """Allocations of requests that load blocks before they compute; set by `reset`."""
         scheduled = self._first_row[1:] > self._first_row[:-1]
         self.first_tokens[scheduled] = self._tokens[self._first_row[:-1][scheduled]]
 
     def reset(self, requests: IntArray, steps: IntArray, hit_tokens: IntArray) -> None:
-        """Reset the computed tokens of each of `requests` to `hit_tokens` at the step in which it allocates memory.
+        """Set the computed tokens of each of `requests` to its `hit_tokens`, in the step in which it allocates memory.
 
-        A request that waits for blocks from the host holds memory for some steps before it computes, and a preemption
-        discards computed tokens. Requests that compute in the same step are in the schedule.
+        The schedule does not say so in two cases: a request that loads blocks from the host holds memory for some steps
+        before it computes, and a preemption discards computed tokens. A request that computes in the step of its
+        allocation is left out, because the schedule has it.
         """
         key = sort_key(requests, steps)
         place = np.searchsorted(self._key, key)
@@ -77,9 +79,11 @@ class Progress:
         self._first_row += np.searchsorted(request, np.arange(len(self._first_row)))
 
     def computed(self, requests: IntArray, steps: IntArray | int) -> npt.NDArray[np.int64]:
-        """Return how many tokens each of `requests` has computed once `steps` are scheduled; 0 before its first step.
+        """Return the number of computed tokens of each of `requests` after `steps` were scheduled; 0 before its first
+        step.
 
-        Preemptions are ignored, so requests must hold memory.
+        The tokens of a preempted request count as computed until it runs again, so ask only for requests that hold
+        memory.
         """
         if not len(self._key):
             return np.zeros(len(requests), np.int64)
@@ -87,12 +91,15 @@ class Progress:
         return np.where(exists, self._before[row] + self._tokens[row] * times, 0)
 
     def newest_step(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return the last step up to `steps` in which each of `requests` computes; -1 if there is none."""
+        """Return the last step, up to and including `steps`, in which each of `requests` computes; -1 if there is
+        none.
+        """
         row, times, exists = self._newest(requests, steps)
         return np.where(exists, self._step[row] + times - 1, -1)
 
     def is_loading(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell for each of `requests` whether it has computed no token, up to `steps`, since its newest load began.
+        """Tell for each of `requests` whether it has begun a load and has not computed since, up to and including
+        `steps`.
 
         Loads are from host memory or from another server.
         """
@@ -101,15 +108,17 @@ class Progress:
         return is_loading
 
     def num_steps(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return the number of steps up to `steps` in which each of `requests` computes."""
+        """Return the number of steps, up to and including `steps`, in which each of `requests` computes."""
         row, times, exists = self._newest(requests, steps)
         before = np.cumsum(self._repeats) - self._repeats
         return np.where(exists, before[row] - before[self._first_row[requests]] + times, 0)
 
     def known(self, requests: IntArray, steps: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return how many tokens of each of `requests` are known in its newest step up to `steps`, and in the next one.
+        """Return two numbers of known tokens of each of `requests`: in its newest step up to `steps`, and in its next
+        step.
 
-        Known tokens exclude drafts; the run must have drafts. After its last step, all tokens of a request are known.
+        Known tokens are those of the prompt and of the output, without drafts. The recording must have drafts. After
+        the last step of a request, all its tokens are known.
         """
         assert self._known is not None
         row, _, exists = self._newest(requests, steps)
@@ -119,7 +128,7 @@ class Progress:
         return np.where(exists, self._known[row], 0), np.where(exists, later, 0)
 
     def reached(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return the largest number of computed tokens that each of `requests` ever had up to the step in `steps`.
+        """Return the largest number of computed tokens that each of `requests` has had, up to and including `steps`.
 
         Tokens that a preemption discarded count.
         """
@@ -131,9 +140,9 @@ class Progress:
         return np.where(exists, np.maximum(earlier, self._before[row] + self._tokens[row] * times), 0)
 
     def _newest(self, requests: IntArray, steps: IntArray | int) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-        """Find the newest schedule row of each of `requests` at `steps`.
+        """Find the last row of the schedule that is at or before `steps`, for each of `requests`.
 
-        Return the rows, how many of their repeated steps are at or before `steps`, and whether there is such a row.
+        Return the row, the number of its repeated steps up to and including `steps`, and whether there is such a row.
         """
         row = np.searchsorted(self._key, sort_key(np.asarray(requests), steps), side="right") - 1
         exists = row >= self._first_row[requests]
@@ -141,10 +150,10 @@ class Progress:
         return row, np.minimum(steps - self._step[row] + 1, self._repeats[row]), exists
 
     def most(self, request: int, step: int) -> int:
-        """Return the largest number of computed tokens that `request` had until `step` was scheduled.
+        """Return the largest number of computed tokens that `request` has had when `step` is scheduled.
 
-        This includes tokens that a preemption discarded: their values are known, but their KV must be computed again.
-        It excludes rejected drafts.
+        Tokens that a preemption discarded count: they are known, although their KV must be computed again. Rejected
+        drafts do not count.
         """
         rows = slice(*self._first_row[request : request + 2])
         times = np.minimum(step - self._step[rows] + 1, self._repeats[rows])
@@ -156,7 +165,9 @@ class Progress:
         return min(most, int(known_later) - 1)
 
     def begins_at(self, request: int, step: int) -> int | None:
-        """Return the number of computed tokens of `request` before `step`; None if it is not scheduled in `step`."""
+        """Return the number of tokens that `request` has computed before `step`; None if it is not scheduled in
+        `step`.
+        """
         [row], _, [exists] = self._newest(np.array([request]), step)
         if not exists or step - self._step[row] >= self._repeats[row]:
             return None

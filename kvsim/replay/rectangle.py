@@ -19,10 +19,9 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 
 def with_addresses(recording: Recording) -> Recording:
-    """Add memory events and a pool to `recording`, unless it has them.
+    """Return `recording` with memory events and a pool; return it unchanged if it has these.
 
-    A batch is the set of requests that were first scheduled in the same step. The pool is as large as
-    the largest batch.
+    A batch is the set of requests that are first scheduled in the same step. The pool is as large as the largest batch.
     """
     if recording.meta.pool.num_units is not None:
         return recording
@@ -66,7 +65,7 @@ def with_addresses(recording: Recording) -> Recording:
 
 
 def _lay_out(batches: Sequence[IntArray], widths: IntArray) -> tuple[IntArray, int]:
-    """Return the first slot of the row of each request, and the number of slots of the largest batch."""
+    """Return the address of the first slot of each request's row, and the number of slots of the largest batch."""
     base, num_units = np.zeros(len(widths), np.int64), 1
     for rows in batches:
         width = int(widths[rows].max())
@@ -76,7 +75,9 @@ def _lay_out(batches: Sequence[IntArray], widths: IntArray) -> tuple[IntArray, i
 
 
 def _memory(recording: Recording, appends: tuple[Any, ...], releases: tuple[Any, ...]) -> Memory:
-    """Merge allocations and releases, each given as columns of step, request, position, address, length and repeat."""
+    """Merge allocations and releases into one table. Each is given as columns: step, request, position, address,
+    length, repeat.
+    """
     steps, num_appends, num_releases = recording.steps, len(appends[0]), len(releases[0])
     kind = np.repeat(np.array([MemoryKind.APPEND, MemoryKind.RELEASE], np.uint8), (num_appends, num_releases))
     seq = np.concatenate((steps.schedule_seq[appends[0]], steps.output_seq[releases[0]]))

@@ -1,7 +1,7 @@
 """Replay a recording: go to any step, forward or backward at the same cost.
 
-A frame is the state right after a step was scheduled. One more frame follows the last step, after the last release. If
-no step is in flight between two steps, the frame of the first step has a second state: the state after its output.
+A frame shows the pool right after a step was scheduled. One more frame shows it after the last release. If no step is
+in flight between two steps, the first one's frame has a second state: the pool after that step's output.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Replay:
         self.first_unit = pool.first_unit
         self.num_frames = len(steps) + 1
         self.frame_seq = np.append(steps.schedule_seq, max(steps.output_seq.max(), recording.memory.seq.max(initial=0)))
-        """Last sequence number that each frame shows."""
+        """Sequence number of the last event that each frame includes."""
         is_gap = steps.output_seq[:-1] < steps.schedule_seq[1:]
         self._has_gap = np.concatenate((is_gap, [False, False]))
         self._gap_seq = np.where(self._has_gap, np.append(steps.output_seq, 0), self.frame_seq)
@@ -74,14 +74,15 @@ class Replay:
         self._growth = GrowingExtents(self.ledger.tables, self.frame_seq)
         self.frame = 0
         self.after_output = False
-        """True if the current state is the one after the output of the frame's step."""
+        """True if the pool is shown after the output of the current frame's step, and not right after its scheduling.
+        """
         self._contents: UnitStates | None = None
         # A seek while another thread creates the contents must move them, too.
         self._moving = Lock()
 
     @property
     def _states(self) -> UnitStates:
-        """Contents of each unit, created on first use, because totals over the pool do not need them."""
+        """Contents of each unit. Created on first use, because sums over the pool do not need them."""
         with self._moving:
             if self._contents is None:
                 self._contents = UnitStates.of(self.ledger, self.num_units, self.first_unit)
@@ -105,11 +106,13 @@ class Replay:
 
     @property
     def cached(self) -> npt.NDArray[np.bool_]:
-        """True for each unit that is free and keeps a prefix."""
+        """True for each unit that no request holds and that is in the prefix cache."""
         return self._states.cached
 
     def after_outputs(self) -> Replay:
-        """Return a replay whose frames show the state after the output of their step, if no step is in flight then."""
+        """Return another replay of the recording, whose frames show the pool after the output of their step, if no step
+        is in flight then.
+        """
         later = copy(self)
         later.frame_seq = self._gap_seq
         later._computed_by_live = self._computed_by_live.copy()
@@ -117,8 +120,8 @@ class Replay:
         return later
 
     def occupied(self) -> npt.NDArray[np.int64]:
-        """Return the units that are held or keep a prefix at the current frame, in order of address. All others are
-        free.
+        """Return the units that requests hold or that are in the prefix cache, at the current frame, in order of
+        address.
         """
         units: npt.NDArray[np.int64] = np.flatnonzero((self.refs > 0) | self.cached)
         return units
@@ -130,7 +133,7 @@ class Replay:
 
     @property
     def time_s(self) -> float:
-        """Time of the current frame."""
+        """Time of the current frame, in seconds from the first event."""
         return self.time_of(self.frame)
 
     def time_of(self, frame: int) -> float:
@@ -145,22 +148,24 @@ class Replay:
         return max(0, int(np.searchsorted(self.recording.steps.start_s, time_s, side="right")) - 1)
 
     def in_gap(self, frames: IntArray, times_s: FloatArray) -> npt.NDArray[np.bool_]:
-        """Tell whether each of `times_s` is after the output of the step of its frame, with no step in flight."""
+        """Tell for each of `times_s` whether it is after the output of the step in `frames`, while no step is in
+        flight.
+        """
         end_s = np.append(self.recording.steps.end_s, np.inf)
         return np.asarray(self._has_gap[frames] & (times_s >= end_s[frames]))
 
     @property
     def seq(self) -> int:
-        """Last sequence number whose events the current state includes."""
+        """Sequence number of the last event that the current state includes."""
         return self._seq_at(self.frame, after_output=self.after_output)
 
     def _seq_at(self, frame: int, *, after_output: bool) -> int:
         return int((self._gap_seq if after_output else self.frame_seq)[frame])
 
     def seek(self, frame: int, *, after_output: bool = False) -> None:
-        """Make `frame` the current frame, clamped to the recording.
+        """Make `frame` the current frame; a number beyond the recording becomes its first or last frame.
 
-        With `after_output`, show the state after the output of its step, if no step is in flight then.
+        With `after_output`, show the pool after the output of the frame's step, if no step is in flight then.
         """
         with self._moving:
             self.frame, self.after_output = min(max(frame, 0), self.num_frames - 1), after_output
@@ -173,13 +178,13 @@ class Replay:
             self._growth.show(states, self.frame, self.seq, afresh=afresh)
 
     def num_ops(self, frame: int) -> int:
-        """Return the number of operations up to and including `frame`."""
+        """Return the number of operations that `frame` includes."""
         return int(self.ledger.ops_until(self.frame_seq[frame]))
 
     def freed_between(self, before: int, after: int) -> IntArray:
-        """Return the units, counted from 0, that become free after frame `before` up to frame `after`.
+        """Return the units, counted from 0, that become free after frame `before`, up to and including frame `after`.
 
-        A `before` of -1 is the time before the first frame. Units that become free several times are repeated.
+        With `before` -1, count from the beginning of the recording. A unit that becomes free several times is repeated.
         """
         return self._states.freed(self.num_ops(before) if before >= 0 else 0, self.num_ops(after))
 
@@ -188,8 +193,9 @@ class Replay:
         self._states.warm_up()
 
     def touched(self, before: int, after: int) -> Numbers:
-        """Return the units whose state may differ between two frames, in order of address. One frame must be the
-        current one.
+        """Return the units whose state may differ between two frames, in order of address.
+
+        One of the two must be the current frame.
         """
         low, high = sorted((before, after))
         units = self._states.units_of(self.num_ops(low), self.num_ops(high))
@@ -222,7 +228,9 @@ class Replay:
         return self._waiting.at(self.seq, self.time_s, self.live_requests())
 
     def block_table(self, request: int, group: int | None = None) -> tuple[IntArray, IntArray]:
-        """Return positions and addresses of the units that `request` holds, in one KV-cache group or in all."""
+        """Return positions and addresses of the units that `request` holds at the current frame, in KV-cache group
+        `group`; in all groups if it is None.
+        """
         tables = self.ledger.tables
         rows = tables.held(request, self.seq)
         if group is not None:
@@ -235,18 +243,20 @@ class Replay:
         return extents.position[extent] + offset, extents.address[extent] + offset
 
     def computed_at(self, requests: IntArray, frames: IntArray | int) -> Numbers:
-        """Return how many tokens each of `requests`, which must hold memory, has computed at its entry in `frames`."""
+        """Return the number of computed tokens of each of `requests` at its entry in `frames`. The requests must hold
+        memory there.
+        """
         return self.progress.computed(requests, np.minimum(frames, self.num_frames - 2))
 
     def computed(self, requests: IntArray) -> Numbers:
-        """Return how many tokens each of `requests` has computed at the current frame; all must hold memory."""
+        """Return the number of computed tokens of each of `requests` at the current frame. All must hold memory."""
         return self.computed_at(requests, self.frame)
 
     def slots(self, units: IntArray | slice = slice(None)) -> Numbers:
-        """Return the slots of each unit by state: shape (units, 8), every row adding up to the unit's size.
+        """Return the number of slots of each unit in each state: shape (units, 8). Each row adds up to the unit's size.
 
-        `units` are counted from 0. The state `external` depends on the whole pool and the queue; here, such units are
-        `free`.
+        `units` are counted from 0. The state `external` depends on the whole pool and the queue, so its slots count as
+        `free` here.
         """
         if self.recording.meta.pool.groups:
             return slots_of_groups(self, units)
@@ -258,10 +268,11 @@ class Replay:
         units: IntArray | slice = slice(None),
         after_output: npt.NDArray[np.bool_] | None = None,
     ) -> tuple[npt.NDArray[np.uint8], IntArray]:
-        """Return two arrays of shape (frames, units): the state that most slots of the unit have, and its owner.
+        """Return two arrays of shape (frames, units): the state that most slots of each unit have, and the unit's
+        owner.
 
-        The owner of a free unit is `NO_OWNER`. `after_output` has the argument of `seek` for each of `frames`. The
-        current frame may change.
+        The owner of a free unit is `NO_OWNER`. `after_output` has, for each of `frames`, the argument of `seek` of this
+        name; None is False for all. The replay may then show another frame.
         """
         num_units = len(range(self.num_units)[units] if isinstance(units, slice) else units)
         after = [False] * len(frames) if after_output is None else after_output.tolist()
@@ -296,7 +307,9 @@ class Replay:
         return states, owners
 
     def _seen(self, pool: UnitStates, units: IntArray | slice, frame: int, seq: int) -> Seen:
-        """Return the contents of `units` in `pool`, which must already show `frame` up to the sequence number `seq`."""
+        """Return the contents of `units` in `pool`, which must already include the events up to `seq`, the last one of
+        `frame`.
+        """
         live = self._live_at(seq)
         self._computed_by_live[live] = self.computed_at(live, frame)
         owner = pool.owner[units].copy()  # NO_OWNER is -1, the last entry of `_computed_by_live`
@@ -314,13 +327,13 @@ class Replay:
         )
 
     def alive(self) -> IntArray:
-        """Return the extents of `ledger.tables` that are held at the current frame."""
+        """Return the indices in `ledger.tables` of the extents that are held at the current frame."""
         tables, seq = self.ledger.tables, self.seq
         extents: IntArray = np.flatnonzero((tables.birth_seq <= seq) & (tables.death_seq > seq))
         return extents
 
     def _live_residencies(self, seq: int) -> Numbers:
-        """Return the residencies of the requests that hold memory after `seq`, in order of admission.
+        """Return the residencies that last beyond the event `seq`, in order of admission.
 
         A residency is the time from an admission of a request to the release of its memory.
         """
@@ -331,7 +344,7 @@ class Replay:
         return live
 
     def _units_written(self, residencies: Numbers, old: Numbers, new: Numbers) -> Numbers:
-        """Return the units whose state changes when the computed tokens of each of `residencies` go from `old` to
+        """Return the units whose slots change state when the computed tokens of each of `residencies` go from `old` to
         `new`.
         """
         changed = [self._units_between(residencies, number, *span) for number, group in enumerate(self.groups)
@@ -339,7 +352,9 @@ class Replay:
         return np.concatenate(changed)
 
     def _units_between(self, residencies: Numbers, group: int, low: Numbers, high: Numbers) -> Numbers:
-        """Return the units at positions [low, high) in the current tables of a group."""
+        """Return the units at positions [low, high) of the current table of each residency, in KV-cache group
+        `group`.
+        """
         tables, seq = self.ledger.tables, self.seq
         table = self._table_of[residencies, group]
         has = (table >= 0) & (high > low)
@@ -363,7 +378,7 @@ class Replay:
 
     @cached_property
     def _run_key(self) -> Numbers:
-        """Sort key of each extent, ascending by table and position, to look up positions in tables."""
+        """Sort key of each extent by table and position, in ascending order, to look up a position of a table."""
         return sort_key(self.ledger.tables.table, self.ledger.tables.position)
 
     def _padding_per_request(self) -> Numbers:
@@ -374,7 +389,9 @@ class Replay:
         return pad
 
     def _full_per_request(self) -> Numbers:
-        """Return, for each request, the position after its last token with KV. The last output token never has KV."""
+        """Return, for each request, the slot position after its last token with KV. The last output token never has
+        KV.
+        """
         requests = self.recording.requests
         if self.recording.meta.policy_name != "static":
             return self.progress.final
@@ -382,7 +399,7 @@ class Replay:
         return full
 
     def _index_tables(self) -> None:
-        """Prepare lookups in the tables whose time does not depend on the length of the recording."""
+        """Build the indices with which a lookup in the tables takes no longer in a longer recording."""
         tables, requests = self.ledger.tables, self.recording.requests
         held = tables.residencies
         self._residencies: Numbers = np.argsort(held.birth_row, kind="stable")

@@ -1,6 +1,7 @@
-"""Computed tokens of a request when it allocates memory: those of its prefix hit, and of the blocks that it then loads.
+"""Find the number of computed tokens with which each request begins when it allocates memory.
 
-The schedule of a recording has no row for a request that loads blocks before it computes.
+They are the tokens of its prefix hit and of the blocks that it then loads. The schedule of a recording has no row for a
+request that loads blocks before it computes.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from kvsim.replay.unit_slots import Numbers
 
 
 class _Loads(NamedTuple):
-    """Changes of computed tokens by loads from other servers."""
+    """Changes of the number of computed tokens of requests by loads from other servers."""
 
     request: Numbers
     seq: Numbers
     tokens_before: Numbers
-    """Number of tokens that the request had before the loaded ones."""
+    """Number of computed tokens of the request before the load."""
     loaded_tokens: Numbers
 
 
 def reset_at_allocations(progress: Progress, ledger: Ledger, recording: Recording, frame_seq: IntArray) -> None:
-    """Reset the computed tokens of each request in `progress` at the frame in which it allocates memory.
+    """Set the computed tokens of each request in `progress` at each frame in which the request allocates memory.
 
-    Blocks from the host or another server count as computed from the decision to load them.
+    Blocks from the host or from another server count as computed as soon as the load is decided.
     """
     unit_tokens, (requests, seqs) = recording.meta.pool.unit_tokens, _allocations(ledger)
     key, frames = sort_key(requests, seqs), np.searchsorted(frame_seq, seqs)
@@ -53,9 +54,9 @@ def reset_at_allocations(progress: Progress, ledger: Ledger, recording: Recordin
 
 
 def _allocations(ledger: Ledger) -> tuple[Numbers, Numbers]:
-    """Return the request and the sequence number of each allocation by a request that held no memory.
+    """Return request and sequence number of each allocation by a request that holds no memory.
 
-    When an extent moves, it is freed and allocated at one moment, and keeps its computed tokens. This is no allocation.
+    A moved extent is left out: it is freed and allocated at the same time, and its tokens stay computed.
     """
     held = ledger.tables.residencies
     first = ~held.is_moved
@@ -63,7 +64,7 @@ def _allocations(ledger: Ledger) -> tuple[Numbers, Numbers]:
 
 
 def _hit_units(memory: Memory, key: Numbers) -> Numbers:
-    """Return the number of units that are shared at each `key`, which is the `sort_key` of a request and a sequence
+    """Return the number of shared units of each allocation in `key`: the `sort_key` of its request and sequence
     number.
     """
     shared = memory.kind == MemoryKind.SHARE
@@ -75,7 +76,7 @@ def _hit_units(memory: Memory, key: Numbers) -> Numbers:
 
 
 def _units_from_host(copies: Copies, requests: Numbers, frames: IntArray) -> Numbers:
-    """Return how many units from the host each of `requests` begins to load at its entry in `frames`."""
+    """Return the number of units that each of `requests` begins to load from the host at its entry in `frames`."""
     loads = copies.kind == CopyKind.LOAD
     loaded_key = np.sort(sort_key(copies.request[loads], copies.begun_step[loads]))
     begin, end = (np.searchsorted(loaded_key, sort_key(requests, frames), side) for side in ("left", "right"))
@@ -83,10 +84,10 @@ def _units_from_host(copies: Copies, requests: Numbers, frames: IntArray) -> Num
 
 
 def _loads_of(transfers: Transfers, unit_tokens: int) -> _Loads:
-    """Return the loads from other servers. Their tokens count from the decision to load.
+    """Return the loads from other servers. Their tokens count as computed as soon as the load is decided.
 
-    If a block does not arrive, the report of this is a second change, after which only the tokens before this block
-    count.
+    A load with a block that does not arrive has a second entry, when the failure is reported: only the tokens before
+    this block stay computed.
     """
     loads = transfers.kind == TransferKind.LOAD
     fails = loads & (transfers.failed >= 0)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NO_OWNER = -1
 """Owner of a free unit."""
 CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Change in the number of requests that hold an extent, by kind of memory row."""
+"""Change in the number of requests that hold an extent, for each kind of memory row."""
 CHANGE[[MemoryKind.APPEND, MemoryKind.SHARE]] = 1
 CHANGE[MemoryKind.RELEASE] = -1
 
@@ -30,15 +30,15 @@ CHANGE[MemoryKind.RELEASE] = -1
 class Part:
     """Operations on extents (ranges of units), in order.
 
-    A growing extent is allocated with the units of its first step, and freed with all units.
+    The allocation of an extent that grows in every step has the units of its first step. Its release has all units.
     """
 
     row: IntArray
-    """Row of `memory.parquet`."""
+    """Row of `memory.parquet` that the operation comes from."""
     address: IntArray
     length: IntArray
     change: npt.NDArray[np.int8]
-    """1 if a request allocates the extent, -1 if a request frees the extent, 0 if the units lose a cached prefix."""
+    """1: a request gets the extent. -1: a request frees it. 0: free units lose their cached prefix."""
     owner: IntArray
     """Request that allocates or frees the extent; `NO_OWNER` for evictions."""
     position: IntArray
@@ -46,39 +46,39 @@ class Part:
     group: IntArray | None
     """KV-cache group of the table; None if the model has one group."""
     until: IntArray
-    """Row in which an allocated extent is freed; the number of rows if it never is."""
+    """Row of `memory.parquet` in which the allocated extent is freed; the number of rows if it never is."""
 
 
 class Takes(NamedTuple):
     """Allocations and evictions of single units, in order."""
 
     row: IntArray
-    """Row of `memory.parquet`."""
+    """Row of `memory.parquet` that the allocation or eviction comes from."""
     address: IntArray
     position: IntArray
     """Position of the unit in the request's table."""
     until: IntArray
-    """Row in which the request frees the unit: the number of rows if it never does, and `row` for evictions."""
+    """Row in which the request frees the unit; the number of rows if it never does. For an eviction, `row`."""
 
 
 class Unfolded(Protocol):
     """Converter from rows of `memory.parquet` to operations on units."""
 
     def num_ops(self) -> IntArray:
-        """Return the number of operations of each row."""
+        """Return the number of operations that each row becomes."""
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
-        """Return the operations with the numbers `ops`. Each is operation `nth` of its `row`."""
+        """Return the operations with the numbers `ops`. Each is operation number `nth` of its `row`."""
 
     def takes(self, begin: int, end: int) -> Takes:
         """Return the allocations and evictions of the rows [begin, end), unit by unit."""
 
 
 class UnitRowReader:
-    """Converter for rows that each name a range of units.
+    """Converter for recordings in which a release frees a whole table.
 
-    A release becomes one operation for each extent of the table, the last extent first. Every other row becomes one
-    operation, or one for each unit if `unit_by_unit` is True.
+    A release becomes one operation for each extent of the table, the last extent first. Any other row names a range of
+    units, and becomes one operation, or one for each unit if `unit_by_unit` is True.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class UnitRowReader:
         self._unit_by_unit = unit_by_unit
 
     def num_ops(self) -> IntArray:
-        """Return the number of operations of each row."""
+        """Return the number of operations that each row becomes."""
         num_ops = self._memory.length.copy() if self._unit_by_unit else np.ones(len(self._memory), np.int32)
         num_ops[self._releases.row] = self._releases.num_extents
         return num_ops
@@ -108,7 +108,7 @@ class UnitRowReader:
         return Takes(row, memory.address.take(row) + nth, memory.position.take(row) + nth, self._until.take(row))
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
-        """Return the operations `ops`. Each is operation `nth` of its `row`."""
+        """Return the operations with the numbers `ops`. Each is operation number `nth` of its `row`."""
         del ops
         memory, tables, releases = self._memory, self._tables, self._releases
         change, owner = CHANGE.take(memory.kind.take(row)), memory.request.take(row)
@@ -139,13 +139,15 @@ class UnitRowReader:
 
 
 class Listed:
-    """Converter for tables that may free some units before others. All operations are listed, one per unit."""
+    """Converter for recordings in which a table may free some units before others. All operations are listed, one for
+    each unit.
+    """
 
     def __init__(self, memory: Memory, tables: Holdings, operations: Operations) -> None:
         self._memory, self._tables, self._operations = memory, tables, operations
 
     def num_ops(self) -> IntArray:
-        """Return the number of operations of each row."""
+        """Return the number of operations that each row becomes."""
         return np.bincount(self._operations.row, minlength=len(self._memory))
 
     def takes(self, begin: int, end: int) -> Takes:
@@ -157,7 +159,7 @@ class Listed:
         return Takes(row, part.address, part.position, np.where(part.change > 0, part.until, row))
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
-        """Return the operations `ops`. Each is operation `nth` of its `row`."""
+        """Return the operations with the numbers `ops`. Each is operation number `nth` of its `row`."""
         del nth  # operations are listed in order
         tables, is_of_table = self._tables, self._operations.extent[ops] != NO_EXTENT
         extent = np.where(is_of_table, self._operations.extent[ops], 0)

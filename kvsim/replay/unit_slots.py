@@ -1,4 +1,4 @@
-"""Split units into slots by state, for pools with one KV-cache group and with several."""
+"""Count the slots of units by state, for pools with one KV-cache group and with several."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Numbers = npt.NDArray[np.int64]
 Span = tuple[Numbers, Numbers]
+"""Begin and end of a range of table positions, for each of several requests. The end is not included."""
 
 
 class Seen(NamedTuple):
@@ -34,16 +35,16 @@ class Seen(NamedTuple):
     is_shared: npt.NDArray[np.bool_]
     """True for units that several requests hold."""
     is_cached: npt.NDArray[np.bool_]
-    """True for units that are free and keep a prefix."""
+    """True for units that no request holds and that are in the prefix cache."""
     computed: Numbers
-    """Number of tokens that the owner has computed; any value without an owner."""
+    """Number of tokens that the owner has computed; undefined for a unit without an owner."""
 
 
 def slots_of_units(seen: Seen, *, unit_tokens: int, pad: Numbers, full: Numbers, requested: Numbers) -> Numbers:
     """Return the number of slots of each unit in each state. The last axis has the eight states, which sum to
     `unit_tokens`.
 
-    The other arrays have one entry per request: `pad` is the number of padding slots before its tokens, `full` the
+    The arrays have one entry for each request: `pad` is the number of padding slots before its tokens, `full` the slot
     position after its last token with KV, and `requested` the number of slots that were requested for it.
     """
     slots = np.zeros((*seen.owner.shape, NUM_STATES), np.int64)
@@ -66,12 +67,13 @@ def slots_of_units(seen: Seen, *, unit_tokens: int, pad: Numbers, full: Numbers,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableGroup:
-    """Contents of the units of one KV-cache group: tokens or states, and their sizes in slots."""
+    """One KV-cache group: whether its units hold tokens or recurrent states, and the sizes of these in slots."""
 
     kind: CacheKind
     block_size: int
     """Number of tokens in one unit."""
     window: int | None
+    """Number of tokens in the window or chunk; None if every token is kept."""
     token_slots: int
     """Number of slots of one token; 0 if units hold states."""
     state_slots: int
@@ -79,11 +81,13 @@ class TableGroup:
 
     @property
     def leaves_tokens(self) -> bool:
-        """True if requests may hold units with tokens or states that no later step reads."""
+        """True if a request may hold units whose tokens or states no later step reads."""
         return self.kind is CacheKind.MAMBA or self.window is not None
 
     def unread(self, computed: IntArray) -> Numbers:
-        """Return the number of leading tokens that no step reads after `computed` tokens; 0 for a group of states."""
+        """Return the number of leading tokens that no later step reads, for requests with `computed` tokens; 0 for a
+        group of states.
+        """
         computed = np.asarray(computed, np.int64)
         if self.kind is CacheKind.MAMBA or self.window is None:
             return np.zeros_like(computed)
@@ -92,7 +96,9 @@ class TableGroup:
         return np.maximum(computed - self.window + 1, 0)
 
     def changed(self, old: Numbers, new: Numbers) -> Iterator[Span]:
-        """Yield ranges of table positions whose units change when the computed tokens go from `old` to `new`."""
+        """Yield ranges [begin, end) of table positions whose slots change state when the computed tokens go from `old`
+        to `new`.
+        """
         size = self.block_size
         yield (np.maximum(old - (self.kind is CacheKind.MAMBA), 0) // size, -(-new // size))
         if self.leaves_tokens and self.kind is not CacheKind.MAMBA:
@@ -100,7 +106,7 @@ class TableGroup:
 
 
 def table_groups(pool: Pool) -> tuple[TableGroup, ...]:
-    """Return the groups of a pool. A pool without a layout has one group of full attention."""
+    """Return the KV-cache groups of a pool. A pool without a layout has one group, with full attention."""
     layout = pool.layout
     if layout is None:
         full = TableGroup(kind=CacheKind.FULL, block_size=pool.unit_tokens, window=None, token_slots=1, state_slots=0)
@@ -136,8 +142,9 @@ class _ReplayedState(Protocol):
 
 
 def slots_of_groups(replay: _ReplayedState, units: IntArray | slice) -> Numbers:
-    """Return the number of slots of each unit in each state. A slot of a shared unit is live if one of its holders
-    reads it.
+    """Return the number of slots of each unit in each state: shape (units, 8).
+
+    A slot of a shared unit is live if one of its holders still reads it.
     """
     tables, extents = replay.ledger.tables, replay.alive()
     unit = tables.address[extents] - replay.first_unit

@@ -1,7 +1,7 @@
 """Contents of every unit of the pool after any number of operations.
 
-Pools of single units use keyframes and the operations after these. Pools of long extents, such as reservations or rows
-of a batch, have few extents at a time; they are built from these extents.
+If units are shared or cached one by one, keyframes are copied and later operations applied. Long extents, such as
+reservations or rows of a batch, are few at a time, so the contents are built from the extents that are held.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from kvsim.replay.ledger import Ledger
 from kvsim.replay.unfolding import NO_OWNER, Part
 
 _MOST_RUNS = 64
-"""Largest number of operations on long extents that are applied one by one. With more, it is faster to build anew."""
+"""Largest number of operations on long extents that are applied one by one. Beyond it, building the contents anew is
+faster.
+"""
 
 
 class UnitStates(ABC):
-    """Contents of the pool: owner, position in the owner's table, and number of holders of each unit, and cached units.
+    """Contents of each unit of the pool: owner, position in the owner's table, number of holders, and whether it is
+    cached.
 
     Arrays are in order of address. `go_to` changes them in place.
     """
@@ -42,44 +45,44 @@ class UnitStates(ABC):
 
     @staticmethod
     def of(ledger: Ledger, num_units: int, first_unit: int) -> UnitStates:
-        """Create the pool of `ledger` before its first operation."""
+        """Return the contents of the pool of `ledger` before its first operation."""
         kind = SingleUnits if ledger.unit_by_unit else LongRuns
         return kind(ledger, num_units, first_unit)
 
     @abstractmethod
     def go_to(self, op: int, seq: int) -> bool:
-        """Show the pool after the first `op` operations, which are all operations up to the sequence number `seq`.
+        """Show the pool after the first `op` operations. `seq` is the sequence number of the last event among them.
 
-        Return True if the contents were built anew, and not from the contents shown before.
+        Return True if the contents were built anew, False if they were changed from those shown before.
         """
 
     @abstractmethod
     def units_of(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that the operations [begin, end) touch."""
+        """Return the units, counted from 0, that the operations from `begin` up to, but not including, `end` change."""
 
     @abstractmethod
     def freed(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that the operations [begin, end) free. A unit that is freed twice is
-        repeated.
+        """Return the units, counted from 0, that become free by the operations from `begin` up to, but not including,
+        `end`. A unit that becomes free twice is repeated.
         """
 
     def warm_up(self) -> None:  # noqa: B027  long extents need nothing
-        """Build everything now that `go_to` would build later. Thread-safe."""
+        """Build now what `go_to` would otherwise build when it is first needed. Thread-safe."""
 
     def hold(self, address: int, length: int, request: int, position: int) -> None:
-        """Let `request` hold an extent of `length` units, which begins at `position` of its table."""
+        """Let `request` hold the `length` units from `address` on, from `position` of its table on."""
         units = slice(address - self._first_unit, address - self._first_unit + length)
         self.owner[units], self.refs[units], self.cached[units] = request, 1, False
         self.position[units] = np.arange(position, position + length)
 
     def release(self, address: int, length: int) -> None:
-        """Free an extent."""
+        """Free the `length` units from `address` on."""
         units = slice(address - self._first_unit, address - self._first_unit + length)
         self.owner[units], self.refs[units], self.cached[units] = NO_OWNER, 0, False
 
 
 class SingleUnits(UnitStates):
-    """Pool of units that are shared and cached one by one."""
+    """Contents of a pool whose units are shared and cached one by one."""
 
     def __init__(self, ledger: Ledger | FewUnits, num_units: int, first_unit: int) -> None:
         super().__init__(ledger, num_units, first_unit)
@@ -98,7 +101,7 @@ class SingleUnits(UnitStates):
         self._keyframes = Keyframes(ledger, self._columns, first_unit)
 
     def go_to(self, op: int, seq: int) -> bool:  # noqa: ARG002
-        """Show the pool after the first `op` operations; return whether it was copied from a keyframe."""
+        """Show the pool after the first `op` operations; return True if it was copied from a keyframe."""
         # Steps forward need no keyframes.
         begins_afresh = not self._keyframes.last_built(op) <= self._op <= op
         if begins_afresh:
@@ -108,12 +111,14 @@ class SingleUnits(UnitStates):
         return begins_afresh
 
     def units_of(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that the operations [begin, end) touch."""
+        """Return the units, counted from 0, that the operations from `begin` up to, but not including, `end` change."""
         units: IntArray = np.subtract(self._ledger.part(begin, end).address, self._first_unit, dtype=np.intp)
         return units
 
     def freed(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that the operations [begin, end) free, once for each time."""
+        """Return the units, counted from 0, that become free by the operations from `begin` up to, but not including,
+        `end`.
+        """
         part = self._ledger.part(begin, end)
         gone = part.change < 0
         if self._ledger.is_shared:
@@ -131,14 +136,16 @@ class SingleUnits(UnitStates):
 
 
 class LongRuns(UnitStates):
-    """Pool of long extents, each held by one request. An extent is one slice, not thousands of indices."""
+    """Contents of a pool of long extents, each held by one request. An extent is changed as one slice."""
 
     def __init__(self, ledger: Ledger, num_units: int, first_unit: int) -> None:
         super().__init__(ledger, num_units, first_unit)
         self._ledger = ledger
 
     def go_to(self, op: int, seq: int) -> bool:
-        """Show the pool after the first `op` operations, up to `seq`. Return whether it was built anew."""
+        """Show the pool after the first `op` operations, of which `seq` is the last event; return True if it was built
+        anew.
+        """
         begins_afresh = not 0 <= op - self._op <= _MOST_RUNS
         if begins_afresh:
             self.owner[:], self.refs[:] = NO_OWNER, 0
@@ -160,11 +167,13 @@ class LongRuns(UnitStates):
         return begins_afresh
 
     def units_of(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that the operations [begin, end) touch."""
+        """Return the units, counted from 0, that the operations from `begin` up to, but not including, `end` change."""
         return self._units(self._ledger.part(begin, end), slice(None))
 
     def freed(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that the operations [begin, end) free, once for each time."""
+        """Return the units, counted from 0, that become free by the operations from `begin` up to, but not including,
+        `end`.
+        """
         part = self._ledger.part(begin, end)
         return self._units(part, part.change < 0)
 

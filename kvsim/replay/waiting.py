@@ -1,4 +1,4 @@
-"""The requests that wait at any moment of a recording. They have arrived, hold no memory and have not ended."""
+"""Find the requests that wait at any moment of a recording. They have arrived, hold no memory and have not ended."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class Waiting:
-    """Lookup of waiting requests, in a time that does not depend on the length of the recording."""
+    """Lookup of waiting requests. It takes no longer in a longer recording."""
 
     def __init__(self, recording: Recording, ledger: Ledger, progress: Progress) -> None:
         self._requests, held = recording.requests, ledger.tables.residencies
         self._first_birth = np.full(len(recording.requests), _NEVER, np.int64)
-        """Sequence number at which each request first held memory."""
+        """Sequence number of the event with which each request first held memory; -1 if it held memory before the
+        recording begins.
+        """
         np.minimum.at(self._first_birth, held.request, held.birth_seq)
         self._first_birth[progress.initial > 0] = -1
         self._gone_at = self._ends(recording, ledger)
-        """Sequence number from which on each request never waits again."""
+        """Sequence number of the event after which each request never waits again."""
         self._all_gone_at = np.maximum.accumulate(self._gone_at)
         self._none_came_by = np.minimum.accumulate(self._requests.arrival_seq[::-1])[::-1]
 
     @staticmethod
     def _ends(recording: Recording, ledger: Ledger) -> Numbers:
-        """Return the sequence number from which on each request never waits again.
+        """Return, for each request, the sequence number of the event after which it never waits again.
 
-        A request ends when its memory is freed for the last time or, if it never had any, when it is aborted.
+        This is the last release of its memory or, if it never held any, its abort.
         """
         requests, steps, held = recording.requests, recording.steps, ledger.tables.residencies
         # A request that never held memory waits at the end, unless it was refused.
@@ -48,9 +50,9 @@ class Waiting:
         return gone_at
 
     def at(self, seq: int, time_s: float, live: IntArray) -> Numbers:
-        """Return the waiting requests after `seq`, at `time_s`: preempted ones first, then in order of arrival.
+        """Return the requests that wait after event `seq`, at `time_s`: preempted ones first, then in order of arrival.
 
-        `live` are the requests that hold memory then.
+        `live` are the requests that hold memory at that time.
         """
         requests = self._requests
         # All requests before the window have left, and none after it has arrived.

@@ -110,10 +110,10 @@ def test_host_memory_shows_the_copies_step_by_step() -> None:
     for step in range(len(recording.steps)):
         begun = copies.begun_step <= step
         under_way = begun & (copies.reported_step >= step)
-        for kind, count in ((CopyKind.STORE, host.going), (CopyKind.LOAD, host.coming)):
+        for kind, count in ((CopyKind.STORE, host.storing), (CopyKind.LOAD, host.loading)):
             assert count[step] == (under_way & (copies.kind == kind)).sum()
         assert host.used[step] <= host.num_slots
-    assert host.coming[-1] == host.going[-1] == 0
+    assert host.loading[-1] == host.storing[-1] == 0
 
 
 async def test_the_screen_and_a_trace_show_host_memory(tmp_path: Path) -> None:
@@ -121,15 +121,15 @@ async def test_the_screen_and_a_trace_show_host_memory(tmp_path: Path) -> None:
     host, copies = host_memory(recording), recording.copies
     assert host is not None
     assert copies is not None
-    step = int(np.argmax(host.coming))
+    step = int(np.argmax(host.loading))
     session = Session(recording, at_s=float(recording.steps.start_s[step]))
     app = KvsimApp(session, clock=lambda: 0.0, flash_s=0)
     async with app.run_test(size=(140, 45)) as pilot:
         await pilot.pause()
         title = str(app.screen.query_one(HostMap).border_title)
-    assert f"{host.used[step] - host.going[step]:,} of {host.num_slots:,} blocks" in title
-    assert f"{host.going[step]:,} going there" in title
-    assert f"{host.coming[step]:,} coming back" in title
+    assert f"{host.used[step] - host.storing[step]:,} of {host.num_slots:,} blocks" in title
+    assert f"{host.storing[step]:,} going there" in title
+    assert f"{host.loading[step]:,} coming back" in title
     under_way = (copies.kind == CopyKind.LOAD) & (copies.begun_step <= step) & (copies.reported_step >= step)
     state = request_facts(session, int(copies.request[under_way][0])).state
     assert state.startswith("running: ")

@@ -61,10 +61,10 @@ def test_blocks_on_the_host_and_on_the_link_are_those_of_the_copies(recording: R
         begun = copies.begun_step <= step
         under_way = begun & ((copies.reported_step < 0) | (copies.reported_step >= step))
         assert host.used[step] == len(np.unique(copies.slot[begun])) <= host.num_slots
-        for kind, count in ((CopyKind.STORE, host.going), (CopyKind.LOAD, host.coming)):
+        for kind, count in ((CopyKind.STORE, host.storing), (CopyKind.LOAD, host.loading)):
             assert count[step] == (under_way & (copies.kind == kind)).sum()
-    assert host.coming.max() > 0
-    assert host.coming[-1] == host.going[-1] == 0
+    assert host.loading.max() > 0
+    assert host.loading[-1] == host.storing[-1] == 0
 
 
 def test_a_trace_has_a_track_of_host_memory(recording: Recording, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_trace_has_a_track_of_host_memory(recording: Recording, tmp_path: Path
 async def test_the_screen_has_a_map_of_host_memory(recording: Recording, height: int, *, ascii_only: bool) -> None:
     host = host_memory(recording)
     assert host is not None
-    step = int(np.argmax(host.coming))
+    step = int(np.argmax(host.loading))
     app = KvsimApp(
         Session(recording, at_s=float(recording.steps.start_s[step])), clock=lambda: 0.0, flash_s=0, ascii=ascii_only
     )
@@ -85,8 +85,8 @@ async def test_the_screen_has_a_map_of_host_memory(recording: Recording, height:
         await pilot.pause()
         shown = app.screen.query_one(HostMap)
         title, lines = str(shown.border_title), [shown.render_line(line).text for line in range(shown.size.height)]
-    assert f"{host.used[step] - host.going[step]:,} of {host.num_slots:,} blocks" in title
-    assert f"{host.coming[step]:,} coming back" in title
+    assert f"{host.used[step] - host.storing[step]:,} of {host.num_slots:,} blocks" in title
+    assert f"{host.loading[step]:,} coming back" in title
     assert len(lines) == (4 if height == 45 else 1)
     assert ("coming back" in lines[-1]) == (height == 45)
     assert not ascii_only or ("=" in lines[0] and "= coming back" in lines[-1])
@@ -249,7 +249,7 @@ def test_the_map_of_host_memory_is_the_copies_that_were_decided_so_far(recording
                 owner[slot] = request
         slots = host.slots_at(step)
         assert {slot: slots.owner[slot] for slot in np.flatnonzero(slots.owner >= 0)} == owner
-        for mask, expected in ((slots.is_going, going), (slots.is_coming, coming), (slots.is_overwritten, gave_way)):
+        for mask, expected in ((slots.is_storing, going), (slots.is_loading, coming), (slots.is_overwritten, gave_way)):
             assert set(np.flatnonzero(mask)) == expected
         overwritten += len(gave_way)
     assert (overwritten > 0) == is_full
@@ -258,11 +258,11 @@ def test_the_map_of_host_memory_is_the_copies_that_were_decided_so_far(recording
 def test_a_cell_of_the_map_shows_what_is_seldom(recording: Recording) -> None:
     host = host_memory(recording)
     assert host is not None
-    frame = int(np.argmax(host.coming))
+    frame = int(np.argmax(host.loading))
     whole = map_keys(host.slots_at(frame), host.num_slots, 1, half_blocks=False)
     together = map_keys(host.slots_at(frame), 1, 1, half_blocks=False)
     assert whole.shape == (1, host.num_slots)
-    assert (whole & 0xFF == COMING).sum() == host.slots_at(frame).is_coming.sum() > 0
+    assert (whole & 0xFF == COMING).sum() == host.slots_at(frame).is_loading.sum() > 0
     assert together[0, 0] & 0xFF == COMING
     assert slots_per_cell(host.num_slots, 7) == -(-host.num_slots // 7)
     nothing = map_keys(host.slots_at(0), host.num_slots + 3, 1, half_blocks=False)[0, -3:] & 0xFF

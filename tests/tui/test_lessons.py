@@ -588,7 +588,7 @@ def test_lesson_11_reads_back_what_the_gpu_has_forgotten(guided: Callable[[str],
     lesson.show(lesson.captions[2].frame)
     assert hosted.host is not None
     assert without.host is None
-    assert hosted.host.coming[hosted.player.frame] == 50
+    assert hosted.host.loading[hosted.player.frame] == 50
     assert "50 blocks come back" in lesson.captions[2].text
     row = hosted.recording.row_of("E")
     assert request_facts(hosted, row).state == "waiting for the host's blocks"
@@ -1147,10 +1147,10 @@ def test_lesson_11_says_whose_copies_are_on_their_way(guided: Callable[[str], Gu
     lesson.show(caption.frame)
     assert hosted.host is not None
     slots = hosted.host.slots_at(hosted.replay.frame)
-    going = {hosted.request_name(int(row)) for row in slots.owner[slots.is_going]}
-    kept = {hosted.request_name(int(row)) for row in slots.owner[(slots.owner >= 0) & ~slots.is_going]}
+    going = {hosted.request_name(int(row)) for row in slots.owner[slots.is_storing]}
+    kept = {hosted.request_name(int(row)) for row in slots.owner[(slots.owner >= 0) & ~slots.is_storing]}
     assert (going, kept) == ({"C"}, {"A", "B"})
-    num_kept, num_going = (slots.owner >= 0).sum() - slots.is_going.sum(), slots.is_going.sum()
+    num_kept, num_going = (slots.owner >= 0).sum() - slots.is_storing.sum(), slots.is_storing.sum()
     assert f"copies of {num_kept} blocks, those of A and B; {num_going} blocks of C are still" in caption.text
     words = [text for _, text in legend_now(hosted, hued=True)]
     assert words == ["A kept", "B kept", "C going there"]

@@ -119,9 +119,9 @@ def legend_now(session: Session, *, hued: bool) -> list[tuple[list[int], str]]:
 def _masks(slots: HostSlots) -> dict[Transfer, BoolArray]:
     """Tell for each kind of slot which slots are of that kind; each used slot is of one kind."""
     used = slots.owner != NO_OWNER
-    coming = used & slots.is_coming
+    coming = used & slots.is_loading
     overwritten = used & slots.is_overwritten & ~coming
-    going = used & slots.is_going & ~coming & ~overwritten
+    going = used & slots.is_storing & ~coming & ~overwritten
     kept = used & ~coming & ~overwritten & ~going
     return {Transfer.KEPT: kept, Transfer.GOING: going, Transfer.COMING: coming, Transfer.OVERWRITTEN: overwritten}
 
