@@ -1,7 +1,7 @@
 """Choose step times for any model on any machine, and state their usual error.
 
-A profile fitted to this model on this GPU comes first, then a machine card that was measured there, then a card made
-from a data sheet. Each kind of step times has its own error, measured with recordings that no fit had seen
+The best step times are a profile fitted to the model on its GPU. Next come a machine card measured on such a GPU, and a
+card made from a data sheet. Each kind of step times has its own error, measured with recordings that no fit had seen
 (`errors.toml`).
 """
 

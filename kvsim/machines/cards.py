@@ -16,19 +16,21 @@ from kvsim.steptime.card import Attention, Card, Products, load_card
 
 _FOLDER = Path(__file__).parent / "cards"
 _PATTERN = "H200"
-"""GPU with a measured card. Cards of other GPUs are scaled from it: these are assumed to be as efficient."""
+"""Name of the GPU whose measured card is scaled for GPUs without one. They are assumed to be as efficient."""
 _ARITHMETIC_SHARE = 0.72
-"""Share of its peak FLOP/s that an H200 reaches in large matrix products."""
+"""Part of an H200's peak FLOP/s that its large matrix products reach: 0.72 of 1."""
 _ARITHMETIC = {"Ampere GA100": 1.1, "Ampere GA102": 1.3, "Ampere GA104": 1.3, "Ada": 1.4}
-"""Share of their peak FLOP/s that other chips reach in large matrix products, as a multiple of `_ARITHMETIC_SHARE`.
+"""Efficiency of large matrix products by chip, relative to an H200: 1.1 means 1.1 times `_ARITHMETIC_SHARE`.
 
-A chip that draws less power keeps its clock. An RTX 4090 prefills 1.4 times as fast as the share of an H200 predicts.
-The other values are guesses. A chip that is not listed is assumed to reach the share of an H200.
+A chip that draws less power keeps its clock. The value for Ada was measured: an RTX 4090 prefills 1.4 times as fast as
+with the H200's share. The other values are guesses. A chip that is not listed has 1.
 """
 _MIXED = 1.0
-"""Additional reading time of attention in a step with a prompt, as a share, on GPUs without the kernels for Hopper.
+"""Additional time to read the cache in a step with decodes and a prompt, relative to decodes alone: 1.0 doubles it. For
+GPUs other than Hopper.
 
-On an RTX PRO 6000, decodes of a thousand tokens and a chunk of a prompt took 49 ms together, and 21 ms apart.
+On an RTX PRO 6000, decodes with a context of a thousand tokens and a chunk of a prompt took 49 ms in one launch, and 21
+ms in two launches.
 """
 _LAUNCH_S = 6.4e-6
 """Seconds in which a host launches one kernel: the median of three machines."""
@@ -37,19 +39,19 @@ _LINKED = ("Hopper", "Blackwell GB100", "Ampere GA100", "Volta")
 _HOST_GPUS = 8
 """Number of GPUs of one host. Each has an adapter for the network."""
 _ADAPTER_S, _ADAPTER_BYTES_PER_S = 20e-6, 50e9
-"""Latency in seconds and bytes per second of an adapter with 400 Gb/s. Nothing between hosts was measured."""
+"""Latency in seconds of a host's network adapter with 400 Gb/s, and its bytes per second. Both are guesses."""
 _PCIE_S, _PCIE_BYTES_PER_S = 20e-6, 16e9
-"""Latency in seconds and bytes per second of a sum over two GPUs with PCIe between them."""
+"""Latency in seconds of an all-reduce over two GPUs with PCIe between them, and its bytes per second."""
 
 
 @cache
 def shipped_cards() -> tuple[Card, ...]:
-    """Return the cards that come with kvsim. `kvsim measure` made them."""
+    """Return the machine cards that come with kvsim, which `kvsim measure` made."""
     return tuple(load_card(file) for file in sorted(_FOLDER.glob("*.toml")))
 
 
 def card_of(gpu: Gpu, num_gpus: int = 1) -> Card:
-    """Return the best card for a machine with `num_gpus` GPUs like `gpu`: measured, or else made from the
+    """Return the best card for a machine with `num_gpus` GPUs like `gpu`. The card was measured, or is made from the
     data sheet.
     """
     measured = [card for card in shipped_cards() if card.gpu == gpu.name]
@@ -63,8 +65,8 @@ def card_of(gpu: Gpu, num_gpus: int = 1) -> Card:
 
 @cache
 def sheet_card(gpu: Gpu) -> Card:
-    """Make a card for `gpu` from its data sheet. Each time on an H200's card is scaled by the ratio of the two GPUs'
-    limits.
+    """Make a machine card for `gpu` from its data sheet. Each time on an H200's card is scaled by the ratio of the
+    limits of `gpu` and of the H200.
     """
     pattern = next(card for card in shipped_cards() if card.gpu == _PATTERN and card.num_gpus == 1)
     source = find_gpu(_PATTERN)
@@ -92,11 +94,11 @@ def sheet_card(gpu: Gpu) -> Card:
 
 
 def _products(pattern: Products, item_bytes: int, gpu: Gpu, more: float) -> Products:
-    """Scale the time of each matrix product by the ratio of the limits of the two GPUs. No time is below its limit.
+    """Scale the times of the matrix products of an H200 to `gpu`. No time becomes shorter than the limit of `gpu`.
 
-    The limit is the longer of reading weights and arithmetic. The start of a kernel is not scaled; it is the time of
-    the smallest product. Checked on an H100: products scaled from an H200 are 4 to 9 % off the measured ones; with
-    scaled starts, 4 to 15 %.
+    The limit is the time to read the weights or the time of the arithmetic, whichever is longer. The start of a kernel
+    is not scaled; it is the time of the smallest product. `more` is the efficiency of `gpu`, see `_ARITHMETIC`. Checked
+    on an H100: products scaled from an H200 are 4 to 9 % off the measured ones; with scaled starts, 4 to 15 %.
     """
     sizes, weights = np.array(pattern.sizes, float), np.array(pattern.shapes, float).prod(axis=1)[:, None]
 
@@ -112,10 +114,10 @@ def _products(pattern: Products, item_bytes: int, gpu: Gpu, more: float) -> Prod
 
 
 def _attention(row: Attention, rows: Sequence[Attention], mixed: float, memory: float, arithmetic: float) -> Attention:
-    """Scale the time of one row of attention: the arithmetic of its prompt, and the reading of the cache.
+    """Scale the time of one measured attention launch: the arithmetic of its prompt, and the reading of the cache.
 
-    The start of kernels is not scaled. `memory` and `arithmetic` are ratios of times. In a row with decodes and a
-    prompt, reading also takes `mixed` times as long.
+    The start of kernels is not scaled. `memory` and `arithmetic` are times on the new GPU divided by times on the H200.
+    If the launch has decodes and a prompt, reading takes `mixed` times as long. `rows` are all launches of the card.
     """
     same_heads = [item for item in rows if _heads(item) == _heads(row)]
     start_s = min(item.seconds for item in same_heads)
@@ -134,14 +136,15 @@ def _attention(row: Attention, rows: Sequence[Attention], mixed: float, memory: 
 
 
 def _heads(row: Attention) -> tuple[int, int, int]:
-    """Return the three numbers that describe the heads of a row."""
+    """Return the numbers of query heads and KV heads of an attention launch, and the size of a head."""
     return row.num_heads, row.num_kv_heads, row.head_dim
 
 
 def exchange_sums(card: Card, gpu: Gpu, num_gpus: int) -> tuple[tuple[int, float], ...]:
-    """Return guessed times of an all-gather plus a reduce-scatter between all GPUs: pairs of bytes and seconds.
+    """Return guessed times of an all-gather plus a reduce-scatter between all GPUs, as pairs of bytes and seconds.
 
-    The two move as many bytes as one all-reduce. Between hosts, the adapters of a host share the bytes of each.
+    Together they move as many bytes as one all-reduce. With several hosts, the bytes also cross the network adapters,
+    of which each host has `_HOST_GPUS`.
     """
     sums = linked(card, gpu, num_gpus).all_reduce
     if num_gpus <= _HOST_GPUS:

@@ -1,6 +1,6 @@
 """Choose the step times of a model on a machine: the best that exist, or those that the user names.
 
-A profile of this model on this GPU is best. Next come a measured machine card, and kernel tables or a data sheet.
+The best is a profile of the model on its GPU. Next come a measured machine card, and kernel tables or a data sheet.
 """
 
 from __future__ import annotations
@@ -56,13 +56,15 @@ class MetaFields(Protocol):
 
     @property
     def command(self) -> str:
-        """Command that made the recording; empty if it is not known."""
+        """Command that made the recording; empty if it is unknown."""
 
 
 KERNELS = EXTRA
 """Name of kernel tables for `--profile`."""
 PROFILE_LAUNCH_S = 4.7e-6
-"""Seconds in which the hosts of the Hugging Face profiles launch a kernel. Other hosts are compared with them."""
+"""Seconds in which the hosts of the Hugging Face profiles launch a kernel. Times of other hosts are scaled by the ratio
+of their launch time to this one.
+"""
 
 
 def served_model(meta: MetaFields) -> Model:
@@ -83,9 +85,9 @@ def served_model(meta: MetaFields) -> Model:
 
 
 def is_in_process(meta: MetaFields) -> bool:
-    """Tell whether the engine had the same process as its client. vLLM's server gives its engine a process of its own.
+    """Tell whether the engine ran in the process of its client. vLLM's server gives its engine a process of its own.
 
-    If the recording does not state it, a command that begins with `vllm serve` means a server.
+    If the recording does not state it, the command decides: one that begins with `vllm serve` is a server.
     """
     return bool(meta.engine.get("in_process", not meta.command.startswith("vllm serve")))
 
@@ -154,9 +156,10 @@ def step_times(
 
 
 def in_batches_of(max_num_seqs: int, times: Roofline) -> Roofline:
-    """Return `times` for a vLLM with `max_num_seqs`: it captures graphs of steps with up to twice as many tokens.
+    """Return `times` for a vLLM with `max_num_seqs`, which captures graphs of steps with up to twice as many tokens.
 
-    Larger steps are launched kernel by kernel. Models for which vLLM raises the largest captured step keep theirs.
+    Steps with more tokens are launched kernel by kernel. Models for which vLLM raises the largest captured step are
+    unchanged.
     """
     if times.max_captured_tokens > MAX_CAPTURED_TOKENS:
         return times
@@ -166,7 +169,9 @@ def in_batches_of(max_num_seqs: int, times: Roofline) -> Roofline:
 def _chosen(
     gpu: Gpu, model: Model, engine: str, source: str | None, *, captured: bool, in_process: bool, recording: str | None
 ) -> StepTimeModel:
-    """Return the step times of one server from `source`; the parameters are those of `step_times`."""
+    """Return the step times of one server without data-parallel ranks or pipeline stages; for the parameters see
+    `step_times`.
+    """
     if model.pipeline_parallel_size > 1:
         if engine == "vllm":
             card = _card_of_stages(gpu, model, source)
@@ -208,7 +213,7 @@ def _from_known_card(
 ) -> Roofline:
     """Return the step times from a card that comes with kvsim, a data sheet or kernel tables.
 
-    They are kept in memory, because a sweep asks for them at each of its points.
+    They are kept in memory, because a sweep asks for them once per combination of its settings.
     """
     return from_card(_known_card(gpu, model, engine, source), gpu, model, engine, captured=captured,
                      in_process=in_process)  # fmt: skip
@@ -224,7 +229,9 @@ def _known_card(gpu: Gpu, model: Model, engine: str, source: str | None) -> Card
 
 
 def _of_ranks(gpu: Gpu, model: Model, source: str | None, *, captured: bool) -> RankTimes:
-    """Return the step times of data-parallel ranks that share experts. No machine with such ranks was measured."""
+    """Return the step times of data-parallel ranks that share experts. They are guesses, because no machine with such
+    ranks was measured.
+    """
     if source in (None, "none", KERNELS):
         card = _known_card(gpu, model, "vllm", source)
     elif source is not None and is_card(source):
@@ -250,8 +257,7 @@ def _of_ranks(gpu: Gpu, model: Model, source: str | None, *, captured: bool) -> 
 def from_card(
     card: Card, gpu: Gpu, model: Model, engine: str, *, captured: bool = True, in_process: bool = False
 ) -> Roofline:
-    """Return the step times from a machine card. A card that comes with kvsim was measured on another host than the
-    user's.
+    """Return the step times of `engine` with `model` from a machine card.
 
     Raises:
         UsageError: the card is for another GPU.
@@ -277,15 +283,15 @@ def from_card(
 
 
 def _with_error(label: str, kind: ErrorClass, model: Model, card: Card) -> str:
-    """Add to `label` the parts of `model` that the times of `card` do not include, the class of the times, and its
-    error.
+    """Add three clauses to `label`: parts of `model` that `card` has no times for, the class of the predictions, and
+    its error.
     """
     timed = {"times_sparse": card.sparse is not None, "times_delta_nets": card.delta_net is not None}
     return with_error(label, kind, model, **timed)
 
 
 def _check_gpu(card: Card, gpu: Gpu) -> None:
-    """Check that `card` is for `gpu`. A GPU that is not listed has the same name in both."""
+    """Check that `card` is for `gpu`. A GPU that kvsim does not list must have the same name in both."""
     names = {card.gpu}
     with suppress(UnknownNameError):
         names.add(find_gpu(card.gpu).name)
@@ -294,7 +300,7 @@ def _check_gpu(card: Card, gpu: Gpu) -> None:
 
 
 def _card_of_stages(gpu: Gpu, model: Model, source: str | None) -> Card:
-    """Return the card for a machine with pipeline stages: measured, or else made from a data sheet or kernel tables."""
+    """Return the card for a server with pipeline stages: measured, or made from a data sheet or kernel tables."""
     linked_gpus = max(model.tensor_parallel_size, 2)  # even stages of one GPU need a link, to the next stage
     if source is None:
         return card_of(gpu, linked_gpus)
@@ -313,7 +319,7 @@ def _card_of_stages(gpu: Gpu, model: Model, source: str | None) -> Card:
 
 
 def _staged(card: Card, gpu: Gpu, model: Model, *, captured: bool, in_process: bool) -> Staged:
-    """Return the uncalibrated step times of all pipeline stages."""
+    """Return the step times of all pipeline stages, from a card."""
     stages = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
     shares = [len(stage) / model.num_layers for stage in stages]
     times = reduce_stages(card, model, shares, num_processors=gpu.num_processors, in_process=in_process)
@@ -333,9 +339,7 @@ def _is_measured(card: Card) -> bool:
 
 
 def _basis(card: Card, model: Model, engine: str, *, was_measured: bool) -> Basis:
-    """Return what the times of `card` are based on. `was_measured` is False if its kernel times are from a
-    data sheet.
-    """
+    """Return the basis of the times of `card`. `was_measured` is False if the times of one GPU are from a data sheet."""
     if card.is_of_tables:
         return Basis.TABLES
     if not card.measured:

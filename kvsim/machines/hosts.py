@@ -1,10 +1,9 @@
-"""Speeds of the hosts of recorded machines, relative to the machines of the fitted profiles.
+"""Speeds of the hosts of recorded machines, relative to the hosts with which the profiles were fitted.
 
 Machines with the same GPU differ mainly in their hosts. The profiles were fitted on the two machines with the fastest
 hosts. An unknown machine is assumed to have the median host.
 
-The costs of vLLM's KV offload also follow from a machine card: from the speed of its link and the launch time of its
-host.
+The costs of vLLM's KV offload follow from a machine card: from the speed of its link and the launch time of its host.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ HOSTS: Mapping[str, float] = {
 }
 """Host times relative to those in the profiles, by the name of the machine in recordings.
 
-Each is the geometric mean over models and engines. `benchmarks/accuracy.py` prints them.
+Each value is the geometric mean over the models and engines recorded there. `benchmarks/accuracy.py` prints them.
 """
 _GIGA = 1e9
 _LOAD_SHARE, _STORE_SHARE = 0.65, 0.73
-"""Shares of the bandwidth of the link that vLLM 0.25.1 reaches when it loads and when it stores KV.
+"""Shares of the link's bandwidth that vLLM 0.25.1 reaches when it loads KV from the host and when it stores KV there.
 
-It copies each layer of a block separately, for Llama-3-8B in pieces of 64 KiB. In a recorded run on an H200 with a link
-of 55 GB/s, loads ran at 35.7 GB/s and stores at 40.5 GB/s.
+vLLM copies each layer of a block separately, for Llama-3-8B in pieces of 64 KiB. In a recorded run on an H200 with a
+link of 55 GB/s, loads ran at 35.7 GB/s and stores at 40.5 GB/s.
 """
 _HOST_LAUNCHES = {
     "copy_submit_s": 90.0,
@@ -45,24 +44,24 @@ _HOST_LAUNCHES = {
 """Host times of the KV offload, in multiples of the time to launch one kernel.
 
 They were measured around every call of vLLM 0.25.1's connector, in six runs on an H200 whose host launches a kernel in
-6.1 us. The last one is the unexplained time of steps that preempt: 3.4, 4.1 and 6.2 us per block in three runs, whose
-preempted sequences had 36, 199 and 35 blocks each.
+6.1 us. `offload_deferred_block_s` is the time of preempting steps that nothing else explains: 3.4, 4.1 and 6.2 us per
+block in three runs, whose preempted sequences had 36, 199 and 35 blocks each.
 """
 
 
 def middle_host(*, without: str | None = None) -> float:
-    """Return the median of `HOSTS`. The machine `without` may be left out."""
+    """Return the median of `HOSTS`, leaving out the machine `without`; None leaves out no machine."""
     return median(pace for machine, pace in HOSTS.items() if machine != without)
 
 
 def host_words() -> str:
-    """Describe the assumed host in a clause of a label."""
+    """Describe the assumed host in one clause: the median, the number of machines, and the range."""
     span = f"{min(HOSTS.values()):.2f} to {max(HOSTS.values()):.2f}"
     return f"{middle_host():.2f} times the host time ({len(HOSTS)} machines: {span})"
 
 
 def host_link(card: Card) -> dict[str, float]:
-    """Return the settings of a paged cache that describe copies to host memory: speeds and host times.
+    """Return settings of a paged cache: the speeds and host times of copies to and from host memory.
 
     The result is empty if the card was not measured.
     """

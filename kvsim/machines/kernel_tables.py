@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "aiconfigurator-core"
 EXTRA = "kernels"
-"""Name of the extra of kvsim that installs the package."""
+"""Name of the extra of kvsim that installs the package with the tables."""
 _SYSTEMS = {
     "A100-80G": "a100_sxm",
     "H100 SXM": "h100_sxm",
@@ -48,22 +48,26 @@ _SYSTEMS = {
     "L40S": "l40s",
     "RTX PRO 6000": "rtx_pro_6000_server",
 }
-"""Folders of the tables, by the name of the GPU. The tables for the RTX PRO 6000 are for the Server Edition."""
+"""Folder of a GPU's tables in the package, by the name of the GPU. The tables for the RTX PRO 6000 are of its Server
+Edition.
+"""
 _WORSE = ("RTX PRO 6000",)
-"""GPUs for which the data sheet is more accurate.
+"""GPUs whose data sheet predicts better than kernel tables.
 
 In a run that others recorded, end-to-end times were off by -1 % with the data sheet, and by -4 % with tables.
 """
 _SIZES = (*sorted({captured_size(m) for m in range(1, 513)}), 640, 768, 1024, 1536, 2048, 4096, 8192, 16384)
 _STREAMED_BYTES = 1 << 29
-"""Number of bytes of weights that no GPU's cache keeps from one measurement to the next."""
+"""Bytes of weights from which no GPU's cache keeps the weights until they are read again."""
 _CONTEXTS = (128, 16384)
+"""Smallest and largest context, in tokens, of the rows of the tables that are used, as in `kvsim measure`."""
 _MOST_DECODES = 512
-"""Smallest and largest context, and largest number of decodes, in the rows that are used: those of `kvsim measure`."""
+"""Largest number of decodes in the rows of the tables that are used, as in `kvsim measure`."""
 _MIXED = {"num_decodes": 128, "decode_context": 1024, "prompt_tokens": 1024, "prompt_context": 1024}
-"""Sizes of an added row, with decodes and a prompt in one launch. The tables lack such rows; see `_mixed`."""
+"""Sizes of the added attention launch that has both decodes and a prompt. The tables lack such launches; see `_mixed`.
+"""
 _EVEN = "balanced"
-"""Name in the tables for tokens that spread evenly over the experts."""
+"""Name that the tables give to tokens spread evenly over the experts."""
 _EXPERT_TYPES = {
     "": ("bfloat16",),
     "fp8": ("fp8_block", "fp8"),
@@ -72,30 +76,32 @@ _EXPERT_TYPES = {
     "awq": ("int4_wo",),
     "gptq": ("int4_wo",),
 }
-"""Types of experts in the tables, by quantization method. The first type that has rows is used."""
+"""Names that the tables give to the weights of experts, by quantization method. The first name that has rows is used.
+"""
 _SELECTED_TOKENS = 2048
-"""Number of tokens that the indexers of DeepSeek-V3.2 and GLM-5 choose (`index_topk`)."""
+"""Number of tokens that the indexers of DeepSeek-V3.2 and GLM-5 select (`index_topk`)."""
 _Kernels = tuple[tuple[str, ...], ...]
 _DELTA_NET_DECODES: _Kernels = (("causal_conv1d_update",), ("fused_recurrent_gated_delta_rule_packed_decode",))
+"""Names of the kernels that a gated delta net runs for decodes, one after the other."""
 _DELTA_NET_PROMPTS: _Kernels = (
     ("causal_conv1d_fn",),
     ("chunk_gated_delta_rule_flashinfer", "chunk_gated_delta_rule_triton"),
 )
-"""Kernels of a gated delta net in decodes and in prompts, one after the other. Each may have alternatives."""
+"""Names of the kernels that a gated delta net runs for prompts, one after the other. Each may have alternatives."""
 _LONG_PROMPT = 2048
-"""Number of tokens in the shortest prompt whose rows are used for sparse attention and MLA.
+"""Smallest number of prompt tokens of the rows to which sparse attention and MLA are fitted.
 
 With shorter prompts, the GPU waited for launches.
 """
 
 
 _Rows = dict[str, np.ndarray]
-"""Columns of a table, by name."""
+"""Columns of a table of the package, by name. All columns have the same length."""
 _HEAD_COLUMNS = ("num_heads", "num_key_value_heads", "head_dim")
 
 
 class _Heads(NamedTuple):
-    """Heads of attention on one GPU."""
+    """Number of query heads and of KV heads on one GPU, and the size of a head."""
 
     num_heads: int
     num_kv_heads: int
@@ -103,18 +109,18 @@ class _Heads(NamedTuple):
 
 
 class _GpuTables(NamedTuple):
-    """Tables of one GPU."""
+    """Measured tables of one GPU, in the package's folder."""
 
     folder: Path
-    """Folder with one folder for each kind of kernel."""
+    """Folder of the GPU, which has one folder for each kind of kernel."""
     source: str
-    """Name and version of the package."""
+    """Name and version of the package, for the label of the card."""
 
     def rows(self, kind: str, name: str, **wanted: Any) -> _Rows:
-        """Return the columns of the newest table with the name `name`; an empty dictionary if there is none.
+        """Return the columns of the newest table called `name`; an empty dictionary if there is no table or no row.
 
-        Only rows with the values `wanted` are returned. If several rows have the same sizes, only the fastest is
-        returned.
+        Only rows are returned whose columns have the values in `wanted`. Of rows with the same sizes, only the fastest
+        is returned.
         """
         from pyarrow import parquet  # noqa: PLC0415  slow to import
 
@@ -131,20 +137,22 @@ class _GpuTables(NamedTuple):
 
 
 def _fastest(rows: _Rows) -> _Rows:
-    """Return, of rows that are equal in all columns of integers, only the first. `rows` are sorted by time."""
+    """Return the fastest of all rows that have the same sizes, which are the columns of integers. `rows` are sorted by
+    time.
+    """
     sizes = np.stack([column for column in rows.values() if np.issubdtype(column.dtype, np.integer)], axis=1)
     _, first = np.unique(sizes, axis=0, return_index=True)
     return {name: column[first] for name, column in rows.items()}
 
 
 def _release(file: Path) -> tuple[int, ...]:
-    """Return the version in the path of a table as numbers, by which tables are ordered."""
+    """Return the numbers in the version of a table, from the folder that it is in, so that versions can be compared."""
     return tuple(map(int, re.findall(r"\d+", file.parent.name)))
 
 
 @cache
 def _tables_of(gpu: str) -> _GpuTables | None:
-    """Return the tables of a GPU; None if the package is not installed or does not have this GPU."""
+    """Return the tables of the GPU called `gpu`; None if the package is not installed or lacks this GPU."""
     spec = util.find_spec(PACKAGE.replace("-", "_"))
     if spec is None or spec.origin is None or gpu not in _SYSTEMS:
         return None
@@ -158,16 +166,18 @@ def is_installed() -> bool:
 
 
 def has_tables(gpu: Gpu) -> bool:
-    """Tell whether the installed package has tables of `gpu`."""
+    """Tell whether the package is installed and has tables of `gpu`."""
     return _tables_of(gpu.name) is not None
 
 
 def is_better_by_tables(gpu: Gpu, base: Card) -> bool:
-    """Tell whether tables, if installed, predict better than `base`, which is the best card without tables.
+    """Tell whether kernel tables predict better than `base`, the best card without tables. The tables need not be
+    installed.
 
     A card that was measured with the same number of GPUs is better: on one H100 or H200, the median error of end-to-end
     times is 3.6 % by cards and 5.1 % by tables, in 75 recordings of dense models. Cards with guessed all-reduces are
-    worse (CodeLlama-34B on two H100s: +13 %, and +4 % by tables). So are data sheets, except for the RTX PRO 6000.
+    worse than tables (CodeLlama-34B on two H100s: +13 %, and +4 % by tables). Data sheets are worse, too, except for
+    the RTX PRO 6000.
     """
     return not base.measured and gpu.name in _SYSTEMS and gpu.name not in _WORSE
 
@@ -210,13 +220,13 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
 
 
 def _versions(tables: _GpuTables) -> str:
-    """Describe the engine with which the tables were measured."""
+    """Name the engine and the GPU with which the tables were measured."""
     rows = tables.rows("gemm", "gemm", m=1)
     return f"vLLM {rows['version'][0]} on {rows['device'][0]}"
 
 
 def _streaming_rate(tables: _GpuTables) -> float:
-    """Return the bytes per second at which weights are read that are too large for the GPU's cache."""
+    """Return the bytes per second at which a GPU reads weights that are too large for its cache."""
     rows = tables.rows("gemm", "gemm", gemm_dtype="bfloat16", m=1)
     num_bytes = 2.0 * rows["n"] * rows["k"]
     large = num_bytes >= _STREAMED_BYTES
@@ -224,10 +234,10 @@ def _streaming_rate(tables: _GpuTables) -> float:
 
 
 def _all_products(tables: _GpuTables, work: Work, model: Model, bytes_per_s: float) -> dict[str, Products]:
-    """Return the times of the matrix products of `work`, by type of the weights. Types without tables are left out.
+    """Return the times of the matrix products of `work`, by type of the weights. Types without a table are left out.
 
-    For fp8, the rows with one scale per tensor are used. In rows with scales per block, the GPU waited for launches (57
-    us on an H200 for matrices that take 5 us).
+    For fp8, the rows with one scale per tensor are used. In rows with one scale per block, the GPU waited for launches
+    (57 us on an H200 for matrices that take 5 us). `bytes_per_s` is the rate at which weights are read.
     """
     item_bytes = {"bfloat16": 2.0, "fp8": 1.0}
     if model.quantization is not None and model.quantization.method == "nvfp4":
@@ -238,10 +248,11 @@ def _all_products(tables: _GpuTables, work: Work, model: Model, bytes_per_s: flo
 
 
 def _products(tables: _GpuTables, dtype: str, wanted: Sequence[Weights], weights_per_s: float) -> Products | None:
-    """Return the times of the products with the matrices `wanted` at every size; None without a table of the type.
+    """Return the times of products with the matrices `wanted`, for each of `_SIZES` tokens; None without a table of
+    `dtype`.
 
-    A product takes at least the time in which its weights are read from memory. Small products were measured with
-    weights in the GPU's cache, where the weights of a model are not.
+    A product takes at least the time in which its weights are read from memory, at `weights_per_s` elements per second.
+    Small products were measured with weights in the GPU's cache, where the weights of a model are not.
     """
     rows = tables.rows("gemm", "gemm", gemm_dtype=dtype)
     if not rows:
@@ -260,10 +271,10 @@ _Grid = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _grid(rows: _Rows, chosen: np.ndarray) -> _Grid:
-    """Return the times of the rows `chosen` as a table of outputs and inputs.
+    """Return the times of the rows `chosen` as a table by the two sizes of the matrix.
 
-    The three arrays are the numbers of outputs, the numbers of inputs, and the logarithm of the seconds per weight for
-    each pair: float64[outputs, inputs].
+    The three arrays are the numbers of outputs, the numbers of inputs, and float64[outputs, inputs]: the natural
+    logarithm of the seconds per weight, NaN where there is no row.
     """
     n, k, milliseconds = (rows[name][chosen].astype(float) for name in ("n", "k", "latency"))
     outputs, inputs = np.unique(n), np.unique(k)
@@ -273,10 +284,10 @@ def _grid(rows: _Rows, chosen: np.ndarray) -> _Grid:
 
 
 def _between(outputs: np.ndarray, inputs: np.ndarray, table: np.ndarray, weights: Weights) -> float:
-    """Interpolate the logarithm of the time per weight between the four shapes around `weights`; do not extrapolate.
+    """Interpolate the logarithm of the seconds per weight between the four measured matrices around `weights`.
 
-    The shapes are averaged with weights that fall with the distance. Shapes that the table lacks (NaN) are left out. If
-    it lacks all four, the result is the mean of the table.
+    The closer a measured matrix, the more it counts. Matrices that `table` lacks (NaN) are left out. If it lacks all
+    four, the result is the mean of the table. Beyond the measured sizes, the outermost ones are used.
     """
     row, column = _place(outputs, weights.n), _place(inputs, weights.k)
     total = share = 0.0
@@ -290,12 +301,15 @@ def _between(outputs: np.ndarray, inputs: np.ndarray, table: np.ndarray, weights
 
 
 def _place(values: np.ndarray, wanted: float) -> float:
-    """Return the index of `wanted` in `values` as a fraction, on a logarithmic scale."""
+    """Return the position of `wanted` in the ascending `values` as a fractional index, on a logarithmic scale."""
     return float(np.interp(np.log(wanted), np.log(values), np.arange(len(values))))
 
 
 def _sums(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
-    """Return the bytes and seconds of all-reduces in a captured graph. The table counts elements of two bytes."""
+    """Return the bytes and the seconds of all-reduces in a captured graph, in pairs; empty without a table.
+
+    The table counts elements of two bytes.
+    """
     rows = tables.rows("comm", "custom_allreduce", num_gpus=num_gpus, kernel_source="vLLM_custom_graph")
     if not rows:
         return ()
@@ -304,9 +318,10 @@ def _sums(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
 
 
 def _exchange(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
-    """Return the bytes of all GPUs and the seconds of an all-gather plus a reduce-scatter; empty without tables.
+    """Return pairs of bytes and seconds of an all-gather plus a reduce-scatter; empty without tables.
 
-    By default, vLLM does one before and one after the experts. The table counts elements of two bytes.
+    The bytes are those of all GPUs together. By default, vLLM does the all-gather before the experts and the
+    reduce-scatter after them. The table counts elements of two bytes.
     """
     wanted = {"num_gpus": num_gpus, "nccl_dtype": "half"}
     both = [tables.rows("comm", "nccl", op_name=name, **wanted) for name in ("all_gather", "reduce_scatter")]
@@ -318,16 +333,17 @@ def _exchange(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...
 
 
 def _read_bytes(row: Attention, element_bytes: int) -> int:
-    """Return the number of bytes of keys and values that the decodes of a row read."""
+    """Return the number of bytes of keys and values that the decodes of an attention launch read."""
     return 2 * element_bytes * row.num_kv_heads * row.head_dim * row.num_decodes * row.decode_context
 
 
 def _attention(
     tables: _GpuTables, base: Card, work: Work, gpu: Gpu, bytes_per_s: float, *, is_fp8: bool
 ) -> tuple[Attention, ...]:
-    """Return the rows of attention for a card, for every kind of layer; empty if the tables lack a kind.
+    """Return the measured attention launches for a card, for every kind of layer; empty if the tables lack one kind.
 
-    If `is_fp8`, the cache is in fp8. A row takes at least the time in which its keys and values are read from memory.
+    If `is_fp8`, the cache is in fp8. A launch takes at least the time in which its keys and values are read from
+    memory, at `bytes_per_s`.
     """
     common = {"attn_dtype": "bfloat16", "kv_cache_dtype": "fp8" if is_fp8 else "bfloat16", "window_size": 0}
     decoding = tables.rows("attention", "generation_attention", **common)
@@ -352,9 +368,9 @@ def _attention(
 
 
 def _nearest_heads(rows: _Rows, reading: AttentionKind) -> _Heads | None:
-    """Return the measured heads that are most similar to those of `reading`.
+    """Return the measured heads that are most similar to those of `reading`. They have the same size.
 
-    Return None if no measured heads have the same size, or if each query head has its own keys: the tables lack that.
+    Return None if no measured heads have this size, or if each query head has its own KV head, which the tables lack.
     """
     if reading.num_heads == reading.num_kv_heads:
         return None
@@ -368,10 +384,11 @@ def _nearest_heads(rows: _Rows, reading: AttentionKind) -> _Heads | None:
 
 
 def _rows_of(rows: _Rows, heads: _Heads, tokens: np.ndarray, what: tuple[str, str]) -> list[Attention]:
-    """Return the rows with these heads, and with `tokens` in the range that is used.
+    """Return the measured attention launches with these heads, with contexts of `_CONTEXTS` and up to `_MOST_DECODES`
+    sequences.
 
-    `what` names two fields of `Attention`: for decodes, the number of sequences and their context; for a prompt, its
-    tokens and its context, which are equal.
+    `tokens` has the context of each row. `what` names the two fields of `Attention` to set: of decodes, the number of
+    sequences and their context; of a prompt, its tokens and its context, which are equal.
     """
     is_used = (tokens >= _CONTEXTS[0]) & (tokens <= _CONTEXTS[1]) & (rows["batch_size"] <= _MOST_DECODES)
     for name, number in zip(_HEAD_COLUMNS, heads, strict=True):
@@ -384,7 +401,7 @@ def _rows_of(rows: _Rows, heads: _Heads, tokens: np.ndarray, what: tuple[str, st
 
 
 def _row(heads: _Heads, seconds: float, sizes: dict[str, int]) -> Attention:
-    """Return one row of attention for a card. `sizes` has the fields that are not 0."""
+    """Return one attention launch for a card. `sizes` has the fields that are not 0."""
     counts = {"num_decodes": 0, "decode_context": 0, "prompt_tokens": 0, "prompt_context": 0} | sizes
     return Attention(**heads._asdict(), **counts, seconds=float(seconds))
 
@@ -392,9 +409,9 @@ def _row(heads: _Heads, seconds: float, sizes: dict[str, int]) -> Attention:
 def _mixed(
     rows: list[Attention], base: Card, reading: AttentionKind, num_processors: int, *, is_fp8: bool
 ) -> Attention:
-    """Estimate the row for a launch with decodes and a prompt, which the tables lack.
+    """Estimate an attention launch with both decodes and a prompt, which the tables lack. Its sizes are `_MIXED`.
 
-    Its reading takes longer than that of decodes alone, by the same factor as on the base card.
+    Reading the cache takes longer than for decodes alone, by the same factor as on the base card.
     """
     cost = attention_cost(replace(base, attention=tuple(rows), has_fp8_attention=is_fp8), reading, num_processors)
     longer = 1 + attention_cost(base, reading, num_processors).mixed_share + FP8_MIXED_SHARE * is_fp8
@@ -407,7 +424,7 @@ def _mixed(
 
 
 def _experts(tables: _GpuTables, work: Work, model: Model) -> Experts | None:
-    """Return the times of the experts in one layer by the number of tokens; None if they were not measured."""
+    """Return the seconds of the experts of one layer by the number of tokens; None if the tables lack these experts."""
     if not work.expert_weights:
         return None
     method = model.quantization.method if model.quantization and model.quantization.expert_bits else ""
@@ -431,7 +448,8 @@ def _experts(tables: _GpuTables, work: Work, model: Model) -> Experts | None:
 
 
 def _sparse(tables: _GpuTables, work: Work, model: Model, products: dict[str, Products]) -> SparseAttention | None:
-    """Fit the times of sparse attention without its matrix products; None without a table of the whole module.
+    """Fit the times of sparse attention without its matrix products; None without a table of the whole attention
+    module.
 
     The time of decodes is fitted as a constant, plus seconds per sequence, per scored token and per selected token. The
     time of long prompts is fitted as seconds per scored and per selected pair of query and token.
@@ -478,8 +496,8 @@ def _sparse(tables: _GpuTables, work: Work, model: Model, products: dict[str, Pr
 def _latent(tables: _GpuTables, work: Work, bytes_per_s: float) -> LatentAttention | None:
     """Fit the times of MLA without its matrix products; None without a table.
 
-    The whole module was measured in DeepSeek-V3's shape, for powers of two of heads. The fitted constant is not used:
-    on an H200, it is 35 us longer than in engines, as if the GPU waited for launches.
+    The table has the whole attention module in DeepSeek-V3's shape, with powers of two as numbers of heads. The fitted
+    constant is not used: on an H200, it is 35 us longer than in engines, as if the GPU waited for launches.
     """
     reading = next((each for each in work.readings if each.is_latent and not each.is_sparse), None)
     if reading is None:
@@ -507,7 +525,7 @@ def _latent(tables: _GpuTables, work: Work, bytes_per_s: float) -> LatentAttenti
 def _deepseek_v3_products(heads: int) -> list[tuple[int, int]]:
     """Return outputs and inputs of each matrix product in DeepSeek-V3's attention with `heads` heads on a GPU.
 
-    The products are down to both latents, up to queries, up to keys and values, and the output.
+    The products yield both latents, the queries, the keys and values, and the output, in this order.
     """
     return [(1536 + 512 + 64, 7168), (heads * (128 + 64), 1536), (heads * 2 * 128, 512), (7168, heads * 128)]
 
@@ -515,7 +533,7 @@ def _deepseek_v3_products(heads: int) -> list[tuple[int, int]]:
 def _delta_net(tables: _GpuTables, model: Model) -> DeltaNet | None:
     """Fit the times of a gated delta net, which has a convolution and the delta rule; None without a table.
 
-    The state was measured in 32 bits. The time of a state in another type is in proportion to its bytes. The fitted
+    The recurrent state was measured in 32 bits. The time of another type is proportional to its bytes. The fitted
     constants are not used: the starts of these kernels are among the small kernels of `Work`.
     """
     layer = next((each for each in model.recurrent_layers if isinstance(each, GatedDeltaNet)), None)
@@ -546,13 +564,13 @@ def _delta_net(tables: _GpuTables, model: Model) -> DeltaNet | None:
 
 
 def _first_kernel(tables: _GpuTables, names: Sequence[str], wanted: dict[str, Any]) -> _Rows:
-    """Return the rows of the first of the kernels `names` that has any."""
+    """Return the rows of the first kernel in `names` that has rows; an empty dictionary if none has."""
     found = (tables.rows("linear_attention", "gdn", kernel_source=name, **wanted) for name in names)
     return next(filter(None, found), {})
 
 
 def _slope(sizes: np.ndarray, milliseconds: np.ndarray) -> float:
-    """Return the additional seconds of a kernel per additional unit of `sizes`."""
+    """Return by how many seconds a kernel takes longer if its size in `sizes` grows by 1."""
     _, slope = _fitted(np.stack([np.ones(len(sizes)), sizes.astype(float)], axis=1), milliseconds / 1e3)
     return slope
 
@@ -560,15 +578,16 @@ def _slope(sizes: np.ndarray, milliseconds: np.ndarray) -> float:
 def _beside_products_s(
     products: Products, weights: Sequence[Weights], milliseconds: np.ndarray, tokens: np.ndarray
 ) -> np.ndarray:
-    """Return the seconds of measured modules without their matrix products. `tokens` has the number of
-    tokens of each.
+    """Return the seconds of measured attention modules without their matrix products.
+
+    `milliseconds` and `tokens` have the time and the number of tokens of each module.
     """
     curves = [product_curve(products, *each) for each in weights]
     return np.array(milliseconds) / 1e3 - [sum(curve(int(each)) for curve in curves) for each in tokens]
 
 
 def _fitted(features: np.ndarray, seconds: np.ndarray) -> list[float]:
-    """Return the factors of the columns of `features` whose sum fits `seconds` best.
+    """Return the factor of each column of `features`, so that their sum fits `seconds` best.
 
     No factor is negative. The sum of squared relative errors is smallest.
     """

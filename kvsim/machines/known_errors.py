@@ -1,12 +1,11 @@
 """Look up how far predictions are usually off, by class of machine, model and step times.
 
 Every answer of kvsim states this error. It was measured with recordings that no fit had seen, and holds only for
-predictions of the same class. Without such a recording, the error is unknown. `benchmarks/predictions.py --write` makes
-the table.
+predictions of the same class. Without a recording of the class, the error is unknown. `benchmarks/predictions.py
+--write` makes the table.
 
 A label of step times is a line of clauses, separated by semicolons: the basis in words, images, the parts that the
-times do not include, the basis and the setting of the class as `basis [setting]`, and the error. `class_in` and
-`untimed_in` find the clauses again.
+times do not include, the class as `basis [setting]`, and the error. `class_in` and `untimed_in` read the clauses again.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ TAILS = ("ttft_p99", "tpot_p99")
 PREEMPTIONS = "preemptions"
 """Figure whose error is known only for recordings with preemptions."""
 FEWEST = 3
-"""Smallest number of recordings of a class for which a prediction gets an interval."""
+"""Number of recordings of a class from which a prediction gets an interval."""
 _NAMES = {"throughput": "throughput", "tpot": "TPOT", "e2e": "end to end", "ttft": "TTFT"}
 _UNTIMED = "not in these times: "
 IMAGES_BY_CONSTANTS = "images by constants read off one H100"
@@ -46,7 +45,7 @@ _ENGINES = {"vllm": "vLLM", "hf-dynamic": "generate()", "hf-static": "generate()
 
 
 class Basis(Enum):
-    """Basis of step times: the measurements from which they follow."""
+    """Measurements from which step times follow, as a label says them."""
 
     MODEL = "machine and model measured"
     TRANSFERRED = "model measured on another GPU"
@@ -80,7 +79,7 @@ _PLAIN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorClass:
-    """Predictions that have similar errors."""
+    """Class of predictions that have similar errors."""
 
     basis: Basis
     family: str
@@ -90,21 +89,21 @@ class ErrorClass:
     gpus: str
     """Number of GPUs that hold the model, and how they share it."""
     cache: str
-    """Type of the cache."""
+    """Type of the keys and values in the cache: the model's, fp8 or another."""
     engine: str
 
     @property
     def setting(self) -> str:
-        """All fields but the basis, in one text."""
+        """Text with all fields but the basis, separated by commas."""
         return ", ".join((self.family, self.layers, self.gpus, self.cache, self.engine))
 
     @property
     def words(self) -> str:
-        """Clause of a label, which `class_in` reads."""
+        """Clause for a label: the basis, and the setting in brackets. `class_in` reads it."""
         return f"{self.basis.value} [{self.setting}]"
 
     def as_dict(self) -> dict[str, str]:
-        """Return the fields as the table has them."""
+        """Return the fields as a row of `errors.toml` has them."""
         return {item.name: getattr(self, item.name) for item in fields(self)} | {"basis": self.basis.name}
 
 
@@ -118,16 +117,16 @@ class KnownError:
     recordings: tuple[str, ...]
     """Names of the recordings with which the errors were measured."""
     on: tuple[str, ...]
-    """GPUs of these recordings. All have the same chip."""
+    """Names of the GPUs of `recordings`. All have the same chip."""
     median: Mapping[str, float]
-    """Median absolute errors of `FIGURES` and `TAILS`, and of `PREEMPTIONS` if a recording had any."""
+    """Median absolute error by figure: `FIGURES`, `TAILS`, and `PREEMPTIONS` if a recording had any."""
     worst: Mapping[str, float]
-    """Largest absolute errors of the same figures."""
+    """Largest absolute error by figure, with the keys of `median`."""
     clocks: Mapping[str, float]
-    """Median absolute errors of the times of single steps: "gpu" if the step waited for the GPU, "host" if for the
-    host.
+    """Median absolute errors of the times of single steps, each predicted with the recorded scheduling decisions.
 
-    Each step is predicted with the recorded scheduling decisions. A key without steps is left out.
+    The key "gpu" is for steps that waited for the GPU, "host" for steps that waited for the host. A key without steps
+    is left out.
     """
 
     @property
@@ -136,7 +135,7 @@ class KnownError:
         return len(self.recordings) >= FEWEST
 
     def words(self) -> str:
-        """Describe the errors in one clause."""
+        """Describe the errors in one clause, with the number of recordings and their GPUs."""
         if len(self.recordings) == 1:
             figures = ", ".join(f"{name} {self.median[key]:.0f} %" for key, name in _NAMES.items())
             return f"error in the one recording of this class, on {self.on[0]}: {figures}"
@@ -149,21 +148,22 @@ class KnownError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """Errors of predictions for runs that others recorded, in a class of which kvsim has no recording."""
+    """Errors of predictions for published runs, in a class of which kvsim has no recording."""
 
     gpu: str
     model: str
     num_runs: int
     e2e: tuple[float, float]
-    """Smallest and largest error of the mean end-to-end time, in percent. A negative error means too short a
-    prediction.
+    """Smallest and largest error of the mean end-to-end time over the runs, in percent. Negative: the prediction is too
+    short.
     """
     tpot: tuple[float, float]
-    """Smallest and largest error of the mean time per output token, in percent, with the same sign."""
+    """Smallest and largest error of the mean time per output token, in percent. Negative: the prediction is too short.
+    """
     source: str
 
     def words(self) -> str:
-        """Describe the errors in one clause."""
+        """Describe the errors in one clause, with their source."""
         runs = "one run" if self.num_runs == 1 else f"{self.num_runs} runs"
         figures = ", ".join(f"{_NAMES[name]} {_span(*getattr(self, name))}" for name in ("e2e", "tpot"))
         return f"{runs} recorded by others ({self.model} on {self.gpu}; {self.source}): {figures}"
@@ -175,7 +175,7 @@ def _span(low: float, high: float) -> str:
 
 
 def class_of(basis: Basis, gpu: Gpu, model: Model, engine: str, *, captured: bool = True) -> ErrorClass:
-    """Return the class of predictions on this basis, for `model` as `engine` serves it on `gpu`."""
+    """Return the class of predictions whose step times have this basis, for `model` as `engine` serves it on `gpu`."""
     per_stage, stages = model.tensor_parallel_size, model.pipeline_parallel_size
     per_rank = "1 GPU" if per_stage == 1 else f"{per_stage} GPUs"
     if model.has_shared_experts:
@@ -194,7 +194,10 @@ def class_of(basis: Basis, gpu: Gpu, model: Model, engine: str, *, captured: boo
 
 
 def _layers(model: Model) -> str:
-    """Describe the kinds of layers of a model. A configuration may name experts although no layer has any."""
+    """Describe the kinds of layers of a model, for the class of its predictions.
+
+    Only layers decide: a configuration may name experts although no layer has any.
+    """
     attention, recurrent = model.attention_layers, model.recurrent_layers
     has_experts = model.num_expert_parameters > 0 or model.num_active_parameters < model.num_parameters
     kinds = {
@@ -227,7 +230,7 @@ def known_errors() -> Mapping[ErrorClass, KnownError]:
 
 @cache
 def outside_errors() -> Mapping[ErrorClass, tuple[Outside, ...]]:
-    """Return the runs that others recorded, by class."""
+    """Return the published runs by class."""
     runs: dict[ErrorClass, tuple[Outside, ...]] = {}
     for row in _document()["outside"]:
         e2e, tpot = (tuple(row[name]) for name in ("e2e", "tpot"))
@@ -242,7 +245,7 @@ def _document() -> dict[str, Any]:
 
 
 def _class(row: Mapping[str, Any]) -> ErrorClass:
-    """Return the class in a row of the file."""
+    """Return the class of a row of `errors.toml`."""
     values = {item.name: row[item.name] for item in fields(ErrorClass)}
     return ErrorClass(**values | {"basis": Basis[row["basis"]]})
 
@@ -275,8 +278,10 @@ def interval_in(label: str) -> KnownError | None:
 def with_error(
     label: str, kind: ErrorClass, model: Model, *, times_sparse: bool = False, times_delta_nets: bool = False
 ) -> str:
-    """Add to `label` the parts that its times do not include (see `untimed`), the class of its predictions, and its
+    """Add clauses to `label`: parts of `model` that its times do not include, the class of the predictions, and its
     error.
+
+    See `untimed` for these parts, and for `times_sparse` and `times_delta_nets`.
     """
     missing = ", ".join(untimed(model, times_sparse=times_sparse, times_delta_nets=times_delta_nets))
     images = IMAGES_BY_CONSTANTS if model.vision is not None else ""
@@ -285,11 +290,12 @@ def with_error(
 
 
 def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "") -> str:
-    """Return the label of step times that are used for an engine which serves in other `ways`.
+    """Return the label of step times that are used for an engine with features that the times were not made for.
 
-    Its class, and the error of this class, then name these ways. Each way has the part that is missing in the times,
-    such as `{"drafts": "drafting"}`, or "" if none is. `engine`, if it is given, is the engine that the class names.
-    The label is returned unchanged if there are no ways, or if it names no class.
+    `ways` maps the name of each feature to the part that its times lack, such as `{"drafts": "drafting"}`; "" means
+    that they lack nothing. The features become part of the class, and the error is that of the new class. `engine`
+    replaces the engine that the class names; empty: it stays. The label is returned unchanged if `ways` is empty, or if
+    the label names no class.
     """
     kind = class_in(label)
     if not ways or kind is None:
@@ -303,12 +309,14 @@ def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "") -> s
 
 
 def untimed_in(label: str) -> str:
-    """Return the parts that the times with this label do not include; empty if there are none."""
+    """Return the parts that the times with this label do not include, separated by commas; empty if there are none."""
     return label.partition(f"; {_UNTIMED}")[2].partition("; ")[0]
 
 
 def error_words(kind: ErrorClass) -> str:
-    """Describe the error of a class by its own recordings or, without these, by those of the nearest class."""
+    """Describe the known error of a class. Without recordings of the class, describe the errors in published runs, if
+    any.
+    """
     if (known := known_errors().get(kind)) is not None:
         return known.words()
     outside = [each.words() for each in outside_errors().get(kind, ())]
@@ -321,7 +329,7 @@ def error_words(kind: ErrorClass) -> str:
 
 
 def plain_words(label: str) -> str:
-    """Describe in one plain sentence what the times with this label are based on, and their error."""
+    """Describe in one sentence what the times with this label are based on, and their error."""
     kind = class_in(label)
     if kind is None:
         return label.partition(";")[0]
