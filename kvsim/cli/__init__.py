@@ -65,7 +65,7 @@ _TASKS = {
 """Commands by task, each with its one-line help, so that the list is printed without importing the commands."""
 _COMMANDS = [name for commands in _TASKS.values() for name in commands]
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
-"""Threshold of the garbage collector; Python's default is some hundred times lower."""
+"""Number of new objects after which Python's garbage collector runs. Python's default is some hundred times lower."""
 
 
 class _LazyGroup(click.Group):
@@ -143,7 +143,9 @@ def cli() -> None:
 
 
 def _check_arguments(arguments: list[str]) -> None:
-    """Refuse arguments that are empty, such as an unset shell variable, or not UTF-8, before anything is written."""
+    """Refuse arguments that are empty or not UTF-8, before any file is written. An unset shell variable gives an empty
+    one.
+    """
     for argument in arguments:
         try:
             argument.encode()
@@ -171,12 +173,12 @@ def _check_streams() -> None:
 
 
 def _terminate(signal_number: int, _: object) -> None:
-    """Exit by an exception, so that context managers remove incomplete files."""
+    """Exit by raising SystemExit when a signal arrives, so that context managers remove incomplete files."""
     sys.exit(128 + signal_number)
 
 
 def main() -> None:
-    """Run the command line and exit: with 0 after success, 1 after a failure, 2 after wrong usage."""
+    """Run the command line and exit with 0 after success, 1 after a failure, or 2 after wrong usage."""
     for number in ENDING_SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and should continue to
             signal.signal(number, _terminate)

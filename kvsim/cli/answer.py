@@ -29,9 +29,10 @@ _TIMES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s"))
 def print_answer(
     run: Measured, summary: Summary, requests: str, *, band: Band | None = None, notes: Sequence[str] = ()
 ) -> None:
-    """Print the verdict on the run of a single server, the setup, the figures, and `notes` below them.
+    """Print a verdict on the run of a single server, then its setup and its figures, then `notes`.
 
-    `requests` describes the requests in words. `band` has prediction intervals of some figures.
+    `requests` describes the requests in words. `band` has the prediction intervals of some figures; None: no intervals
+    are known.
     """
     echo(verdict_of(summary).sentence)
     if summary.duration_s:
@@ -62,11 +63,13 @@ _FAILURES = {
         "are admitted; give it more memory, a larger --max-loras, or release 0.33"
     ),
 }
-"""Causes for which vLLM itself ends with an AssertionError, by the key in a recording's `engine`, and what helps."""
+"""Causes for which vLLM itself ends with an AssertionError, each with its remedy. The keys are those of `engine` in a
+recording's metadata.
+"""
 
 
 def failure_notes(metas: Sequence[Meta]) -> list[str]:
-    """Return a warning for each cause for which vLLM itself would have crashed in these runs."""
+    """Return a warning for each cause for which vLLM itself would have crashed in the runs that `metas` describe."""
     notes = []
     for key, cause in _FAILURES.items():
         if num_failures := sum(int(meta.engine.get(key, 0)) for meta in metas):
@@ -77,7 +80,7 @@ def failure_notes(metas: Sequence[Meta]) -> list[str]:
 
 
 def _where(num_stages: int, per_stage: int) -> str:
-    """Describe the GPUs to which a pool size refers; empty for a single GPU."""
+    """Describe the GPUs over which a pool is spread; empty for a single GPU."""
     if num_stages > 1:
         return f" on {'the' if per_stage == 1 else 'one GPU of each of'} {num_stages} stages together"
     return " on each GPU" if per_stage > 1 else ""
@@ -86,7 +89,7 @@ def _where(num_stages: int, per_stage: int) -> str:
 def setting_rows(meta: Meta, requests: str, servers: str = "") -> list[Row]:
     """Return the rows about the simulated setup: requests, servers, memory, limits and step times.
 
-    `servers` gives the number of servers in words; empty for one server.
+    `servers` states the number of servers in words; empty for one server.
     """
     model, pool, policy = meta.model, meta.pool, meta.policy
     num_stages, per_stage = int(model.get("pipeline_parallel_size", 1)), int(model.get("tensor_parallel_size", 1))
@@ -122,7 +125,7 @@ def _host_rows(meta: Meta) -> list[Row]:
 
 
 def times_rows(label: Any) -> list[Row]:
-    """Return the rows about the step times: source, measured error, and effects that they omit."""
+    """Return the rows about step times: their source, their measured error, and parts of serving that they omit."""
     text = str(label or "unknown")
     kind = class_in(text)
     rows = [
@@ -136,7 +139,7 @@ def times_rows(label: Any) -> list[Row]:
 
 
 def _times_images(label: str) -> bool:
-    """Tell whether times with this label include the encoder for images of the requests."""
+    """Tell whether the step times with this label include the image encoder."""
     kind = class_in(label)
     return kind is not None and "images" in kind.engine and IMAGES_BY_CONSTANTS in label
 

@@ -47,7 +47,10 @@ kv_events_options = with_options(
 
 @contextmanager
 def kv_event_ranks(address: str | None, replay: str | None) -> Iterator[KvEventRanks | None]:
-    """Follow the KV events that a server publishes at `address`; yield None without an address."""
+    """Yield the KV events that a server publishes at `address`; None without an address.
+
+    `replay` is the address from which missed events are fetched again.
+    """
     if address is None:
         yield None
         return
@@ -64,9 +67,9 @@ def attach(
     tui: Any, address: str, output: Path | None, *, kv_events: str | None, kv_events_replay: str | None,
     overwrite: bool, ascii_only: bool, calm: bool,
 ) -> None:  # fmt: skip
-    """Watch the server at `address` until the user quits, and write the observations to `output`.
+    """Watch the server at `address` until the user quits, and write what was observed to `output`.
 
-    A server without a page of metrics is one that publishes kvsim's own events (KVSIM_PUBLISH).
+    If the server has no page of metrics, it must publish kvsim's own events (KVSIM_PUBLISH).
     """
     from kvsim.live.address import page_of
 
@@ -153,7 +156,9 @@ class _Result:
     """File or folder that is written once, also if several threads save it."""
 
     def __init__(self, output: Path | None, write: Callable[[Path], bool]) -> None:
-        """Save to `output` (None: nowhere) by calling `write`, which returns False if there is nothing to write yet."""
+        """Save to `output` by calling `write`; None saves nothing. `write` returns False if there is nothing to write
+        yet.
+        """
         self.is_written = False
         self._output, self._write, self._lock = output, write, Lock()
 
@@ -166,7 +171,7 @@ class _Result:
 
 @contextmanager
 def _saved_at_end(output: Path | None, write: Callable[[Path], bool]) -> Iterator[_Result]:
-    """Yield a result that is saved when the block ends, if it was not saved before."""
+    """Yield a result that is saved when the `with` block ends, unless it was saved before."""
     result = _Result(output, write)
     try:
         yield result

@@ -73,7 +73,7 @@ def vllm(*, model: str, output: Path, users: int | None, release: str | None, ov
 
 
 def _text_of_flags(flags: dict[str, Any]) -> Workload:
-    """Return the requests of the flags, which must not have images."""
+    """Return the requests that the flags describe. They must not have images."""
     workload = workload_of_flags(flags)
     if workload.images is not None:
         raise UsageError(
@@ -85,7 +85,7 @@ def _text_of_flags(flags: dict[str, Any]) -> Workload:
 
 
 def _engine_arguments(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given settings with the names and types of vLLM's arguments."""
+    """Return the settings that the flags state, with the names and types of vLLM's arguments."""
     given = {name: flags[name] for name in _ENGINE_SETTINGS if flags[name] is not None}
     if "num_blocks" in given:
         given["num_gpu_blocks_override"] = given.pop("num_blocks")

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _OPTIMAL = "paged-optimal"
-"""Name of the paged policy with optimal eviction, which knows all future requests."""
+"""Name of the paged policy that evicts optimally, because it knows all future requests."""
 _UNIFORM = "paged-uniform"
-"""Name of the paged policy with a cache in which every layer keeps every token."""
+"""Name of the paged policy whose cache keeps every token in every layer."""
 
 
 times_option = flag(
@@ -147,7 +147,10 @@ def _print(
     scenario: Scenario, policies: Mapping[str, AnyPolicy], recordings: Mapping[str, Recording], notes: Sequence[str],
     *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Simulate each policy again with ample memory, and print the comparison with the throughputs of these runs."""
+    """Print the comparison of `recordings`, with each policy's throughput in a pool that never runs short.
+
+    These throughputs come from a second simulation of each policy.
+    """
     from kvsim.metrics import summarize
 
     summaries = [replace(summarize(recording), policy=name) for name, recording in recordings.items()]
@@ -205,7 +208,9 @@ def _check_one_comparison(
     ladder: bool,
     uniform_cache: bool,
 ) -> None:
-    """Check that the flags ask for one comparison only: of policies, values of one flag, servers, rungs or caches."""
+    """Check that the flags ask for only one kind of comparison: policies, values of a flag, servers, a ladder or
+    caches.
+    """
     if ladder and uniform_cache:
         raise UsageError("--ladder and --uniform-cache compare different things; give only one.")
     compared = several.flag if several else "--prefill, --decode or --data-parallel-size" if _is_fleet(flags) else ""
@@ -306,7 +311,9 @@ def _most_sequences(scenario: Scenario, grouped: Paged, uniform: Paged) -> str:
 def with_memory_for_everything(
     scenario: Scenario, policies: Mapping[str, AnyPolicy], report: Callable[[int, int], None]
 ) -> list[float]:
-    """Return the output tokens per second of each policy in a simulation in which the pool never runs short."""
+    """Return the output tokens per second of each policy with a pool that never runs short. Every policy is simulated
+    again.
+    """
     from kvsim.experiments.rungs import with_ample_memory
     from kvsim.simulation import measure
 

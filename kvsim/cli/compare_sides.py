@@ -1,4 +1,6 @@
-"""`kvsim compare` of settings: the same load under each value of a flag, or on other servers with the same GPUs."""
+"""Comparison of servers by `kvsim compare`: the same load with each value of a flag, or on servers with the same number
+of GPUs.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +26,24 @@ if TYPE_CHECKING:
 
 
 class Side(NamedTuple):
-    """One of the compared runs."""
+    """Setup and requests of one of the compared runs."""
 
     name: str
     flags: Mapping[str, Any]
     is_asked: bool = True
-    """True if the user asked for this side. Any other side is left out if it cannot be simulated."""
+    """True if the user asked for this run. A run that was not asked for is left out if it cannot be simulated."""
 
 
 class Sides(NamedTuple):
-    """Runs to compare."""
+    """Compared runs, and the flag in which they differ."""
 
     runs: Sequence[Side]
     head: str = ""
-    """Spelling of the flag that differs; empty if the servers differ."""
+    """Flag in which the runs differ, as it is typed; empty if the servers differ."""
 
     @classmethod
     def of_values(cls, several: SeveralValues, flags: Mapping[str, Any]) -> Sides:
-        """Return a side for each value of a flag."""
+        """Return a run for each value of a flag."""
         sides = [
             Side(word, {**flags, several.name: value})
             for word, value in zip(several.words, several.values, strict=True)
@@ -50,7 +52,7 @@ class Sides(NamedTuple):
 
     @classmethod
     def of_servers(cls, flags: Mapping[str, Any]) -> Sides:
-        """Return the requested servers, and other servers on the same number of GPUs."""
+        """Return a run for the requested servers, and one for each other arrangement of the same number of GPUs."""
         return cls(list(_apart(flags) if flags["prefill"] or flags["decode"] else _ranks(flags)))
 
 
@@ -75,7 +77,7 @@ def _ranks(flags: Mapping[str, Any]) -> Iterator[Side]:
 
 
 def compare_sides(sides: Sides, policy: str, output: Path | None, *, overwrite: bool, as_json: bool) -> None:
-    """Simulate all sides under `policy`, print their figures, and record each in a folder of `output`."""
+    """Simulate all runs under `policy`, print their figures, and record each run in a folder below `output`."""
     asked = [side.flags for side in sides.runs if side.is_asked]
     check_routes(*asked)
     for flags in asked:
@@ -115,7 +117,7 @@ def _folder_name(name: str) -> str:
 
 
 def _simulate(side: Side, policy: str, folder: Path | None) -> tuple[SideRun, list[str]]:
-    """Simulate one side, and record it into `folder` if there is one; return the run, and notes about it."""
+    """Simulate one run, and record it into `folder`; None records nothing. Return the run, and notes about it."""
     flags = dict(side.flags)
     fleet_flags = fleet_of(flags)
     scenario = build_scenario(**flags)

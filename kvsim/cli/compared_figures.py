@@ -28,14 +28,14 @@ def _share(value: float) -> str:
 
 
 _LEAST_CHANGE = 0.01
-"""Smallest change that the sentence names: relative to the old value; for a share, the difference of both values."""
+"""Smallest change that the sentence names. It is relative to the old value; for shares it is the difference."""
 _MOST_NAMED = 5
-"""Largest number of figures in the sentence."""
+"""Maximum number of figures in the sentence."""
 
 
 @dataclass(frozen=True)
 class SideRun:
-    """Run of one or more servers, with its requests and its setup."""
+    """One of the compared runs, on one or more servers, with its requests and its setup."""
 
     workload: Workload
     policy: AnyPolicy
@@ -44,17 +44,17 @@ class SideRun:
 
     @cached_property
     def totals(self) -> FleetTotals:
-        """Sums over the servers."""
+        """Totals of all servers."""
         return self.fleet.totals(self.summaries)
 
     @cached_property
     def summaries(self) -> list[Summary]:
-        """Figures of each server."""
+        """Summary of each server."""
         return self.fleet.summaries()
 
     @cached_property
     def figures(self) -> dict[str, float]:
-        """Figures by the keys of `_FIGURES`; NaN if one is undefined."""
+        """Figures of all servers together, by the keys of `_FIGURES`; NaN where a figure is undefined."""
         totals, pool = self.totals, self.fleet.servers[0].meta.pool
         turns = [turn for run in self.fleet.servers for turn in by_turn(run.requests, pool.unit_tokens)]
         waits = [each.waiting_for for each in self.summaries]
@@ -95,7 +95,11 @@ class SideRun:
         }
 
     def _num_sequences(self) -> float:
-        """Return the number of sequences of mean length that decode at once on all servers."""
+        """Return the number of sequences of mean length for which all pools have room at once; NaN without a pool of
+        units.
+
+        The length is that of the prompt and the whole answer.
+        """
         pool, workload = self.fleet.servers[0].meta.pool, self.workload
         if pool.num_units is None:
             return math.nan
@@ -118,10 +122,10 @@ class _FigureRow(NamedTuple):
     label: str
     form: Callable[[float], str]
     words: str = ""
-    """Name of the figure in the sentence; empty if the sentence omits it."""
+    """Name of the figure in the sentence; empty if the sentence leaves it out."""
     is_good_if_large: bool = True
     is_optional: bool = False
-    """True if the row is omitted when it is 0 in all runs."""
+    """True if the row is left out when the figure is 0 in all runs."""
 
 
 _FIGURES = {
@@ -162,7 +166,9 @@ _FIGURES = {
 
 
 def figure_rows(runs: Sequence[SideRun]) -> list[tuple[str, ...]]:
-    """Return a row for each figure; with two runs, its last cell is the change."""
+    """Return a row of the table for each figure. With two runs, its last cell is the change from the first to the
+    second.
+    """
     rows = []
     for name, figure in _FIGURES.items():
         values = [run.figures[name] for run in runs]
@@ -175,7 +181,7 @@ def figure_rows(runs: Sequence[SideRun]) -> list[tuple[str, ...]]:
 
 
 def sentence_on(flag: str, runs: Mapping[str, SideRun]) -> str:
-    """Describe the largest changes from the first of two runs to the second, or the best of several runs."""
+    """Describe the largest changes from the first of two runs to the second. With more runs, name the best run."""
     sides = list(runs.values())
     moved = [name for name, figure in _FIGURES.items() if figure.words and _moves(name, sides)]
     named = sorted(moved, key=lambda name: -_spread(name, sides))[:_MOST_NAMED]
@@ -203,9 +209,9 @@ def _moves(name: str, runs: Sequence[SideRun]) -> bool:
 
 
 def _spread(name: str, runs: Sequence[SideRun]) -> float:
-    """Return the ratio of a figure's largest value to its smallest.
+    """Return the ratio of the largest value of a figure in `runs` to its smallest.
 
-    To both values of a figure that may be 0, a small constant is added first.
+    If the figure may be 0, a small constant is added to both values first.
     """
     values = [run.figures[name] for run in runs]
     raised = 0 if _FIGURES[name].form is seconds else 0.01 if _FIGURES[name].form is _share else 1

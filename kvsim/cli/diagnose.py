@@ -87,7 +87,9 @@ def command(
 
 
 def _metrics_url(source: str) -> str | None:
-    """Return the URL of a web server's metrics; None if `source` is a recording or a server that publishes events."""
+    """Return the URL of a server's metrics. None if `source` is a recording, or a server that publishes kvsim's
+    events.
+    """
     from pathlib import Path
 
     from kvsim.live.address import page_of
@@ -101,7 +103,7 @@ def _metrics_url(source: str) -> str | None:
 
 
 def _recording(source: str, seconds: float) -> Recording:
-    """Return the recording called `source`, or what the server at `source` publishes in `seconds`."""
+    """Return the recording called `source`, or a recording of what the server at `source` publishes in `seconds`."""
     from pathlib import Path
 
     from kvsim.errors import RecordingError

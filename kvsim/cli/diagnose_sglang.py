@@ -1,4 +1,4 @@
-"""`kvsim diagnose` for SGLang's policy: retractions, and the throughput that is lost after them."""
+"""`kvsim diagnose` for SGLang's policy: retractions (SGLang's preemptions), and the throughput lost after them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _GAIN = 1.01
-"""Smallest factor on the throughput for which a change is advised."""
+"""Least factor by which a change must raise the throughput to be advised."""
 _MOST = 5
-"""Maximum number of retractions that are described. Those that lose most output tokens are."""
+"""Maximum number of described retractions. Those with the most missing output tokens are chosen."""
 
 
 def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None:
@@ -60,7 +60,7 @@ def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None
 
 
 def advice(tried: list[Tried]) -> list[str]:
-    """Return sentences on the simulated settings: the best other schedule_conservativeness, and more memory.
+    """Return sentences on the simulated changes: lower and higher schedule_conservativeness, and more memory.
 
     `tried` begins with the present settings and ends with more memory, as `try_remedies` returns them.
     """
@@ -95,7 +95,9 @@ def _effect(tried: Tried, now: Tried) -> str:
 
 
 def _missing_tokens(retraction: Retraction) -> float:
-    """Return the output tokens that are lost until new_token_ratio is again as low as before the retraction."""
+    """Return the output tokens missing because throughput is lower after a retraction, until new_token_ratio has fallen
+    back.
+    """
     lost_per_s = retraction.before.tokens_per_s - retraction.after.tokens_per_s
     return max(lost_per_s, 0.0) * (retraction.back_s - retraction.at_s)
 

@@ -65,7 +65,7 @@ _SGLANG_WITHOUT_READINGS = (
 )
 _SOURCES = {"log": "The log does", "metrics": "Metrics do", "recording": "The recording does"}
 _DECISIVE = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
-"""Settings that decide the size of the cache."""
+"""Settings without which the size of the cache cannot be computed."""
 _COUNTS = frozenset(("blocks", "blocks_override", "tokens", "block_size", "longest_that_fits", "padding_layers"))
 _FAILURES = {
     "no_blocks": "The start failed: weights and activations leave nothing of the requested memory for the cache. Raise "
@@ -169,7 +169,7 @@ def _text(file: Path) -> str:
 def _computed(log: StartupLog, flags: dict[str, Any], meta: Meta | None) -> tuple[Mapping[str, float], str, str]:
     """Return the figures that kvsim computes, a title that names the server, and a note.
 
-    The note lists the assumptions, or says why there are no figures.
+    The note lists the assumptions. If there are no figures, it says why.
     """
     merged = flags | {name: _value(name, text) for name, text in log.settings.items() if flags.get(name) is None}
     merged["vllm"] = flags["vllm"] or log.release or None
@@ -195,7 +195,9 @@ def _computed(log: StartupLog, flags: dict[str, Any], meta: Meta | None) -> tupl
 def _vllm_figures(
     log: StartupLog, merged: dict[str, Any], gpu: Gpu, model: Model, title: str
 ) -> tuple[Mapping[str, float], str, str]:
-    """Return the results of `_computed` for a vLLM server with the settings `merged` from the log and the flags."""
+    """Return figures, title and note of `_computed` for a vLLM server. `merged` are the settings of the log and of the
+    flags.
+    """
     try:
         budget = memory_of(merged, gpu, model, max_model_len=merged["max_model_len"])
     except BudgetError as error:
@@ -210,7 +212,7 @@ def _vllm_figures(
 
 
 def _value(name: str, text: str) -> Any:
-    """Return the value of a setting that the log states as `text`."""
+    """Convert `text`, the value of a setting in a log, to the type of the setting."""
     if text in ("True", "False"):
         return text == "True"
     return float(text) if name == "gpu_memory_utilization" else int(text) if text.isdecimal() else text
@@ -231,7 +233,9 @@ def _sglang_figures(log: StartupLog, model: Model) -> dict[str, float]:
 
 
 def _vllm_terms(budget: Budget, log: StartupLog, release: str | None) -> Mapping[str, float]:
-    """Return the figures of this release of vLLM (None: the default) that kvsim computes, by their names in the log."""
+    """Return the figures that kvsim computes for vLLM, by their names in the log. `release` None is kvsim's default
+    release.
+    """
     from kvsim.policies.releases import DEFAULT, rules_of
 
     terms = {term.label: term.size_bytes for term in budget.terms}
@@ -287,7 +291,9 @@ def _verdict(rows: list[_Row]) -> str:
 
 
 def _count_verdict(row: _Row) -> str:
-    """Compare the blocks or tokens of the cache, for a source without its bytes."""
+    """Compare the blocks or the tokens of the cache that were stated and computed, for a source that lacks its
+    bytes.
+    """
     computed = _figure(row.name, row.computed or 0)
     return f"The cache has {_figure(row.name, row.logged)} {row.name}; kvsim computes {computed}, {_difference(row)}."
 

@@ -122,19 +122,19 @@ def command(
 
 
 class _Findings(NamedTuple):
-    """The answer, the answer without drafts, and the servers that larger loads need."""
+    """Results of `kvsim fit`: the answer, the answer without drafts, and the servers that larger loads need."""
 
     answer: Answer
     undrafted: Answer | None
-    """Answer for the same server without drafts; None if the server does not draft."""
+    """Answer for the server with drafts turned off; None if the server does not draft."""
     multiples: Sequence[float]
-    """Multiples of a range of loads; empty for a single load."""
+    """Factors on the load for which servers are counted; empty for a single load."""
     growth: Sequence[Grown]
-    """Servers that each multiple needs."""
+    """Servers that the load needs at each factor in `multiples`."""
 
 
 def _take_multiples(flags: dict[str, Any], fleet: FleetFlags, gpu_hour_price: str | None) -> Sequence[float]:
-    """Return the multiples of a range such as --load 1x..4x (empty for a single load); set the flag to the first."""
+    """Return the factors of a range such as --load 1x..4x, and set the flag to the first; empty for a single load."""
     from kvsim.fitting.growth import multiples_of
 
     if ".." not in (flags["load"] or ""):

@@ -50,7 +50,7 @@ def print_fit(answer: Answer) -> None:
 
 
 def print_without_gain(remedies: Sequence[Remedy], *, fits: bool) -> None:
-    """Print one line with the changes that have no effect."""
+    """Print one line that names the remedies without an effect."""
     if remedies:
         tried = "; ".join(
             f"{each.change.words} ({_rate(each.outcome.output_tokens_per_s)} tokens/s, TTFT p99 "
@@ -61,7 +61,7 @@ def print_without_gain(remedies: Sequence[Remedy], *, fits: bool) -> None:
 
 
 def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -> None:
-    """Print a table of the remedies, with the figures that become worse than `before`, and the command of each."""
+    """Print a table of the remedies, with the command for each and the figures that become worse than `before`."""
     if not remedies:
         echo(
             "No change that was tried brings more, or answers much sooner."
@@ -87,7 +87,9 @@ def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -
 
 
 def print_growth(rows: Sequence[Grown], multiples: Sequence[float]) -> None:
-    """Print the servers that each multiple of the load needs, cheapest first."""
+    """Print a row for each candidate server: how many are needed for each multiple of the load. The cheapest is
+    first.
+    """
     missing = [f"{times:g}x" for times in multiples if times not in {row.times for row in rows}]
     note = f"no number of servers that was tried fits {', '.join(missing)}" if missing else ""
     has_price = any(row.price_per_hour is not None for row in rows)
@@ -105,7 +107,7 @@ def print_growth(rows: Sequence[Grown], multiples: Sequence[float]) -> None:
 
 
 def change_words(remedy: Remedy, before: Outcome) -> str:
-    """Describe a change, with the figures that it makes much worse than `before`."""
+    """Describe a remedy, and the figures that it makes much worse than `before`."""
     price = price_words(before, remedy.outcome)
     return f"{remedy.change.words}, {price}" if price else remedy.change.words
 
@@ -116,7 +118,7 @@ NO_MARGIN = "without brackets: fewer than three recordings show the error of suc
 
 
 def cells(outcome: Outcome, band: Mapping[str, tuple[float, float]]) -> tuple[str, str, str, str]:
-    """Return the figures named in `_NAMES` as text, with prediction intervals from `band`."""
+    """Return the figures named in `_NAMES` as text, with the prediction intervals in `band`."""
 
     def span(name: str, *, time: bool) -> str:
         if name not in band:
@@ -137,7 +139,7 @@ def _rate(per_s: float) -> str:
 
 
 def load_words(answer: Answer) -> str:
-    """Describe the load."""
+    """Describe the load of `answer` in words."""
     load = answer.load
     if load.users is None:
         return load.workload.description

@@ -1,4 +1,4 @@
-"""The server that the flags of `kvsim fit` describe: vLLM's or SGLang's."""
+"""Server that the flags of `kvsim fit` describe: vLLM's or SGLang's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _BY_SHARE = "give --mem-fraction-static"
 _OF_A_RUN = dict.fromkeys(("check", "refuse_misfits"), "leave it out, or use kvsim run")
-"""Flags of a single simulation."""
+"""Flags that only a single simulation has, with the advice that is printed if `kvsim fit` is given one."""
 _NOT_SEARCHED = {
     Paged.name: {
         "swap_gib": "leave it out, or use kvsim run",
@@ -40,11 +40,11 @@ _NOT_SEARCHED = {
         **_OF_A_RUN,
     },
 }
-"""Flags that kvsim fit does not accept, by policy, with advice."""
+"""Flags that `kvsim fit` does not accept, each with the advice that is printed; by policy."""
 
 
 def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta | None = None) -> SearchedServer:
-    """Return the server that the flags describe, with the engine's defaults for all other limits.
+    """Return the server that the flags describe. Limits without a flag have the engine's defaults.
 
     Without --gpu and --model, both are those of `meta`, the metadata of the recorded requests.
     """
@@ -57,7 +57,7 @@ def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta 
 
 
 def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) -> Server:
-    """Return vLLM's server with the settings of the flags, and its defaults for all others."""
+    """Return a vLLM server with the settings of the flags. Settings without a flag have vLLM's defaults."""
     from kvsim.cli.machine_flags import FIND, engine_limits, machine_of
     from kvsim.cli.scenario import paged_settings
     from kvsim.fitting import Server
@@ -96,7 +96,7 @@ def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) ->
 
 
 def _sglang_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) -> SGLangServer:
-    """Return SGLang's server with the settings of the flags, and its defaults for all others."""
+    """Return an SGLang server with the settings of the flags. Settings without a flag have SGLang's defaults."""
     from kvsim.cli.machine_flags import FIND, machine_of
     from kvsim.cli.scenario import radix_cache
     from kvsim.fitting import SGLangServer

@@ -14,7 +14,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Flag(click.Option):
-    """Flag of a command, which may need other flags."""
+    """Flag of a command, which can require other flags or exclude them."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class Flag(click.Option):
     ) -> None:
         """Declare a flag below the heading `section` of the help.
 
-        The flag is refused if it is given without any flag in `requires`, or with a flag in `excludes`. Both have names
-        of parameters; those that the command lacks are ignored.
+        The flag is refused if it is given without any flag in `requires`, or with a flag in `excludes`. Both hold names
+        of parameters; names that the command does not have are ignored.
         """
         super().__init__(*names, **settings)
         self.section, self._requires, self._excludes = section, requires, excludes
@@ -35,7 +35,11 @@ class Flag(click.Option):
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
-        """Return the value of the flag; raise a `UsageError` if it has no effect beside the given flags `opts`."""
+        """Return the value of the flag. `opts` has the flags that are given.
+
+        Raises:
+            UsageError: the flag has no effect with these flags.
+        """
         if self.name in opts:
             options = {str(option.name): option.opts[0] for option in ctx.command.params}
             needed = [options[name] for name in self._requires if name in options]
@@ -54,7 +58,7 @@ def flag(*names: str, **settings: Any) -> Callable[[Command], Command]:
 
 
 def section(heading: str) -> Callable[..., Callable[[Command], Command]]:
-    """Return `flag` for flags below `heading`."""
+    """Return a function like `flag`, which puts flags below `heading` of the help."""
     return partial(flag, section=heading)
 
 
@@ -73,7 +77,7 @@ class SectionedCommand(click.Command):
     """Command whose help lists the flags without a section first, then the sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the flags, with the sections in the order of their first flags."""
+        """Write the flags to the help. Sections have the order of their first flags."""
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for option in self.get_params(ctx):
             record = option.get_help_record(ctx)

@@ -24,7 +24,7 @@ _SERVERS = click.IntRange(1, 1_000)
 _HEADING = "Several servers"
 _fleet = section(_HEADING)
 OF_TRANSFERS = (*(each.name for each in settings_in(KvLink)), "failed_loads", "load_failure_policy")
-"""Flags of transfers between servers, or with a store."""
+"""Names of flags for transfers of KV between servers, or from a store."""
 
 
 class RouteParam(click.ParamType[str]):
@@ -109,7 +109,7 @@ ONE_SERVER = FleetFlags(None)
 
 
 def check_routes(*runs: Mapping[str, Any]) -> None:
-    """Check that given flags of the router have an effect on at least one run; `runs` has the flags of each."""
+    """Check that flags of the router have an effect on at least one run. Each of `runs` has the flags of one run."""
     routed = [flags["route"] for flags in runs if has_several_servers(flags)]
     if not routed:
         for flag, name in (("--route", "route"), ("--route-lag", "route_lag_s")):
@@ -142,7 +142,7 @@ def fleet_of(flags: dict[str, Any]) -> FleetFlags:
 
 
 def _store_of(flags: dict[str, Any]) -> PrefixStore | None:
-    """Remove the flags of a prefix store and its link from `flags`; return the store, or None."""
+    """Remove the flags of a prefix store and its link from `flags`. Return the store; None without these flags."""
     gib = flags.pop("prefix_store_gib", None)
     if gib is None:
         return None
@@ -163,7 +163,10 @@ def _transfers_in(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def servers_of(fleet: FleetFlags, policy: AnyPolicy, machine: Machine) -> Servers | None:
-    """Return the servers of a run; None for a single server."""
+    """Return the servers of a run; None for a single server.
+
+    `machine` is that of each server.
+    """
     from kvsim.simulation import Replicas
 
     if fleet.apart is not None:
@@ -176,7 +179,7 @@ def servers_of(fleet: FleetFlags, policy: AnyPolicy, machine: Machine) -> Server
 
 
 def routed_words(servers: Servers) -> str:
-    """Describe how requests are routed."""
+    """Describe in words how requests are routed to `servers`."""
     from kvsim.simulation import Disaggregation
 
     if isinstance(servers, Disaggregation):
@@ -186,9 +189,9 @@ def routed_words(servers: Servers) -> str:
 
 
 def _apart_of(flags: dict[str, Any], route: str, *, others: bool) -> Disaggregation | None:
-    """Remove the flags of prefill and decode servers from `flags`; return the servers, or None.
+    """Remove the flags of prefill and decode servers from `flags`. Return these servers; None without these flags.
 
-    `others` is True if flags of equal servers are given, too.
+    `others` is True if flags of replicas are given, too, which is an error.
     """
     prefill, decode = flags.pop("prefill"), flags.pop("decode")
     given = {name: value for name in OF_TRANSFERS if (value := flags.pop(name)) is not None}

@@ -16,7 +16,8 @@ DEFAULT_RATE_PER_S = 30.0
 _DEFAULT_NUM_REQUESTS = 400
 _DEFAULT_NUM_SESSIONS, _DEFAULT_TURNS = 100, "5"
 DEFAULT_TOKENS = "200:0.8"
-"""Default of --prompt-tokens and of --output-tokens: a mean in tokens, and a sigma."""
+"""Default of --prompt-tokens and of --output-tokens: the mean number of tokens and sigma of a log-normal distribution.
+"""
 _DEFAULT_CV = 2.0
 """Coefficient of variation of the gaps between gamma arrivals, if --burstiness is not given."""
 
@@ -122,9 +123,11 @@ def _pauses(text: str) -> Pauses:
 
 
 def _lengths(flag: str, text: str, ratio: float | None) -> Lengths:
-    """Return the lengths that `text`, the value of `flag`, describes: a mean and a sigma, or one length.
+    """Return the distribution of lengths that `text`, the value of `flag`, describes: a mean and a sigma, or one
+    length.
 
-    With `ratio`, lengths are uniform between the one length times 1 - `ratio` and that times 1 + `ratio`.
+    With `ratio`, lengths are uniform from that length times 1 - `ratio` to that length times 1 + `ratio`; None: no
+    ratio.
     """
     from kvsim.workload import Fixed, LogNormal, Uniform
 
@@ -147,7 +150,9 @@ def _lengths(flag: str, text: str, ratio: float | None) -> Lengths:
 
 
 def _prefixes(text: str | None) -> SharedPrefixes | None:
-    """Return the shared prefixes that --shared-prefix describes: groups x tokens, such as 4x512."""
+    """Return the shared prefixes that --shared-prefix describes as groups x tokens, such as 4x512; None without the
+    flag.
+    """
     from kvsim.workload import SharedPrefixes
 
     if text is None:

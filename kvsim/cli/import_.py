@@ -23,9 +23,9 @@ _FORMAT_NAMES = (
     "azure", "burstgpt", "conversations", "csv", "mooncake", "ragpulse", "sharegpt", "sharegpt-turns", "vidur",
     "vllm-bench",
 )  # fmt: skip
-"""Names of the formats, repeated here so that the help does not import the readers; a test compares them."""
+"""Names of the formats. They are repeated here so that the help does not import the readers; a test compares them."""
 _NEW_ARRIVALS = ("arrivals", "burstiness", "ramp", "rate_profile")
-"""Flags that replace the arrivals in the file."""
+"""Flags that replace the arrivals in the imported file."""
 _LENGTH = bounded(at_most=(1 << 31) - 1)
 
 
@@ -127,7 +127,9 @@ def _rows(workload: Workload, output: Path | None) -> list[tuple[str, str]]:
 def _sharegpt_with_guessed_lengths(
     file: str, form: str | None, columns: dict[str, str], chars_per_token: float
 ) -> Workload:
-    """Read ShareGPT conversations; where tokens are not counted, assume one for each `chars_per_token` letters."""
+    """Read ShareGPT conversations. Where the file has no token counts, assume one token for each `chars_per_token`
+    letters.
+    """
     from kvsim.importers import TextSource, detect
     from kvsim.importers.sharegpt import read
 

@@ -24,12 +24,14 @@ LADDER_WORKLOAD = "vllm-h200-llama-3-8b-pressure-prefixes"
 
 
 _USED = {each.name for each in settings_in(ContinuousSettings)} | {"block_size", "batch_size", "watermark"}
-"""Settings that rungs take from the flags."""
+"""Settings that rungs take from the flags. All other settings are fixed by the rung or have no effect."""
 _DECIDED = {
     *("async_scheduling", "enable_chunked_prefill", "enforce_eager", "check", "refuse_misfits"),
     *("load", "rate", "ramp", "burstiness", "rate_profile"),
 }
-"""Flags without an effect, because each rung fixes these settings: all requests arrive at once, for example."""
+"""Flags without an effect on a ladder, because each rung fixes their settings: for example, all requests arrive at
+once.
+"""
 
 
 def check_ladder_flags(context: click.Context) -> None:
@@ -42,7 +44,7 @@ def check_ladder_flags(context: click.Context) -> None:
 
 
 def climb_ladder(output: Path | None, flags: dict[str, Any], *, overwrite: bool, as_json: bool) -> None:
-    """Simulate all rungs, print their figures, and write the recordings into `output` if it is given."""
+    """Simulate all rungs and print their figures. If `output` is given, write the recordings there."""
     from kvsim.experiments.rungs import at_once, climb, rung_recordings
     from kvsim.files.overwriting import may_replace, replacing_folder
 

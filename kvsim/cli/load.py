@@ -1,4 +1,4 @@
-"""Flags for how requests are sent: by users in a closed loop, or as an open loop of limited concurrency."""
+"""Flags for how requests are sent: by a number of users who wait for answers, or at a rate that does not."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _requests = section("Requests")
 _SHOWN_S = 120.0
-"""Simulated seconds of an open loop if the number of requests is not given."""
+"""Simulated seconds of requests at a rate, if the number of requests is not given."""
 _FEWEST, _MOST = 300, 5_000
 _SESSIONS_OF_USER, _FEWEST_SESSIONS = 3, 100
 _MOST_OF_USERS = 200_000
-"""Maximum number of requests of a closed loop in one run of a search."""
+"""Maximum number of requests of users in one run of a search."""
 _USERS = {
     "type": click.IntRange(1, 1_000_000),
     "metavar": "N",
@@ -55,12 +55,12 @@ _spawn_rate = _requests(
 
 
 def users_options(command: Command) -> Command:
-    """Add the flags of a closed loop, with its spawn rate, and of an open loop with limited concurrency."""
+    """Add the flags of a closed loop (users) with its spawn rate, and of an open loop with limited concurrency."""
     return _requests("--users", **_USERS)(_think_time(_max_concurrency(_spawn_rate(command))))
 
 
 def load_options(command: Command) -> Command:
-    """Add the flags of a closed loop; here --max-concurrency is another name of --users."""
+    """Add the flags of a closed loop. In this command --max-concurrency is another name of --users."""
     return _requests("--users", "--max-concurrency", **_USERS)(_think_time(command))
 
 
@@ -77,7 +77,7 @@ def check_senders(flags: Mapping[str, Any]) -> None:
 
 
 def check_load(flags: Mapping[str, Any]) -> None:
-    """Check that the flags describe one load."""
+    """Check that the flags describe exactly one load."""
     check_senders(flags)
     if not any(flags[name] is not None for name in ("users", "rate", "workload", "arrivals", "rate_profile")):
         lengths = [name for name in ("prompt_tokens", "output_tokens", "shared_prefix") if flags[name] is not None]
@@ -89,7 +89,7 @@ def check_load(flags: Mapping[str, Any]) -> None:
 
 
 def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
-    """Return the requests of a search, and the recording that they come from, if any.
+    """Return the requests of a search, and the recording that they come from (None for other requests).
 
     If the flags do not state the number of generated requests, it is large enough to show the effect of the load.
     """

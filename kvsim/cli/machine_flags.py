@@ -1,4 +1,4 @@
-"""Evaluation of the machine flags: a GPU, a model with its parallelism, and a memory budget."""
+"""GPU, model and memory budget that the flags of a machine describe."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tokens_or_auto(value: str | int) -> int | str:
 
 
 def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu, Model]:
-    """Return the GPU and the model of the flags; `meta`, of a recording, has the defaults."""
+    """Return the GPU and the model of the flags. Where there is no flag, they are those of the recording's `meta`."""
     from kvsim.hardware import find_gpus
     from kvsim.machines import served_model
     from kvsim.models import find_model, taken_for
@@ -55,7 +55,7 @@ _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
 
 
 def _share_of(number: int, flags: Mapping[str, Any]) -> int:
-    """Return the tensor-parallel size: `number` GPUs divided by the pipeline and data-parallel sizes."""
+    """Return the tensor-parallel size of a server with `number` GPUs, given its pipeline and data-parallel sizes."""
     sizes = {f"--{name.replace('_', '-')}": flags[name] for name in _SIZES if flags[name] is not None}
     product = prod(sizes.values())
     if flags["tensor_parallel_size"] is not None and product != number:
@@ -76,7 +76,7 @@ def engine_limits(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> tup
 
 
 def adjusted_words(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> list[str]:
-    """Return a sentence for each default that vLLM adjusts to the other settings."""
+    """Return a sentence for each default that vLLM changes because of the other settings."""
     from kvsim.policies.releases import DEFAULT, nearest_words
 
     names, defaults = ("max_num_seqs", "max_num_batched_tokens"), _defaults(flags, gpu).value
@@ -95,13 +95,13 @@ def _defaults(flags: Mapping[str, Any], gpu: Gpu) -> EngineDefaults:
 
 
 def caches_prefixes(flags: Mapping[str, Any], model: Model) -> bool:
-    """Tell whether prefixes are cached. As in vLLM, the default is no for a model with recurrent layers."""
+    """Tell whether prefixes are cached. As in vLLM, this is off by default for a model with recurrent layers."""
     stated: bool | None = flags["enable_prefix_caching"]
     return not model.recurrent_layers if stated is None else stated
 
 
 def gib_of_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> float:
-    """Return the GiB of SGLang's KV slots with --mem-fraction-static."""
+    """Return the GiB that SGLang has for KV slots with the given --mem-fraction-static."""
     from kvsim.sizing.sglang_budget import plan_slots
 
     _check_one_size(flags)
@@ -117,9 +117,11 @@ def _check_one_size(flags: Mapping[str, Any]) -> None:
 
 
 def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len: int | None = None) -> Budget:
-    """Return the memory budget of the flags: a pool of the stated size, or of the rest of the GPU's memory.
+    """Return the memory budget of the flags. Its pool has the stated size, or takes the memory that the other terms
+    leave.
 
-    `max_model_len` is the longest sequence to plan for; None is that of the model.
+    `max_model_len` is the longest sequence, in tokens, that the pool must have room for; None is that of the model. It
+    does not change the limits of the scheduler, which follow from --max-model-len.
     """
     from kvsim.policies import ContinuousSettings, Pipeline
     from kvsim.policies.releases import DEFAULT, defaults_of
@@ -173,7 +175,7 @@ def _additions(flags: Mapping[str, Any], model: Model) -> dict[str, Any]:
 
 
 def title_of(gpu: Gpu, model: Model) -> str:
-    """Return a title of the model, its quantization and the GPUs."""
+    """Return a title that names the model, its quantization and the GPUs."""
     served = [f"{model.quantization.method} weights"] if model.quantization else []
     served += [f"{model.kv_cache_dtype} KV cache"] if model.kv_cache_dtype != "auto" else []
     number = model.num_gpus * model.data_parallel_size

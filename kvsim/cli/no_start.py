@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def changes(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> list[StartingSettings]:
-    """Return the changes of a single flag with which the server would start."""
+    """Return the changes of a single flag with which a server that does not fit would start."""
     from kvsim.sizing.machine_settings import served_with
     from kvsim.sizing.starts import changes_that_start
 
@@ -59,7 +59,7 @@ def print_no_start(error: BudgetError, title: str, found: list[StartingSettings]
 
 
 def _logged(error: BudgetError) -> str:
-    """Return the beginning of the message that vLLM logs for `error`."""
+    """Return the beginning of the message that vLLM logs for `error`, so that a reader can find it in the log."""
     sizes = {label: num_bytes for label, num_bytes, _ in error.account}
     if -sizes.get("weights", 0) > sizes.get("GPU memory", sum(map(abs, sizes.values()))):
         return "CUDA out of memory"

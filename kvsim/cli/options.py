@@ -20,9 +20,9 @@ from kvsim.setting_fields import Declared, Setting, settings_in
 
 Settings = TypeVar("Settings")
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens")
-"""Settings whose default --defaults chooses."""
+"""Settings whose defaults depend on --defaults."""
 _LIKE = {"adapters": "enable_lora", "defaults": "max_num_seqs", "kv_offloading_gb_per_s": "load_gb_per_s"}
-"""Flags that are not settings. Each applies to the same policies as the setting beside it."""
+"""Flags that are not settings of a policy. Each applies to the policies that have the setting beside it."""
 
 
 jobs_option = click.option(
@@ -35,7 +35,7 @@ jobs_option = click.option(
 
 
 class PolicyParam(click.Choice[str]):
-    """Flag type: the name of a built-in policy, or a Python file with a policy."""
+    """Type of a flag whose value is the name of a built-in policy, or a Python file with a policy."""
 
     def __init__(self) -> None:
         super().__init__(EVERY_POLICY)
@@ -60,7 +60,7 @@ engine_option = click.option(
 
 
 def flag_values(context: click.Context, option: click.Option, spelling: str, words: Sequence[str]) -> list[Any]:
-    """Return the value of each word after a flag; a switch takes words such as on and off.
+    """Return the value of each word after a flag. The words of a switch are on and off.
 
     If `spelling` is the flag that turns the switch off, such as --no-check, on and off are exchanged.
     """
@@ -86,7 +86,8 @@ def bounded(
 def flags_of(
     settings: type, heading: str, types: Mapping[str, Callable[[str], Any]]
 ) -> dict[str, Callable[[Command], Command]]:
-    """Return, for each setting of a dataclass that has a flag, a decorator that adds the flag with the default None.
+    """Return a decorator that adds a flag, for each setting of a dataclass that has one. All flags have the default
+    None.
 
     `types` has a converter for each flag that accepts texts beyond the setting's type, such as "auto".
     """
@@ -138,14 +139,16 @@ def _beginning(names: list[str], begun: str) -> list[str]:
 
 
 _LISTED = {"model": _listed_models, "gpu": _listed_gpus}
-"""Function that completes the value of a flag in a shell, for each setting that has one."""
+"""Function that returns the values of a flag for the completion in a shell, by setting."""
 
 
 def settings_from(settings: type[Settings], flags: Mapping[str, Any], **known: Any) -> Settings:
     """Return an instance of `settings` with the values of the given flags.
 
-    `known` values replace those of flags. Settings without a value keep their defaults. A flag that requires another
-    one which is not given is a `UsageError`.
+    `known` values replace those of flags. Settings without a value keep their defaults.
+
+    Raises:
+        UsageError: a flag is given without another one that it requires.
     """
     kind: Any = settings
     declared = {each.name: each for each in settings_in(kind)}
@@ -160,20 +163,22 @@ def settings_from(settings: type[Settings], flags: Mapping[str, Any], **known: A
 
 
 def is_pair(each: Declared) -> bool:
-    """Tell whether a switch has two flags, one for each value."""
+    """Tell whether a setting has two flags: one that turns it on, and one that turns it off."""
     return any("/" in flag for flag in each.setting.flags)
 
 
 def spelling(each: Declared) -> str:
-    """Return the first spelling of a setting's flag."""
+    """Return the first name of a setting's flag, as it is typed."""
     return each.setting.flags[0].rpartition("/")[2]
 
 
 def check_policy_flags(context: click.Context, policies: Collection[str], varied: Collection[str] = ()) -> None:
     """Check that every given flag has an effect with one of `policies`.
 
-    `varied` are flags whose values were given in another way, such as --vary. Otherwise, the `UsageError` names the
-    flag and the policies that use it.
+    `varied` are flags whose values were given in another way, such as --vary.
+
+    Raises:
+        UsageError: a flag has no effect. The message names the policies that use it.
     """
     check_defaults(context, varied)
     based_on = {Paged.name if is_policy_file(policy) else policy for policy in policies}
@@ -205,12 +210,12 @@ def check_defaults(context: click.Context, varied: Collection[str] = ()) -> None
 
 
 def is_given(context: click.Context, name: str) -> bool:
-    """Tell whether a flag is on the command line."""
+    """Tell whether the flag of the parameter `name` is on the command line."""
     return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 _OF_SGLANG = {"max_model_len": "context_length"}
-"""SGLang's names of settings, by the name of the flag."""
+"""SGLang's names of settings that have another name in kvsim, by kvsim's name of the flag."""
 
 
 def policies_with(name: str) -> set[str]:

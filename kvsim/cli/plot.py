@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _MOST_PIXELS = 100_000_000
 _DEFAULT_DPI = 300
-"""Resolution that is assumed for the limit of pixels if --dpi is not given: the highest of all --for."""
+"""Dots per inch, assumed for the limit of pixels without --dpi: the highest of all values of --for."""
 _DEFAULT_SIDE_INCHES = 11.0
-"""Width and height that are assumed for the limit of pixels if --size is not given: the largest of all --for."""
+"""Inches of width and height, assumed for the limit of pixels without --size: the largest of all values of --for."""
 _KINDS = (
     "waste-bars, occupancy, queue, latency, lifetimes, free-runs (one or several recordings); "
     "ladder (what kvsim compare --ladder -o wrote); waste-over-time, memory-map, roofline (one); "

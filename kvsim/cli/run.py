@@ -121,7 +121,7 @@ def command(
 
 
 def _check_effects(flags: Mapping[str, Any]) -> None:
-    """Check that --growth and --no-band have an effect, if they are given."""
+    """Check that --growth and --no-band have an effect where they are given."""
     if flags["growth"] is not None and flags["reserve"] != Reserve.DOUBLING.value:
         raise UsageError("--growth has no effect on reservations that do not grow; give --reserve doubling as well.")
     if flags["no_band"] and (has_several_servers(flags) or flags["prefix_store_gib"] is not None):
@@ -155,7 +155,7 @@ def _options(flags: Mapping[str, Any], users: int | None, engine: EngineName) ->
 def simulate_servers(
     setup: tuple[Workload, AnyPolicy, Machine], servers: Servers | None, options: Options, folder: Path | None
 ) -> Fleet:
-    """Simulate `servers`, or a single one for None; with `folder`, record each into it.
+    """Simulate `servers`; None simulates a single one. With `folder`, record each server into it.
 
     `setup` has the requests, the policy and the machine.
     """
@@ -172,7 +172,7 @@ def simulate_servers(
 
 
 def _requests_in_words(workload: Workload, users: int | None, flags: Mapping[str, Any]) -> str:
-    """Describe the requests, and how they are sent."""
+    """Describe in words the requests, and how they are sent."""
     think_s, users_per_s = flags["think_s"], flags["users_per_s"]
     if flags["max_concurrency"] is not None:
         return f"{workload.description}; at most {flags['max_concurrency']:,} at once"

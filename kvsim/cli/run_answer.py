@@ -23,17 +23,19 @@ class RunAnswer:
     """Figures and notes of one server, or of several servers behind one router."""
 
     def __init__(self, fleet: Fleet, *, shows_fleet: bool) -> None:
-        """Take the results of `fleet`. With `shows_fleet`, the figures of all servers together are printed first."""
+        """Prepare the figures of `fleet`. With `shows_fleet`, the figures of all servers together are printed first."""
         self._runs, self._summaries = fleet.servers, fleet.summaries()
         self._fleet = fleet if shows_fleet else None
         self._band: Band | None = None
         self._front_end_s: list[float] = []
-        """Seconds that the front end of each server adds to TTFT and end to end; empty without front ends."""
+        """Mean seconds that the HTTP front end of each server adds to TTFT and end to end; empty without front ends."""
         self.notes: list[str] = []
         """Sentences below the figures."""
 
     def add_band(self, workload: Workload, policy: AnyPolicy, machine: Machine, options: Options) -> None:
-        """Compute prediction intervals by further simulations of a single server, unless these take too long."""
+        """Add prediction intervals for a single server, which need further simulations. Runs that would take too long
+        get none.
+        """
         [summary] = self._summaries
         if not is_worth_a_band(summary, len(workload)):
             return
@@ -42,7 +44,9 @@ class RunAnswer:
         self.notes += band_notes(self._band)
 
     def add_front_end(self, card: Card | None, workload: Workload) -> None:
-        """Add the delay of an HTTP front end to the times that clients see."""
+        """Add the delay of an HTTP front end to the times that clients see; `card` is the machine's, None if
+        unknown.
+        """
         mean_prompt = float(workload.prompt_tokens.mean())
         self._summaries, self._front_end_s, note = with_delays(http(card), self._summaries, mean_prompt)
         self.notes.append(note)

@@ -1,4 +1,4 @@
-"""Setup of a simulation from its flags: requests, machine, memory and policy."""
+"""Setup of a simulation that its flags describe: requests, machine, memory and policy."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Setup of a simulation without its policy."""
+    """Setup of a simulation: requests, machine, memory, and the flags from which a policy is made."""
 
     workload: Workload
     gpu: Gpu
     model: Model
     kv_bytes: int
-    """Bytes of KV cache on each GPU."""
+    """Bytes of KV cache on one GPU."""
     block_size: int
-    """Tokens of a block of a paged cache."""
+    """Number of tokens in a block of a paged cache."""
     max_model_len: int
     flags: dict[str, Any]
 
     def policy(self, name: str) -> AnyPolicy:
-        """Return the policy called `name`, or the one in a Python file, with the settings of the flags.
+        """Return the policy called `name`, which may be a Python file, with the settings of the flags.
 
-        Settings that the Python file defines have priority over flags.
+        If the file changes any setting of the scheduler, no flag changes the scheduler. The same holds for the cache.
         """
         from kvsim.kv_groups.specs import check_block_size
         from kvsim.policies import Contiguous, Paged, Radix, Static
@@ -86,7 +86,7 @@ class Scenario:
         return custom
 
     def _radix(self) -> Radix:
-        """Return SGLang's policy; settings without a flag have SGLang's defaults for the GPU and the model."""
+        """Return SGLang's policy. Settings without a flag have SGLang's defaults for the GPU and the model."""
         from kvsim.kv_groups.sglang_pools import SlotLayers
         from kvsim.policies import Radix, SGLangSettings
         from kvsim.sizing.sglang_budget import DEFAULT_RATIO, check_chunk, default_running_requests, defaults_on
@@ -104,10 +104,10 @@ class Scenario:
         return Radix(scheduler=scheduler, cache=cache)
 
     def machine(self, policy: AnyPolicy) -> Machine:
-        """Return the machine that `policy` runs on.
+        """Return the machine that `policy` runs on, with its step times.
 
-        With `--times one` of `kvsim compare`, all policies have the step times of vLLM. Otherwise static batches have
-        those of Hugging Face.
+        By default, static batches have the step times of Hugging Face. With `--times one` of `kvsim compare`, all
+        policies have those of vLLM.
         """
         from kvsim.policies import Static
         from kvsim.simulation import Machine
@@ -117,10 +117,9 @@ class Scenario:
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.kv_bytes, step_time=times)
 
     def _step_time(self, policy: AnyPolicy, *, captured: bool = True) -> StepTimeModel:
-        """Return the step times of the given profile or machine card, or the best ones for the machine
-        (`kvsim.machines`).
+        """Return the step times of the profile or machine card in the flags; without one, the best for the machine.
 
-        With `--times own`, a profile of another engine than that of `policy` is ignored.
+        `kvsim.machines` chooses them. With `--times own`, a profile of an engine other than the policy's is ignored.
         """
         from kvsim.machines import KERNELS, is_card, step_times
         from kvsim.policies import Radix, Static
@@ -168,7 +167,7 @@ class Scenario:
         )
 
     def times_of(self, rung: Rung) -> StepTimeModel:
-        """Return vLLM's step times for a rung of `compare --ladder`, with or without CUDA graphs."""
+        """Return vLLM's step times for a rung of `compare --ladder`. A rung runs with or without CUDA graphs."""
         from kvsim.policies import Paged
 
         return replace(self, flags=self.flags | {"clock": "one"})._step_time(Paged(), captured=rung.captured)
@@ -192,7 +191,7 @@ class Scenario:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on the defaults that vLLM adjusts to the other settings, and on optimal eviction."""
+        """Sentences on defaults that vLLM changes because of the other settings, and on optimal eviction."""
         words = adjusted_words(self.flags, self.gpu, self.max_model_len)
         if self.flags["eviction"] == PrefixEviction.OPTIMAL.value:
             words.append("optimal eviction knows all requests: a bound for rules of eviction, which no server reaches")
@@ -200,9 +199,9 @@ class Scenario:
 
 
 def paged_settings(flags: dict[str, Any], gpu: Gpu, model: Model, block_size: int) -> PagedSettings:
-    """Return the settings of the paged cache.
+    """Return the settings of the paged cache that the flags describe.
 
-    The speed of the link to host memory is that of the flag, of the machine card, or the default, in this order.
+    The speed of the link to host memory is that of the flag; otherwise that of the machine card, otherwise the default.
     """
     from kvsim.policies.settings import PagedSettings
 
@@ -223,13 +222,13 @@ def radix_cache(flags: dict[str, Any], gpu: Gpu) -> RadixSettings:
 
 
 _SPEEDS = ("load_gb_per_s", "store_gb_per_s")
-"""Settings with the speed of the link from and to host memory."""
+"""Names of the settings for the speed of the link from and to host memory."""
 _HOST_TIERS = ("kv_offloading_size", "enable_hierarchical_cache")
 """Settings that give a server host memory for its cache: vLLM's, and SGLang's."""
 
 
 def _link_of(flags: dict[str, Any], gpu: Gpu, tier: str) -> dict[str, float]:
-    """Return the settings of the link to host memory; empty if setting `tier`, which gives host memory, is off.
+    """Return the settings of the link to host memory; empty if `tier`, the setting that gives host memory, is off.
 
     Raises:
         UsageError: the speed of the link is given, and no host memory.
@@ -250,21 +249,21 @@ def _link_of(flags: dict[str, Any], gpu: Gpu, tier: str) -> dict[str, float]:
 _SIZES = ("kv_gib", "num_blocks", "gpu_memory_utilization", "mem_fraction_static")
 """Flags that state the size of the KV cache."""
 _OF_WEIGHTS = ("quantization", "tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size")
-"""Flags that change the bytes of the weights, or of the KV of a token, on a GPU."""
+"""Flags that change how many bytes the weights, or the KV of a token, take on one GPU."""
 
 
 def _keeps_memory(flags: Mapping[str, Any]) -> bool:
-    """Tell whether no flag changes the memory of a recorded machine."""
+    """Tell whether the memory of a recorded machine can be used: no flag changes it."""
     return all(flags[name] is None for name in _SIZES + _OF_WEIGHTS)
 
 
 def _is_sized_by_sglang(model: Model) -> bool:
-    """Tell whether SGLang's rules determine the slots of a model. (Its policy refuses all other models.)"""
+    """Tell whether SGLang's rules determine the number of slots for a model. Its policy refuses all other models."""
     return model.pipeline_parallel_size == 1 and not model.recurrent_layers
 
 
 Requests: TypeAlias = "tuple[Workload, Recording | RecordedRequests | None]"
-"""Requests, and the recording that they come from, if any."""
+"""Requests, and the recording that they come from; None if they come from none."""
 
 
 def build_scenario(
@@ -308,15 +307,17 @@ def build_scenario(
 
 
 def _recorded_len(meta: Meta) -> int | None:
-    """Return the max_model_len of a recorded run: the engine's if it was real, the policy's if it was simulated."""
+    """Return the max_model_len of a recorded run: the engine's if it was a real one, the policy's if it was
+    simulated.
+    """
     length = meta.engine.get("max_model_len", meta.policy.get("max_model_len"))
     return length if isinstance(length, int) else None
 
 
 def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None) -> tuple[int, int, int | None]:
-    """Return the cache size in bytes, the block size, and the max_model_len of the flags (None by default).
+    """Return the size of the cache in bytes, the block size in tokens, and max_model_len (None: the default).
 
-    The size is that of the flags, of the recording, or the rest of the GPU's memory, in this order.
+    The size of the cache is that of the flags; otherwise that of the recording, otherwise what the GPU's memory leaves.
     """
     pool = recorded.pool if recorded is not None and _keeps_memory(flags) else None
     if pool is None or pool.num_units is None:
@@ -343,7 +344,7 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
 
 
 def _block_size(flags: dict[str, Any], model: Model, layout: KVCacheLayout) -> int:
-    """Return the setting `block_size` in tokens. The block sizes of several KV cache groups are derived from it."""
+    """Return the setting `block_size` in tokens, from which the block sizes of several KV cache groups are derived."""
     from kvsim.kv_groups.specs import CacheSettings, smallest_block
 
     if layout.is_uniform:

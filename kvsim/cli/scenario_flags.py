@@ -48,7 +48,7 @@ _SETTINGS = {
     )
     for name, option in flags_of(settings, heading, {"max_model_len": tokens_or_auto}).items()
 }
-"""Decorator that adds the flag of a setting, for each setting."""
+"""Decorators that add the flag of a setting to a command, by the name of the setting."""
 _OF_SIZE = (
     *(name for name in flags_of(MachineSettings, MACHINE, {}) if name != "times"),
     *(
@@ -65,7 +65,7 @@ _OF_SIZE = (
         "vllm",
     ),
 )
-"""Settings that decide the number of blocks."""
+"""Names of settings that decide the number of blocks."""
 _REFUSED = (
     section(_PAGED)("--swap-space", hidden=True, expose_value=False, callback=_refuse_swap_space),
     section(_SCHEDULING)("--speculative-tokens", hidden=True, expose_value=False, callback=_refuse_speculative_tokens),
@@ -95,11 +95,11 @@ _MORE = (
 
 
 def settings_options(*names: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds the flags of these settings to a command."""
+    """Return a decorator that adds the flags of the settings `names` to a command."""
     return with_options(*(_SETTINGS[name] for name in names))
 
 
 machine_options = with_options(settings_options(*_OF_SIZE), *_REFUSED, _DEFAULTS)
-"""Decorator that adds the flags of a machine to a command."""
+"""Decorator that adds the flags for a machine to a command."""
 scenario_options = with_options(workload_options, *_SETTINGS.values(), *_REFUSED, _DEFAULTS, *_MORE)
 """Decorator that adds all flags of a simulation to a command."""

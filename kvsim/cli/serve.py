@@ -26,11 +26,11 @@ except ImportError as error:
 
 HOST = "127.0.0.1"
 MAX_BROWSERS = 8
-"""Maximum number of interfaces; each is a process."""
+"""Maximum number of browsers. Each has a terminal interface in its own process."""
 MAX_CONNECTIONS = 64
 """Maximum number of open sockets; a browser opens about six for each page."""
 MAX_COLUMNS, MAX_ROWS = 1_000, 500
-"""Largest terminal: a browser over two large screens, with small letters."""
+"""Largest terminal, in characters: that of a browser over two large screens with small letters."""
 MAX_MESSAGE_BYTES = 1 << 16
 _STOP_S = 5.0
 """Seconds that an interface may take to end after its browser has disconnected."""
@@ -53,7 +53,7 @@ class LocalServer(Server):
     """Textual's server, restricted to requests from the pages that it served itself."""
 
     def __init__(self, command: str, port: int) -> None:
-        """`command` starts an interface; it is run for each browser."""
+        """Serve on `port` of this machine. `command` starts an interface; it is run for each browser."""
         super().__init__(f"exec {command}", host=HOST, port=port, title="kvsim")
         names = [f"{host}:{port}" for host in (HOST, "localhost")] + ([HOST, "localhost"] if port == 80 else [])
         self._hosts = frozenset(names)
@@ -75,7 +75,7 @@ class LocalServer(Server):
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
-        """Serve during the block; yield the port."""
+        """Serve while the `with` block runs; yield the port."""
         log.addFilter(_is_ours)
         runner = web.AppRunner(
             await self._make_app(), logger=log, access_log=None, keepalive_timeout=_IDLE_S, shutdown_timeout=_STOP_S
@@ -89,7 +89,9 @@ class LocalServer(Server):
             await runner.cleanup()
 
     def _connection(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection; close excess connections at once, silent ones after a time."""
+        """Return the protocol of a new connection. Excess connections are closed at once, and silent ones after
+        `_ASK_S`.
+        """
         server = runner.server
         assert server is not None
         if len(server.connections) >= MAX_CONNECTIONS:
@@ -110,7 +112,7 @@ class LocalServer(Server):
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse requests that the pages of this server do not send."""
+        """Refuse a request that the pages of this server would not send; pass any other to `handler`."""
         if request.transport is not None:
             self._asked.add(request.transport)
         origin = request.headers.get("Origin")

@@ -49,7 +49,7 @@ class ServedCommand(SectionedCommand):
 
 
 def _split(args: Sequence[str]) -> tuple[list[str], ServerLine | None]:
-    """Divide `args` into the arguments of kvsim and the server's line (None without one)."""
+    """Divide `args` into the arguments of kvsim and the server's command line, which is None if there is none."""
     given = list(args)
     for index, word in enumerate(given):
         if word == "--from" or word.startswith("--from="):
@@ -69,7 +69,7 @@ def _spellings(option: click.Parameter) -> Collection[str]:
 
 
 def _report(translation: Translation) -> None:
-    """Print on standard error what became of each flag of the server."""
+    """Print on standard error how each flag of the server was translated."""
     echo(f"Taken from the server's command line: {translation.words() or 'nothing'}.", err=True)
     for flag, why in translation.unmodelled.items():
         echo(f"Not followed: {flag}; {why}.", err=True)

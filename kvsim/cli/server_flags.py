@@ -24,7 +24,7 @@ _SWITCH = re.compile(
     r"--(no-|enable-|disable-|skip-|use-|trust-remote-code|enforce-eager|async-scheduling|language-model-only|headless"
     r"|calculate-kv-scales|fully-sharded-loras|log-requests|show-time-cost|is-embedding|numa-bind$).*"
 )
-"""Flags without a value, among those that kvsim does not have."""
+"""Flags of a server that have no value, among flags that kvsim does not have."""
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
 """Number with a suffix: 32k is 32,000, and 32K is 32,768."""
 _NUMBERS = ("--max-model-len", "--max-num-batched-tokens", "--kv-cache-memory-bytes")
@@ -32,26 +32,30 @@ _NUMBERS = ("--max-model-len", "--max-num-batched-tokens", "--kv-cache-memory-by
 _OTHER_MEANING = frozenset(("--config", "--host", "--load-format", "--port", "--seed", "--size"))
 """Flags of servers that kvsim also has, with another meaning."""
 _STATED_IN_CHECKPOINT = frozenset(("auto-round", "compressed-tensors", "gguf", "quark", "torchao"))
-"""Quantization methods that do not determine the number of bits of a weight."""
+"""Quantization methods whose name does not tell the number of bits of a weight."""
 
 
 @dataclass(slots=True)
 class Translation:
-    """Flags of a kvsim command that a server's line amounts to, and the server's flags without a counterpart."""
+    """Translation of a server's command line: flags of a kvsim command, and the server's flags without a
+    counterpart.
+    """
 
     arguments: list[str] = field(default_factory=list)
-    """Flags and values, as on the command line."""
+    """Translated flags with their values, as on a command line."""
     defaults: dict[str, str] = field(default_factory=dict)
-    """Defaults of kvsim's parameters that differ for this server."""
+    """Values that kvsim's parameters have for this server if no flag sets them, where they differ from kvsim's
+    defaults.
+    """
     irrelevant: list[str] = field(default_factory=list)
     """Flags of the server that change neither memory nor time."""
     unmodelled: dict[str, str] = field(default_factory=dict)
-    """Flags of the server whose effect on memory or time kvsim does not model, and the reason."""
+    """Flags of the server whose effect on memory or time kvsim does not model, each with the reason."""
     dropped: dict[str, str] = field(default_factory=dict)
-    """Flags that vLLM no longer has, and the release that dropped each (empty if unknown)."""
+    """Flags that vLLM no longer has, each with the release that dropped it (empty if unknown)."""
 
     def words(self) -> str:
-        """Return the flags as they would be typed."""
+        """Return the translated flags as they would be typed."""
         defaults = [word for name, value in self.defaults.items() for word in (f"--{name}", value)]
         return shlex.join([*defaults, *self.arguments])
 
@@ -62,7 +66,7 @@ def _tables() -> dict[str, dict[str, dict[str, str]]]:
 
 
 def translate(line: ServerLine, known: Mapping[str, click.Parameter]) -> Translation:
-    """Translate a server's line for a command that has the flags `known`, given by their spellings."""
+    """Translate the server's command `line` for a kvsim command whose flags are `known`, by their spellings."""
     translation, table = Translation(), _tables()[line.server]
     if line.server == "vllm" and "--defaults" in known:
         translation.defaults["defaults"] = "server"
@@ -98,7 +102,7 @@ def _flags(
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield each flag in `words` with its values. A positional argument is the model, and is yielded as `--model`.
 
-    `same` has kvsim's spelling of flags that are spelled differently there.
+    `same` maps a server's flag to the spelling of that flag in kvsim, where the two differ.
     """
     index = 0
     while index < len(words):
@@ -120,7 +124,7 @@ def _flags(
 
 
 def _whole_flag(flag: str, spellings: Collection[str]) -> str:
-    """Return the flag that `flag` abbreviates: the only one in `spellings` that begins with it; else `flag`.
+    """Return the only one in `spellings` that begins with `flag`. If there are none or several, return `flag`.
 
     SGLang accepts such abbreviations.
     """
@@ -134,7 +138,7 @@ def is_flag_word(word: str) -> bool:
 
 
 def _arguments(flag: str, name: str, values: Sequence[str], option: click.Parameter) -> list[str]:
-    """Return kvsim's flag `name` with its value for the server's `flag` with `values`."""
+    """Return the arguments that give kvsim's flag `name` the value that the server's `flag` has in `values`."""
     if getattr(option, "is_flag", False):
         if values and values[0].casefold() == "false":
             off = name.replace("--", "--no-", 1)
@@ -147,7 +151,7 @@ def _arguments(flag: str, name: str, values: Sequence[str], option: click.Parame
 
 
 def _whole_number(flag: str, text: str) -> int:
-    """Return the number that `text` states, with or without a suffix, as vLLM reads it."""
+    """Return the number that `text` states. It may have a suffix, as in vLLM: 32k is 32,000, and 32K is 32,768."""
     match = _NUMBER.fullmatch(text)
     if match is None and text.isdecimal():
         return int(text)

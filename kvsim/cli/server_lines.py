@@ -21,11 +21,11 @@ _MODULES = {
     "vllm.entrypoints.api_server": "vllm",
     "sglang.launch_server": "sglang",
 }
-"""Python modules that start a server, and the server."""
+"""Server that a Python module starts, by the name of the module."""
 _PROGRAMS: Mapping[tuple[str, ...], str] = {("vllm", "serve"): "vllm", ("sglang", "serve"): "sglang"}
-"""Programs with their first argument that start a server, and the server."""
+"""Server that a program starts, by the name of the program and its first argument."""
 _IMAGES = {"vllm-openai": "vllm"}
-"""Docker images that start a server, and the server. Arguments after the image are flags of the server."""
+"""Server that a Docker image starts, by the name of the image. Arguments after the image are flags of the server."""
 _RELEASE = re.compile(r"v?(\d+\.\d+\.\d+)")
 """Tag of a Docker image that states a release."""
 _END = re.compile(r"[;&|]+|\d*>.*")
@@ -48,13 +48,13 @@ class ServerLine:
     server: str
     """Engine: "vllm" or "sglang"."""
     words: Sequence[str]
-    """Arguments of the server."""
+    """Arguments of the server, without the program."""
     release: str = ""
     """Release that the tag of a Docker image states; empty if unknown."""
 
 
 def line_of(text: str) -> ServerLine:
-    """Return the only server's line in `text`, which is the line itself or the name of a file that contains it.
+    """Return the only server's command line in `text`, which is the line itself or the name of a file that contains it.
 
     Raises:
         UsageError: there is no such line, or there are several.
@@ -88,7 +88,9 @@ def _expanded(text: str) -> str:
 
 
 def _with_values(text: str, values: Mapping[str, str]) -> str:
-    """Replace variables in `text` by their `values`, or else by the defaults that `text` states."""
+    """Replace variables in `text` by their `values`; a variable without a value by its default in `text`, if it has
+    one.
+    """
 
     def value_of(found: re.Match[str]) -> str:
         *names, default = found.groups()
@@ -98,7 +100,7 @@ def _with_values(text: str, values: Mapping[str, str]) -> str:
 
 
 def _environment(tree: Mapping[Any, Any]) -> dict[str, str]:
-    """Return the environment variables of a container, which Kubernetes lists and Compose lists or maps."""
+    """Return the environment variables of a container, by name. Kubernetes lists them; Compose lists or maps them."""
     given = tree.get("env") or tree.get("environment") or []
     if isinstance(given, dict):
         return {str(name): str(value) for name, value in given.items()}
@@ -108,7 +110,7 @@ def _environment(tree: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _lines_in_dockerfile(text: str, where: str) -> Iterator[ServerLine]:
-    """Yield the server's line that the last FROM, ENTRYPOINT and CMD of a Dockerfile make up, if any."""
+    """Yield the server's command line that the last FROM, ENTRYPOINT and CMD of a Dockerfile make up, if any."""
     parts = dict(_DOCKERFILE.findall(text.replace("\\\n", " ")))
     tree: dict[str, Any] = {"image": parts.get("FROM", "").partition(" ")[0]}
     for word, key in (("ENTRYPOINT", "entrypoint"), ("CMD", "command")):
@@ -121,7 +123,7 @@ def _lines_in_dockerfile(text: str, where: str) -> Iterator[ServerLine]:
 
 
 def _words(text: str, where: str) -> list[str]:
-    """Divide `text` into words as a shell does; an error calls the text `where`."""
+    """Divide `text` into words as a shell does. An error message calls the text `where`."""
     lexer = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars=";&|")
     lexer.whitespace_split = True
     try:
@@ -144,7 +146,7 @@ def _lines_in_words(words: Sequence[str]) -> Iterator[ServerLine]:
 
 
 def line_at(words: Sequence[str], index: int) -> ServerLine | None:
-    """Return the server's line that begins with `words[index]`, or None."""
+    """Return the server's command line that begins at `words[index]`; None if none begins there."""
     server, release, begin = _PROGRAMS.get(tuple(words[index : index + 2])), "", index + 2
     if server is None and words[index] == "-m" and index + 1 < len(words):
         server = _MODULES.get(words[index + 1])
@@ -177,7 +179,7 @@ def _lines_in_yaml(text: str, where: str) -> Iterator[ServerLine]:
 
 
 def _flat(settings: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield the words of the command line with the settings of a configuration file of vLLM."""
+    """Yield the settings of a configuration file of vLLM as the words of a command line."""
     for key, value in settings.items():
         flag = f"--{str(key).replace('_', '-')}"
         if key == "model_tag":
@@ -191,9 +193,9 @@ def _flat(settings: Mapping[Any, Any]) -> Iterator[str]:
 
 
 def _lines_in_tree(tree: Any, where: str, seen: set[int]) -> Iterator[ServerLine]:
-    """Yield the servers' lines of all containers in a YAML value.
+    """Yield the servers' command lines of all containers in a YAML value.
 
-    `seen` has the ids of values that were read already: an alias in YAML may repeat a value, or contain itself.
+    `seen` has the ids of values that were read already. An alias in YAML may repeat a value, or contain itself.
     """
     if id(tree) in seen or not isinstance(tree, dict | list):
         return

@@ -1,4 +1,4 @@
-"""A flag with several values, such as `--kv-cache-dtype auto fp8`, which `kvsim compare` compares."""
+"""Flag with several values, such as `--kv-cache-dtype auto fp8`, which `kvsim compare` compares."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _SWITCH_WORDS = frozenset(("on", "off", "true", "false", "yes", "no"))
 
 
 class SeveralValues(NamedTuple):
-    """A flag with the values to compare."""
+    """Flag for which several values are given."""
 
     flag: str
-    """Spelling of the flag on the command line."""
+    """Flag as it is typed, such as `--kv-cache-dtype`."""
     name: str
     """Name of the command's parameter."""
     words: tuple[str, ...]
     values: tuple[Any, ...]
-    """Value of each word, in the type of the flag."""
+    """Values to compare, in the type of the flag."""
 
 
 def several_values(context: click.Context) -> SeveralValues | None:
-    """Return the flag with several values, or None."""
+    """Return the flag for which several values are given; None if every flag has one value."""
     found: SeveralValues | None = context.meta.get(_KEY)
     return found
 
@@ -40,7 +40,7 @@ class ComparingCommand(ServedCommand):
     """Command in which one flag may have several values; a switch has the values on and off."""
 
     def kvsim_arguments(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
-        """Return `args` with one value for each flag; `several_values` returns all values."""
+        """Return `args` with one value for each flag, as click parses it; `several_values` returns all values."""
         options = {
             spelling: option
             for option in self.params
@@ -84,7 +84,7 @@ class ComparingCommand(ServedCommand):
 def _flags_with_words(args: Sequence[str], options: dict[str, click.Option]) -> list[tuple[str, list[str], list[str]]]:
     """Return each flag in `args`, the words after it, and the arguments from which both were read.
 
-    A word that is neither a flag nor the value of one of `options` is returned as a flag without words.
+    A word that is neither a flag nor the value of one of `options` is returned as if it were a flag without words.
     """
     found: list[tuple[str, list[str], list[str]]] = []
     index = 0

@@ -24,7 +24,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 
 
 def overwrite_option(*outputs: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds `--overwrite`, which requires one of `outputs` (names of parameters), if any."""
+    """Return a decorator that adds `--overwrite`. The flag requires one of the parameters `outputs`; empty: it requires
+    none.
+    """
     return flag(
         "--overwrite",
         is_flag=True,
@@ -88,7 +90,7 @@ def print_table(
 
 
 def difference_rows(lines: Iterable[VerdictLine]) -> list[tuple[str, str, str]]:
-    """Return the rows of a table of recorded and simulated decisions; different ones are marked."""
+    """Return the rows of a table of recorded and simulated decisions. Lines that differ are marked."""
     return [(("> " if line.differs else "  ") + line.label, line.recorded, line.simulated) for line in lines]
 
 
@@ -112,7 +114,7 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def size(num_bytes: float) -> str:
-    """Format bytes: `3.12 GiB`."""
+    """Format a number of bytes, such as `3.12 GiB`."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if abs(num_bytes) >= scale:
             return f"{num_bytes / scale:,.2f} {unit}"
@@ -120,7 +122,9 @@ def size(num_bytes: float) -> str:
 
 
 def change_words(before: float, after: float, form: Callable[[float], str]) -> str:
-    """Return the change of a figure in percent, or of a share in percentage points; empty if `form` hides it."""
+    """Return the change of a figure in percent; of a share, in percentage points. Empty if `form` prints both values
+    alike.
+    """
     if before != before or after != after or form(before) == form(after):
         return ""
     if form(0.5).endswith("%"):
@@ -134,7 +138,7 @@ def number(value: float, form: str = ",.0f") -> str:
 
 
 def quantiles(times: Distribution) -> str:
-    """Format the median, the 99th percentile and the mean of durations."""
+    """Format the median, the 99th percentile and the mean of `times`."""
     return f"p50 {seconds(times.p50)}, p99 {seconds(times.p99)}, mean {seconds(times.mean)}"
 
 

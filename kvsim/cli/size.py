@@ -1,4 +1,4 @@
-"""`kvsim size`: the KV-cache pool of a model on a GPU, with a row for every term of the memory budget."""
+"""`kvsim size`: the KV-cache pool of a model on a GPU, with a row for each term of the memory budget."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from kvsim.cli.options import bounded, check_policy_flags, is_given
 from kvsim.cli.scenario_flags import machine_options, settings_options
 from kvsim.cli.served_command import ServedCommand
 from kvsim.cli.show import echo, json_option, print_json, print_table, size
-from kvsim.cli.size_additions import image_of, image_rows, sleep_rows
 from kvsim.cli.size_figures import document, otherwise, release_of, sequences_at_once, unmeasured
+from kvsim.cli.size_image import image_of, image_rows
 from kvsim.cli.size_rows import block_rows, num_gpus, otherwise_rows, place_of, pool_rows, rank_rows
+from kvsim.cli.size_sleep import sleep_rows
 from kvsim.cli.size_verdict import verdict
 from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups.reasons import caching_words
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
 
 _OF_HICACHE = ("enable_hierarchical_cache", "hicache_ratio", "hicache_size")
-"""Settings that decide the size of SGLang's host memory."""
+"""Names of settings that decide the size of SGLang's host memory."""
 _OF_VLLM = ("image", "image_tokens", "enable_sleep_mode")
-"""Flags without an effect on SGLang's slots."""
+"""Names of flags that have no effect on SGLang's slots."""
 
 
 def _list(*, as_json: bool) -> None:
@@ -124,7 +125,9 @@ def command(
 
 
 def _check_alone(context: click.Context, *allowed: str) -> None:
-    """Check that only flags in `allowed` are given; the first one ends the command without using any other."""
+    """Check that only flags in `allowed` are given. The first of these flags ends the command without using any
+    other.
+    """
     spelled = {str(option.name): option.opts[0] for option in context.command.params}
     for name, flag in spelled.items():
         if name not in allowed and is_given(context, name):
@@ -132,7 +135,7 @@ def _check_alone(context: click.Context, *allowed: str) -> None:
 
 
 def _check_slots(context: click.Context) -> None:
-    """Check that no flag without an effect on SGLang's slots is given."""
+    """Check that no flag is given that has no effect on SGLang's slots."""
     for option in context.command.params:
         if option.name in _OF_VLLM and is_given(context, str(option.name)):
             raise UsageError(f"{option.opts[0]} has no effect with --policy radix; leave it out.")

@@ -1,10 +1,10 @@
-"""Figures of `kvsim size`: the sequences that fit, under other layouts too, and all figures as JSON."""
+"""Figures of `kvsim size`: the sequences that fit, also with other layouts of the memory; and all figures as JSON."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.size_additions import asleep_of
+from kvsim.cli.size_sleep import asleep_of
 from kvsim.display.text import plural
 from kvsim.errors import UsageError
 from kvsim.policies.releases import DEFAULT, rules_of
@@ -30,7 +30,9 @@ def release_of(flags: Mapping[str, Any]) -> str:
 
 
 def sequences_at_once(budget: Budget, policy: str, tokens: int) -> tuple[int, str]:
-    """Return how many sequences of `tokens` tokens the memory holds at once under `policy`, and how, in words."""
+    """Return how many sequences of `tokens` tokens the memory holds at once under `policy`, and a description of
+    how.
+    """
     from kvsim.memory.packing import largest_batch
 
     if policy == "paged":
@@ -47,7 +49,9 @@ def sequences_at_once(budget: Budget, policy: str, tokens: int) -> tuple[int, st
 
 
 def otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
-    """Return the plans of the same memory under other layouts, by JSON key, each with its condition in words."""
+    """Return plans that use the same memory with other layouts, each with the condition for it in words. The keys are
+    those of the JSON output.
+    """
     if policy != "paged":
         return {}
     full, divided, number = budget.with_full_layers(), budget.with_divided_latents(), budget.model.tensor_parallel_size
@@ -60,7 +64,7 @@ def otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
 
 
 def unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
-    """Return a note for each term of the budget that was not measured for this model or release."""
+    """Return a note for each term of the budget that was not measured for its model or release."""
     release, model = release_of(flags), budget.model
     is_computed = any(term.label == "activations" for term in budget.terms)
     sentences = []
@@ -87,7 +91,9 @@ def unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
 def document(
     flags: Mapping[str, Any], budget: Budget, policy: str, tokens: int, costs: dict[str, Any] | None, *, sleeps: bool
 ) -> dict[str, Any]:
-    """Return all figures for JSON; `costs` are those of one image (None if not asked for)."""
+    """Return all figures for JSON. `costs` are those of one image (None: not asked for). `sleeps` adds the levels of
+    sleep.
+    """
     plan = budget.plan
     num_sequences, _ = sequences_at_once(budget, policy, tokens)
     logs_longest = rules_of(release_of(flags)).logs_longest

@@ -25,12 +25,14 @@ def num_gpus(budget: Budget) -> int:
 
 
 def place_of(budget: Budget) -> str:
-    """Tell in words whether figures are those of each data-parallel rank or of all GPUs; empty for one GPU."""
+    """Describe whether figures are those of each data-parallel rank or of all GPUs; empty for one GPU."""
     return "on each rank" if budget.model.data_parallel_size > 1 else "in all" if num_gpus(budget) > 1 else ""
 
 
 def block_rows(budget: Budget, on_one: str) -> list[Row]:
-    """Return the rows about one block: its bytes, the bytes of a token, and each kind of layer if there are several."""
+    """Return the rows about one block: its bytes, the bytes of a token, and one row per kind of layer if there are
+    several.
+    """
     layout = budget.plan.layout
     why = f"{budget.block_size} tokens in all layers" if len(layout.groups) == 1 else _shared(budget)
     if (number := budget.model.decode_context_parallel_size) > 1:
@@ -61,7 +63,7 @@ def block_rows(budget: Budget, on_one: str) -> list[Row]:
 
 
 def _draft_rows(budget: Budget, on_one: str) -> list[Row]:
-    """Return a row with the share of each block that draft layers take, if there are any."""
+    """Return one row with the share of each block that draft layers take; no row without draft layers."""
     layers = budget.plan.settings.draft_layers
     if not layers:
         return []
@@ -71,7 +73,7 @@ def _draft_rows(budget: Budget, on_one: str) -> list[Row]:
 
 
 def _shared(budget: Budget) -> str:
-    """Describe a block that any one of several KV cache groups may hold."""
+    """Describe a block that holds the tokens of any one of several KV cache groups."""
     groups = budget.plan.layout.groups
     longest = max(group.num_layers for group in groups)
     return f"{longest} pages of {size(groups[0].page_bytes)}, of whichever of {len(groups)} tables holds it"
@@ -80,8 +82,8 @@ def _shared(budget: Budget) -> str:
 def pool_rows(budget: Budget, *, logs_longest: bool) -> list[Row]:
     """Return the rows about the pool: its blocks, and the two figures that vLLM logs.
 
-    With `logs_longest`, the release logs the tokens of sequences of the longest length; earlier ones log the tokens of
-    all blocks.
+    If `logs_longest`, the release logs how many tokens fit in sequences of the maximum length. Earlier releases log the
+    tokens of all blocks.
     """
     plan = budget.plan
     length = plan.settings.max_model_len
@@ -104,14 +106,16 @@ def pool_rows(budget: Budget, *, logs_longest: bool) -> list[Row]:
 
 
 def rank_rows(budget: Budget, unit: str, num_sequences: int) -> list[Row]:
-    """Return a row with the sequences of all data-parallel ranks together, if there are several ranks."""
+    """Return one row with the number of sequences of all data-parallel ranks together; no row for a single rank."""
     ranks = budget.model.data_parallel_size
     why = f"{ranks} ranks, each with a scheduler and a cache of its own; no sequence uses two"
     return [(f"  {unit}", f"{ranks * num_sequences:,}", "in all", why)] if ranks > 1 else []
 
 
 def otherwise_rows(budget: Budget, policy: str, tokens: int) -> list[Row]:
-    """Return a row for each other layout of the same memory: how many sequences of `tokens` tokens it would hold."""
+    """Return a row for each other layout of the same memory: how many sequences of `tokens` tokens it would hold at
+    once.
+    """
     in_all = place_of(budget)
     return [
         ("  otherwise", f"{plan.max_sequences(tokens):,}", in_all,

@@ -1,4 +1,4 @@
-"""`kvsim size --policy radix`: SGLang's token slots under mem_fraction_static, beside vLLM's blocks."""
+"""Answer of `kvsim size --policy radix`: SGLang's token slots under mem_fraction_static, beside vLLM's blocks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *,
 
 
 class _HostSlots(NamedTuple):
-    """The slots of HiCache in the host memory of each GPU."""
+    """Slots of HiCache in host memory, for the KV of each GPU."""
 
     num_slots: int
     num_bytes: int
@@ -81,7 +81,7 @@ class _HostSlots(NamedTuple):
         return cls(num_pages * slots.page_size, num_pages * page_bytes, f"{why}; SGLang adds one page")
 
     def rows(self, on_one: str) -> list[tuple[str, str, str, str]]:
-        """Return the rows of the table about host memory."""
+        """Return the rows of the printed table about host memory."""
         of_one = "of each GPU" if on_one else ""
         return [("host memory", size(self.num_bytes), of_one, self.why), ("slots there", f"{self.num_slots:,}", "", "")]
 

@@ -69,6 +69,6 @@ def _costs(budget: Budget, image: Mapping[str, Any] | None) -> list[str]:
 
 
 def draft_bytes_per_block(budget: Budget) -> int:
-    """Return the number of bytes of a block that belong to draft layers."""
+    """Return how many bytes of each block belong to draft layers."""
     layers = budget.plan.settings.draft_layers
     return sum(budget.model.layer_bytes_per_token(layer) for layer in layers) * budget.block_size

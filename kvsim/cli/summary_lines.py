@@ -1,4 +1,4 @@
-"""Table of all figures of a summary, with a column for each run; and the same as JSON."""
+"""Figures of summaries: a table with a column for each run, and the same figures as JSON."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def print_summaries(
     note: str = "",
     names_evidence: bool = False,
 ) -> None:
-    """Print one table with a column for each summary, followed by the source of the step times and `note`.
+    """Print one table with a column for each summary, then the source of the step times and `note`.
 
-    `names_evidence` lists the recordings from which the error of the step times is known.
+    If `names_evidence`, the recordings are listed with which the error of the step times was measured.
     """
     rows = [(label, *map(cell, summaries)) for label, cell in _rows(summaries)]
     columns = ["", *(summary.policy for summary in summaries)]
@@ -87,9 +87,9 @@ def _statistic(summary: Summary, times: Callable[[Summary], float]) -> str:
 
 
 def summary_document(recording: Recording | Measured, summary: Summary) -> dict[str, Any]:
-    """Return a summary for JSON, with its settings and the source of its times.
+    """Return a summary for JSON, with the settings of the run and the source of its step times.
 
-    Print a warning if the times extrapolate.
+    Print a warning if the step times were used outside their fitted range.
     """
     _warn(recording)
     return figures_document(recording, summary) | {
@@ -102,7 +102,7 @@ def summary_document(recording: Recording | Measured, summary: Summary) -> dict[
 def figures_document(recording: Recording | Measured, summary: Summary) -> dict[str, Any]:
     """Return every figure of a run or a recording for JSON.
 
-    `policy` is the name of the policy, also where `summary` has the name of a server in its place.
+    `policy` is always the name of the policy; in a summary, the name of a server may be in its place.
     """
     return summary.as_dict() | {
         "policy": recording.meta.rules_name,
@@ -135,14 +135,17 @@ def _warn(recording: Recording | Measured) -> None:
 
 
 def time_source(recording: Recording | Measured) -> str:
-    """Describe the source of a recording's times in a sentence."""
+    """Describe in a sentence where the times of a run or a recording come from."""
     if recording.meta.source != "simulation":
         return f"times: measured on {recording.meta.gpu}; {latency_origin(recording.requests)}"
     return f"times: {recording.meta.engine.get('step_time', 'unknown')}"
 
 
 def time_lines(recording: Recording | Measured, *, names_evidence: bool = False) -> list[str]:
-    """Return lines about the source of a run's step times, in short and in full."""
+    """Return the lines of a text about the source of a run's step times, first in short, then in full.
+
+    If `names_evidence`, the recordings are listed with which the error of the step times was measured.
+    """
     source = time_source(recording)
     if recording.meta.source != "simulation":
         return [source]

@@ -1,4 +1,4 @@
-"""`kvsim sweep`: simulations of every combination of settings, written as one table and drawn as one figure."""
+"""`kvsim sweep`: simulations of every combination of settings, written as one table and one optional figure."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _check_outputs(output: Path, figure: Path | None, vary: Sequence[str], *, ov
 
 
 def _run(points: Sequence[Point], output: Path, **options: Any) -> SweepResult:
-    """Run `points`; if interrupted, print how many are done. `options` are those of `sweep`."""
+    """Run `points` with the `options` of `sweep`. If interrupted, print how many points are done."""
     from kvsim.experiments.sweeps import sweep
 
     num_done = 0
@@ -180,7 +180,9 @@ def _axes(context: click.Context, vary: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
-    """Return the name of the parameter that `text` varies, and its values: `num-blocks=1000,2000`."""
+    """Return the parameter that `text` varies and its values. `num-blocks=1000,2000` is ("num_blocks", [1000,
+    2000]).
+    """
     flag, equals, values = text.partition("=")
     spelled = "--" + flag.strip().lstrip("-").replace("_", "-")
     fixed = ("vary", "output", "figure", "jobs", "backend", "scheduler", "overwrite", "as_json")
@@ -198,7 +200,7 @@ def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
 
 
 def _requests_once(command: click.Command, axes: Mapping[str, Any]) -> Callable[[dict[str, Any]], Requests]:
-    """Return a function that builds the requests of a point, once for all points with equal request flags."""
+    """Return a function that builds the requests of a point. Points with the same flags for requests share them."""
     sections = {option.name: getattr(option, "section", "") for option in command.params}
     varying = [name for name in axes if sections[name] == "Requests"]
     known: dict[tuple[Any, ...], Requests] = {}
@@ -219,7 +221,7 @@ def _point(
     axes: Mapping[str, Any],
     values: Sequence[Any],
 ) -> Point:
-    """Return the simulation with `values` of the flags in `axes`, and `flags` for all others."""
+    """Return the simulation for one point of the grid: `axes` names the varied flags, `values` has a value for each."""
     from kvsim.experiments.sweeps import Point
 
     settings = dict(zip(axes, values, strict=True))

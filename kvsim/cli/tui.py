@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from kvsim.simulation import EngineName
 
 _LIST = "list"
-"""Value of --lesson without a number."""
+"""Value of --lesson if no number is given, which lists the lessons."""
 _PORT = 8000
 _FEW_REQUESTS = 1_000
-"""Largest number of requests that the interpreted engine simulates quickly enough for a person who waits."""
+"""Largest number of requests that the interpreted engine simulates while a person waits."""
 
 
 @click.command("tui", cls=ServedCommand)
@@ -138,14 +138,17 @@ def command(
 
 
 class _Shown(NamedTuple):
-    """Content of the interface."""
+    """Content that the interface shows, made when it has started."""
 
     make: Callable[[Any], Any]
-    """Makes the recording, the recordings or the lesson. Its argument reports progress."""
+    """Function that makes the recording, the recordings or the lesson. Its argument reports progress."""
     runs: Callable[[], Any] | None = None
-    """Simulates the same requests under all policies, if the user asks for a comparison."""
+    """Function that simulates the same requests under all policies, if the user asks for a comparison; None: not
+    possible.
+    """
     ample: Callable[..., Any] | None = None
-    """Returns the tokens per second of each policy with ample memory."""
+    """Function that returns the tokens per second of each policy in a pool that never runs short; None: not possible.
+    """
 
 
 def _shown(
@@ -170,7 +173,9 @@ def _shows_no_run(
     recording_name: str | None, flags: Mapping[str, Any], lesson: str | None, attach: str | None, compare: bool,
     screenshot: Path | None,
 ) -> str:  # fmt: skip
-    """Return, in words, the content that is shown without a simulation; empty if the interface may simulate."""
+    """Return words for the content that the flags ask for if it needs no simulation; empty if a simulation may be
+    shown.
+    """
     if recording_name is not None and flags["workload"] is not None:
         raise UsageError(f"--workload has no effect with the recording {recording_name!r}; leave one out.")
     if recording_name is not None and screenshot is not None and not compare:
@@ -179,9 +184,9 @@ def _shows_no_run(
 
 
 def _checked_policy(context: click.Context, policy: str | None, shows_no_run: str, *, others: bool) -> str | None:
-    """Check the flags of a run, and return the policy: the paged one if the flags describe a run without a policy.
+    """Check the flags of a run, and return the policy: the paged one if flags describe a run and --policy is missing.
 
-    `others` is True if a recording or a comparison is shown.
+    `others` is True if a recording or a comparison is shown. `shows_no_run` has the words of `_shows_no_run`.
     """
     flag_of_a_run = _flag_of_a_run(context)
     if shows_no_run and flag_of_a_run:
@@ -202,7 +207,9 @@ def _fleet(folders: Sequence[Path], report: Any) -> Any:
 
 
 def _flag_of_a_run(context: click.Context) -> str:
-    """Return a given flag that describes a simulation (requests, machine, settings of a policy); empty if none is."""
+    """Return a given flag that describes a simulation (requests, machine, settings of a policy); empty if there is
+    none.
+    """
     stated = (param for param in context.command.params if getattr(param, "section", "Options") != "Options")
     return next((param.opts[0] for param in stated if is_given(context, str(param.name))), "")
 
@@ -229,13 +236,13 @@ def _checked_size(size: str, screenshot: Path | None, at_s: float | None, *, ove
 
 
 class _Quiet:
-    """Progress report that shows nothing, because the interface uses the terminal."""
+    """Report of progress that prints nothing, because the interface uses the terminal."""
 
     def begin(self, what: str) -> None:
-        """Accept the name of the next simulation."""
+        """Ignore the name of the next simulation."""
 
     def __call__(self, done: int, total: int) -> None:
-        """Accept the numbers of simulated and of all requests."""
+        """Ignore the numbers of simulated and of all requests."""
 
 
 _quiet = _Quiet()
@@ -261,13 +268,13 @@ def _compared(scenario: Scenario) -> tuple[str, ...]:
 
 
 def _ample_tokens_per_s(flags: dict[str, Any]) -> list[float]:
-    """Return the throughput of each policy with ample memory, in the order of `_all_policies`."""
+    """Return the tokens per second of each policy in a pool that never runs short, in the order of `_all_policies`."""
     scenario = build_scenario(**flags)
     return with_memory_for_everything(scenario, {name: scenario.policy(name) for name in _compared(scenario)}, _quiet)
 
 
 def _simulate(scenario: Scenario, policy: str, report: Any) -> Recording:
-    """Simulate one policy; without a `report`, show the progress in the terminal."""
+    """Simulate one policy. `report` receives the progress; None shows the progress in the terminal."""
     from kvsim.engine.driver import has_machine_code
     from kvsim.engine.initialization import memory_of
 

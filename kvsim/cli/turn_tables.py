@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvsim.simulation import Measured
 
 _MOST_LOSSES = 8
-"""Maximum number of listed turns whose history was evicted."""
+"""Maximum number of printed turns whose history was evicted."""
 
 
 def turn_documents(run: Recording | Measured) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def turn_documents(run: Recording | Measured) -> dict[str, Any]:
 
 
 def print_turns(run: Recording | Measured) -> None:
-    """Print a row for all first turns, a row for all second turns, and so on; nothing if the run has no sessions."""
+    """Print a row for all first turns, a row for all second turns, and so on. A run without sessions prints nothing."""
     heads = ["turn", "requests", "history, tokens", "hits, tokens", "computed again", "TTFT, mean"]
     rows = [
         (

@@ -37,11 +37,11 @@ _SHORT = {
     "longest_sequence_bytes": "longest takes",
     "gpu_kv_cache_size_tokens": "logged tokens",
 }
-"""Short headings of the figures in the table of rules, which has those that at least one rule changes."""
+"""Short headings of figures in the table of rules. A figure has a column if at least one rule changes it."""
 
 
 def compare_releases(old: str, new: str, flags: dict[str, Any], *, as_json: bool) -> None:
-    """Simulate the requests under two releases, and print the differences."""
+    """Simulate the requests under two releases, and print the differences in the figures and in the rules."""
     from kvsim.cli.scenario import build_scenario
     from kvsim.experiments.upgrades import explain_upgrade
     from kvsim.policies import Paged

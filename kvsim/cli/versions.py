@@ -1,4 +1,4 @@
-"""`kvsim versions`: list the releases of vLLM whose rules kvsim knows, and what changed in each."""
+"""`kvsim versions`: list the releases of vLLM whose rules kvsim knows, and the changes in each."""
 
 from __future__ import annotations
 

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 _MOST_ADAPTERS, _MOST_SKEW = 1 << 20, 100
 _MOST_CUT = 0.1
-"""Largest share of generated requests that may be shortened to the model's longest sequence without --max-model-len."""
+"""Largest share of generated requests that may be cut to the model's longest sequence. With --max-model-len, all may
+be.
+"""
 
 
 def workload_of_flags(flags: dict[str, Any]) -> Workload:
-    """Return the requests that the flags describe, for a command that does not simulate sessions."""
+    """Return the requests that the flags describe, for a command that cannot simulate sessions."""
     workload = workload_and_source(flags)[0]
     if workload.turns is not None:
         raise UsageError(
@@ -32,7 +34,9 @@ def workload_of_flags(flags: dict[str, Any]) -> Workload:
 
 
 def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
-    """Return the requests that the flags describe, and the recording that they come from, if any."""
+    """Return the requests that the flags describe, and the recording that they come from; None if they come from
+    none.
+    """
     factor = multiple("--answers", flags["answers"])
     if not is_generated(flags):
         _check_seed(flags)
@@ -61,13 +65,13 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
 
 
 def _check_seed(flags: Mapping[str, Any]) -> None:
-    """Check that --seed, if it is given with recorded requests, has an effect: on adapters, images or drafts."""
+    """Check that --seed has an effect if it is given with recorded requests: on adapters, images or drafts."""
     if flags["seed"] and not any(flags.get(name) for name in ("adapters", "images", "speculative_config")):
         raise UsageError("--seed has no effect on recorded requests: nothing is drawn at random; leave it out.")
 
 
 def _adjusted(workload: Workload, flags: Mapping[str, Any], answer_factor: float) -> Workload:
-    """Apply --load, --answers (`answer_factor`), --adapters and --images."""
+    """Return `workload` changed by --load, --answers (`answer_factor` times as long), --adapters and --images."""
     workload = _with_load(workload, flags)
     if answer_factor != 1:
         workload = workload.scaled_answers(answer_factor)
@@ -118,7 +122,7 @@ def is_generated(flags: Mapping[str, Any]) -> bool:
 
 
 def multiple(flag: str, text: str | None) -> float:
-    """Return the number in a text such as `2x`; 1 for None."""
+    """Return the number in the value of `flag`, such as 2 in `2x`; 1 for None."""
     if text is None:
         return 1.0
     try:
@@ -131,7 +135,7 @@ def multiple(flag: str, text: str | None) -> float:
 
 
 def columns_of(text: str | None) -> dict[str, str]:
-    """Return the file's column names in `--columns`, by kvsim's column names."""
+    """Return the column names that `--columns` gives, by kvsim's column names; empty without the flag."""
     pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
     if any(not (ours.strip() and equals and theirs.strip()) for ours, equals, theirs in pairs):
         raise UsageError(
@@ -155,9 +159,10 @@ def _with_load(workload: Workload, flags: Mapping[str, Any]) -> Workload:
 
 
 def cut_at(workload: Workload, max_model_len: int, *, stated: bool) -> Workload:
-    """Shorten generated requests to `max_model_len` tokens.
+    """Cut generated requests to `max_model_len` tokens.
 
-    `stated` tells that the user has stated this limit. Otherwise it is a `UsageError` if many requests are longer.
+    Raises:
+        UsageError: many requests are longer, and the user has not stated the limit (`stated`).
     """
     cut = workload.cut(max_model_len)
     if workload.turns is None:
@@ -175,7 +180,7 @@ def cut_at(workload: Workload, max_model_len: int, *, stated: bool) -> Workload:
 
 
 def first_requests(workload: Workload, num_requests: int, hint: str = "") -> Workload:
-    """Return the first --num-requests requests. `hint` is a second remedy in the error if there are fewer."""
+    """Return the first --num-requests requests. If there are fewer, the error adds `hint`, another remedy."""
     from kvsim.importers import first
 
     if num_requests > len(workload):
@@ -187,7 +192,7 @@ def first_requests(workload: Workload, num_requests: int, hint: str = "") -> Wor
 
 
 def _part(workload: Workload, flags: dict[str, Any]) -> Workload:
-    """Return the first --num-requests requests, with the arrival rate of --rate."""
+    """Return the first --num-requests requests, rescaled to the arrival rate of --rate."""
     if flags["num_requests"] is not None:
         hint = "" if flags["workload"] else "; --arrivals poisson generates any number"
         workload = first_requests(workload, flags["num_requests"], hint)

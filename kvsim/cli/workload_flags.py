@@ -39,7 +39,7 @@ ARRIVAL_OPTIONS = (
         help="Repeating arrival-rate profile: CSV with hour (or minute, time_s) and rate_per_s.",
     ),
 )
-"""Decorators that add the flags of an arrival process to a command."""
+"""Decorators that add the flags for arrivals to a command."""
 _OPTIONS = (
     _requests(
         "--workload",
@@ -103,4 +103,4 @@ _OPTIONS = (
     ),
 )
 workload_options = with_options(*_OPTIONS)
-"""Decorator that adds the flags of a workload to a command."""
+"""Decorator that adds the flags for requests to a command."""

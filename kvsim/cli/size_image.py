@@ -1,4 +1,4 @@
-"""Rows of `kvsim size` that a flag asks for: the cost of one image, and the memory of a sleeping server."""
+"""Cost of one image, for `kvsim size --image` and `--image-tokens`."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def image_of(budget: Budget, image: str | None, image_tokens: int | None) -> dic
 
 
 def image_rows(costs: dict[str, Any] | None) -> list[tuple[str, str, str, str]]:
-    """Return the rows of the printed table about one image: label, value, unit, reason.
+    """Return the rows of the printed table for one image: label, value, unit, reason.
 
-    `costs` are those of `image_of`; without them, there are no rows.
+    `costs` are those of `image_of`; None: there are no rows.
     """
     if costs is None:
         return []
@@ -65,35 +65,3 @@ def image_rows(costs: dict[str, Any] | None) -> list[tuple[str, str, str, str]]:
         ("  its KV cache", size(costs["kv_bytes"]), "", f"{costs['blocks']:,} blocks, as long as its request runs"),
         ("  in the encoder cache", size(costs["encoder_bytes"]), "", f"until its tokens are computed; {fits}"),
     ]
-
-
-_WEIGHTS = ("weights", "tower for images", "draft weights", "adapters")
-"""Terms of a budget that are loaded with the model. Sleep level 1 moves them to host memory, level 2 drops them."""
-_STAYS = ("outside PyTorch", "captured graphs")
-"""Terms that the allocator of sleep mode does not manage, so that they remain on the GPU."""
-
-
-def asleep_of(budget: Budget) -> dict[str, dict[str, int | None]]:
-    """Return three sizes for each level of sleep: bytes that a GPU frees, that go to host memory, and that stay on it.
-
-    The last is None with a pool of a stated size, because the other terms of the budget are not estimated then.
-    """
-    terms = {term.label: -term.size_bytes for term in budget.terms}
-    weights = sum(terms.get(label, 0) for label in _WEIGHTS)
-    stays = sum(terms.get(label, 0) for label in _STAYS) if "weights" in terms else None
-    return {
-        "1": {"leaves_bytes": budget.kv_bytes + weights, "host_bytes": weights, "stays_bytes": stays},
-        "2": {"leaves_bytes": budget.kv_bytes + weights, "host_bytes": 0, "stays_bytes": stays},
-    }
-
-
-def sleep_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
-    """Return a row for each level of sleep."""
-    rows = []
-    for level, found in asleep_of(budget).items():
-        host, stays = found["host_bytes"] or 0, found["stays_bytes"]
-        weights = f"the weights wait in {size(host)} of host memory" if host else "the weights are loaded again to wake"
-        left = f"; {size(stays)} stays: {' and '.join(_STAYS)}" if stays is not None else ""
-        why = f"leaves: the KV cache is dropped, {weights}{left}. Not measured; wakes with as many blocks"
-        rows.append((f"asleep, level {level}", size(found["leaves_bytes"] or 0), on_one, why))
-    return rows
