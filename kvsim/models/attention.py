@@ -1,8 +1,8 @@
 """List the caches of each decoder layer of a transformer, from its `config.json`, by the rules of vLLM 0.25.1.
 
-The size of the KV cache follows from this list. Each function here is for one family of architectures. It tells which
-layers have full attention, a sliding window, chunks, or a latent. `kvsim.models.recurrent` has the functions for models
-with recurrent layers.
+The size of the KV cache follows from this list. Each function of this module is for one family of architectures. It
+tells which layers have full attention, a sliding window, chunks or a latent. Models with recurrent layers are in
+`kvsim.models.recurrent`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Caches = list[tuple["Layer", ...]]
 
 
 def num_layers(config: Config) -> int:
-    """Return the number of decoder layers: the stated number or, without one, the length of the stated list
-    of layers.
+    """Return the number of decoder layers: the stated number, or the length of the stated list of layers if there is no
+    number.
     """
     for field in ("hybrid_override_pattern", "layers_block_type"):
         pattern = config.fields.get(field)
@@ -75,8 +75,8 @@ def by_layer_types(config: Config) -> Caches:
     """List full and sliding layers as `layer_types` names them, if that list has both kinds.
 
     Otherwise all layers are of one kind: sliding if `sliding_window` is set and `use_sliding_window` is not false, else
-    full. A list with only one kind is ignored, as in vLLM (`is_interleaved` is false); a window of the model then
-    applies to all layers.
+    full. vLLM ignores a list with only one kind, too (`is_interleaved` is false); the window of the model then applies
+    to all layers.
     """
     kinds = config.texts("layer_types", num_layers(config))
     if kinds is not None:
@@ -108,9 +108,10 @@ def windowed(config: Config, is_sliding: Sequence[bool]) -> Caches:
 
 
 def full_every_nth(n: int, config: Config) -> Caches:
-    """List layers of which every `n`-th is full and all others slide.
+    """List layers of which every `n`-th has full attention and all others have a sliding window.
 
-    A stated `layer_types` replaces this rule, and a stated `sliding_window_pattern` replaces `n`.
+    If the configuration states `layer_types`, it is used instead. If it states `sliding_window_pattern`, that replaces
+    `n`.
     """
     if config.states("layer_types"):
         return by_layer_types(config)
@@ -119,27 +120,28 @@ def full_every_nth(n: int, config: Config) -> Caches:
 
 
 def gpt_oss(config: Config) -> Caches:
-    """List the layers of gpt-oss: layers 0, 2, 4 and so on slide, even if `layer_types` states otherwise."""
+    """List the layers of gpt-oss. Layers 0, 2, 4 and so on have a sliding window, even if `layer_types` states
+    otherwise.
+    """
     return windowed(config, [index % 2 == 0 for index in range(num_layers(config))])
 
 
 def gemma_3n(config: Config) -> Caches:
-    """List the layers of Gemma 3n: its last layers have no cache, and read the caches of earlier layers."""
+    """List the layers of Gemma 3n. Its last layers have no cache: they read the caches of earlier layers."""
     return _without_shared(config, full_every_nth(5, config))
 
 
 def _without_shared(config: Config, layers: Caches) -> Caches:
-    """Return `layers` without the caches of the last `num_kv_shared_layers` layers, which read those of
-    earlier layers.
+    """Return `layers` without the caches of the last `num_kv_shared_layers` layers.
+
+    These layers read the caches of earlier layers.
     """
     num_shared = config.count("num_kv_shared_layers", default=0, least=0, most=len(layers) - 1)
     return layers[: len(layers) - num_shared] + [()] * num_shared
 
 
 def gemma_4(config: Config) -> Caches:
-    """List the layers of Gemma 4. Full layers have other heads than sliding layers; the last layers may
-    have no cache.
-    """
+    """List the layers of Gemma 4. Full and sliding layers have different heads. The last layers may have no cache."""
     layers = full_every_nth(6, config)
     layers[-1] = (full(config),)  # the last layer is full, even if the pattern makes it sliding
     layers = [
@@ -152,9 +154,10 @@ def gemma_4(config: Config) -> Caches:
 
 
 def _gemma_4_full_layer(config: Config, index: int) -> FullAttention:
-    """Return the full layer with number `index` of Gemma 4.
+    """Return the full-attention layer with number `index` of Gemma 4.
 
-    Its heads are stated in `per_layer_config`, under "05" or "5" for layer 5, or in fields for all full layers.
+    The configuration states its heads in `per_layer_config`, under "05" or "5" for layer 5, or in fields for all full
+    layers.
     """
     per_layer = config.fields.get("per_layer_config")
     stated = per_layer.get(f"{index:02d}", per_layer.get(str(index))) if isinstance(per_layer, dict) else None
@@ -166,7 +169,7 @@ def _gemma_4_full_layer(config: Config, index: int) -> FullAttention:
 
 
 def llama_4(config: Config) -> Caches:
-    """List the layers of Llama 4. Layers with rotary positions have chunks; layers without are full.
+    """List the layers of Llama 4. Layers with rotary positions have chunked attention, all others have full attention.
 
     By default, every fourth layer has no rotary positions.
     """
@@ -190,8 +193,8 @@ def llama_4(config: Config) -> Caches:
 
 
 def latent(config: Config) -> Caches:
-    """List the layers of DeepSeek. Every layer has a latent; with sparse attention, it also has the keys of
-    an indexer.
+    """List the layers of DeepSeek. Every layer caches a latent. With sparse attention, it also caches the keys of an
+    indexer.
     """
     sparse = config.count("index_topk", default=0, least=0) > 0
     layer = Mla(

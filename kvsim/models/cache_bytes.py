@@ -1,7 +1,8 @@
 """Compute the bytes of one token in the cache of one layer on one GPU, for every value of `--kv-cache-dtype`.
 
-The sizes are those that vLLM 0.25.1 allocates. It allocates more than needed with `int4_per_token_head`: it packs two
-elements into a byte, but not in layers with a sliding window, nor in chunked layers that it converts to full ones.
+The sizes are those that vLLM 0.25.1 allocates. With `int4_per_token_head`, vLLM packs two elements into a byte only in
+full-attention layers. In sliding layers, and in chunked layers converted to full ones, it allocates twice the bytes
+needed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def check_kv_cache_dtype(kv_cache_dtype: str) -> None:
 
 
 def check_layer_takes(layer: Attention, kv_cache_dtype: str) -> None:
-    """Raise a `UsageError` if vLLM 0.25.1 has no attention backend with this cache type for such a layer."""
+    """Raise a `UsageError` if vLLM 0.25.1 has no attention backend for `layer` with this cache type."""
     if isinstance(layer, Mla):
         is_taken = kv_cache_dtype in _SPARSE if layer.sparse else kv_cache_dtype not in (*_NOT_MLA, "fp8_ds_mla")
         kind, instead = "sparse latent attention" if layer.sparse else "multi-head latent attention", "auto and fp8 are"
@@ -44,10 +45,11 @@ def check_layer_takes(layer: Attention, kv_cache_dtype: str) -> None:
 def bytes_per_token(
     layer: Attention | Indexer, *, dtype: str, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1
 ) -> int:
-    """Return the number of bytes of one token in `layer` on each GPU. `auto` stands for the model's `dtype`.
+    """Return the number of bytes of one token in `layer` on each GPU. `auto` means the model's `dtype`.
 
-    The keys of an indexer have a type of their own. Each GPU holds them, and latents, as a whole. The size follows from
-    vLLM's layout of the cache, which is defined for more types than the backends support: see `check_layer_takes`.
+    The keys of an indexer have their own type, whatever the two types are. Each GPU holds these keys and latents as a
+    whole. The size follows from vLLM's layout of the cache, which is defined for more types than the backends support:
+    see `check_layer_takes`.
 
     Raises:
         UsageError: the cache type is unknown, or it is nvfp4 and the layer has a latent.
@@ -64,8 +66,8 @@ def bytes_per_token(
 
 
 def element_bytes(dtype: str, kv_cache_dtype: str) -> int:
-    """Return the number of bytes of one stored element. It is 1 for 4-bit types, of which `_stored` counts half as
-    many.
+    """Return the number of bytes of one stored element. For 4-bit types it is 1, because `_stored` counts half as many
+    elements.
     """
     if kv_cache_dtype == "auto":
         return DTYPE_BYTES[dtype]
@@ -73,13 +75,15 @@ def element_bytes(dtype: str, kv_cache_dtype: str) -> int:
 
 
 def _key_and_value(layer: FullAttention) -> tuple[int, int]:
-    """Return the number of elements in the key and in the value of one head."""
+    """Return the numbers of elements in the key and in the value of one head."""
     # For a chunked layer, vLLM takes values to be as large as keys.
     return (layer.head_dim, layer.head_dim if isinstance(layer, ChunkedLocal) else layer.value_head_dim)
 
 
 def _stored(layer: FullAttention, head_dim: int, kv_cache_dtype: str) -> int:
-    """Return the number of elements that are stored for a key or value with `head_dim` elements."""
+    """Return the number of elements that vLLM stores for a key or value with `head_dim` elements, scales not
+    included.
+    """
     if kv_cache_dtype == "nvfp4":
         return head_dim // 2 + head_dim // 16  # two in a byte, and a one-byte scale for every 16
     if kv_cache_dtype == "int4_per_token_head" and not isinstance(layer, SlidingWindow):

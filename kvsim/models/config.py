@@ -1,4 +1,4 @@
-"""Read and check fields of a Hugging Face `config.json`. Errors name the file, the field and what it must be."""
+"""Read and check fields of a Hugging Face `config.json`. An error names the file, the field and its valid values."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from kvsim.errors import UsageError, shortened
 from kvsim.files.values import is_integer, is_number
 
 LARGEST = 1 << 27
-"""Largest number in any field that counts something."""
+"""Largest valid number in a field with a count."""
 _MOST_SHOWN = 80
-"""Number of characters of an invalid value that a message shows."""
+"""Maximum number of characters of an invalid value in a message."""
 _TEXT_MODELS = ("text_config", "llm_config", "language_config")
 """Fields in which an image model has the configuration of its text model."""
 _INHERITED = ("architectures", "tie_word_embeddings", "dtype", "torch_dtype")
@@ -19,7 +19,7 @@ _INHERITED = ("architectures", "tie_word_embeddings", "dtype", "torch_dtype")
 
 
 class Config:
-    """Fields of one configuration. An image model has those of its text model in a field, see `text`."""
+    """Fields of one configuration. An image model has the fields of its text model inside one field, see `text`."""
 
     def __init__(self, fields: Mapping[str, Any], where: str, architecture: str = "") -> None:
         """Store the fields. `where` names the file in messages; `architecture` is the class of the text model."""
@@ -46,7 +46,7 @@ class Config:
     def count(self, *names: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
         """Return the whole number in the fields `names`, which are names of one quantity; `default` if none is stated.
 
-        It must be from `least` to `most`. All fields that are stated must have the same value.
+        The number must be from `least` to `most`. If several of the fields are stated, they must have the same value.
 
         Raises:
             UsageError: a value is invalid, or none is stated and there is no default.
@@ -68,16 +68,18 @@ class Config:
         return default
 
     def positive(self, name: str, *, default: float | None = None) -> float:
-        """Return the number in a field, or `default`. It must be above 0 and at most a million."""
+        """Return the number in field `name`, or `default` if it is not stated. The number must be above 0 and at most a
+        million.
+        """
         value = self.fields.get(name, default)
         if not is_number(value, 0, 1e6) or value == 0:
             raise self.wrong(name, "a number above 0 and at most 1,000,000")
         return value
 
     def indices(self, name: str, below: int, *, first: int = 0) -> frozenset[int]:
-        """Return the layers that a list names, numbered from 0; an empty set without the list.
+        """Return the layers that the list in field `name` has, numbered from 0; an empty set without the list.
 
-        The list numbers the `below` layers of the model from `first` on.
+        The list itself numbers the layers from `first`; the model has `below` layers.
         """
         value = self.fields.get(name)
         if value is None:
@@ -89,7 +91,7 @@ class Config:
         return frozenset(index - first for index in value)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return the truth value in a field, or `default`."""
+        """Return the truth value in field `name`, or `default` if it is not stated."""
         value = self.fields.get(name)
         if value is None:
             return default
@@ -98,8 +100,9 @@ class Config:
         return value
 
     def texts(self, name: str, length: int | None = None) -> tuple[str, ...] | None:
-        """Return the texts in a list; None if the field is absent. With a `length`, the list must have as
-        many texts.
+        """Return the texts in the list in field `name`; None without the field.
+
+        The list must have `length` texts; None allows any number.
         """
         value = self.fields.get(name)
         if value is None:
@@ -115,7 +118,9 @@ class Config:
         return tuple(value)
 
     def wrong(self, name: str, right: str, *, shown: str = "") -> UsageError:
-        """Return the error for field `name`, which must be `right`. `shown` replaces its value in the message."""
+        """Return the error for field `name`, whose value must be `right`. `shown` replaces the wrong value in the
+        message; empty: it does not.
+        """
         value = shown or shortened(self.fields.get(name), _MOST_SHOWN)
         what = f"says {name} = {value}" if self.states(name) else f"does not say {name}"
         return UsageError(f"{self.where} {what}; it must be {right}.")

@@ -18,4 +18,4 @@ KV_CACHE_DTYPES = (
     "int4_per_token_head",
     "nvfp4",
 )
-"""Values of `--kv-cache-dtype`. `auto` stands for the model's own type."""
+"""Values of `--kv-cache-dtype`. `auto` means the model's own type."""

@@ -1,6 +1,7 @@
 """Convert a Hugging Face `config.json` to a `Model`. Refuse a model whose cache size kvsim cannot compute exactly.
 
-`--model` reads a model in this way if `listed.toml` does not have it. The listed models are built in the same way.
+`--model` reads a configuration in this way if `listed.toml` does not have the model. The listed models are built by the
+same rules.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ RULES: Mapping[str, Rule] = {
     "Qwen3_5ForCausalLM": recurrent.qwen_linear,
     "Qwen3_5MoeForCausalLM": recurrent.qwen_linear,
 }
-"""Rules for listing caches, by the class of the text model in `architectures`."""
+"""Functions that list the caches of a model, by the class of the text model in `architectures`."""
 
 _WRAPPERS: Mapping[str, str] = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
@@ -108,8 +109,8 @@ _NOT_MODELLED: Mapping[str, str] = {
 def read_config(path: Path, longest: int | None = None) -> Model:
     """Read the model from a `config.json`, or from a folder with that file.
 
-    Its name is `_name_or_path` in the file or, without that, the name of its folder. `longest` is the number of tokens
-    in the longest sequence; it is used only if the file states none.
+    Its name is `_name_or_path` in the file; without that, it is the name of the folder. `longest` is the number of
+    tokens in the longest sequence, used only if the file states none.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -191,8 +192,8 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: in
 def _kinds_of(layers: attention.Caches) -> tuple[tuple[Layer, ...], tuple[tuple[int, ...], ...]]:
     """Return the different caches of a model and, for each layer, the indices of its caches.
 
-    Both are empty if every layer has one cache of full attention, with keys as large as values. `Model` needs no list
-    then.
+    Both are empty if every layer has one cache of full attention whose keys are as large as its values: `Model` needs
+    no list then.
     """
     kinds: list[Layer] = list(dict.fromkeys(layer for caches in layers for layer in caches))
     if len(kinds) == 1 and all(len(caches) == 1 for caches in layers):

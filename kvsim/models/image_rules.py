@@ -1,7 +1,8 @@
 """Compute how many prompt tokens an image has, for `--image`, as the processors of Qwen2.5-VL and Qwen3-VL do.
 
-The processor scales an image so that both sides are multiples of one length and the area is within limits. Each square
-with sides of this length becomes one token. In the prompt, a marker token precedes these tokens, and one follows.
+The processor scales an image so that both sides are multiples of one length (`side_pixels`) and the area is within
+limits. Each square with sides of this length becomes one token. In the prompt, one marker token precedes the tokens of
+the image, and one follows.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ _MOST_STRETCHED = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRule:
-    """Sizes by which a processor scales images."""
+    """Rule by which a processor scales images: the side of a token and the limits of the area."""
 
     side_pixels: int
-    """Side length in pixels of the square that becomes a token: the side of a patch times the patches
-    merged per side.
+    """Side length in pixels of the square that becomes a token: the side of a patch, times the number of patches merged
+    per side.
     """
     least_pixels: int
     """Smallest area of a scaled image, in pixels."""
@@ -32,7 +33,7 @@ class ImageRule:
 
     @property
     def most_tokens(self) -> int:
-        """Number of tokens of the largest image, without markers."""
+        """Largest number of tokens of an image, without markers."""
         return self.most_pixels // self.side_pixels**2
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
@@ -65,7 +66,9 @@ RULES = {
     "Qwen3VLForConditionalGeneration": _QWEN3,
     "Qwen3VLMoeForConditionalGeneration": _QWEN3,
 }
-"""Rules by class of the image model. The limits were written from memory of the published processor configurations."""
+"""Rules by class of the image model. Their limits were written from memory of the published processor
+configurations.
+"""
 
 
 def image_rule(image_class: str) -> ImageRule:

@@ -1,8 +1,8 @@
 """Kinds of caches that a layer can have: keys and values, a latent, or a recurrent state.
 
-A `Model` lists the caches of its layers; `kvsim.kv_groups` computes bytes and blocks from these. Fields describe the
-whole layer. Methods take the tensor-parallel size and describe one GPU: heads and channels are divided among the GPUs,
-and each GPU has the whole latent.
+A `Model` lists the caches of its layers, from which `kvsim.kv_groups` computes bytes and blocks. Fields describe the
+whole layer. Methods with a tensor-parallel size describe one GPU: heads and channels are divided among the GPUs, and
+each GPU has the whole latent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvsim.models.dtypes import DTYPE_BYTES
 
 
 class StateTensor(NamedTuple):
-    """Tensor of a recurrent state on one GPU."""
+    """Shape and element type of a tensor of a recurrent state, on one GPU."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -28,7 +28,7 @@ class StateTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullAttention:
-    """Keys and values of every token."""
+    """Cache with keys and values of every token."""
 
     kind: str = field(default="full", init=False)
     num_kv_heads: int
@@ -38,17 +38,19 @@ class FullAttention:
     """Number of elements in the value of one head."""
 
     def heads_on_gpu(self, tensor_parallel_size: int) -> int:
-        """Return the number of KV heads on each GPU. If there are more GPUs than heads, heads are copied."""
+        """Return the number of KV heads on each GPU. With more GPUs than heads, several GPUs have a copy of the same
+        head.
+        """
         return max(1, self.num_kv_heads // tensor_parallel_size)
 
     def elements_per_token(self, tensor_parallel_size: int = 1) -> int:
-        """Return the number of elements of a token's keys and values on each GPU."""
+        """Return the number of elements of the keys and values of one token on each GPU."""
         return self.heads_on_gpu(tensor_parallel_size) * (self.head_dim + self.value_head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingWindow(FullAttention):
-    """Keys and values of the last `window` tokens."""
+    """Cache with keys and values of the last `window` tokens."""
 
     kind: str = field(default="sliding_window", init=False)
     window: int
@@ -56,7 +58,7 @@ class SlidingWindow(FullAttention):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedLocal(FullAttention):
-    """Keys and values of the tokens since the last multiple of `window`."""
+    """Cache with keys and values of the tokens from the last multiple of `window` on."""
 
     kind: str = field(default="chunked_local", init=False)
     window: int
@@ -64,8 +66,8 @@ class ChunkedLocal(FullAttention):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mla:
-    """Latent of every token, from which the keys and values of all heads are computed (multi-head latent attention,
-    MLA).
+    """Cache with a latent of every token (multi-head latent attention, MLA). Keys and values of all heads follow from
+    it.
     """
 
     kind: str = field(default="mla", init=False)
@@ -74,13 +76,14 @@ class Mla:
     rope_dim: int
     """Number of elements in the rotary key, which all heads share."""
     sparse: bool = False
-    """True if an indexer chooses the tokens to read (DeepSeek-V3.2). An fp8 cache then has another format."""
+    """True if an indexer chooses the tokens to read (DeepSeek-V3.2). The format of an fp8 cache then differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer:
-    """Keys with which sparse attention chooses the tokens to read. They are in fp8, with a float32 scale per 128
-    elements.
+    """Cache with the keys by which sparse attention chooses the tokens to read.
+
+    The keys are in fp8, with a float32 scale per 128 elements.
     """
 
     kind: str = field(default="indexer", init=False)
@@ -94,7 +97,7 @@ class Indexer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba1:
-    """State of a selective state space layer, as in Mamba and Jamba."""
+    """Cache with the state of a selective state space layer, as in Mamba and Jamba."""
 
     keeps_block_states: ClassVar[bool] = True
     kind: str = field(default="mamba1", init=False)
@@ -116,7 +119,10 @@ class Mamba1:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2:
-    """State of a state space layer with one decay per head: Mamba 2, Granite 4 H, Nemotron-H, Falcon-H1, Zamba 2."""
+    """Cache with the state of a state space layer with one decay per head.
+
+    Mamba 2, Granite 4 H, Nemotron-H, Falcon-H1 and Zamba 2 have such layers.
+    """
 
     keeps_block_states: ClassVar[bool] = True
     kind: str = field(default="mamba2", init=False)
@@ -130,8 +136,8 @@ class Mamba2:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors that each GPU has for one sequence. If groups cannot be divided, each GPU has
-        one group.
+        """Return the tensors that each GPU has for one sequence. If the groups cannot be divided, each GPU has one
+        group.
         """
         groups = self.num_groups if self.num_groups % tensor_parallel_size == 0 else tensor_parallel_size
         channels = (self.inner_size + 2 * groups * self.state_size) // tensor_parallel_size
@@ -143,7 +149,7 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDeltaNet:
-    """State of the linear attention in Qwen3-Next and Qwen3.5."""
+    """Cache with the state of the linear attention in Qwen3-Next and Qwen3.5."""
 
     keeps_block_states: ClassVar[bool] = False
     kind: str = field(default="gated_delta_net", init=False)
@@ -167,7 +173,7 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KimiDelta:
-    """State of the linear attention in Kimi-Linear. Its matrix is in float32."""
+    """Cache with the state of the linear attention in Kimi-Linear. The matrix of the state is in float32."""
 
     keeps_block_states: ClassVar[bool] = False
     kind: str = field(default="kimi_delta", init=False)
@@ -188,7 +194,7 @@ class KimiDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConv:
-    """State of a gated short convolution, as in LFM2."""
+    """Cache with the state of a gated short convolution, as in LFM2."""
 
     keeps_block_states: ClassVar[bool] = False
     kind: str = field(default="short_conv", init=False)
@@ -203,16 +209,16 @@ class ShortConv:
 
 
 Attention: TypeAlias = FullAttention | SlidingWindow | ChunkedLocal | Mla
-"""Caches of keys and values, or of a latent, for every token or for the last tokens."""
+"""Caches of keys and values, or of a latent: of every token, or of the last tokens."""
 Recurrent: TypeAlias = Mamba1 | Mamba2 | GatedDeltaNet | KimiDelta | ShortConv
-"""Caches of a state with a fixed size.
+"""Caches of a state whose size does not depend on the length of the sequence.
 
-All have a method `state` with the same parameters; it ignores `num_speculative_tokens` where vLLM has no speculative
-decoding. If `keeps_block_states` is True, vLLM can cache the state at the end of each block.
+Each class has a method `state` with the same parameters. It ignores `num_speculative_tokens` where vLLM has no
+speculative decoding. If `keeps_block_states` is True, vLLM can cache the state at the end of each block.
 """
 Layer: TypeAlias = Attention | Indexer | Recurrent
 
 LAYER_CLASSES: dict[str, type[Layer]] = {
     layer_class.__dataclass_fields__["kind"].default: layer_class for layer_class in get_args(Layer)
 }
-"""Classes of caches by their `kind`, which is their name in recordings."""
+"""Class of a cache by its `kind`, which is its name in recordings."""

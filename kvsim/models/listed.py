@@ -1,7 +1,7 @@
 """Find the model that `--model` names, in `listed.toml` or in a `config.json`.
 
-`listed.toml` has one table per model. The file is split as text, and a table is parsed when its model is used, because
-parsing all tables would delay every command.
+`listed.toml` has one table per model. Parsing all tables would delay every command, so the file is split as text, and a
+table is parsed only when its model is used.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kvsim.models.shape import Model
 from kvsim.models.weights import find_quantization
 
 _VARIANTS = frozenset(("instruct", "it", "pt", "chat", "hf", "base", "bf16", "meta", "nvidia", "c4ai"))
-"""Words of a name that do not change the shape: variants of a model, and makers."""
+"""Words in the name of a model that do not change its shape: names of variants and of makers."""
 _TOKEN = re.compile(r"v\d+(?:\.\d+)*|a?\d+(?:\.\d+)?[bmke](?![a-z])|\d+x\d+b|[a-z]+|\d+(?:\.\d+)*")
-"""One word in the name of a model, such as "v0.2", "7b", "8x7b", "llama" or "3.1"."""
+"""Pattern of one word in the name of a model, such as "v0.2", "7b", "8x7b", "llama" or "3.1"."""
 _SIZE = re.compile(r"(?:\d+x)?\d+(?:\.\d+)?[bm]")
-"""A number of parameters in the name of a model, such as "7b" or "8x7b"."""
+"""Pattern of a number of parameters in the name of a model, such as "7b" or "8x7b"."""
 _QUANTIZED = (
     (re.compile(r"[-_.](?:quantized[.])?(?:fp8(?:-(?:dynamic|kv|block|static|static-per-tensor))?)$"), "fp8"),
     (re.compile(r"[-_.](?:quantized[.])?(?:gptq-int8|w8a8|w8a16|int8)$"), "int8"),
@@ -34,9 +34,11 @@ _QUANTIZED = (
     (re.compile(r"[-_.](?:nv)?fp4$"), "nvfp4"),
     (re.compile(r"[-_.](?:bnb|unsloth-bnb)-4bit$"), "bitsandbytes"),
 )
-"""Endings of the names of quantized checkpoints, and the value of `--quantization` for each."""
+"""Endings of the names of quantized checkpoints, each with its value of `--quantization`."""
 _CACHED = re.compile(r"(?:^|/)models--([^/]+?)--([^/]+)")
-"""Folder of a model in the cache of Hugging Face, such as "models--Qwen--Qwen3-8B". The groups are owner and title."""
+"""Pattern of a model's folder in the cache of Hugging Face, such as "models--Qwen--Qwen3-8B". The groups are owner and
+title.
+"""
 _BEGIN = "\n[[model]]\n"
 """Text with which each table of `listed.toml` begins."""
 
@@ -91,7 +93,7 @@ def _expanded(runs: str) -> list[str]:
 
 
 def find_model(name: str, longest: int | None = None) -> Model:
-    """Return the model with this name, or at this path. Upper and lower case are the same.
+    """Return the model called `name`, or the one at this path. Upper and lower case are the same.
 
     - A path to a `config.json`, to its folder, or to a model folder in the cache of Hugging Face gives the model
       described there.
@@ -146,14 +148,21 @@ def taken_for(name: str, model: Model) -> str:
 
 
 def _sibling(name: str, model: Model) -> Model:
-    """Return `model`, or its sibling with the name `name`. Siblings differ only in name and longest sequence."""
+    """Return `model` under the name `name`, if that is one of its siblings, which differ only in name and longest
+    sequence.
+
+    Otherwise return `model` unchanged.
+    """
     siblings = _entry(model.name).get("siblings", {})
     matching = [full for full in siblings if name.strip().casefold() in (full.casefold(), _title(full))]
     return replace(model, name=matching[0], max_position_embeddings=siblings[matching[0]]) if matching else model
 
 
 def _matches(name: str) -> list[str]:
-    """Return the names of the listed models that match `name`. The first rule that matches any model decides."""
+    """Return the names of the listed models that match `name`.
+
+    Rules are tried from strict to loose. The first rule that matches any model decides.
+    """
     owner, _, title = name.strip().casefold().rpartition("/")
     if of_sibling := [full for full, names in _siblings().items() if name.strip().casefold() in names]:
         return of_sibling
@@ -170,14 +179,16 @@ def _matches(name: str) -> list[str]:
 
 
 def _newest(names: list[str]) -> list[str]:
-    """Return only the newest name if `names` differ only in a version, such as v0.2 and v0.3; otherwise all names."""
+    """Return only the newest name if `names` differ only in their version, such as v0.2 and v0.3. Otherwise return all
+    names.
+    """
     unversioned = {tuple(word for word in _identity(_title(name)) if word[0] != "v") for name in names}
     return [max(names)] if len(unversioned) == 1 and len(names) > 1 else names
 
 
 @cache
 def _siblings() -> dict[str, frozenset[str]]:
-    """Return the names of siblings, with and without owners, by the name of the model that lists them."""
+    """Return the names of siblings, with and without owners, by the name of the model that has them in its table."""
     siblings = {}
     for full, table in _tables().items():
         names = re.findall(r'^"(.+)" = \d+$', table.partition("[model.siblings]")[2], re.MULTILINE)
@@ -187,12 +198,14 @@ def _siblings() -> dict[str, frozenset[str]]:
 
 
 def _last(name: str) -> str:
-    """Return the last part of a name or path."""
+    """Return the part of a name or path after its last slash."""
     return name.strip().rstrip("/").rpartition("/")[2]
 
 
 def _unfolded(name: str) -> str:
-    """Return the name of a model from a cache folder of Hugging Face or ModelScope; return other names unchanged."""
+    """Return the name of a model from its folder in the cache of Hugging Face or ModelScope. Other names are
+    unchanged.
+    """
     cached = _CACHED.search(name)
     # ModelScope writes a dot in a folder's name as three underscores.
     return (f"{cached[1]}/{cached[2]}" if cached else name).replace("___", ".")
@@ -216,12 +229,12 @@ def _quantized(name: str) -> tuple[str, str]:
 
 
 def _names_a_path(name: str) -> bool:
-    """Tell whether `name` may be a path."""
+    """Tell whether `name` looks like a path rather than a model's name."""
     return "/" in name or name.endswith(".json") or name in (".", "..")
 
 
 def _config_of(name: str) -> Path | None:
-    """Return the configuration file with path `name`, or the one in the folder `name`; None if there is none.
+    """Return the configuration file at path `name`, or the one in the folder `name`; None if there is none.
 
     A model folder in the cache of Hugging Face has snapshots. The file is in the only snapshot, or in the snapshot that
     `refs/main` names.
@@ -249,16 +262,16 @@ def _config_of(name: str) -> Path | None:
 
 
 def _title(name: str) -> str:
-    """Return a name in lower case without its owner."""
+    """Return a model's name in lower case, without its owner."""
     return name.casefold().rpartition("/")[2]
 
 
 def _words(title: str) -> list[str]:
-    """Return the words of a title in lower case."""
+    """Return the words in the title of a model, in lower case."""
     return _TOKEN.findall(title.casefold())
 
 
 def _identity(title: str) -> tuple[str, ...]:
-    """Return the words of a title without variant words. Titles of models with one shape have the same words."""
+    """Return the words in the title of a model without variant words. They are equal for models of the same shape."""
     parts = [part for part in re.split(r"[-_ ]", title.casefold()) if part not in _VARIANTS]
     return tuple(word for part in parts for word in _TOKEN.findall(part))

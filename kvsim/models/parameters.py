@@ -1,8 +1,8 @@
 """Count the parameters of a model from its configuration: all, those of routed experts, and those that a token uses.
 
-Bytes of weights and FLOPs follow from these numbers. Large biases are counted, and one vector for each norm. Rotary
-tables and the modules for drafts are not counted; they were less than 0.1 % in every model that was compared with its
-published size.
+The bytes of weights and the FLOPs follow from these numbers. Large biases are counted, and one vector for each norm.
+Rotary tables and modules for drafting are not counted; they were less than 0.1 % in every model that was compared with
+its published size.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _UNGATED = {
 }
 """Architectures whose feed-forward network has two matrices. All others have a third one, the gate."""
 _GATED_ATTENTION = ("Qwen3Next", "Qwen3_5")
-"""Beginnings of architectures whose attention has a gate."""
+"""Beginnings of architectures whose attention has an output gate."""
 _TIED = ("Gemma", "Cohere", "OPT", "GPT2", "Ernie4_5", "SmolLM3", "Starcoder2", "FalconMamba", "MambaFor", "Lfm2For")
-"""Beginnings of architectures that use one table for input and output if `tie_word_embeddings` is not stated."""
+"""Beginnings of architectures that use one table for input and output unless `tie_word_embeddings` states otherwise."""
 _WIDTHS = {"Llama4ForCausalLM": "intermediate_size_mlp", "OPTForCausalLM": "ffn_dim", "GPT2LMHeadModel": "n_inner"}
 """Field with the width of the feed-forward network, for architectures where it is not `intermediate_size`."""
 _MIXTURES = (
@@ -45,7 +45,9 @@ _MIXTURES = (
 _WITHOUT_FEED_FORWARD = ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
 """Architectures without a feed-forward network."""
 _LEARNED_POSITIONS = {"OPTForCausalLM": 2, "GPT2LMHeadModel": 0}
-"""Architectures with learned positions, and how many rows more than the longest sequence their table has."""
+"""Architectures with learned positions. The value is the number of rows that their table has beyond the longest
+sequence.
+"""
 
 
 class Mixture(NamedTuple):
@@ -58,7 +60,7 @@ class Mixture(NamedTuple):
     intermediate_size: int
     """Width of one routed expert."""
     shared_size: int
-    """Total width of the shared experts, which every token passes through."""
+    """Total width of the experts that every token passes through."""
 
 
 class Parameters(NamedTuple):
@@ -73,7 +75,7 @@ class Parameters(NamedTuple):
 
 
 def mixture(config: Config) -> Mixture | None:
-    """Return the number and the widths of the experts in a layer that has experts; None for a model without experts."""
+    """Return the number and the widths of the experts in one layer with experts; None for a model without experts."""
     names = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
     count = config.count(*names, default=0, least=int(config.architecture.startswith(_MIXTURES)))
     if not count:
@@ -114,7 +116,10 @@ def has_experts(config: Config, index: int) -> bool:
 
 
 def _stated_kind(config: Config, index: int) -> str | None:
-    """Return the name that the configuration has for the feed-forward part of layer `index`; None if it has none."""
+    """Return the configuration's name for the kind of layer `index`, or of its feed-forward part.
+
+    Return None if no list in the configuration tells the kind.
+    """
     for name in ("hybrid_override_pattern", "layers_block_type", "mlp_layer_types"):
         kinds = config.fields.get(name)
         tells = name != "layers_block_type" or (isinstance(kinds, list) and "moe" in kinds)
@@ -151,8 +156,8 @@ def is_tied(config: Config) -> bool:
 def encoder_parameters(config: Config) -> int:
     """Estimate the number of parameters of an image encoder from its width and depth; 0 without an encoder.
 
-    A feed-forward network with `silu` is taken to have a gate. An encoder that merges neighbouring patches is taken to
-    have two linear layers for this.
+    A feed-forward network with `silu` is assumed to have a gate. An encoder that merges neighbouring patches is assumed
+    to have two linear layers for this.
     """
     stated = config.fields.get("vision_config")
     if not isinstance(stated, dict):
@@ -169,7 +174,9 @@ def encoder_parameters(config: Config) -> int:
 
 
 def image_levels(config: Config) -> int:
-    """Return how many deeper layers get vectors of an image encoder for each token (deepstack of Qwen3-VL)."""
+    """Return the number of deeper layers that get their own vector of the image encoder for each token (deepstack of
+    Qwen3-VL).
+    """
     stated = config.fields.get("vision_config")
     levels = stated.get("deepstack_visual_indexes") if isinstance(stated, dict) else None
     return len(levels) if isinstance(levels, list) else 0
@@ -185,7 +192,7 @@ def _per_layer_embeddings(config: Config, num_layers: int) -> int:
 
 
 def _feed_forward(config: Config, index: int, has_cache: bool) -> tuple[int, int, int]:
-    """Count the feed-forward parameters of layer `index`.
+    """Count the feed-forward parameters of layer `index`. `has_cache` tells whether this layer has a cache.
 
     Return three numbers: the parameters that every token uses, those of all routed experts, and those of the experts
     that one token uses.

@@ -1,6 +1,7 @@
 """Compute the longest sequence of a model from its configuration, as vLLM 0.25.1 computes `max_model_len`.
 
-It is the stated number of positions. If the rotary positions are scaled, it is multiplied by a factor.
+It is the stated number of positions. Scaling rotary positions by the kinds `linear`, `dynamic`, `ntk` and `yarn`
+multiplies this number. The number stated with another kind, such as `llama3`, already includes the factor.
 """
 
 from __future__ import annotations
@@ -14,21 +15,25 @@ _STATED = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "max_seq_length",
     "seq_len",
 )  # fmt: skip
-"""Fields that may state the longest sequence. vLLM takes the smallest value."""
+"""Fields that may state the longest sequence. If there are several, vLLM takes the smallest value."""
 _STRETCHING = ("linear", "dynamic", "ntk", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Kinds of scaling whose factor multiplies the longest sequence."""
 _KEEPING = ("default", "llama3", "longrope", "su", "mrope", "proportional")
-"""Kinds of scaling that do not change the longest sequence: `max_position_embeddings` includes their factor."""
+"""Kinds of scaling whose factor does not multiply the longest sequence: `max_position_embeddings` includes it."""
 _PLAIN = ("default", "mrope", "proportional")
-"""Kinds of scaling without a factor."""
+"""Kinds of scaling that have no factor."""
 _LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
-"""Kinds of layers that may have a scaling of their own."""
+"""Kinds of layers that may each have their own scaling of positions."""
 _FACTORS = ("factor", "attn_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "alpha")
-"""Keys of a scaling whose values are numbers."""
+"""Fields of a scaling whose values are numbers."""
 
 
 def longest_sequence(text: Config, given: int | None = None) -> int:
-    """Return the number of tokens in the longest sequence; `given` if the configuration states none."""
+    """Return the number of tokens in the longest sequence. `given` is used if the configuration states none.
+
+    Raises:
+        UsageError: the configuration states none and `given` is None, or a field is invalid.
+    """
     stated = [text.count(name) for name in _STATED if text.states(name)]
     if not stated and not text.states("model_max_length"):
         if given is None:
@@ -75,7 +80,7 @@ def _scalings(text: Config) -> list[Config]:
 
 
 def _without_base(scaling: Any) -> Any:
-    """Return a scaling without its rotary base. Two equal scalings may state it only once."""
+    """Return a scaling without its rotary base, for comparing two scalings of which only one may state it."""
     if not isinstance(scaling, dict):
         return scaling
     kind = {"rope_type": scaling.get("rope_type", scaling.get("type"))}
@@ -97,7 +102,10 @@ def _kind(scaling: Config) -> str:
 
 
 def _stretch(scaling: Config, positions: int) -> tuple[int, float]:
-    """Return a number of positions and the factor by which the scaling multiplies it."""
+    """Return the number of positions from which a scaling starts, and the factor by which it multiplies this number.
+
+    `positions` is the stated number of positions.
+    """
     for name in _FACTORS:
         if scaling.states(name):
             scaling.positive(name)

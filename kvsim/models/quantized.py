@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from kvsim.models.config import Config
 
 _FIELDS = ("quantization_config", "compression_config")
-"""Fields that may describe the quantization."""
+"""Names of the field that describes the quantization; a configuration has at most one."""
 _LEFT_OUT = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
-"""Fields that may list the parts of a model without quantization."""
+"""Fields that may list the parts of a model that are not quantized."""
 _SMALL = re.compile(
     r"lm_head|shared_head|embed|norm|router|(^|[._])gate($|[^_a-z])|shared_expert_gate|vision|visual|image|img|audio|projector|mtp|nextn"
     r"|eh_proj|conv1d|in_proj_(a|b|ba)|dt_proj|bias"
 )
-"""Names of parts with almost no weights, or that no method quantizes. They may be listed without effect on
-the bytes.
+"""Pattern for names of parts with almost no weights, or that no method quantizes. Listing them does not change the
+bytes.
 """
 _ATTENTION = re.compile(r"attn|attention")
-"""Names of attention layers."""
+"""Pattern for names of attention layers."""
 _OF_EVERY_TOKEN = re.compile(
     r"attn|attention|shared_expert|mlp\W*\((gate|up|down|gate_up|\|)+\)|feed_forward\.(gate|up|down)"
 )
-"""Names of the parts of a model with experts that every token passes through."""
+"""Pattern for names of parts that every token passes through, in a model with experts."""
 
 
 def quantization_of(config: Config, text: Config, *, num_layers: int, has_experts: bool) -> Quantization | None:
-    """Return the quantization that the model or its text model states; None if none is stated."""
+    """Return the quantization that the model or its text model states; None if there is none."""
     places = [config] if config is text else [config, text]
     statements = [(place, name) for place in places for name in _FIELDS if place.states(name)]
     if not statements:
@@ -64,7 +64,7 @@ def _method(scheme: Config) -> str:
 
 
 def _weights(scheme: Config) -> Quantization:
-    """Return the quantization of the weights, as if all linear layers had it."""
+    """Return the quantization of the linear layers, before parts that are left out are considered."""
     method = _method(scheme)
     if method in ("awq", "awq-marlin", "auto-awq"):
         return _grouped(scheme, method, ("bits", "w_bit"), ("group_size", "q_group_size"), (4, 8))
@@ -89,7 +89,9 @@ def _named(name: str) -> Quantization:
 
 
 def _unknown(scheme: Config, field: str, right: str) -> UsageError:
-    """Return the error for a field with an unknown method; it lists the methods of `--quantization`."""
+    """Return the error for `field` with an unknown method, whose right value is `right`. It lists the methods of
+    `--quantization`.
+    """
     methods = ", ".join(name for name in QUANTIZATIONS if name != "none")
     return scheme.wrong(field, f"{right}, or be left out with the whole object and --quantization say one of {methods}")
 
@@ -97,7 +99,7 @@ def _unknown(scheme: Config, field: str, right: str) -> UsageError:
 def _grouped(
     scheme: Config, method: str, bits_names: tuple[str, ...], group_names: tuple[str, ...], widths: tuple[int, ...]
 ) -> Quantization:
-    """Return a quantization to integers. Each group of weights has a 16-bit scale and a zero point."""
+    """Return a quantization to integers, in which each group of weights has a 16-bit scale and a zero point."""
     bits = scheme.count(*bits_names)
     if bits not in widths:
         raise scheme.wrong(bits_names[0], f"one of {', '.join(map(str, widths))}")
@@ -208,8 +210,8 @@ def _cache(scheme: Config) -> str:
 def _kept(scheme: Config, weights: Quantization, *, num_layers: int, has_experts: bool) -> Quantization:
     """Return `weights`, without quantization in the parts that the configuration leaves out.
 
-    Of large parts, only attention may be left out: in all layers of a model with experts. Then only the routed experts
-    are quantized.
+    Of the large parts, only attention may be left out, and only in all layers of a model with experts. Then only the
+    routed experts are quantized.
     """
     names: list[str] = []
     for field in _LEFT_OUT:

@@ -1,7 +1,6 @@
 """List the caches of each layer of a model with recurrent layers, by the rules of vLLM 0.25.1.
 
-Each function is for one family of architectures. `kvsim.models.attention` has those for models without recurrent
-layers.
+Each function is for one family of architectures. Models without recurrent layers are in `kvsim.models.attention`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def model_dtype(config: Config) -> str:
-    """Return the type in which vLLM runs the model: the stated type; bfloat16 if that is float32 or not stated."""
+    """Return the type in which vLLM runs the model: the stated type, or bfloat16 if the stated type is float32 or
+    missing.
+    """
     names = [name for name in ("dtype", "torch_dtype") if config.states(name)]
     stated = {name: str(config.fields[name]).removeprefix("torch.") for name in names}
     for name, dtype in stated.items():
@@ -31,7 +32,7 @@ def model_dtype(config: Config) -> str:
 
 
 def _state_dtype(config: Config, *names: str, default: str) -> str:
-    """Return the type of a recurrent state: that in the first stated field of `names`, or `default`."""
+    """Return the type of a recurrent state: that in the first of the fields `names` that is stated, or `default`."""
     for name in names:
         if config.states(name):
             dtype = str(config.fields[name])
@@ -73,7 +74,9 @@ def _mamba_2(config: Config, *, state_dtype: str | None = None) -> Mamba2:
 
 
 def _by_names(config: Config, kinds: dict[str, Layer | None], field: str = "layer_types") -> Caches:
-    """List the layers that `field` names. `kinds` has the cache for each name; None for a layer without a cache."""
+    """List the caches of the layers that `field` names. `kinds` has the cache for each name; None is a layer without a
+    cache.
+    """
     names = config.texts(field, num_layers(config))
     if names is None:
         raise config.wrong(field, f"a list with one of {', '.join(kinds)} for every layer")
@@ -97,8 +100,9 @@ def granite_hybrid(config: Config) -> Caches:
 
 
 def nemotron_h(config: Config) -> Caches:
-    """List the layers of Nemotron-H: `M` is Mamba 2, `*` is attention, `-` and `E` are feed-forward layers without a
-    cache.
+    """List the layers of Nemotron-H from its pattern of letters.
+
+    `M` is Mamba 2, `*` is attention, and `-` and `E` are feed-forward layers, which have no cache.
     """
     state_dtype = _state_dtype(config, "mamba_ssm_cache_dtype", default="float32")
     heads, size = config.count("mamba_num_heads"), config.count("mamba_head_dim")
@@ -119,7 +123,9 @@ def nemotron_h(config: Config) -> Caches:
 
 
 def qwen_linear(config: Config) -> Caches:
-    """List the layers of Qwen3-Next and Qwen3.5: linear attention, and full attention in every fourth layer."""
+    """List the layers of Qwen3-Next and Qwen3.5: full attention in every fourth layer, linear attention in all
+    others.
+    """
     dtype = model_dtype(config)
     state_dtype = dtype
     if config.architecture.startswith("Qwen3_5"):
@@ -146,7 +152,7 @@ def falcon_h1(config: Config) -> Caches:
 
 
 def jamba(config: Config) -> Caches:
-    """List the layers of Jamba: Mamba 1, and attention in every eighth layer."""
+    """List the layers of Jamba: attention in every eighth layer, Mamba 1 in all others."""
     period = config.count("attn_layer_period", default=8)
     offset = config.count("attn_layer_offset", default=4, least=0, most=period - 1)
     attention, mamba = full(config), _mamba_1(config)

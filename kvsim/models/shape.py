@@ -1,6 +1,6 @@
-"""Describe a model: its layers, the types of its weights and cache, and how GPUs share it.
+"""Shape of a model: its layers, the types of its weights and cache, and how GPUs share it.
 
-Sizing and step times need three kinds of figures, which follow from these: bytes of cache per token, bytes of weights,
+Three kinds of figures follow from the shape, for sizing and for step times: bytes of cache per token, bytes of weights,
 and FLOPs per token.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvsim.models.layers import Layer, Recurrent
 
 ATTENTION = (FullAttention, Mla)
-"""Classes of caches with keys and values, or a latent. Caches with windows and chunks are subclasses."""
+"""Classes of caches with keys and values, or with a latent. The classes for windows and chunks are their subclasses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,12 @@ class Model:
     architecture: str = ""
     """Class of the text model in a Hugging Face configuration; empty for a model that was not read from one."""
     layer_kinds: tuple[Layer, ...] = ()
-    """Different caches of the layers. If empty, all layers have full attention."""
+    """Different caches that the layers have, each once. Empty: all layers have full attention."""
     layer_caches: tuple[tuple[int, ...], ...] = ()
     """Indices in `layer_kinds` of the caches of each layer.
 
-    A layer has no cache (feed-forward only), one, or two (attention and a recurrent state; a latent and indexer keys).
+    A layer has no cache (feed-forward only), one, or two (attention and a recurrent state, or a latent and indexer
+    keys).
     """
     mamba_chunk_size: int | None = None
     """Number of tokens that the kernels of a recurrent layer process at a time; None if not stated."""
@@ -78,17 +79,21 @@ class Model:
     vision: VisionTower | None = None
     """Layers that compute images; None without images, or if they are not known."""
     num_image_levels: int = 1
-    """Number of vectors that the image encoder outputs per token: one, and one for each deeper layer that gets one."""
+    """Number of vectors that the image encoder outputs for one token: one for the first layer, and one for each deeper
+    layer that gets its own.
+    """
     quantization: Quantization | None = None
     """Format of quantized weights; None if all weights have type `dtype`."""
     stored_weight_bytes: int | None = None
-    """Number of bytes of the published weights, if it is known to differ from the number that `quantization` gives."""
+    """Number of bytes of the published weights, if they are known to differ from those that `quantization` gives; None:
+    they do not.
+    """
     kv_cache_dtype: str = "auto"
     """Type of the cache, one of `KV_CACHE_DTYPES`."""
     tensor_parallel_size: int = 1
     """Number of GPUs that share every layer."""
     pipeline_parallel_size: int = 1
-    """Number of pipeline stages. Each has some consecutive layers, on a tensor-parallel group of GPUs of its own."""
+    """Number of pipeline stages. Each stage has consecutive layers and its own tensor-parallel group of GPUs."""
     data_parallel_size: int = 1
     """Number of data-parallel ranks, among which the routed experts are divided.
 
@@ -109,9 +114,9 @@ class Model:
     def from_shape(cls, shape: Mapping[str, Any]) -> Model:
         """Build a model from a mapping of field names, such as `model` in a recording's `meta.json`.
 
-        Unknown keys are ignored. By default, `num_parameters` is the number of parameters of a decoder with a gated
-        feed-forward network, and `num_active_parameters` is `num_parameters`. A stated `kv_bytes_per_token` must be the
-        number that follows from the shape.
+        Unknown keys are ignored. Without `num_parameters`, the parameters of a decoder with a gated feed-forward
+        network are counted. Without `num_active_parameters`, it is `num_parameters`. If `kv_bytes_per_token` is stated,
+        it must be the number that follows from the shape.
 
         Raises:
             RecordingError: a figure is missing, invalid, or contradicts another.
@@ -181,7 +186,9 @@ class Model:
             )
 
     def _check_contexts(self) -> None:
-        """Check that contexts can be divided: each KV head must be on at least `decode_context_parallel_size` GPUs."""
+        """Check that the GPUs can divide contexts: each KV head must be on at least `decode_context_parallel_size`
+        GPUs.
+        """
         size, on_all = self.decode_context_parallel_size, self.tensor_parallel_size
         if self.recurrent_layers or any(
             isinstance(layer, SlidingWindow | ChunkedLocal) for layer in self.attention_layers
@@ -204,7 +211,7 @@ class Model:
             )
 
     def _check_size(self, name: str, size: int) -> None:
-        """Check that GPUs can share the model in `size` parts. `name` is the setting."""
+        """Check that the model can be divided into `size` parts. `name` is the setting for the error."""
         if not (isinstance(size, int) and size >= 1):
             raise UsageError(f"{name} is {size}; it must be a whole number of at least 1.")
         if name == "tensor_parallel_size" and self.num_attention_heads % size:
@@ -221,7 +228,7 @@ class Model:
 
     @property
     def layers(self) -> tuple[tuple[Layer, ...], ...]:
-        """Caches of each layer of the model."""
+        """Caches of each layer of the model; empty for a layer without a cache."""
         if self.layer_caches:
             return tuple(tuple(self.layer_kinds[index] for index in caches) for caches in self.layer_caches)
         layer = FullAttention(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, value_head_dim=self.head_dim)
@@ -256,8 +263,8 @@ class Model:
 
     @property
     def state_bytes_per_sequence(self) -> int:
-        """Number of bytes of a sequence's recurrent states on one GPU. It does not depend on the length of the
-        sequence.
+        """Number of bytes of one sequence's recurrent states on one GPU. The length of the sequence does not change
+        it.
         """
         tensors = (tensor for layer in self.recurrent_layers for tensor in layer.state(self.tensor_parallel_size))
         return sum(tensor.num_bytes for tensor in tensors)
@@ -269,23 +276,21 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Number of bytes that the cache of one token takes in all layers on one GPU, as if windows kept
-        every token.
-        """
+        """Number of bytes of one token's cache in all layers on one GPU. Windows count as if they kept every token."""
         if not self.layer_caches:
             return self.num_layers * self.layer_bytes_per_token(self.layers[0][0])
         times = Counter(index for caches in self.layer_caches for index in caches)
         return sum(times[index] * self.layer_bytes_per_token(kind) for index, kind in enumerate(self.layer_kinds))
 
     def layer_bytes_per_token(self, layer: Layer) -> int:
-        """Return the number of bytes that one token takes in the cache `layer` on one GPU; 0 for a recurrent state.
+        """Return the number of bytes that one token takes in `layer` on one GPU; 0 for a recurrent state.
 
-        If decode context parallelism divides the tokens among GPUs, this is the average over all tokens.
+        If decode context parallelism divides the tokens among GPUs, this is the average over the GPUs.
         """
         return self._whole_bytes(layer) // self.decode_context_parallel_size
 
     def _whole_bytes(self, layer: Layer) -> int:
-        """Return the bytes that one token takes in the cache `layer`, on a GPU that has this token; 0 for a recurrent
+        """Return the number of bytes that one token takes in `layer`, on a GPU that has this token; 0 for a recurrent
         state.
         """
         if not isinstance(layer, (*ATTENTION, Indexer)):
@@ -312,7 +317,8 @@ class Model:
     def expert_bytes(self) -> int:
         """Number of bytes of all routed experts, on all GPUs together.
 
-        If the size of the published weights is known, the computed size is scaled in proportion.
+        If the size of the published weights is known, the computed size is scaled by the same factor as that of all
+        weights.
         """
         bits = (self.quantization.expert_bits if self.quantization else 0) or 8 * self.dtype_bytes
         computed = math.ceil(self.num_expert_parameters * bits / 8)
@@ -344,7 +350,7 @@ class Model:
 
     @property
     def weight_bytes_on_gpu(self) -> float:
-        """Number of bytes of weights on each GPU of a rank, as if there were no pipeline stages."""
+        """Number of bytes of weights on one GPU of a rank, as if there were no pipeline stages."""
         others = (self.weight_bytes - self.expert_bytes) / self.tensor_parallel_size
         return others + self.expert_bytes * self.expert_share_on_gpu
 
@@ -360,8 +366,8 @@ class Model:
 
     @property
     def num_lookup_parameters(self) -> int:
-        """Number of parameters of a separate input embedding; 0 without one. A step reads only the rows of
-        its tokens.
+        """Number of parameters of an input embedding that is not tied to the output; 0 if it is tied. A step reads only
+        the rows of its tokens.
         """
         return 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
 
@@ -369,15 +375,15 @@ class Model:
     def flops_per_token(self) -> float:
         """FLOPs of one token with the weights of all layers, on each GPU: two per active parameter.
 
-        `flops_per_attention_pair` has the attention scores. `flops_per_logits` has the output projection, because an
-        engine computes logits only for the positions from which it samples.
+        Attention scores are in `flops_per_attention_pair`. The output projection is in `flops_per_logits`, because an
+        engine computes logits only at positions where it samples.
         """
         all_gpus = 2.0 * (self.num_active_parameters - self.num_lookup_parameters)
         return all_gpus / self.tensor_parallel_size - self.flops_per_logits
 
     @property
     def flops_per_logits(self) -> float:
-        """FLOPs of the output projection for one position, on each GPU."""
+        """FLOPs of the output projection at one position, on each GPU."""
         return 2.0 * self.vocab_size * self.hidden_size / self.tensor_parallel_size
 
     @property

@@ -34,7 +34,7 @@ _TRUTHS = ("tie_word_embeddings", "enable_expert_parallel")
 _LISTS_OF_TEXTS = ("sources", "from_memory")
 """Fields with a list of texts."""
 _LISTS = ("layer_kinds", "layer_caches")
-"""Fields with another list."""
+"""Fields whose value is another list."""
 _MAY_BE_ZERO = (
     "intermediate_size",
     "num_experts",
@@ -43,15 +43,16 @@ _MAY_BE_ZERO = (
     "num_expert_parameters",
     "num_encoder_parameters",
 )
-"""Fields with a whole number that may be 0. Fields in none of these lists have a whole number of at least 1."""
+"""Fields whose value is a whole number that may be 0. Fields in none of the tuples have a whole number of at least
+1.
+"""
 _LAYER_FIELDS_MAY_BE_ZERO = ("rope_dim",)
-"""Fields of a layer that may be 0. Its other numbers must be at least 1."""
+"""Fields of a layer that may be 0. All other numbers of a layer must be at least 1."""
 
 
 def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the arguments for `Model` that the mapping `shape` has, checked and completed.
-
-    `names` are the arguments to read.
+    """Return arguments for `Model` from the mapping `shape`, checked and completed. `names` are the arguments to
+    read.
     """
     known: dict[str, Any] = {key: shape[key] for key in names if shape.get(key) is not None}
     known.setdefault("name", "unnamed")
@@ -90,7 +91,7 @@ def _gated_decoder_parameters(shape: Mapping[str, Any]) -> int:
 
 
 def _latent(shape: Mapping[str, Any]) -> Mla:
-    """Return the latent of a shape in an older recording, which states `kv_lora_rank` and no `layer_kinds`."""
+    """Return the latent in the shape of an older recording, which states `kv_lora_rank` and has no `layer_kinds`."""
     rank: Any = shape.get("kv_lora_rank")
     rope: Any = shape.get("qk_rope_head_dim", 0)
     if not is_integer(rank, 1):
@@ -122,7 +123,7 @@ def _layer(shape: Mapping[str, Any], entry: Any) -> Layer:
 
 
 def _layer_field_expected(name: str, type_name: str, value: object) -> str:
-    """Describe which values a field of a layer may have; return an empty text if `value` is valid."""
+    """Describe the valid values of a field of a layer; return an empty text if `value` is valid."""
     if type_name == "int":
         least = 0 if name in _LAYER_FIELDS_MAY_BE_ZERO else 1
         expected, is_valid = f"a whole number of at least {least}", is_integer(value, least)
@@ -134,7 +135,7 @@ def _layer_field_expected(name: str, type_name: str, value: object) -> str:
 
 
 def _layer_caches(shape: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """Return the checked `layer_caches`: for each layer, indices into `layer_kinds`."""
+    """Return the checked `layer_caches`: for each layer, the indices of its caches in `layer_kinds`."""
     caches = known.get("layer_caches", ())
     kinds = range(len(known["layer_kinds"]))
     is_valid = len(caches) == known["num_layers"] and all(
@@ -164,7 +165,7 @@ def _quantization(shape: Mapping[str, Any]) -> Quantization:
 
 
 def _field_expected(key: str, value: object) -> str:
-    """Describe which values field `key` may have; return an empty text if `value` is valid."""
+    """Describe the valid values of field `key`; return an empty text if `value` is valid."""
     if key in ("dtype", "kv_cache_dtype"):
         allowed = tuple(DTYPE_BYTES) if key == "dtype" else KV_CACHE_DTYPES
         expected, is_valid = f"one of {', '.join(allowed)}", value in allowed
@@ -188,11 +189,11 @@ def _field_expected(key: str, value: object) -> str:
 
 
 def _wrong(shape: Mapping[str, Any], key: str, right: str) -> str:
-    """Return the error message for field `key`, which must be `right`."""
+    """Return the error message for field `key`, whose value must be `right`."""
     what = f"says {key} = {shape[key]!r}" if key in shape else f"does not say {key}"
     return _message(shape, what, right)
 
 
 def _message(shape: Mapping[str, Any], what: str, right: str) -> str:
-    """Return the error message for a shape. `what` is the wrong statement, which must be `right`."""
+    """Return the error message for a shape. `what` is the wrong part of it, which must be `right`."""
     return f"the shape of the model {shape.get('name', 'without a name')!r} {what}; it must be {right}."

@@ -83,7 +83,7 @@ _STATED: dict[str, str] = {
 }  # fmt: skip
 """Required fields of each architecture. `a|b` means that one of these fields is required."""
 _MAY_BE_NULL = ("sliding_window", "q_lora_rank", "n_routed_experts", "n_shared_experts", "per_layer_config")
-"""Fields for which null counts as stated: the model does not have the feature."""
+"""Required fields that may be null, which means that the model lacks the feature."""
 
 _NAMES: dict[str, tuple[type, ...]] = {
     "full_attention": (FullAttention, Mla),

@@ -1,4 +1,4 @@
-"""Describe the vision tower of an image model: the layers that compute an image. Their time follows from this."""
+"""Vision tower of an image model: the layers that compute an image. The time of an image follows from its shape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class VisionTower:
 
     num_layers: int
     num_full_layers: int
-    """Number of layers in which each patch attends to all patches of its image. In the others, it attends to its
+    """Number of layers in which each patch attends to all patches of its image. In all other layers, it attends to its
     window.
     """
     hidden_size: int
@@ -27,11 +27,11 @@ class VisionTower:
     intermediate_size: int
     """Width of the feed-forward network."""
     has_gate: bool
-    """True if the feed-forward network has a third matrix, the gate."""
+    """True if the feed-forward network of a layer has a third matrix, the gate."""
     patches_per_token: int
     """Number of patches that are merged into one token."""
     window_patches: int
-    """Number of patches in a window; 0 if all layers are full."""
+    """Number of patches in a window; 0 if no layer has windows."""
 
 
 def vision_tower(config: Config) -> VisionTower | None:
@@ -60,8 +60,9 @@ def vision_tower(config: Config) -> VisionTower | None:
 
 
 def tower_width(tower: Config) -> int:
-    """Return the width of a tower's layers. Qwen2-VL states it as `embed_dim`; its `hidden_size` is the width of
-    outputs.
+    """Return the width of a tower's layers.
+
+    Qwen2-VL states the width as `embed_dim`; its `hidden_size` is the width of the tower's outputs.
     """
     return tower.count("embed_dim" if tower.states("embed_dim") else "hidden_size", default=0, least=0)
 

@@ -11,7 +11,9 @@ from kvsim.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Average bits per stored weight, scales included. Embeddings, norms and routers are not quantized."""
+    """Format of stored weights: average bits per weight, scales included. Embeddings, norms and routers are not
+    quantized.
+    """
 
     method: str
     linear_bits: float
@@ -25,13 +27,13 @@ class Quantization:
 _FP8 = 8 + 32 / 128**2
 """Bits per weight in fp8 with a float32 scale for each block of 128 x 128 weights."""
 _SCALED_4 = 4 + (16 + 4) / 128
-"""Bits per weight of 4 bits in groups of 128, each with a 16-bit scale and a 4-bit zero point."""
+"""Bits per weight of 4 bits in groups of 128 weights, each with a 16-bit scale and a 4-bit zero point."""
 _MXFP4 = 4 + 8 / 32
-"""Bits per weight of 4 bits in groups of 32, each with an 8-bit scale."""
+"""Bits per weight of 4 bits in groups of 32 weights, each with an 8-bit scale."""
 _NVFP4 = 4 + 8 / 16
-"""Bits per weight of 4 bits in groups of 16, each with an 8-bit scale."""
+"""Bits per weight of 4 bits in groups of 16 weights, each with an 8-bit scale."""
 _BLOCKED_4 = 4 + 32 / 64
-"""Bits per weight of 4 bits in blocks of 64, each with a float32 scale."""
+"""Bits per weight of 4 bits in blocks of 64 weights, each with a float32 scale."""
 
 QUANTIZATIONS: Mapping[str, Quantization | None] = {
     "none": None,
@@ -43,7 +45,7 @@ QUANTIZATIONS: Mapping[str, Quantization | None] = {
     "nvfp4": Quantization(method="nvfp4", linear_bits=_NVFP4, expert_bits=_NVFP4),
     "bitsandbytes": Quantization(method="bitsandbytes", linear_bits=_BLOCKED_4, expert_bits=_BLOCKED_4),
 }
-"""Values of `--quantization`. Only experts are quantized with mxfp4."""
+"""Formats by the value of `--quantization`. With mxfp4, only experts are quantized. None: no quantization."""
 _ALSO = {
     "awq_marlin": "awq",
     "gptq_marlin": "gptq",
@@ -55,7 +57,9 @@ _ALSO = {
     "w8a8_fp8": "fp8",
     "w8a8_int8": "int8",
 }
-"""Other names of methods in vLLM and SGLang. They differ in kernels, not in the bytes of weights."""
+"""Names in vLLM and SGLang for methods that differ only in kernels, and the name here. The bytes of weights are the
+same.
+"""
 
 
 def find_quantization(name: str) -> Quantization | None:
@@ -78,7 +82,9 @@ def stored_bytes(
     num_other_parameters: int,
     dtype_bytes: int,
 ) -> int:
-    """Return the number of bytes of all weights. Only weights of linear layers and experts are quantized."""
+    """Return the number of bytes of all weights. The parameters of linear layers and experts are quantized, all others
+    have `dtype_bytes` each.
+    """
     linear_bits = quantization.linear_bits if quantization else 0
     expert_bits = quantization.expert_bits if quantization else 0
     bits = (
