@@ -1,8 +1,8 @@
-"""Model the time of one engine step: on the host that launches it, and on the GPU that runs it.
+"""Times of one engine step: of the host that launches it, and of the GPU that runs it.
 
 The simulator advances its clock by these times. A few coefficients describe the GPU's work in a step:
 
-- The weights are read once and multiplied with every token. The longer of reading and arithmetic counts.
+- The weights are read once and multiplied with every token. Reading and arithmetic overlap, so the longer one counts.
 - The keys and values of all tokens of context are read, and the attention of every new query is computed.
 - Kernels start and end, and memory idles meanwhile.
 
@@ -13,7 +13,7 @@ the step before.
 - `Roofline` has the coefficients. For vLLM, they are fitted, or computed from a machine card and a model (`reduce`).
   For Hugging Face's `generate()`, they are fitted, or computed from a data sheet (`generate_times`).
 - `Staged` has the times of all pipeline stages (`reduce_stages`).
-- `RankTimes` has those of data-parallel ranks that share experts (`reduce_ranks`).
+- `RankTimes` has the times of data-parallel ranks that share experts (`reduce_ranks`).
 
 This package does not depend on requests, blocks or scheduling.
 """

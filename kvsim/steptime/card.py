@@ -21,7 +21,7 @@ from kvsim.files.values import is_integer, is_number, read_toml
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Products:
-    """Seconds of the matrix products x[m, k] @ w[n, k].T, for some shapes (n, k) and numbers of rows m."""
+    """Measured seconds of matrix products x[m, k] @ w[n, k].T, for some shapes (n, k) and numbers of rows m."""
 
     sizes: tuple[int, ...]
     """Numbers of rows m, in ascending order."""
@@ -33,8 +33,8 @@ class Products:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Seconds of the attention in one layer, in one launch: for decodes with equal contexts, for a prompt,
-    or for both.
+    """Measured seconds of one attention launch in one layer: of decodes with equal contexts, of a prompt, or of
+    both.
     """
 
     num_heads: int
@@ -43,7 +43,7 @@ class Attention:
     num_decodes: int
     """Number of decoding sequences. Each has one query."""
     decode_context: int
-    """Number of keys that each of these sequences reads."""
+    """Number of keys that each decoding sequence reads."""
     prompt_tokens: int
     """Number of queries of the prompt; 0 without a prompt."""
     prompt_context: int
@@ -53,7 +53,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Seconds of the experts in one layer of one model, when all experts get equally many tokens."""
+    """Seconds of the experts in one layer of one model. All experts get equally many tokens."""
 
     sizes: tuple[int, ...]
     """Numbers of tokens in the step, in ascending order."""
@@ -71,7 +71,7 @@ class SparseAttention:
     selected_tokens: int
     """Largest number of tokens that a query reads."""
     step_s: float
-    """Seconds per step."""
+    """Seconds per step with this attention, whatever its size."""
     sequence_s: float
     """Seconds per decoding sequence."""
     token_s: float
@@ -81,13 +81,14 @@ class SparseAttention:
     pair_s: float
     """Seconds to score one cached token for one query of a prompt."""
     selected_pair_s: float
-    """Seconds for one query of a prompt with one selected token."""
+    """Seconds for one query of a prompt to read one selected token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Seconds of the MLA in one layer of one model on each GPU, without its matrix products and the start of its
-    kernels.
+    """Seconds of the MLA in one layer of one model on each GPU.
+
+    The matrix products and the starts of kernels are not included.
     """
 
     sequence_s: float
@@ -102,21 +103,21 @@ class LatentAttention:
 class DeltaNet:
     """Seconds of the gated delta net in one layer of one model on each GPU.
 
-    The matrix products and the start of the kernels are not included.
+    The matrix products and the starts of kernels are not included.
     """
 
     sequence_s: float
-    """Seconds per decoding sequence, whose state is read and written."""
+    """Seconds to read and write the recurrent state of one decoding sequence."""
     token_s: float
     """Seconds per token of a prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """Speeds of a machine, in seconds and in bytes per second."""
+    """Machine card: speeds of a machine, in seconds and in bytes per second."""
 
     gpu: str
-    """Name of the GPU, as the driver spells it or as `kvsim size --list` does."""
+    """Name of the GPU, as its driver or `kvsim size --list` spells it."""
     num_gpus: int = 1
     """Number of GPUs between which `all_reduce` was measured."""
     source: str
@@ -130,22 +131,24 @@ class Card:
     kernel_s: float
     """Seconds from the start of a small kernel to the start of the next, in a captured graph."""
     launch_s: float
-    """Seconds in which the host launches one small kernel from Python. All other host times are multiples of this."""
+    """Seconds in which the host launches one small kernel from Python. All other host times are multiples of this
+    one.
+    """
     to_gpu_bytes_per_s: float
-    """Bytes per second from the memory of the host to that of the GPU."""
+    """Bytes per second of copies from host memory to GPU memory."""
     to_host_bytes_per_s: float
-    """Bytes per second from the memory of the GPU to that of the host."""
+    """Bytes per second of copies from GPU memory to host memory."""
     products: Mapping[str, Products]
     """Times of matrix products by the type of the weights: "bfloat16" (also for float16) and "fp8"."""
     attention: tuple[Attention, ...]
-    """Times of attention."""
+    """Measured attention launches, for several kinds of heads."""
     all_reduce: tuple[tuple[int, float], ...] = ()
-    """Bytes and seconds of all-reduces between `num_gpus` GPUs, in ascending order; empty for one GPU."""
+    """Bytes on each GPU and seconds of all-reduces between `num_gpus` GPUs, ascending; empty for one GPU."""
     exchange: tuple[tuple[int, float], ...] = ()
-    """Bytes and seconds of exchanges between all GPUs that share experts.
+    """Bytes and seconds of exchanges between all GPUs that share experts, ascending; empty if unknown.
 
-    An exchange is an all-gather with this number of bytes in total, and a reduce-scatter. Files contain neither this
-    field nor the fields from here to `is_of_tables`.
+    An exchange is an all-gather with this number of bytes in total, and a reduce-scatter. Files of cards contain
+    neither this field nor the other fields of kernel tables, which follow up to `is_of_tables`.
     """
     has_fp8_attention: bool = False
     """True if `attention` was measured with an fp8 cache. Only kernel tables have such times."""
@@ -160,7 +163,7 @@ class Card:
     is_of_tables: bool = False
     """True if the times come from kernel tables."""
     factors: Mapping[str, float] = field(default_factory=dict)
-    """Factors on the times that are predicted from the card, which make them those of an engine on this machine.
+    """Factors by which times predicted from the card are multiplied, so that they match an engine on this machine.
 
     They are fitted to recordings. The keys are `gpu`, `host`, `woken` (a host that has slept) and `front_end`. A
     missing factor is 1.
@@ -228,7 +231,7 @@ _RATES = (
 _FACTORS = ("gpu", "host", "woken", "front_end")
 _FACTOR = (1e-3, 1e3)
 _BOUNDS = {**{name: (1e3, 1e18) if name.endswith("_per_s") else (1e-9, 1e3) for name in _RATES}, "us": (1e-6, 1e9)}
-"""Lowest and highest allowed value of each number in a file. Rates are per second; `us` is in microseconds."""
+"""Lowest and highest valid value of each number in a file. Names of rates end in `_per_s`; `us` is in microseconds."""
 _ATTENTION = (
     *("num_heads", "num_kv_heads", "head_dim"),
     *("num_decodes", "decode_context", "prompt_tokens", "prompt_context"),
@@ -236,14 +239,14 @@ _ATTENTION = (
 
 
 def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the table `name` of a table."""
+    """Return the table called `name` inside `table`."""
     if not isinstance(table[name], dict):
         raise TypeError(f"{name} should be a table, not {shortened(table[name])}")
     return table[name]  # type: ignore[no-any-return]
 
 
 def _rows(table: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the list of tables `name` of a table."""
+    """Return the list of tables called `name` inside `table`."""
     rows = table[name]
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise TypeError(f"{name} should be a list of tables, not {shortened(rows)}")
@@ -251,7 +254,7 @@ def _rows(table: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def _names(table: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the list of texts `name` of a table."""
+    """Return the list of texts called `name` inside `table`."""
     names = table[name]
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         raise TypeError(f"fitted_to.{name} should be a list of recordings' names, not {shortened(names)}")
@@ -266,21 +269,21 @@ def _factor(name: str) -> str:
 
 
 def _yes_or_no(table: Mapping[str, Any], name: str) -> bool:
-    """Return the truth value `name` of a table."""
+    """Return the truth value called `name` in `table`."""
     if not isinstance(table[name], bool):
         raise TypeError(f"{name} should be true or false, not {shortened(table[name])}")
     return bool(table[name])
 
 
 def _text(table: Mapping[str, Any], name: str) -> str:
-    """Return the text `name` of a table."""
+    """Return the text called `name` in `table`."""
     if not isinstance(table[name], str):
         raise TypeError(f"{name} should be text, not {table[name]!r}")
     return str(table[name])
 
 
 def _whole(table: Mapping[str, Any], name: str) -> int:
-    """Return the whole number `name` of a table, checked to be at least 1."""
+    """Return the whole number called `name` in `table`, checked to be at least 1."""
     value = table[name]
     if not is_integer(value, 1, (1 << 40) - 1):
         raise ValueError(f"{name} should be a whole number from 1 on, not {value!r}")
@@ -288,7 +291,7 @@ def _whole(table: Mapping[str, Any], name: str) -> int:
 
 
 def _positive(table: Mapping[str, Any], name: str) -> float:
-    """Return the number `name` of a table, checked to be in its range."""
+    """Return the number called `name` in `table`, checked to be within its `_BOUNDS`."""
     value = table[name]
     least, most = _BOUNDS.get(name, _FACTOR)
     if not is_number(value, least, most):
@@ -297,16 +300,16 @@ def _positive(table: Mapping[str, Any], name: str) -> float:
 
 
 def _microseconds(row: Mapping[str, Any], number: int) -> tuple[float, ...]:
-    """Return the times in the list `us` of a table in seconds. There must be `number` times."""
+    """Return the times in the list `us` of a row, in seconds. There must be `number` times."""
     if len(row["us"]) != number:
         raise ValueError(f"the product of n = {row['n']} and k = {row['k']} should have {number} times")
     return tuple(_positive({"us": value}, "us") / 1e6 for value in row["us"])
 
 
 def save_card(card: Card, path: str | os.PathLike[str], header: str = "", *, made_by: str = "") -> Path:
-    """Write a card as a TOML file, with `header` in comments. The file is complete, or is not there at all.
+    """Write a card as a TOML file, and return its path. An interrupted call leaves no incomplete file.
 
-    A comment in the file names the command `made_by`.
+    `header` becomes comment lines. `made_by` is a command, which another comment names; empty: no comment.
     """
     with whole_file(path, made_by=made_by, comment=HASH_COMMENT) as scratch:
         scratch.write_text("\n".join(_lines(card, header)) + "\n", encoding="utf-8")
@@ -353,5 +356,5 @@ def _quoted(text: str) -> str:
 
 
 def _us(seconds: float) -> str:
-    """Return a time as microseconds with four digits."""
+    """Return a time in microseconds as text, with four significant digits."""
     return f"{seconds * 1e6:.4g}"

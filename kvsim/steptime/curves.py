@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from kvsim.steptime.work import AttentionKind
 
 _NEAREST = 4
-"""Number of measured shapes whose times are averaged for another shape."""
+"""Number of measured shapes over which the time of another shape is averaged."""
 _CAPTURED = 512
-"""Largest captured size in tokens. Times of smaller sizes are not interpolated: steps are padded to the next one."""
+"""Largest captured size in tokens. Up to it, times are not interpolated, because steps are padded to a measured
+size.
+"""
 
 
 def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
-    """Return a function that returns the seconds of the product x[m, k] @ w[n, k].T for a number of rows m.
+    """Return a function that maps the number of rows m to the seconds of the product x[m, k] @ w[n, k].T.
 
-    The time per weight is an average over the measured shapes nearest to (n, k). For m up to `_CAPTURED`, the time is
-    that of the next larger measured size. Above, it is interpolated linearly; beyond the largest measured size, it is
+    The time per weight is an average over the measured shapes nearest to (n, k). Up to `_CAPTURED`, m takes the time of
+    the next larger measured size. Above, times are interpolated linearly. Beyond the largest measured size, they are
     proportional to m.
     """
     sizes, shapes = np.array(products.sizes), np.array(products.shapes, float)
@@ -46,9 +48,10 @@ def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
 
 
 def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float:
-    """Return the seconds of an all-reduce of `num_bytes` on each GPU.
+    """Return the seconds of an all-reduce of `num_bytes` on each GPU, from measured ones.
 
-    The logarithms of measured sizes and times are interpolated. Beyond the largest size, the time is proportional.
+    The logarithms of sizes and times are interpolated. Beyond the largest measured size, the time is proportional to
+    the size.
     """
     sizes, seconds = np.log(np.array(all_reduce)).T
     if num_bytes > all_reduce[-1][0]:
@@ -59,9 +62,9 @@ def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float
 def experts_s(experts: Experts, m: int, num_experts: int, per_token: int) -> float:
     """Return the seconds of the experts in one layer for `m` tokens. Each token goes to `per_token` random experts.
 
-    The times were measured with tokens that spread evenly over the experts. A few random tokens reach fewer experts
-    than evenly spread ones, so fewer weights are read. The time is that of as many evenly spread tokens as reach the
-    same number of experts. Once all experts are reached, further tokens only add arithmetic.
+    The times were measured with tokens spread evenly over the experts. A few random tokens reach fewer experts than
+    evenly spread ones, so fewer weights are read. So the time is that of as many evenly spread tokens as reach the same
+    number of experts. Once all experts are reached, further tokens only add arithmetic.
     """
     sizes = np.array(experts.sizes, float)
     seconds = np.minimum.accumulate(np.array(experts.seconds)[::-1])[::-1]  # more tokens never take less time
@@ -75,28 +78,32 @@ def experts_s(experts: Experts, m: int, num_experts: int, per_token: int) -> flo
 
 
 class AttentionCost(NamedTuple):
-    """Times of the attention in one layer."""
+    """Coefficients for the time of the attention in one layer."""
 
     step_s: float
-    """Seconds per step."""
+    """Seconds per step, whatever its size."""
     sequence_s: float
-    """Seconds per sequence, without the reading of its keys and values."""
+    """Seconds per sequence, in addition to reading its keys and values."""
     byte_s: float
     """Seconds per byte of the cache that is read, in steps with many sequences."""
     lone_share: float
-    """Increase of the reading time in steps with few sequences, as a share of the time with many."""
+    """Additional reading time in steps with few sequences, relative to steps with many: 0.5 means 1.5 times as long."""
     flop_s: float
-    """Seconds per floating-point operation between queries of a prompt and keys."""
+    """Seconds per floating-point operation of the attention in prompts."""
     mixed_share: float
-    """Increase of the reading time when the launch also has a prompt, as a share of the time without."""
+    """Additional reading time when the launch also has a prompt, relative to a launch without: 0.5 means 1.5 times as
+    long.
+    """
 
 
 _LONE_SHARES = np.linspace(0.0, 0.5, 11)
-"""Values of `AttentionCost.lone_share` that are tried. The value with the smallest error is used."""
+"""Values of `AttentionCost.lone_share` that are tried. The value with the smallest error of the fit is used."""
 
 
 def attention_cost(card: Card, reading: AttentionKind, num_processors: int) -> AttentionCost:
-    """Return the times of attention with the heads of `reading`, from the measured heads that are most similar."""
+    """Return the coefficients of attention with the heads of `reading`, from the measured heads that are most
+    similar.
+    """
     rows = _nearest(card.attention, reading)
     # A key and a value have one byte per element in fp8, two in bfloat16.
     kv_bytes = (2 if card.has_fp8_attention else 4) * rows[0].num_kv_heads * rows[0].head_dim
@@ -118,7 +125,7 @@ def attention_cost(card: Card, reading: AttentionKind, num_processors: int) -> A
 
 
 def _nearest(rows: Sequence[Attention], reading: AttentionKind) -> list[Attention]:
-    """Return the rows with the measured heads that are most similar to those of `reading`."""
+    """Return the measured launches with the heads that are most similar to those of `reading`."""
 
     def distance(row: Attention) -> float:
         heads = abs(np.log2(row.num_kv_heads / reading.num_kv_heads))
@@ -131,9 +138,11 @@ def _nearest(rows: Sequence[Attention], reading: AttentionKind) -> list[Attentio
 
 
 def _fit(seqs: np.ndarray, read: np.ndarray, seconds: np.ndarray) -> tuple[tuple[float, ...], float]:
-    """Fit the seconds per step, per sequence and per byte. Return these, and the sum of squared relative errors.
+    """Fit the seconds per step, per sequence and per byte read. Return these three, and the sum of squared relative
+    errors.
 
-    None is negative: while one would be, it is set to 0, and the others are fitted again.
+    No coefficient is negative: one that would be is set to 0, and the others are fitted again. `seqs`, `read` and
+    `seconds` have one value per launch.
     """
     features = np.stack([np.ones_like(seqs), seqs, read], axis=1) / seconds[:, None]
     kept = [0, 1, 2]
@@ -148,15 +157,16 @@ def _fit(seqs: np.ndarray, read: np.ndarray, seconds: np.ndarray) -> tuple[tuple
 
 
 def _pairs(row: Attention) -> float:
-    """Return the number of pairs of a query in the prompt and a key that it reads."""
+    """Return the number of pairs of a query in the prompt and a key that this query reads."""
     before = row.prompt_context - row.prompt_tokens
     return row.prompt_tokens * before + row.prompt_tokens * (row.prompt_tokens + 1) / 2
 
 
 def _mixed_share(row: Attention, decodes: Sequence[Attention], prompts: Sequence[Attention], step_s: float) -> float:
-    """Return how much longer the decodes in the mixed launch `row` read, as a share of their time without a prompt.
+    """Return the additional reading time of the decodes in the mixed launch `row`, relative to their time without a
+    prompt.
 
-    The mixed launch replaces the launches of the decodes and of the prompt, which saves one `step_s`.
+    The mixed launch replaces one launch of the decodes and one of the prompt, which saves one `step_s`.
     """
     alone = [item for item in decodes if item.num_decodes == row.num_decodes]
     contexts = [item.decode_context for item in alone]

@@ -1,8 +1,8 @@
 """Compute the times of an image encoder from its shape and a machine card.
 
-vLLM launches the encoder kernel by kernel, without compiled code or graphs, so its host is usually slower than its GPU.
-All constants come from one H100. Its engine served two towers with random weights, those of Qwen2.5-VL and Qwen2-VL,
-with vLLM 0.25.1 (`benchmarks/images.py`). No other tower and no other GPU was measured.
+vLLM launches the encoder kernel by kernel, without compiled code or graphs, so that launching usually takes longer than
+the kernels. All constants come from one H100, whose engine (vLLM 0.25.1) served two towers with random weights: those
+of Qwen2.5-VL and Qwen2-VL (`benchmarks/images.py`). No other tower and no other GPU was measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LAYER_LAUNCHES = {"gated": 264, "plain": 144}
 """Host time to launch one layer, in multiples of the time to launch one kernel.
 
-A layer with a gate has RMS norms, which are not fused. It has 31 kernels, and another layer has 15.
+A layer with a gate has 31 kernels, because its RMS norms are not fused. A layer without one has 15.
 """
 IMAGE_LAUNCHES = 1400
 """Host time per image to copy its pixels to the GPU, in multiples of the time to launch one kernel.
@@ -30,24 +30,28 @@ IMAGE_TOKEN_LAUNCHES = 0.5
 _ELEMENTS = {"gated": 98, "plain": 61}
 """Number of elements that one layer reads and writes for one patch, as a multiple of the hidden size.
 
-Norms, rotations, activations and copies count; matrix products do not.
+Norms, rotations, activations and copies are counted. Matrix products are not.
 """
 _UNALIGNED = 2.9
-"""Time of a matrix product whose number of inputs is no multiple of 8, relative to others: an older kernel runs it.
+"""Factor on the time of a matrix product whose number of inputs is no multiple of 8, because an older kernel runs it.
 
-The feed-forward network of Qwen2.5-VL is 3,420 wide.
+The feed-forward network of Qwen2.5-VL is such a case, with a width of 3,420.
 """
 _ATTENTION_SHARE = 0.9
-"""Attention FLOP/s with heads of 80 elements and without a mask, as a share of those in the prompts of a card."""
+"""FLOP/s of attention in an encoder, as a share of those in the prompts of a card.
+
+An encoder has heads of 80 elements and no mask.
+"""
 _MANY = 16_384
-"""Number of patches from which on matrix products take the same time per patch."""
+"""Number of patches above which matrix products take a constant time per patch."""
 _BYTES = 2
-"""Number of bytes of one element."""
+"""Number of bytes of one element of weights and activations."""
 
 
 def encoder_coefficients(card: Card, tower: VisionTower, tensor_parallel_size: int) -> dict[str, Any]:
-    """Return the coefficients of a `Roofline` that describe the encoder. Several GPUs share every layer, vLLM's
-    default.
+    """Return the coefficients of a `Roofline` for the image encoder.
+
+    With several GPUs, all GPUs share every layer of the encoder, as is vLLM's default.
     """
     kind = "gated" if tower.has_gate else "plain"
     hidden, inner, patches = tower.hidden_size, tower.intermediate_size, tower.patches_per_token
@@ -67,13 +71,13 @@ def encoder_coefficients(card: Card, tower: VisionTower, tensor_parallel_size: i
 
 
 def _product_s(card: Card, n: int, k: int) -> float:
-    """Return the seconds of a matrix product per patch."""
+    """Return the seconds per patch of a matrix product with `n` outputs and `k` inputs."""
     slower = _UNALIGNED if k % 8 else 1.0
     return slower * product_curve(card.products["bfloat16"], n, k)(_MANY) / _MANY
 
 
 def _attention_flops_per_s(card: Card) -> float:
-    """Return the highest FLOP/s that the attention of a whole prompt reaches."""
+    """Return the highest FLOP/s that the card's attention of a whole prompt reaches."""
     prompts = [row for row in card.attention if not row.num_decodes and row.prompt_tokens == row.prompt_context]
     return max(
         2 * row.num_heads * row.head_dim * row.prompt_tokens * (row.prompt_tokens + 1) / row.seconds for row in prompts

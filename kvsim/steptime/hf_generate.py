@@ -1,9 +1,10 @@
 """Estimate the step times of Hugging Face's `generate()` on a padded batch, from the data sheet of a GPU.
 
-With a dynamic cache, the host launches every kernel. Each step copies all keys and values: it reads and writes them to
-append one token, and attention reads them again. If query heads share keys and values, these are read once more,
-written once per query head, and read as often. With a static cache, the step is compiled and copies nothing. Steps do
-not include the time of compiling.
+With a dynamic cache, the host launches every kernel. Each step copies all keys and values to append one token: it reads
+and writes them, and attention reads them again. With grouped-query attention, a further copy is made for each query
+head: the keys and values are read once more, written once per query head, and read as often.
+
+With a static cache, the step is compiled and copies nothing. Step times do not include compiling.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] = "dynamic") -> Roofline:
-    """Return the step times of `generate()` with `model` on `gpu`. Padding counts as context, since it is read."""
+    """Return the step times of `generate()` with `model` on `gpu`. Padding counts as context, because it is read."""
     static = cache == "static"
     bandwidth = streamed_bytes_per_s(gpu)
     num_kernels = model.num_layers * (overheads.KERNELS_PER_LAYER if static else overheads.HF_KERNELS_PER_LAYER)
@@ -69,7 +70,9 @@ def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] =
 
 
 def copy_bytes_per_s(gpu: Gpu) -> float:
-    """Return the bytes per second at which a dynamic cache is copied. Either processors or memory limit them."""
+    """Return the bytes per second at which a dynamic cache is copied. The limit is the GPU's processors or its
+    memory.
+    """
     by_processors = overheads.HF_COPY_BYTES_PER_CYCLE * gpu.num_processors * gpu.boost_hz
     return min(by_processors, streamed_bytes_per_s(gpu))
 
@@ -77,6 +80,6 @@ def copy_bytes_per_s(gpu: Gpu) -> float:
 def streamed_bytes_per_s(gpu: Gpu) -> float:
     """Return the bytes per second at which weights, keys and values are read.
 
-    They are a share of the peak bandwidth: the measured share of this GPU or, without one, that of an H200.
+    This is the peak bandwidth times a measured share; a GPU without a measurement takes the share of an H200.
     """
     return gpu.bandwidth_bytes_per_s * (gpu.streamed_share or overheads.MEMORY_EFFICIENCY)

@@ -1,15 +1,15 @@
 """Track the kernels that a process of `generate()` has used, because the first batch of each shape is slow.
 
-With a dynamic cache, on chips for which PyTorch prefers cuDNN's attention, cuDNN makes a plan for every batch size and
-length that is new to the process. Some plans need a kernel that has not been built, which takes ten times as long.
-Which kernel that is depends on whether the length fills its tiles, on its alignment if there is a mask, and on how the
-heads share the processors. With a static cache the decode step is compiled: for the first cache length as it is, for
-the second with a variable length, and never again.
+On chips for which PyTorch prefers cuDNN's attention, a dynamic cache needs a cuDNN plan for every new pair of batch
+size and length. Some plans need a kernel that has not been built, which takes ten times as long. The kernel depends on
+whether the length fills its tiles, on the alignment of the length if there is a mask, and on how the heads share the
+GPU's processors. With a static cache the decode step is compiled twice: for the first cache length as a constant, and
+for the second with a variable length.
 
 Observed with transformers 5.17 and PyTorch 2.11 on H200s. The recordings have no stall that this does not explain.
 Lengths beyond the recordings (up to 32 keys with a mask, over 256 without one, over 512 in few rows) were tried in
-sixteen processes of a single layer with up to 560 lengths each. Those ran five at a time and shared kernels, so they
-show where a kernel was new, but not where none was. `docs/accuracy.md` has the errors.
+sixteen processes of a single layer with up to 560 lengths each. These processes ran five at a time and shared kernels.
+So they show where a kernel was new, but not where none was. `docs/accuracy.md` has the errors.
 
 Not modelled: CUDA keeps built kernels on disk, and a later process on the same machine finds them. A batch of 64 on a
 new machine waited five times in its first process, as predicted here, and never in the second.
@@ -32,46 +32,48 @@ FloatArray: TypeAlias = "npt.NDArray[np.float64]"
 IntArray: TypeAlias = "npt.NDArray[np.int64]"
 
 _COMPILATIONS = (1.0, 1.5)
-"""Times of the first compilation, and of the second with a variable length, relative to the first.
+"""Times of the first compilation (constant length) and of the second (variable length), relative to the first.
 
-Two processes took 16.8 and 25.4 s, and 21.5 and 31.8 s.
+They were 16.8 and 25.4 s in one process, and 21.5 and 31.8 s in another.
 """
 _TINY_KEYS, _SHORT_KEYS, _LONG_KEYS = 32, 128, 512
-"""Largest number of keys with which a decode step uses each of three kernels.
+"""Largest number of keys with which a decode step uses the tiny, the short and the long kernel.
 
-The first has tiles of 32 keys, the second tiles of 64. With few heads, the second is used for up to twice as many keys.
-The third does not divide keys among processors. A decode with very few heads and more keys uses a kernel that does.
+The tiny kernel has tiles of 32 keys, the short one tiles of 64. With few heads, the short kernel is used for up to
+twice as many keys. The long kernel does not divide keys among processors. A decode with very few heads and more keys
+uses a kernel that does.
 """
 _TINY, _SHORT, _LONG, _SHARED, _PREFILL = range(5)
 _TILE_KEYS = np.array([32, 64, 128, 128, 128])
-"""Number of keys in a tile of attention, by kernel."""
+"""Number of keys in a tile of attention, by the number of the kernel."""
 _NO_LENGTHS = np.zeros(0, np.int64)
 _LARGEST_ALIGNMENT = 8
-"""Largest alignment, in tokens, that has a kernel of its own."""
+"""Largest alignment of a length, in tokens, for which there is a separate kernel."""
 _NUM_ALIGNMENTS = _LARGEST_ALIGNMENT + 1
-"""Number of different alignments, of which 0 stands for no mask."""
+"""Number of different alignments. Alignment 0 means that there is no mask."""
 _PLANNED = ("Hopper GH100", "Blackwell GB100")
-"""Chips on which PyTorch prefers attention by cuDNN, which makes plans (compute capability 9.0 and 10.0).
+"""Chips on which PyTorch prefers cuDNN's attention, which makes plans (compute capability 9.0 and 10.0).
 
 Other chips use PyTorch's own kernels (`check_prefer_cudnn_attention` in ATen's `sdp_utils.cpp`).
 """
 _PLAN = {"prefill": 1.4, "decode": 1.0}
-"""Times to choose kernels, relative to a decode step. A prefill also has matrix products of a new size.
+"""Time to choose kernels for a step, relative to that for a decode step.
 
-It took 1.3 to 1.5 in recordings on the host of the fitted profiles.
+A prefill has matrix products of a new size, too. It took 1.3 to 1.5 in recordings on the host of the fitted profiles.
 """
 _KERNEL = {("prefill", "even"): 1.4, ("prefill", "odd"): 2.1, ("decode", "even"): 1.0, ("decode", "odd"): 1.3}
-"""Times to build an attention kernel, relative to a decode step of even length, by kind of step and parity of length.
+"""Time to build an attention kernel, relative to that for a decode step of even length, by kind of step and parity of
+length.
 
-They are means of 61 stalls in seven processes; five of six stalls differ from the mean by at most a tenth.
+The values are means of 61 stalls in seven processes. Five of six stalls differ from the mean by at most a tenth.
 """
 _MASKLESS_PLAN, _MASKLESS_KERNEL = 0.86, 0.67
-"""Factors on the times to choose and to build kernels if no prompt is padded, so that there is no mask."""
+"""Factors on the times to choose and to build kernels if no prompt is padded, because attention then has no mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One call of `generate()`."""
+    """Batch of one call of `generate()`."""
 
     rows: int
     prompt_width: int
@@ -89,12 +91,12 @@ class Batch:
 
 
 class FirstUses(NamedTuple):
-    """Times that the first uses of kernels add to the steps of a batch, with one entry per step."""
+    """Additional times in the steps of a batch, because kernels are used for the first time; one entry per step."""
 
     shapes: FloatArray
-    """Times to choose or compile kernels, relative to a decode step of even length; 0 if nothing is new."""
+    """Time to choose or compile kernels, relative to a decode step of even length; 0 in a step without new kernels."""
     kernels: FloatArray
-    """Times to build or load kernels, relative to a decode step of even length; 0 if nothing is new."""
+    """Time to build or load kernels, relative to a decode step of even length; 0 in a step without new kernels."""
 
 
 class KernelsSeen:
@@ -103,21 +105,23 @@ class KernelsSeen:
     def __init__(self, gpu: Gpu, model: Model, earlier: Sequence[Batch] = ()) -> None:
         """Begin with the kernels that `earlier` batches of `model` needed on `gpu`."""
         self._lone_rows = gpu.num_processors // model.num_attention_heads
-        """Largest number of rows for which every head has a processor."""
+        """Largest number of rows with which every head of a decode has its own processor."""
         self._plans = gpu.architecture in _PLANNED
         self._seen: set[tuple[object, ...]] = set()
         self._built = np.zeros(len(_TILE_KEYS) * _NUM_ALIGNMENTS * 2, bool)
-        """True for each attention kernel that is built, by its number."""
+        """True for each attention kernel that has been built, by the kernel's number."""
         self._planned: dict[tuple[int, bool], bytearray] = {}
-        """Whether a batch has decoded at each length, by its number of rows and whether it was padded."""
+        """Lengths at which a batch has decoded: one byte per length, 1 if it has. The key is the number of rows, and
+        whether the batch was padded.
+        """
         self._num_compilations = 0
         for batch in earlier:
             self.run(batch)
 
     def run(self, batch: Batch, *, stride: int | None = None) -> FirstUses:
-        """Return the times that first uses add to each step of `batch`, and remember its kernels as used.
+        """Return the additional times of first uses in each step of `batch`, and remember its kernels as used.
 
-        A static cache has `stride` slots per row, by default as many as the batch needs.
+        `stride` is the number of slots per row of a static cache; None: as many as the batch needs.
         """
         uses = FirstUses(np.zeros(batch.new_tokens), np.zeros(batch.new_tokens))
         width, end = batch.prompt_width, batch.prompt_width + batch.new_tokens
@@ -147,15 +151,17 @@ class KernelsSeen:
         return float(self._is_first("compiler"))
 
     def _static_decode(self, batch: Batch, length: int) -> float:
-        """Return the time to compile a static decode step, relative to the first compilation; 0 if it is compiled."""
+        """Return the time to compile a static decode step, relative to the first compilation; 0 if it was compiled
+        before.
+        """
         if self._num_compilations == len(_COMPILATIONS) or not self._is_first("compiled", batch.rows, length):
             return 0.0
         self._num_compilations += 1
         return _COMPILATIONS[self._num_compilations - 1]
 
     def _not_planned(self, batch: Batch, begin: int, end: int) -> IntArray:
-        """Return the lengths in `begin:end` that are new for this number of rows and this padding. They are planned
-        from now on.
+        """Return the lengths in `begin:end` without a plan for this number of rows and this padding, and note them as
+        planned.
         """
         planned = self._planned.setdefault((batch.rows, batch.padded), bytearray())
         planned.extend(bytes(max(end - len(planned), 0)))
@@ -166,7 +172,7 @@ class KernelsSeen:
         return lengths
 
     def _choose(self, batch: Batch, lengths: IntArray, uses: FirstUses, *, prefill: bool) -> None:
-        """Write the times to plan and to build kernels, for steps at `lengths`, into `uses`."""
+        """Write the times to plan and to build kernels into `uses`, for the steps at `lengths`."""
         kind = "prefill" if prefill else "decode"
         steps = lengths - batch.prompt_width
         uses.shapes[steps] = _PLAN[kind] * (1.0 if batch.padded else _MASKLESS_PLAN)
@@ -179,7 +185,7 @@ class KernelsSeen:
             uses.kernels[steps[nth]] = build + self._is_first("products")
 
     def _kernels(self, batch: Batch, lengths: IntArray, *, prefill: bool) -> IntArray:
-        """Return the number of the attention kernel at each of `lengths`."""
+        """Return the number of the attention kernel for a step at each of `lengths`."""
         kernel = np.full(len(lengths), _PREFILL) if prefill else self._decode_kernels(batch.rows, lengths)
         # `lengths & -lengths` is the largest power of two that divides a length.
         alignment = np.minimum(lengths & -lengths, _LARGEST_ALIGNMENT) if batch.padded else np.zeros_like(lengths)
@@ -188,14 +194,16 @@ class KernelsSeen:
         return numbers
 
     def _decode_kernels(self, rows: int, lengths: IntArray) -> IntArray:
-        """Return which kernel (`_TINY` to `_SHARED`) decodes `rows` rows, for each of the numbers of keys `lengths`."""
+        """Return the kind of kernel (`_TINY` to `_SHARED`) that decodes `rows` rows with each number of keys in
+        `lengths`.
+        """
         short = _SHORT_KEYS * (2 if rows <= self._lone_rows else 1)
         beyond = _SHARED if 2 * rows <= self._lone_rows else _LONG
         kernels = np.array([_TINY, _SHORT, _LONG, beyond])
         return kernels[np.searchsorted([_TINY_KEYS, short, _LONG_KEYS], lengths)]
 
     def _is_first(self, *key: object) -> bool:
-        """Tell whether `key` is new to the process, and remember it."""
+        """Tell whether `key` is used for the first time in the process, and remember it as used."""
         first = key not in self._seen
         self._seen.add(key)
         return first

@@ -1,4 +1,4 @@
-"""Constants for step times without a fit: shares, and times that were measured on one H200 and its host.
+"""Constants for step times without a fit: shares of peak rates, and times measured on one H200 and its host.
 
 A fit begins with these constants. Without a fit, they are the coefficients of `generate()`. On other machines, they
 only give the order of magnitude.
@@ -7,29 +7,27 @@ only give the order of magnitude.
 MEMORY_EFFICIENCY = 0.9
 """Share of the peak bandwidth at which weights, keys and values are read."""
 ARITHMETIC_EFFICIENCY = 0.65
-"""Share of the dense peak FLOP/s in a long prefill: 0.8 in its matrix products, less because of the gaps
-between them.
+"""Share of the dense peak FLOP/s that a long prefill reaches. Its matrix products reach 0.8; gaps between them lower
+it.
 """
 ATTENTION_EFFICIENCY = 0.65
 """Share of the dense peak FLOP/s that attention kernels reach in a long prefill."""
 
 KERNELS_PER_LAYER = 11
-"""Number of kernels in a fused layer: norms (2), products (4), rotation, activation, cache write, attention and its
-sum.
+"""Number of kernels in a fused layer: norms (2), products (4), rotation, activation, cache write, attention, and the
+sum of its parts.
 """
 KERNEL_S = 4e-6
 """Seconds to start and end one kernel. The memory idles meanwhile, even inside a captured graph."""
 SEQUENCE_LAYER_S = 0.3e-6
-"""Seconds of the decode attention in one layer per sequence, without reading keys and values."""
+"""Seconds per sequence of the decode attention in one layer, in addition to reading keys and values."""
 
 MAX_CAPTURED_TOKENS = 512
 """Number of tokens in the largest step that vLLM captures as a graph by default."""
 GPT_OSS_CAPTURED_TOKENS = 1024
-"""Number of tokens in the largest captured step of gpt-oss. vLLM raises it for this model, whatever the largest batch
-is.
-"""
+"""Number of tokens in the largest captured step of gpt-oss. vLLM raises it for this model, whatever max_num_seqs is."""
 REQUEST_S = 0.1e-3
-"""Seconds in which the host receives one request: check it, hash its blocks, queue it."""
+"""Seconds in which the host receives one request: it checks the request, hashes its blocks and queues it."""
 REQUEST_TOKEN_S = 0.14e-6
 """Additional seconds per prompt token in which the host receives a request."""
 HOST_STEP_S = 0.5e-3
@@ -37,40 +35,45 @@ HOST_STEP_S = 0.5e-3
 HOST_SEQUENCE_S = 10e-6
 """Seconds of the host per sequence of a step."""
 NEW_SEQUENCE_S = 50e-6
-"""Seconds in which the host adds a sequence to the batch: copy its tokens, blocks and sampling parameters."""
+"""Seconds in which the host adds a sequence to the batch: it copies its tokens, blocks and sampling parameters."""
 HOST_TOKEN_S = 1e-6
-"""Seconds of the host per prompt token of a step: write and copy its id, position and slot."""
+"""Seconds of the host per prompt token of a step: it writes and copies its id, position and slot."""
 TURNAROUND_STEP_S = 80e-6
-"""Seconds of the host from an output to the next decision: return the output, receive new requests."""
+"""Seconds of the host from an output to the next scheduling decision: it returns the output and receives requests."""
 TURNAROUND_SEQUENCE_S = 2.4e-6
-"""Additional seconds of the host per sequence, from an output to the next decision."""
+"""Additional seconds of the host per sequence, from an output to the next scheduling decision."""
 EXPOSED_SHARE = 0.2
-"""Share of the shorter of two times, reading and arithmetic, that is added to the longer one if both are equal."""
+"""Part of the shorter of two overlapping times (reading, arithmetic) that is added to the longer one if both are
+equal.
+"""
 LONE_SHARE = 0.5
-"""Additional reading time of decode attention, as a share, if there are fewer heads than processors."""
+"""Additional reading time of decode attention with fewer heads than processors, relative to many heads."""
 SHARED_SAVING = 0.4
 """Share of the repeated reads of shared keys and values that the GPU's cache serves."""
 THROTTLE_SHARE = 0.1
-"""Additional time of long dense arithmetic, as a share. It exceeds the power limit, so that the GPU lowers
-its clock.
+"""Additional time of long dense arithmetic, relative to short. It exceeds the power limit, so the GPU lowers its
+clock.
 """
 PIECEWISE_S = 0.3e-3
 """Seconds that the GPU loses between the pieces of a captured step with prompt tokens."""
 PIECEWISE_LAYER_S = 0.12e-3
-"""Seconds in which the host launches a layer with attention between captured pieces."""
+"""Seconds in which the host launches one layer of a captured step with prompt tokens. Attention runs between the
+captured pieces.
+"""
 EAGER_LAYER_S = 0.35e-3
-"""Seconds in which the host launches a layer kernel by kernel."""
+"""Seconds in which the host launches one layer kernel by kernel."""
 
 HF_LAYER_S = 0.5e-3
-"""Seconds in which the host launches a layer of Hugging Face's unfused modules."""
+"""Seconds in which the host launches one layer of Hugging Face's unfused modules."""
 HF_MASK_LAYER_S = 0.08e-3
-"""Additional seconds of the host for a layer with a mask. The mask is copied, and keys and values for each
-query head.
+"""Additional seconds of the host for one layer with a mask.
+
+The mask is copied, and so are keys and values for each query head.
 """
 PLAN_S = 31e-3
-"""Seconds of the host for cuDNN's plan of attention, with a batch size and length that is new to the process."""
+"""Seconds in which the host makes cuDNN's attention plan for a new batch size and length."""
 KERNEL_BUILD_S = 0.4
-"""Seconds of the host for a plan with a kernel that the process has not built yet."""
+"""Seconds in which the host makes a plan whose kernel the process has not built yet."""
 LOAD_COMPILER_S = 2.0
 """Seconds in which the host loads the compiler of static caches into a process."""
 COMPILE_S = 30.0
@@ -80,6 +83,8 @@ HF_KERNELS_PER_LAYER = 30
 HF_ARITHMETIC_EFFICIENCY = 0.4
 """Share of the dense peak FLOP/s in a prefill with unfused kernels between products."""
 HF_COPY_BYTES_PER_CYCLE = 8.26
-"""Bytes per cycle and processor in strided copies of keys and values. On an H200, these reach 0.45 of its bandwidth."""
+"""Bytes per cycle and processor in strided copies of keys and values. On an H200, this is 0.45 of its bandwidth."""
 HF_ROW_LAYER_S = {"dynamic": 2.4e-6, "static": 1.6e-6}
-"""Seconds of the masked attention in one layer per row: a kernel starts for every query head."""
+"""Seconds of the masked attention in one layer per row, because a kernel starts for every query head; by kind of
+cache.
+"""

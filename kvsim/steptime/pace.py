@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from kvsim.steptime.roofline import Roofline
 
 WORKER_COEFFICIENTS = ("worker_step_s", "worker_sequence_s", "worker_token_s", "piecewise_floor_s", "eager_floor_s")
-"""Names of the coefficients with times of worker processes."""
+"""Names of the coefficients that are times of worker processes."""
 HOST_COEFFICIENTS = (
     *("request_s", "request_token_s", "host_step_s", "host_sequence_s", "host_token_s", "new_sequence_s"),
     *("turnaround_step_s", "turnaround_sequence_s", "piecewise_launch_s", "eager_launch_s", "uncompiled_launch_s"),
@@ -16,17 +16,17 @@ HOST_COEFFICIENTS = (
     *("encoder_step_s", "encoder_image_s", "encoder_image_token_s"),
     *WORKER_COEFFICIENTS,
 )
-"""Names of the coefficients with times of the host."""
+"""Names of the coefficients that are times of the host."""
 GPU_COEFFICIENTS = (
     *("step_s", "weights_s", "active_weights_s", "shared_weights_s", "token_s", "logits_s", "sequence_s"),
     *("context_token_s", "window_token_s", "window_pair_s", "piecewise_s", "attention_pair_s"),
     *("encoder_token_s", "encoder_pair_s"),
 )
-"""Names of the coefficients with times of the GPU."""
+"""Names of the coefficients that are times of the GPU."""
 
 
 class Pace(NamedTuple):
-    """Factors on the host times and on the GPU times of a machine; larger means slower."""
+    """Factors on the host times and on the GPU times of a machine. Above 1 is slower."""
 
     host: float = 1.0
     gpu: float = 1.0

@@ -1,7 +1,7 @@
 """Step times of data-parallel ranks that share experts, so that their steps wait for each other.
 
-All ranks exchange tokens before and after the experts of each layer. So the step of each rank takes as long as that of
-the slowest rank.
+All ranks exchange tokens before and after the experts of each layer. So the step of each rank takes as long as the step
+of the slowest rank.
 """
 
 from __future__ import annotations
@@ -16,31 +16,35 @@ from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.shapes import UNTHROTTLED, PowerThrottle, StepShape, StepTime, throttled_gpu_s
 
 GROUP_SIZES = tuple(sorted({*range(1, 65), *(2**power for power in range(7, 21)), *(3 * 2**p for p in range(5, 19))}))
-"""Numbers of tokens in a step of all ranks for which `RankTimes.group_s` has times. Others are interpolated."""
+"""Numbers of tokens for which `RankTimes.group_s` has times, summed over the steps of all ranks. Others are
+interpolated.
+"""
 IDLE_STEP = StepShape(1, 1, 0, 0, 0)
-"""Step of a rank without work. It takes part with one token without context."""
+"""Step of a rank without work: it computes one token without context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """Step times of ranks that share experts: the time of the slowest rank, plus the time of the experts."""
+    """Step times of data-parallel ranks that share experts: the time of the slowest rank, plus the time of the
+    experts.
+    """
 
     label: str
     calibrated: bool = False
     own: Roofline
-    """Times of one rank, without experts."""
+    """Times of one rank, without those of the experts."""
     num_ranks: int
     group_s: tuple[float, ...]
     """Seconds of the experts and exchanges in all layers, for each number of tokens in `GROUP_SIZES`."""
     unequal_s: float = 0.0
-    """Additional seconds of the host to exchange the tokens of all layers, if the ranks have different numbers of
+    """Additional seconds in which the host exchanges the tokens of all layers, if the ranks have different numbers of
     tokens.
 
-    Captured graphs do not need them, because the steps of all ranks are padded to one number of tokens.
+    Steps that are captured graphs do not need them, because the steps of all ranks are padded to one number of tokens.
     """
 
     def uncaptured(self) -> RankTimes:
-        """Return these times for an engine without graphs and compilation (vLLM's `enforce_eager`)."""
+        """Return the times for an engine without graphs and compilation (vLLM's `enforce_eager`)."""
         return replace(self, own=self.own.uncaptured())
 
     def entry_s(self, prompt_tokens: int) -> float:
@@ -48,8 +52,8 @@ class RankTimes:
         return self.own.entry_s(prompt_tokens)
 
     def experts_s(self, num_tokens: int) -> float:
-        """Return the seconds of the experts and exchanges in all layers, for `num_tokens` in the steps of all ranks
-        together.
+        """Return the seconds of the experts and exchanges in all layers. `num_tokens` is the sum over the steps of all
+        ranks.
         """
         excess: float = max(num_tokens / GROUP_SIZES[-1], 1.0)  # proportional beyond the largest size
         return excess * float(np.interp(num_tokens, GROUP_SIZES, self.group_s))
@@ -62,7 +66,7 @@ class RankTimes:
     def together(self, steps: Sequence[RankStep], free_s: float) -> list[RankStep]:
         """Return `steps`, one per rank, with `launched_s`, `done_s` and `throttle` filled in.
 
-        The kernels of all ranks start when the last rank has prepared its step, but not before the GPUs are free, at
+        The kernels of all ranks start when the last rank has prepared its step and the GPUs are free, which is at
         `free_s`. If all steps are captured graphs, each rank pads its step to the size of the largest step.
         """
         most = max(int(step.shape.num_tokens) for step in steps)
@@ -87,16 +91,18 @@ class RankTimes:
 
 
 class RankStep(NamedTuple):
-    """Step of one rank."""
+    """Step of one rank, with its times in seconds since the start of the simulation."""
 
     shape: StepShape
     begin_s: float
     """Time in seconds at which the host of the rank begins to launch the step."""
     throttle: PowerThrottle = UNTHROTTLED
-    """State of the GPU's throttling: before the step, and after `RankTimes.together` the state at its end."""
+    """State of the GPU's throttling before the step; in a result of `RankTimes.together`, the state at the end of the
+    step.
+    """
     has_batch: bool = True
     has_requests: bool = True
     launched_s: float = 0.0
-    """Time in seconds at which the host has launched the step, after all ranks have agreed on the padded size."""
+    """Time in seconds at which the host has launched the step. All ranks have agreed on the padded size before."""
     done_s: float = 0.0
     """Time in seconds at which the kernels of all ranks have ended."""

@@ -1,8 +1,9 @@
 """Compute the coefficients of a `Roofline` from a machine card and the shape of a model.
 
-A step consists of matrix products at its size, attention, small kernels that read and write activations, sums over
-GPUs, and the output projection for every sequence. Host times are multiples of the time to launch one kernel. Every
-constant states its source: a profiler, or the steps of vLLM 0.25.1 with seven shapes of models on an H100 and on H200s.
+A step consists of matrix products at its size, attention, small kernels that read and write activations, all-reduces
+between GPUs, and the output projection for every sequence. Host times are multiples of the time to launch one kernel.
+The text of each constant states its source: a profiler, or the steps of vLLM 0.25.1 with seven shapes of models on an
+H100 and on H200s.
 """
 
 from __future__ import annotations
@@ -33,26 +34,29 @@ if TYPE_CHECKING:
 SMALL_KERNEL = 1.75
 """Time of a norm or an activation with few tokens (1.5 to 2.1 us), as a multiple of a card's `kernel_s`."""
 ELEMENT_SHARE = 0.93
-"""Share of the read bandwidth in norms and activations of many tokens: 0.89 on H200, 0.98 on H100."""
+"""Share of the read bandwidth that norms and activations of many tokens reach: 0.89 on an H200, 0.98 on an H100."""
 SPLIT_S = 3e-6
-"""Additional seconds of the attention in one layer, in an engine's captured graph: a second kernel adds up parts.
+"""Additional seconds of the attention in one layer in an engine's captured graph, where a second kernel adds up parts.
 
-That kernel takes 2.6 us for 32 sequences of 32 heads of 128 elements.
+That kernel takes 2.6 us for 32 sequences with 32 heads of 128 elements.
 """
 SPLIT_ELEMENT_S = 6e-12
-"""Additional seconds of that second kernel per element of the queries: 14.5 us for 480 sequences with such heads."""
+"""Additional seconds per element of the queries, for the kernel that adds up parts of the attention (see `SPLIT_S`).
+
+The kernel takes 14.5 us for 480 sequences with 32 heads of 128 elements.
+"""
 FP8_READ_SHARE = 1.53
 """Time to read a byte of an fp8 cache, relative to a byte of a bf16 cache.
 
-All figures of fp8 caches are for FlashAttention 3, called as in vLLM's engine, with three kinds of heads of 128
-elements on an H200.
+All constants for fp8 caches were measured with FlashAttention 3, called as in vLLM's engine, with three kinds of heads
+of 128 elements on an H200.
 """
 FP8_SEQUENCE_SHARE = 1.7
-"""Time per sequence without the reading of its cache, in fp8 relative to bf16: 1.7 to 2.0."""
+"""Time per sequence in addition to reading its cache, with an fp8 cache relative to a bf16 cache: 1.7 to 2.0."""
 FP8_PAIR_SHARE = 1.07
 """Time per pair of a query in a prompt and a key, with an fp8 cache relative to a bf16 cache: 1.04 to 1.10."""
 FP8_MIXED_SHARE = 0.28
-"""Additional reading time in a step with a prompt, as a share, in fp8 beyond bf16: 0.22 to 0.33."""
+"""Increase of `AttentionCost.mixed_share` with an fp8 cache: 0.22 to 0.33."""
 FP8_QUERY_S = 3e-6
 """Additional seconds in which one layer converts its queries to fp8."""
 PIECE_S = 10e-6
@@ -61,72 +65,82 @@ PIECE_S = 10e-6
 It is 5 to 15 us in the profiles of three models on an H200, which were fitted without a card.
 """
 REDUCE_WAIT_S = 2e-6
-"""Seconds that GPUs wait for each other in a sum."""
+"""Seconds that GPUs wait for each other in an all-reduce."""
 STEP_KERNELS = 100
-"""Time of the kernels around the layers (inputs, sampling, copies) and between two graphs, in small kernels."""
+"""Time of the kernels outside the layers (inputs, sampling, copies, gaps between two graphs), in multiples of a small
+kernel.
+"""
 SAMPLED_BYTES = 20
-"""Number of bytes that sampling moves per logit, to convert, perturb and compare it.
+"""Number of bytes that sampling reads and writes per logit, to convert, perturb and compare it.
 
 It takes 0.6 us for 128,256 logits on an H200.
 """
 EXPERT_S = 24e-6
-EXPERT_READ_SHARE = 0.95
-EXPERT_ARITHMETIC_SHARE = 0.7
-"""Seconds to start the experts of one layer, and the shares that they reach of the rates of reading and of products.
+"""Seconds to start the experts of one layer.
 
-With equally many tokens per expert, the times are 8 % off (median) in 3,429 launches of 64 shapes that
-aiconfigurator-core 0.12.0 measured with vLLM 0.24.0 on an H100 and an H200, and 6 % in the launches of at most 128
-tokens. The start was 20 us in these launches. Another 4 us were added, because layers took 4 us longer in decodes of
-Qwen3-30B-A3B on an H200.
+The start was 20 us in 3,429 launches of 64 shapes that aiconfigurator-core 0.12.0 measured with vLLM 0.24.0 on an H100
+and an H200. Another 4 us were added, because layers took 4 us longer in decodes of Qwen3-30B-A3B on an H200. With
+equally many tokens per expert, the times are 8 % off (median) in all launches, and 6 % in those of at most 128 tokens.
 """
+EXPERT_READ_SHARE = 0.95
+"""Share that experts reach of the rate at which other weights are read; see `EXPERT_S`."""
+EXPERT_ARITHMETIC_SHARE = 0.7
+"""Share that experts reach of the FLOP/s of other matrix products; see `EXPERT_S`."""
 FOUR_BIT_SHARE = 0.75
-"""Rate at which weights in 4 bits are read, as a share of the rate for plain weights. Not measured."""
+"""Rate at which 4-bit weights are read, relative to the rate for weights that are not quantized. Not measured."""
 
 PLAIN_KERNELS = 11
-"""Number of kernels in a layer of plain attention: four products, attention and its sum, and five small ones."""
+"""Number of kernels in a layer of plain attention: four products, attention and the sum of its parts, and five small
+ones.
+"""
 PREPARE_LAUNCHES = 265
 """Host time of a step before its first kernel (scheduling, inputs), in multiples of the time to launch one kernel."""
 PIECEWISE_LAUNCHES = {"attention": 24, "latent": 39, "recurrent": 168, "delta net": 345}
-"""Host time to launch a layer of a captured step with prompt tokens, in multiples of the time to launch one kernel.
+"""Host time to launch one layer of a captured step with prompt tokens, in multiples of the time to launch one kernel.
 
 Attention runs between the captured pieces of such a step.
 """
 EAGER_LAUNCHES = {"attention": 78, "latent": 132, "recurrent": 252, "delta net": 790, "experts": 33}
-"""Host time to launch a compiled layer kernel by kernel, in multiples of the time to launch one kernel.
+"""Host time to launch one compiled layer kernel by kernel, in multiples of the time to launch one kernel.
 
-"experts" is added for a layer with experts: Qwen3-30B-A3B took 48, and Mixtral-8x7B 17, more than Llama-3-8B on the
-same H200. "delta net" is what was missing in two loads of Qwen3-Next with 12 layers on one H100, beside other engines
-on its host. Whether the gated delta nets take it, or the 512 experts of every layer, is not known.
+"experts" is added for a layer with experts: relative to Llama-3-8B on the same H200, Qwen3-30B-A3B took 48 more, and
+Mixtral-8x7B 17 more. "delta net" includes all host time of Qwen3-Next that nothing else explains. It comes from two
+loads with 12 layers on one H100, beside other engines on its host. Whether the gated delta nets take this time, or the
+512 experts of every layer, is not known.
 """
 DIVIDED_EXPERT_LAUNCHES = 85
 """Value of "experts" in `EAGER_LAUNCHES` if the experts are divided among several GPUs.
 
 Steps of 257 to 1,024 tokens of Mixtral-8x7B with 16 layers took 23 ms on two H100s whose host launches a kernel in 6.8
-us, and 27 ms on two of another machine, whatever their number of tokens. Their kernels take half of that. What the
-additional host time consists of was not profiled.
+us, and 27 ms on two of another machine. The time did not depend on the number of tokens. The kernels take half of this
+time. What the additional host time consists of was not profiled.
 """
 UNCOMPILED_SHARE = 0.8
-"""Host time to launch a layer without compilation, as a share of its `EAGER_LAUNCHES`."""
+"""Host time to launch a layer that is not compiled, relative to its `EAGER_LAUNCHES`."""
 SEQUENCE_LAUNCHES = 2.4
+"""Host time of a step per sequence, in multiples of the time to launch one kernel."""
 TOKEN_LAUNCHES = 0.05
+"""Host time of a step per prompt token, in multiples of the time to launch one kernel."""
 NEW_SEQUENCE_LAUNCHES = 8
-"""Host time of a step per sequence, per prompt token and per sequence that joins, in launches of one kernel."""
+"""Host time of a step per sequence that joins the batch, in multiples of the time to launch one kernel."""
 STATE_TABLE_LAUNCHES = 10
-"""Host time of a step per table of recurrent states, in launches of one kernel."""
+"""Host time of a step per block table of recurrent states, in multiples of the time to launch one kernel."""
 STATE_TABLE_SEQUENCE_LAUNCHES = 0.3
-"""Host time of a step per sequence and table of recurrent states, in launches of one kernel.
+"""Host time per step, sequence and block table of recurrent states, in multiples of the time to launch one kernel.
 
 The states of each sequence are looked up in every table. Measured in decodes of Granite 4.0 H Micro, which has nine
-tables; tables of windows cost almost nothing.
+tables. Tables of windows cost almost nothing.
 """
 TURNAROUND_LAUNCHES = 13
+"""Host time per step from an output to the next decision, in multiples of the time to launch one kernel."""
 TURNAROUND_SEQUENCE_LAUNCHES = 0.5
-"""Host time from an output to the next decision, in launches of one kernel: constant, and per sequence."""
+"""Host time per sequence from an output to the next decision, in multiples of the time to launch one kernel."""
 REQUEST_LAUNCHES = 20
+"""Host time to receive one request, in multiples of the time to launch one kernel."""
 REQUEST_TOKEN_LAUNCHES = 0.025
-"""Host time to receive a request, in launches of one kernel: constant, and per prompt token."""
+"""Host time to receive one prompt token of a request, in multiples of the time to launch one kernel."""
 WOKEN = 1.2
-"""Mean ratio of the host time after sleep to that without, if the host sleeps in every step until its GPU is done.
+"""Host time of a host that sleeps in every step until its GPU is done, relative to a host that never sleeps.
 
 It holds for plain Python and for launches: the host wakes with cold caches and shares its core. The ratio was 1.17, 1.2
 and 1.26 on three machines whose engines had a process of their own.
@@ -134,7 +148,7 @@ and 1.26 on three machines whose engines had a process of their own.
 WOKEN_IN_PROCESS = 1.45
 """Value of `WOKEN` for an engine in the same process as its client, which sends requests and receives outputs.
 
-It comes from launches of models of 3B to 14B compared with a 350M one, whose host never sleeps: 1.3 to 1.6 in runs of
+It compares launches of models of 3B to 14B with those of a 350M model, whose host never sleeps: 1.3 to 1.6 in runs of
 six machines, 1.1 on two earlier ones. A loop of plain Python in such a process took 13 us for some seconds, and 23 us
 for others.
 """
@@ -144,24 +158,25 @@ MXFP4_EXPERT_LAUNCHES = 136
 Steps of 1,025 to 1,536 tokens of gpt-oss-20b took the host 48 ms, on an H200 in process. No other machine was measured.
 """
 EXCHANGED_TENSORS = 4
-"""Number of tensors that ranks exchange for a layer of experts.
+"""Number of tensors that ranks exchange for one layer of experts.
 
-Three are exchanged before it (activations, chosen experts and their weights), and the sum after it.
+Three are exchanged before the experts (activations, chosen experts and their weights), and one after them (the sum).
 """
 EXCHANGE_LAUNCHES = 6
-"""Host time to exchange one tensor of one rank, in launches of one kernel, if ranks have different numbers of tokens.
+"""Host time to exchange one tensor of one rank, in multiples of the time to launch one kernel, if ranks have different
+numbers of tokens.
 
-vLLM then calls NCCL once for each rank and tensor. With this, a step of 257 to 2,048 tokens of Qwen3-30B-A3B on two
-H100s takes 119 ms on the host of the H100's card. The host of the one run that was measured is not known: such steps
-took 122 ms in the median, whatever their tokens, but 82 to 92 ms for five seconds. With four ranks, such steps come out
-11 % too long at light load; under load they took as long as the slowest of four hosts (`docs/fleets.md`). In a loop of
-their own, the calls take two to three launches (`benchmarks/exchange.py`).
+vLLM then calls NCCL once for each rank and tensor. With this value, a step of 257 to 2,048 tokens of Qwen3-30B-A3B on
+two H100s takes 119 ms on the host of the H100's card. The host of the only measured run is not known: such steps took
+122 ms in the median, whatever their tokens, but 82 to 92 ms for five seconds. With four ranks, the predicted steps are
+11 % too long at light load; under load they are as long as those of the slowest of four hosts (`docs/fleets.md`). In a
+loop without an engine, the calls take two to three launches (`benchmarks/exchange.py`).
 """
 _ACTIVATION_BYTES = 2
 WORKER_STEP_S = 0.28e-3
 """Seconds in which a step is sent to the worker processes of several GPUs, and its output is sent back."""
 WORKER_SEQUENCE_LAUNCHES = 0.75
-"""Host time per sequence in which a worker process prepares a step, in launches of one kernel.
+"""Time per sequence in which a worker process prepares a step, in multiples of the time to launch one kernel.
 
 It took 3 to 8 us in two engines. The GPU waits for this unless it has a step to compute: prefills of 2,500 to 6,600
 tokens on two H200 took 4 to 6 ms longer than their kernels.
@@ -170,14 +185,14 @@ tokens on two H200 took 4 to 6 ms longer than their kernels.
 _LARGE = (1024, 2048, 4096, 8192, 16384)
 _FEW, _MANY = 16, 256
 _SMALLEST = 3
-"""Number of tokens in a step that uses the first entry of the table. It is padded to the captured size 4."""
+"""Number of tokens in a step that uses the first entry of a table by size. It is padded to the captured size 4."""
 
 
 def reduce(card: Card, model: Model, *, num_processors: int = 132, in_process: bool = False) -> Roofline:
-    """Return the step times of vLLM with `model` on the machine of `card`. Its GPUs have `num_processors` processors
-    each.
+    """Return the step times of vLLM with `model` on the machine of `card`.
 
-    `in_process` is True for an engine in the same process as its client.
+    `num_processors` is the number of processors of each GPU. `in_process` is True for an engine in the same process as
+    its client.
     """
     awake = never_asleep(card, model, num_processors=num_processors)
     return on_machine(awake, card.launch_s, card.factors, in_process=in_process)
@@ -215,11 +230,10 @@ def reduce_ranks(card: Card, model: Model, *, num_processors: int = 132) -> Rank
 def reduce_stages(
     card: Card, model: Model, shares: Sequence[float], *, num_processors: int = 132, in_process: bool = False
 ) -> tuple[Roofline, ...]:
-    """Return the step times of all stages of a pipeline; see `reduce`. Each stage has one of the `shares` of all
-    layers.
+    """Return the step times of all stages of a pipeline; see `reduce`.
 
-    Each stage but the first receives two activations of every token from the previous stage. This is assumed to take as
-    long as an all-reduce of the same size on the card.
+    `shares` has the share of all layers that each stage has. Each stage but the first receives two activations of every
+    token from the previous stage. This is assumed to take as long as an all-reduce of the same size on the card.
     """
     work, stages = work_of(model), []
     handed_over_s, handed_over_token_s = _hand_over(card, 2 * _ACTIVATION_BYTES * model.hidden_size)
@@ -236,20 +250,22 @@ def reduce_stages(
 def _hand_over(card: Card, token_bytes: int) -> tuple[float, float]:
     """Return the seconds in which activations are sent to the next stage: per step, and per token.
 
-    The time per step is that of the smallest all-reduce. The time per token follows from the time per byte of the
-    largest.
+    The seconds per step are those of the smallest all-reduce. The seconds per token come from the rate of the largest
+    all-reduce.
     """
     (_, smallest_s), *_, (largest_bytes, largest_s) = card.all_reduce
     return smallest_s, token_bytes * largest_s / largest_bytes
 
 
 def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roofline:
-    """Return the step times from `card` without its factors, for a host that never sleeps; see `on_machine`."""
+    """Return the step times from `card` for a host that never sleeps, without the factors of the card; see
+    `on_machine`.
+    """
     return _never_asleep(card, model, work_of(model), num_processors)
 
 
 def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> Roofline:
-    """Return the step times of `never_asleep` for this `work`, which may be that of a part of the model."""
+    """Return the step times of `never_asleep` for `work`, which may be that of a part of the model."""
     table, token_s, weights = _by_size(card, work)
     costs = _attention_costs(card, work, num_processors)
     dense = [reading for reading, _ in costs]
@@ -303,9 +319,9 @@ def _most_captured_tokens(model: Model) -> int:
 
 
 def _attention_costs(card: Card, work: Work, num_processors: int) -> list[tuple[AttentionKind, AttentionCost]]:
-    """Return the times of each kind of attention. Sparse attention is left out if the card has times for it.
+    """Return the coefficients of each kind of attention. Sparse attention is left out if the card has times for it.
 
-    If the card was measured with an fp8 cache, `is_fp8` is set to False, so that these times are not scaled again.
+    If the card was measured with an fp8 cache, `is_fp8` is set to False, so that its times are not scaled again.
     """
     costs = []
     for reading in work.readings:
@@ -323,7 +339,9 @@ def _attention_costs(card: Card, work: Work, num_processors: int) -> list[tuple[
 
 
 def _with_sparse(times: Roofline, sparse: SparseAttention, num_layers: float) -> Roofline:
-    """Add the layers with sparse attention to `times`. The tokens that the indexer selects are read like a window."""
+    """Return `times` with the layers of sparse attention added. The tokens that the indexer selects are read like a
+    window.
+    """
     return replace(
         times,
         step_s=times.step_s + num_layers * sparse.step_s,
@@ -341,8 +359,8 @@ def on_machine(
 ) -> Roofline:
     """Convert times for a host that never sleeps to times on a machine whose host sleeps while it waits for the GPU.
 
-    A host that has slept is slower. If the host has more work in a decode step than the GPU even when it is awake, it
-    never sleeps. If it has more work only when it is slower, host and GPU take equally long.
+    A host that has slept is slower. If a decode step takes an awake host longer than the GPU, the host never sleeps. If
+    only a slowed host takes longer than the GPU, host and GPU take equally long.
 
     Args:
         awake: times without sleep, from a card without factors.
@@ -367,7 +385,7 @@ def on_machine(
 
 
 def _by_size(card: Card, work: Work) -> tuple[list[float], float, dict[str, Any]]:
-    """Return `Roofline.of_size_s`, the time per token in large steps, and the coefficients of reading weights."""
+    """Return `Roofline.of_size_s`, the seconds per token in large steps, and the coefficients for reading weights."""
     products = [(count, _product_curve(card, work.weight_bits, weights)) for weights, count in work.products.items()]
 
     def layers_s(m: int) -> float:
@@ -385,9 +403,11 @@ def _by_size(card: Card, work: Work) -> tuple[list[float], float, dict[str, Any]
 
 
 def _weights(layers_s: Callable[[int], float], *, has_experts: bool) -> dict[str, Any]:
-    """Return the coefficients of reading weights. `layers_s` returns the seconds of the layers for a number of tokens.
+    """Return the coefficients of a `Roofline` for reading weights. `layers_s(n)` is the seconds of all layers for n
+    tokens.
 
-    With experts, the times of one token and of two show the time per token, because these tokens reach few experts.
+    With experts, `layers_s(2) - layers_s(1)` is the time to read the experts of one more token, because two tokens
+    share few experts.
     """
     one_s = layers_s(1)
     if not has_experts:
@@ -412,10 +432,10 @@ def _layers_s(card: Card, work: Work, m: int, products_s: float) -> float:
 
 
 def _product_curve(card: Card, bits: float, weights: Weights) -> Callable[[int], float]:
-    """Return a function that returns the seconds of a matrix product for `m` tokens, with weights of `bits` bits.
+    """Return a function that maps a number of tokens to the seconds of a product with weights of `bits` bits.
 
-    Products in fp8 and nvfp4 take the measured times, if the card has them. Other weights of few bits take less time to
-    read, and are multiplied in bf16.
+    In fp8 and nvfp4, products take the measured times if the card has them. Other weights with fewer than 16 bits are
+    read in less time, and are multiplied in bf16.
     """
     plain = product_curve(card.products["bfloat16"], weights.n, weights.k)
     if bits >= 16:
@@ -430,7 +450,9 @@ def _product_curve(card: Card, bits: float, weights: Weights) -> Callable[[int],
 
 
 def _experts_s(card: Card, work: Work, m: int) -> float:
-    """Return the seconds of the experts in all layers for `m` tokens. Each expert that a token reaches is read once."""
+    """Return the seconds of the experts in all layers for `m` tokens. An expert is read once if at least one token
+    reaches it.
+    """
     if not work.expert_weights:
         return 0.0
     if card.experts is not None:
@@ -445,32 +467,36 @@ def _experts_s(card: Card, work: Work, m: int) -> float:
 
 
 def _flops_per_s(card: Card, dtype: str) -> float:
-    """Return the highest FLOP/s that any measured product of the largest size reaches."""
+    """Return the highest FLOP/s that any measured product of the largest size reaches.
+
+    If the card has no products in `dtype`, those in bfloat16 are taken.
+    """
     products = card.products.get(dtype, card.products["bfloat16"])
     size = products.sizes[-1]
     return max(2 * size * n * k / row[-1] for (n, k), row in zip(products.shapes, products.seconds, strict=True))
 
 
 def _read_s(reading: AttentionKind, cost: AttentionCost) -> float:
-    """Return the seconds in which one token's keys and values are read in all layers of a kind."""
+    """Return the seconds to read the keys and values of one token in all layers of one kind."""
     slower = FP8_READ_SHARE if reading.is_fp8 else 1.0
     return reading.num_layers * reading.bytes_per_token * cost.byte_s * slower
 
 
 def _sequence_s(reading: AttentionKind, cost: AttentionCost) -> float:
-    """Return the seconds per sequence in all layers of a kind, without the reading of keys and values."""
+    """Return the seconds per sequence in all layers of one kind, in addition to reading keys and values."""
     return reading.num_layers * cost.sequence_s * (FP8_SEQUENCE_SHARE if reading.is_fp8 else 1.0)
 
 
 def _pair_s(reading: AttentionKind, cost: AttentionCost) -> float:
-    """Return the seconds per pair of a query in a prompt and a key, in all layers of a kind."""
+    """Return the seconds per pair of a query in a prompt and a key, in all layers of one kind."""
     slower = FP8_PAIR_SHARE if reading.is_fp8 else 1.0
     return reading.num_layers * 4 * reading.num_heads * reading.query_dim * cost.flop_s * slower
 
 
 def _expert_launches(work: Work) -> int:
-    """Return the host time to launch a layer of experts kernel by kernel, in multiples of the time to launch one
-    kernel.
+    """Return the host time to launch the experts of one layer, in multiples of the time to launch one kernel.
+
+    The kernels are launched one by one.
     """
     if work.has_mxfp4_experts:
         return MXFP4_EXPERT_LAUNCHES
@@ -481,7 +507,7 @@ def _host(launch_s: float, work: Work) -> dict[str, Any]:
     """Return the host's coefficients of a `Roofline`. The host launches one kernel in `launch_s`.
 
     On several GPUs, worker processes prepare and launch steps, and the scheduler continues meanwhile. A step that is
-    not a single captured graph then takes at least its launch and the preparation of the next step.
+    not one captured graph then takes the GPU at least the launch and the preparation of the next step.
     """
     plain_layers = max(work.num_layers - work.num_latent_layers - work.num_recurrent_layers, 0)
     has_workers = work.has_workers

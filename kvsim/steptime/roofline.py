@@ -11,23 +11,24 @@ from kvsim.steptime.shapes import StepShape, StepTime, larger, smaller
 from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, size_place
 
 _LEAST_S = 1e-30
-"""Smallest divisor in seconds, so that nothing is divided by 0."""
+"""Smallest divisor in seconds, which avoids a division by 0."""
 COOL = 1.5
-"""Ratio of two times up to which the GPU does not throttle: arithmetic with cache reads, and weight reads."""
+"""Factor on the time of weight reads. Up to this time, arithmetic and cache reads of a step do not lower the clock."""
 HEATED = 2.5
-"""Factor on the part of that ratio above `COOL`. If the product is at least the ratio, the GPU throttles fully.
+"""Factor on the time of arithmetic and cache reads beyond `COOL` times the weight reads, which gives the slowed time.
 
-Both constants were measured in steps of 160 to 500 sequences of Llama-3-8B on two H200s. The clock of one GPU fell from
-1.98 to 1.86 GHz with 128 sequences, and to 1.6 GHz with 400.
+The slowed time is at most the whole time of arithmetic and cache reads. `COOL` and `HEATED` were measured in steps of
+160 to 500 sequences of Llama-3-8B on two H200s. The clock of one GPU fell from 1.98 to 1.86 GHz with 128 sequences, and
+to 1.6 GHz with 400.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """`StepTimeModel` with coefficients. All are in seconds, unless their text says otherwise.
+    """Step times from coefficients, which are in seconds unless their text says otherwise.
 
-    "Host time per sequence" is a coefficient that is multiplied by the number of sequences, and counts as time of the
-    host.
+    A text such as "host time per sequence" means: multiplied by the number of sequences, the coefficient is added to
+    the time of the host.
     """
 
     label: str
@@ -35,9 +36,9 @@ class Roofline:
     fitted_to: tuple[str, ...] = ()
     """Names of the recordings to which the factors of the machine card were fitted."""
     request_s: float
-    """Host time to receive a request."""
+    """Host time to receive a request, whatever its length."""
     request_token_s: float
-    """Host time to receive a request, per prompt token."""
+    """Additional host time per prompt token to receive a request."""
     host_step_s: float
     """Host time per step, before the first kernel."""
     host_sequence_s: float
@@ -56,25 +57,27 @@ class Roofline:
     worker_token_s: float = 0.0
     """Time of a worker process per prompt token, before the first kernel."""
     turnaround_step_s: float
-    """Host time per step, after its output."""
+    """Host time per step from its output to the next scheduling decision."""
     turnaround_sequence_s: float
-    """Host time per sequence, after its output."""
+    """Host time per sequence from an output to the next scheduling decision."""
     piecewise_launch_s: float
-    """Host time per captured step with prompt tokens."""
+    """Host time to launch a captured step with prompt tokens, whose attention runs between the captured pieces."""
     eager_launch_s: float
-    """Host time per step that is too large for a captured graph: its compiled kernels are launched one by one."""
+    """Host time to launch a step that is too large for a captured graph: its compiled kernels are launched one by
+    one.
+    """
     uncompiled_launch_s: float
-    """Host time per step in an engine without compilation and graphs; see `uncaptured`."""
+    """Host time to launch a step in an engine without compilation and graphs; see `uncaptured`."""
     masked_launch_s: float = 0.0
-    """Host time per step with several padded rows, whose attention has a mask."""
+    """Additional host time of a step with several padded rows, because attention then has a mask."""
     new_shape_s: float
-    """Host time per first batch of a size and length, to choose or compile a kernel."""
+    """Host time to choose or compile a kernel for the first batch of a size and length."""
     new_kernel_s: float
-    """Host time per kernel that a process has to build or load."""
+    """Host time to build or load a kernel that the process has not used before."""
     max_captured_tokens: int
     """Number of tokens in the largest captured step; 0 if nothing is captured."""
     step_s: float
-    """GPU time per step in which kernels start and end."""
+    """GPU time per step in which kernels start and end, whatever the size of the step."""
     weights_s: float
     """GPU time to read all weights."""
     active_weights_s: float
@@ -89,30 +92,31 @@ class Roofline:
     logits_s: float
     """GPU time for the output projection of one sequence. It overlaps with reading the weights."""
     exposed_share: float
-    """Share of the shorter time, reading or arithmetic, that is added to the longer time if both are equal; at most
+    """Part of the shorter time (reading or arithmetic) that is added to the longer one if both are equal; at most
     0.5.
     """
     sequence_s: float
-    """GPU time per sequence, without reading its keys and values."""
+    """GPU time per sequence, in addition to reading its keys and values."""
     context_token_s: float
     """GPU time to read the keys and values of one token in all layers, in steps with many sequences."""
     lone_share: float
-    """Additional reading time, as a share, in steps with few sequences, whose heads cannot occupy the whole GPU."""
+    """Additional reading time in steps with few sequences, relative to many: their heads cannot occupy the whole
+    GPU.
+    """
     full_seqs: float
-    """Number of sequences with one KV head for every processor. Twice as many reach the full bandwidth."""
+    """Number of sequences with which every processor has one KV head. Twice this number reaches the full bandwidth."""
     shared_saving: float
     """Share of the repeated reads of shared keys and values that takes no time, 0 to 1."""
     piecewise_s: float
-    """GPU time per captured step with prompt tokens. Their attention runs between the captured pieces."""
+    """Additional GPU time of a captured step with prompt tokens, whose attention runs between the captured pieces."""
     attention_pair_s: float
     """GPU time for the arithmetic of one query with one key in all layers."""
     throttle_share: float
-    """Additional arithmetic time, as a share, when long arithmetic has lowered the clock."""
+    """Additional arithmetic time when long arithmetic has lowered the clock, relative to the full clock."""
     power_share: float = 0.0
-    """Additional time of arithmetic and reading, as a share, after long work beyond the power limit, in all kinds of
-    steps.
+    """Additional time of arithmetic and reading after long work beyond the power limit, relative to the full clock.
 
-    Fitted times use `throttle_share` instead.
+    It applies to all kinds of steps. Fitted times use `throttle_share` instead.
     """
     window_tokens: float = 0.0
     """Number of tokens in the window of sliding layers; 0 without sliding layers."""
@@ -121,17 +125,17 @@ class Roofline:
     window_pair_s: float = 0.0
     """GPU time for the arithmetic of one query with one key in the sliding layers."""
     mixed_share: float = 0.0
-    """Additional reading time, as a share, in a step with prompt tokens."""
+    """Additional reading time in a step with prompt tokens, relative to a step without."""
     piecewise_floor_s: float = 0.0
-    """Smallest GPU time of a captured step with prompt tokens, which a worker process launches piece by piece."""
+    """Smallest GPU time of a captured step with prompt tokens: a worker process launches it piece by piece."""
     eager_floor_s: float = 0.0
-    """Smallest GPU time of a step that is too large for a captured graph. Its kernels are launched one by one."""
+    """Smallest GPU time of a step that is too large for a captured graph: its kernels are launched one by one."""
     handed_over_s: float = 0.0
     """Time on the link per step, to receive activations from the previous pipeline stage; 0 for the first stage."""
     handed_over_token_s: float = 0.0
     """Time on the link per token, to receive activations from the previous pipeline stage."""
     encoder_step_s: float = 0.0
-    """Host time to launch the image encoder, per step with images to compute."""
+    """Host time per step with images, to launch the image encoder."""
     encoder_image_s: float = 0.0
     """Host time per image, before the first kernel of the encoder."""
     encoder_image_token_s: float = 0.0
@@ -141,13 +145,13 @@ class Roofline:
     encoder_pair_s: float = 0.0
     """GPU time of the encoder per pair of tokens of one image."""
     of_size_s: tuple[float, ...] = ALL_ALIKE
-    """GPU time per step that depends on its size in another way than the other coefficients say, for each table entry.
+    """Additional GPU time of a step by its size, for kernels that are slower than the other coefficients predict.
 
-    Kernels for some sizes are slower than for others. `size_place` gives the entry of a size.
+    A step of n tokens takes the entry `of_size_s[size_place(n)]`, interpolated between two entries.
     """
 
     def uncaptured(self) -> Roofline:
-        """Return these times for an engine without graphs and compilation (vLLM's `enforce_eager`)."""
+        """Return the times for an engine without graphs and compilation (vLLM's `enforce_eager`)."""
         return replace(self, max_captured_tokens=0, eager_launch_s=self.uncompiled_launch_s)
 
     def entry_s(self, prompt_tokens: int) -> float:
@@ -155,7 +159,9 @@ class Roofline:
         return self.request_s + self.request_token_s * prompt_tokens
 
     def passing_s(self, num_tokens: int) -> float:
-        """Return the seconds in which the activations of a step come from the previous pipeline stage to this one."""
+        """Return the seconds in which this pipeline stage receives the activations of `num_tokens` from the previous
+        stage.
+        """
         return self.handed_over_s + self.handed_over_token_s * num_tokens
 
     def step_time(self, shape: StepShape) -> StepTime:
@@ -228,14 +234,16 @@ def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> 
 
 
 def encoder_times(times: Roofline, shape: StepShape) -> tuple[float, float, float]:
-    """Return three times of the image encoder: the host's before its first kernel, its launch, and the GPU's."""
+    """Return three times of the image encoder: the host's before its first kernel, the host's to launch it, and the
+    GPU's.
+    """
     inputs_s = times.encoder_image_s * shape.num_images + times.encoder_image_token_s * shape.image_tokens
     launch_s = times.encoder_step_s * (shape.num_images > 0)
     return inputs_s, launch_s, times.encoder_token_s * shape.image_tokens + times.encoder_pair_s * shape.image_pairs
 
 
 def attention_times(times: Roofline, shape: StepShape) -> tuple[float, float]:
-    """Return the GPU's seconds to read keys and values, and those for the arithmetic of attention in prompts."""
+    """Return the GPU's seconds to read keys and values, and its seconds for the arithmetic of attention in prompts."""
     num_seqs, num_prefill_tokens = shape.num_seqs, shape.num_prefill_tokens
     window_context = smaller(shape.context_tokens, times.window_tokens * num_seqs + num_prefill_tokens)
     window_pairs = smaller(shape.attention_pairs, times.window_tokens * num_prefill_tokens)
@@ -250,17 +258,17 @@ def attention_times(times: Roofline, shape: StepShape) -> tuple[float, float]:
 
 
 def size_s(times: Roofline, entry: Any) -> Any:
-    """Return the seconds that `times.of_size_s` has at the index `entry`; an array for an array of indices."""
+    """Return the entry of `times.of_size_s` at index `entry`, in seconds. An array of indices gives an array."""
     if isinstance(entry, np.ndarray):
         return np.asarray(times.of_size_s)[entry.astype(np.intp)]
     return times.of_size_s[int(entry)]
 
 
 def overlapped(a: float, b: float, exposed_share: float) -> float:
-    """Return the time of two activities that overlap: the longer time, plus a part of the shorter time.
+    """Return the time of two activities that overlap: the longer time, plus a part of the shorter one.
 
-    This part is `exposed_share` of the shorter time if both are equal, and less otherwise. With an `exposed_share` of
-    at most 0.5, the result never falls when either argument grows.
+    The part is `exposed_share` of the shorter time if both are equal, and less otherwise. If `exposed_share` is at most
+    0.5, the result never falls when `a` or `b` grows.
     """
     longer, shorter = larger(a, b), smaller(a, b)
     ratio = shorter / larger(longer, _LEAST_S)  # no division by zero if both are 0
@@ -268,12 +276,14 @@ def overlapped(a: float, b: float, exposed_share: float) -> float:
 
 
 COEFFICIENTS = tuple(field.name for field in fields(Roofline) if field.name not in ("label", "calibrated", "fitted_to"))
-"""Names of the coefficients from which the time of a step is computed."""
+"""Names of the fields of `Roofline` that are coefficients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """Step times of all pipeline stages. A step passes through them in order, while others are in other stages."""
+    """Step times of all pipeline stages. A step passes through the stages in order, while other steps are in other
+    stages.
+    """
 
     label: str
     calibrated: bool
@@ -281,7 +291,7 @@ class Staged:
     """Times of each stage, in order. The host times are those of the first stage."""
 
     def step_time(self, shape: StepShape) -> StepTime:
-        """Return the times of a step of this shape through all stages, if no other step is on its way."""
+        """Return the times of a step of this shape through all stages, if no other step is in the pipeline."""
         first = self.stages[0].step_time(shape)
         gpu_s, throttle_s = first.gpu_s, first.throttle_s
         for stage in self.stages[1:]:

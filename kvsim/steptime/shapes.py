@@ -1,4 +1,4 @@
-"""Types for step times: what a step contains, its times, the interface of models, and the throttling of a GPU.
+"""Types for step times: contents of a step, its times, the interface of models, and the throttling of a GPU.
 
 A GPU throttles when long arithmetic exceeds its power limit: it lowers its clock.
 """
@@ -13,7 +13,7 @@ THROTTLE_S = 0.1
 
 
 class StepShape(NamedTuple):
-    """Contents of a step, as sums over its sequences. Its times depend on nothing else.
+    """Contents of a step, as sums over its sequences. The times of a step depend on nothing else.
 
     A step schedules at least one token. Every field may be a NumPy array, for many steps at once:
     `StepShape._make(columns)`. Then the times are arrays, too.
@@ -30,22 +30,21 @@ class StepShape(NamedTuple):
     attention_pairs: int
     """Number of pairs of a query and a key that it reads, summed over prefilling sequences."""
     new_shape: float = 0.0
-    """Time to choose or compile kernels for a batch of this size and length, relative to a usual decode step.
-
-    It is 0 if there was such a batch before.
+    """Time to choose or compile kernels for a new batch size and length, relative to a usual decode step; 0 if it is
+    not new.
     """
     new_kernels: float = 0.0
-    """Time to build or load kernels for this step, relative to a usual decode step; 0 if there are none."""
+    """Time to build or load kernels for this step, relative to a usual decode step; 0 if none is new."""
     shared_tokens: int = 0
-    """Number of repeated reads of KV slots that sequences share: all reads of a slot after its first."""
+    """Number of repeated reads of shared KV slots: all reads of a slot after its first."""
     num_new_seqs: int = 0
     """Number of sequences that join the batch in this step: new ones, and ones that resume after a preemption."""
     num_images: int = 0
     """Number of images that the encoder computes in this step."""
     image_tokens: int = 0
-    """Number of prompt tokens of these images."""
+    """Number of prompt tokens of the images that the encoder computes in this step."""
     image_pairs: int = 0
-    """Number of pairs of tokens of the same image, summed over these images."""
+    """Number of pairs of tokens of the same image, summed over the images that the encoder computes in this step."""
 
 
 class StepTime(NamedTuple):
@@ -60,7 +59,7 @@ class StepTime(NamedTuple):
     turnaround_s: float
     """Host time from the end of output processing to the next scheduling."""
     throttle_s: float = 0.0
-    """Additional GPU time of the step if the GPU is fully throttled; see `throttled_gpu_s`."""
+    """Additional GPU time of the step on a fully throttled GPU; see `throttled_gpu_s`."""
 
     @property
     def alone_s(self) -> float:
@@ -104,9 +103,9 @@ class PowerThrottle(NamedTuple):
     """State of the throttling of a GPU."""
 
     level: float
-    """Degree of throttling, from 0 after a rest to 1 after long prefills."""
+    """Degree of throttling: 0 after a long rest, 1 after long prefills."""
     at_s: float
-    """Time in seconds at which the GPU had this degree. It decays from then on."""
+    """Time in seconds at which the GPU had this degree. The degree decays from then on."""
 
 
 UNTHROTTLED = PowerThrottle(0.0, 0.0)
@@ -116,7 +115,8 @@ UNTHROTTLED = PowerThrottle(0.0, 0.0)
 def throttled_gpu_s(cost: StepTime, begin_s: float, throttle: PowerThrottle) -> tuple[float, PowerThrottle]:
     """Return the GPU time of a step that begins at `begin_s`, and the state of the throttling at its end.
 
-    `throttle` is the state before the step. A step without `throttle_s` is not slowed down, and keeps the state.
+    `throttle` is the state before the step. A step with `throttle_s` 0 takes its usual time and returns `throttle`
+    unchanged.
     """
     if cost.throttle_s == 0.0 or cost.gpu_s == 0.0:
         return cost.gpu_s, throttle

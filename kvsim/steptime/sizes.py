@@ -1,7 +1,8 @@
 """Sizes of steps that vLLM captures as graphs, and tables with one entry for each range of sizes.
 
-Libraries for matrix products have different kernels for different ranges of sizes. On an H200, a step of 40 or 48
-sequences of Llama-3-8B takes 2 % longer than those of nearby sizes predict, in every recording.
+A size is a number of tokens. Libraries for matrix products have different kernels for different ranges of sizes. On an
+H200, a step of 40 or 48 sequences of Llama-3-8B takes 2 % longer than steps of nearby sizes predict, in every
+recording.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ _GRAIN, _FEW, _MANY, _LAST = 8, 512, 1024, 16384
 _STEP = 128
 _LARGER = _FEW // _GRAIN + 1
 NUM_LISTED = _LARGER + 1
-"""Number of entries in the shortest table: one for sizes up to 4, one for every 8 up to 512, and one for
-larger sizes.
+"""Number of entries in a short table: one for sizes up to 4, one for every 8 up to 512, and one for all larger
+sizes.
 """
 LARGE_SIZES = (*range(_FEW, _MANY, _STEP), *range(_MANY, _LAST + 1, _MANY))
-"""Sizes in tokens of the entries from 512 on. Times between these are interpolated linearly."""
+"""Sizes in tokens of the entries from 512 on. Times between two entries are interpolated linearly."""
 NUM_SIZES = _LARGER + len(LARGE_SIZES)
-"""Number of entries in a table."""
+"""Number of entries in a full table."""
 ALL_ALIKE = (0.0,) * NUM_SIZES
-"""Table in which all sizes have the entry 0."""
+"""Full table whose entries are all 0."""
 
 
 def captured_size(num_tokens: int) -> int:
-    """Return the captured size to which a step of `num_tokens` is padded: 1, 2, 4, a multiple of 8, or of
-    16 above 256.
+    """Return the captured size to which a step of `num_tokens` is padded: 1, 2, 4, a multiple of 8, or of 16 above
+    256.
     """
     # Arithmetic instead of branches, so that `num_tokens` may be an array.
     grain = 8 + 8 * (num_tokens > 256) - 4 * (num_tokens <= 4) - 2 * (num_tokens <= 2) - 1 * (num_tokens <= 1)
@@ -33,9 +34,9 @@ def captured_size(num_tokens: int) -> int:
 
 
 def size_place(num_tokens: int) -> float:
-    """Return the index of the entry for steps of `num_tokens` in a table.
+    """Return the index into a full table for a step of `num_tokens`.
 
-    Up to 512 tokens, it is the index for the captured size to which the step is padded. Above, it is a fraction between
+    Up to 512 tokens, it is the index of the captured size to which the step is padded. Above, it is a fraction between
     two indices.
     """
     few = num_tokens <= _FEW

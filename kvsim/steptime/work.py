@@ -1,6 +1,6 @@
 """Count the work of a model on one GPU, from its shape: matrix products, bytes and kernels.
 
-`kvsim.steptime.reduction` multiplies these numbers by the times of a machine card. Layers are counted by kind: full
+`kvsim.steptime.reduction` multiplies the counts by the times of a machine card. Layers are counted by kind: full
 attention, windows, MLA, recurrent layers, dense feed-forward layers and layers with experts. Tensor parallelism divides
 heads and widths.
 """
@@ -21,32 +21,33 @@ if TYPE_CHECKING:
     from kvsim.models.vision import VisionTower
 
 _LATENT_HEAD = 128
-"""Number of elements of a value, and of a query without its rotary part, in the MLA of all DeepSeek models."""
+"""Number of elements of a value, and of the non-rotary part of a query, in the MLA of all DeepSeek models."""
 _ACTIVATION_BYTES = 2
 """Number of bytes of one element of an activation."""
 _SMALL_KERNELS = 5
-"""Number of small kernels in a compiled layer: two norms, rotation, activation, cache write."""
+"""Number of small kernels in a compiled layer: two norms, rotation, activation and cache write."""
 _MORE_SMALL_KERNELS = {"gemma": 2, "latent": 4, "recurrent": 3}
-"""Number of additional small kernels in a layer: of Gemma, which has norms after attention and feed-forward network, of
-a layer with a latent, and of a recurrent layer.
+"""Number of further small kernels in a layer: of Gemma, of a model with latents, and of a recurrent layer.
+
+Gemma has norms after attention and after the feed-forward network.
 """
 
 _HIDDEN_ELEMENTS = {"gemma": 15, "others": 6}
-"""Number of elements that the norms and sums of a layer read and write per token, as a multiple of the hidden size.
+"""Number of elements that the norms and residual sums of a layer read and write per token, divided by the hidden size.
 
 Gemma has more norms, in 32 bits. Source: long prompts in profiles of engines with the shapes of Gemma 3 12B and of
 Llama models.
 """
 _LATENT_ELEMENTS = 14
-"""Number of elements that are read and written to unpack a latent, as a multiple of the query elements of all heads.
+"""Number of elements read and written to unpack a latent, divided by the query elements of all heads.
 
-Heads are concatenated, copied and padded. Source: a prompt of 4,096 tokens, profiled in an engine with 32 such heads;
-an engine with 16 heads agrees.
+Heads are concatenated, copied and padded. Source: a profiled prompt of 4,096 tokens in an engine with 32 such heads. An
+engine with 16 heads agrees.
 """
 
 
 class Weights(NamedTuple):
-    """Matrix of weights on one GPU."""
+    """Shape of a matrix of weights on one GPU."""
 
     n: int
     """Number of outputs."""
@@ -59,19 +60,23 @@ class AttentionKind:
     """Attention layers of one kind, on one GPU."""
 
     num_layers: float
-    """Number of layers. It may be a fraction, because a pipeline stage is assumed to have a share of every kind."""
+    """Number of layers of this kind. It may be a fraction, because a pipeline stage is assumed to have a share of every
+    kind.
+    """
     num_heads: int
     num_kv_heads: int
     head_dim: int
     """Number of elements of a key."""
     query_dim: float
-    """Mean number of elements of a query and a value in a prompt. It is below `head_dim` if a latent is unpacked."""
+    """Mean number of elements of a query and a value in a prompt. It is below `head_dim` if the layer unpacks a
+    latent.
+    """
     bytes_per_token: int
     """Number of bytes of one token in the cache of one layer."""
     is_fp8: bool
     """True if the cache is in fp8."""
     window: int
-    """Number of tokens in the window; 0 if all tokens are read."""
+    """Number of tokens in the window; 0 if a query reads all tokens before it."""
     is_latent: bool
     is_sparse: bool
     """True if an indexer chooses the tokens to read."""
@@ -79,11 +84,11 @@ class AttentionKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Work of one step of a model, on each of its GPUs."""
+    """Work of one step of a model on each of its GPUs, per token, per sequence and per step."""
 
     num_layers: float
     products: Mapping[Weights, float]
-    """Number of times that each matrix is multiplied in a step. Experts and the output projection are not included."""
+    """Matrices by the number of layers that multiply with each. Experts and the output projection are not included."""
     weight_bits: float
     """Bits of one weight in the matrices of `products`."""
     output: Weights | None
@@ -108,16 +113,16 @@ class Work:
     num_small_kernels: float
     """Number of kernels for norms, rotations, activations and cache writes in a step."""
     num_kernels_of_attention_layer: int
-    """Number of kernels in an attention layer, with its matrix products and attention."""
+    """Number of kernels in an attention layer: matrix products, attention and small kernels."""
     num_latent_layers: float
     num_state_tables: int
     """Number of block tables for recurrent states, one for each KV-cache group of recurrent layers."""
     reduced_bytes: int
-    """Number of bytes that one token adds to each all-reduce."""
+    """Number of bytes that each token of a step adds to an all-reduce."""
     num_reduces: float
     """Number of all-reduces in a step; 0 on one GPU."""
     has_workers: bool
-    """True if worker processes launch the kernels, as on several GPUs."""
+    """True if worker processes launch the kernels, as in servers with several GPUs."""
     divides_experts: bool
     """True if the experts of a layer are divided among several GPUs."""
     has_mxfp4_experts: bool
@@ -197,10 +202,10 @@ def attention_products(model: Model) -> list[Weights]:
 def untimed(model: Model, *, times_sparse: bool = False, times_delta_nets: bool = False) -> tuple[str, ...]:
     """Describe the parts of serving `model` that step times do not include.
 
-    `times_sparse` is True if they include sparse attention, and `times_delta_nets` if they include gated delta nets.
-    The first large steps of a process are slow. This is named only for windows on several GPUs, where the effect was
-    largest: such steps took 28 to 47 ms in the first second of a server, and 16 to 18 ms when the same load was
-    repeated.
+    `times_sparse` is True if the times include sparse attention, and `times_delta_nets` if they include gated delta
+    nets. The first large steps of a process are slow. They are described only for windows on several GPUs, where the
+    effect was largest: such steps took 28 to 47 ms in the first second of a server, and 16 to 18 ms when the same load
+    was repeated.
     """
     has_workers = model.num_gpus > 1
     parts = {
@@ -245,7 +250,9 @@ def on_stage(work: Work, share: float, *, is_first: bool, is_last: bool) -> Work
 
 
 def streamed_bytes(model: Model, num_parameters: int) -> float:
-    """Return the number of bytes that each GPU reads for `num_parameters`. A separate input embedding is not read."""
+    """Return the number of bytes that each GPU reads for `num_parameters`. An input embedding that is not tied is not
+    read.
+    """
     return model.weight_bytes_on_gpu / model.num_parameters * (num_parameters - model.num_lookup_parameters)
 
 
@@ -262,9 +269,10 @@ def _attention_products(model: Model, layer: Attention) -> list[Weights]:
 
 
 def _add_feed_forward(products: Counter[Weights], model: Model) -> None:
-    """Add all parameters that every token uses and that are not counted yet, as feed-forward layers of equal widths.
+    """Add to `products` all parameters that every token uses and that are not counted yet, as equal feed-forward
+    layers.
 
-    Such a layer has one matrix for gate and up, and one for down. The width follows from the number of parameters. So
+    Such a layer has one matrix for gate and up, and one for down. Their width follows from the number of parameters. So
     shared experts, dense first layers and other recurrent layers are included.
     """
     size, hidden = model.tensor_parallel_size, model.hidden_size
@@ -279,7 +287,7 @@ def _add_feed_forward(products: Counter[Weights], model: Model) -> None:
 
 
 def _num_state_tables(model: Model) -> int:
-    """Return the number of KV-cache groups of recurrent layers. Each has a block table."""
+    """Return the number of KV-cache groups of recurrent layers, each of which has a block table."""
     if not model.recurrent_layers:
         return 0
     layout = cache_layout(model, CacheSettings(max_model_len=model.max_position_embeddings))
@@ -287,7 +295,7 @@ def _num_state_tables(model: Model) -> int:
 
 
 def _expert_layers(model: Model) -> int:
-    """Return the number of layers with experts. It follows from the number of parameters of all experts."""
+    """Return the number of layers with experts, which follows from the number of parameters of all experts."""
     if not model.num_experts:
         return 0
     of_one = 3 * model.hidden_size * (model.expert_intermediate_size or model.intermediate_size)
@@ -295,7 +303,7 @@ def _expert_layers(model: Model) -> int:
 
 
 def _readings(model: Model) -> tuple[AttentionKind, ...]:
-    """Return the attention layers by kind. A latent counts as one KV head that all query heads share."""
+    """Return the attention layers by kind. A latent counts as one KV head, which all query heads share."""
     size = model.tensor_parallel_size
     num_layers: Counter[Attention] = Counter(model.attention_layers)
     return tuple(
