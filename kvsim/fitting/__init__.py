@@ -1,7 +1,7 @@
-"""Simulations that find whether a load fits a server, its limit, and the changes that help.
+"""Simulations that find whether a load fits a server, what limits it, and which changes help.
 
-`Server` (vLLM), `SGLangServer` and `Load` describe the question, `Goal` the targets, `changes` the possible changes;
-`Search` tries them. This package prints nothing.
+The question is a `Server` (vLLM) or `SGLangServer`, a `Load`, and a `Goal` with targets. `changes` lists the possible
+changes of the server, and `Search` simulates them. This package prints nothing.
 """
 
 from kvsim.fitting.changes import changes

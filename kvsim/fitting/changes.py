@@ -1,7 +1,7 @@
 """Possible changes of a server, cheapest first: settings, then types, then GPUs.
 
-`kvsim fit` and `kvsim diagnose` try the same list. Settings can be combined. A change of a type changes the model's
-numbers slightly; a change of GPUs costs money.
+`kvsim fit` and `kvsim diagnose` try the same list. Settings can be combined. Another type of cache or weights changes
+the model's outputs slightly. Other GPUs cost money.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 
 def changes(server: SearchedServer, *, longest_tokens: int, most: int = 60) -> list[ServerChange]:
-    """Return at most `most` changes of `server`: single ones, then pairs of settings, then settings with types.
+    """Return at most `most` changes of `server`: single changes, then pairs of settings, then settings combined with
+    types.
 
-    If there are several servers, the splits of the same number into prefill and decode servers come first.
-    `longest_tokens` is the longest request, prompt and output, which the server must still serve.
+    If the server has replicas, the splits of the same number into prefill and decode servers come first.
+    `longest_tokens` is the length of the longest request, prompt and output, which the server must still serve.
     """
     splits, settings, limits, types, gpus = _candidates(server, longest_tokens)
     alone = [*splits, *settings, *types, *gpus]
@@ -53,7 +54,7 @@ def _starts(server: SearchedServer) -> bool:
 
 
 def _both(first: ServerChange, second: ServerChange) -> ServerChange | None:
-    """Combine two changes; return None if they change the same field."""
+    """Combine two changes into one; return None if both change the same field."""
     if set(first.fields) & set(second.fields):
         return None
     # `first` is a setting, so its fields are fields of the server; those of `second` may be fields of the model.

@@ -1,4 +1,4 @@
-"""Checkpoint on the hub that `vllm serve` needs for a model.
+"""Name of the published checkpoint that `vllm serve` needs for a model.
 
 vLLM can convert 16-bit weights to fp8 while loading. Every other weight format needs a checkpoint in that format.
 """
@@ -28,13 +28,13 @@ _AWQ = {
     "Qwen/Qwen3-8B": "Qwen/Qwen3-8B-AWQ",
     "Qwen/Qwen3-32B": "Qwen/Qwen3-32B-AWQ",
 }
-"""AWQ checkpoints of listed models, by name; of instruction-tuned siblings if the base model has none."""
+"""AWQ checkpoint of a listed model, by name; that of an instruction-tuned sibling if the base model has none."""
 _ONLINE = "fp8"
 """Format to which vLLM converts 16-bit weights while loading (`--quantization fp8`)."""
 
 
 def hub_name(named: str) -> str:
-    """Return the model's name with its organisation; a path or an unlisted name unchanged."""
+    """Return the model's name with its organisation. A path or the name of an unlisted model is returned unchanged."""
     if "/" in named or Path(named).exists():
         return named
     try:
@@ -47,7 +47,7 @@ def hub_name(named: str) -> str:
 
 
 def checkpoint_of(model: Model, named: str) -> tuple[str, list[str]] | None:
-    """Return the checkpoint with the weights of `model`, and the flags it needs; None if none is known.
+    """Return the name of a checkpoint with the weights of `model`, and the flags that it needs; None if none is known.
 
     `named` is the user's name for the model, which may end in a quantization; empty for the model's own name.
     """
@@ -62,9 +62,10 @@ def checkpoint_of(model: Model, named: str) -> tuple[str, list[str]] | None:
 
 
 def command_of(program: Sequence[str], model: Model, named: str, settings: Sequence[str]) -> str:
-    """Return the command of `program` that serves `model`, or a sentence on the checkpoint that is missing.
+    """Return the command of `program` that serves `model` with the flags `settings`.
 
-    `named` is the user's name for the model; empty for the model's own.
+    If no checkpoint with the model's weights is known, return a sentence that says so. `named` is the user's name for
+    the model; empty for the model's own name.
     """
     found, hub = checkpoint_of(model, named), hub_name(named or model.name)
     if found is None and model.quantization is not None:
@@ -81,7 +82,7 @@ def _sibling(model: Model) -> tuple[str, list[str]] | None:
 
 @lru_cache(maxsize=64)
 def _stored(named: str) -> str | None:
-    """Return the weight format that the name of a checkpoint states; None for the model's own type, or if unknown."""
+    """Return the weight format that the name of a checkpoint states; None if it states none."""
     try:
         found = find_model(named).quantization
     except KvsimError:

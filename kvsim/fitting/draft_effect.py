@@ -1,4 +1,4 @@
-"""Effect of speculative decoding on a load, by a simulation of the load without drafts."""
+"""Effect of speculative decoding on a load, found by a simulation without drafts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from kvsim.fitting.search import Search
 
 _SAME = 0.02
-"""Relative difference below which two rates of output count as equal."""
+"""Relative difference below which two output rates count as equal."""
 
 
 def without_drafts(found: Answer, search: Search) -> Answer | None:
-    """Return the answer for the same load on the same server without drafts; None if the server has no drafts."""
+    """Return the answer for the same load with drafts turned off; None if the server does not draft."""
     server = found.server
     if not isinstance(server, Server) or server.drafting is None:
         return None
@@ -25,7 +25,9 @@ def without_drafts(found: Answer, search: Search) -> Answer | None:
 
 
 def drafts_words(found: Answer, plain: Answer) -> str:
-    """Describe the effect of drafts and their cost in blocks."""
+    """Describe the effect of drafts on the load of `found`, and the blocks that they cost. `plain` is the answer
+    without drafts.
+    """
     assert isinstance(found.server, Server)
     assert isinstance(plain.server, Server)
     drafted, usual = found.outcome, plain.outcome

@@ -1,4 +1,4 @@
-"""Conditions under which a load fits: no preemptions, no waiting, and latencies below the targets."""
+"""Conditions under which a load fits: hardly any preemptions, hardly any waiting, and latencies below the targets."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from kvsim.fitting.outcome import Outcome
 
 TOO_SHORT = "too short to tell"
-"""Key in `Goal.misses` of a load that misses no target, but whose rate has not settled."""
+"""Key in `Goal.misses` for a load that misses no condition, but whose output rate has not settled."""
 _FEW = 0.01
-"""Tolerated preemptions per request, share of requests that wait (0 to 1), and seconds by which the queueing time
-grows each second."""
+"""Tolerance of three conditions: preemptions per request, the share of requests that wait (0 to 1), and the seconds by
+which the queueing time grows each second.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """Targets in seconds; None for unset targets."""
+    """Targets of latencies in seconds; None where there is no target."""
 
     ttft_p99_s: float | None = None
     tpot_p99_s: float | None = None
@@ -32,7 +33,10 @@ class Goal:
                 raise UsageError(f"{name} should be a positive number of seconds, not {value}.")
 
     def misses(self, outcome: Outcome) -> dict[str, float]:
-        """Return the amount by which each missed condition is exceeded, by its name; empty if the load fits."""
+        """Return by how much each missed condition is exceeded, by the name of the condition; empty if the load fits.
+
+        Latencies have the relative excess over their target. A server that does not start has infinity.
+        """
         if outcome.error:
             return {"does not start": math.inf}
         found = {
@@ -53,9 +57,9 @@ class Goal:
         return missed
 
     def is_met(self, outcome: Outcome) -> bool:
-        """Tell whether the load fits."""
+        """Tell whether the load of `outcome` fits the server."""
         return not self.misses(outcome)
 
     def shortfall(self, outcome: Outcome) -> float:
-        """Return the sum of the amounts by which conditions are missed; 0 if the load fits."""
+        """Return how far `outcome` is from the goal, for comparing servers: the sum of `misses`; 0 if the load fits."""
         return sum(self.misses(outcome).values())

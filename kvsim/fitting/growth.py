@@ -1,4 +1,4 @@
-"""Servers that a growing load needs: the fewest of each kind, and their price."""
+"""Servers that a growing load needs: the smallest number of each kind of server, and their price."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 _MOST_SERVERS = 64
 _MORE_SERVERS = 2
-"""Number of servers that are added, one by one, if the number computed from the capacity of one is too small."""
+"""Number of servers that may be added to the computed number, one by one, until the load fits."""
 _SHOWN_KINDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grown:
-    """Fewest servers of one kind for a multiple of the load."""
+    """Smallest number of servers of one kind that fit a multiple of the load."""
 
     times: float
-    """Multiple of the load."""
+    """Factor on the load."""
     words: str
-    """Kind of the servers, as a change of the server in the question; `as asked` for that server."""
+    """Kind of server, as a change of the server in the question; `as asked` for an unchanged one."""
     server: SearchedServer
     outcome: Outcome
     price_per_hour: float | None
-    """Price of all GPUs per hour; None if the price of such a GPU is not given."""
+    """Price per hour of the GPUs of all servers; None if no price of this GPU is given."""
 
     @property
     def price_per_million(self) -> float | None:
-        """Price of a million output tokens."""
+        """Price of a million output tokens; None if no price of this GPU is given."""
         per_hour = 3600 * self.outcome.output_tokens_per_s
         return None if self.price_per_hour is None else 1e6 * self.price_per_hour / per_hour
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the row for JSON."""
+        """Return the fields for JSON."""
         return {
             "load": self.times,
             "servers": self.server.replicas,
@@ -60,9 +60,10 @@ class Grown:
 
 
 def grown(answer: Answer, search: Search, multiples: Sequence[float], prices: Mapping[str, float]) -> list[Grown]:
-    """Return the fewest servers of each kind that fit each multiple of a load, cheapest kinds first.
+    """Return the smallest number of servers of each kind that fit each multiple of a load. The cheapest kinds are
+    first.
 
-    The kinds are the server of `answer` and its single changes of GPUs. `answer` is for the first of `multiples`.
+    The kinds are the server of `answer` and its single changes of GPUs. The load of `answer` is the first multiple.
     `prices` are per GPU hour, by the name of the GPU.
     """
     kinds = {"as asked": answer.server.changed(replicas=1)} | {
@@ -96,7 +97,7 @@ def grown(answer: Answer, search: Search, multiples: Sequence[float], prices: Ma
 def _numbers(times: float, capacity: float) -> range:
     """Return the numbers of servers to try for `times` the load, if one server fits `capacity` times the load.
 
-    The capacity is infinite if every load tried fits.
+    An infinite `capacity` means that every load that was tried fits one server.
     """
     if not capacity:
         return range(0)
@@ -111,7 +112,9 @@ def _cheapest(rows: Sequence[Grown]) -> list[Grown]:
 
 
 def prices_of(text: str | None, gpu: str) -> dict[str, float]:
-    """Return the price per GPU hour by the name of the GPU: `2.5` for `gpu`, or `H100=2.5,B200=6`."""
+    """Return the price per GPU hour, by the name of the GPU. `text` is `2.5` for a price of `gpu`, or
+    `H100=2.5,B200=6`.
+    """
     found = {}
     for part in (text or "").split(",") if text else []:
         name, equals, price = part.rpartition("=")
@@ -129,7 +132,7 @@ def prices_of(text: str | None, gpu: str) -> dict[str, float]:
 
 
 def multiples_of(text: str) -> tuple[float, ...]:
-    """Return four evenly spaced multiples of a load from a range such as `1x..4x`, with its ends."""
+    """Return four evenly spaced multiples of a load from a range such as `1x..4x`, both ends included."""
     first, _, last = text.partition("..")
     try:
         low, high = float(first.removesuffix("x")), float(last.removesuffix("x"))

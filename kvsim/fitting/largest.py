@@ -16,22 +16,29 @@ if TYPE_CHECKING:
     from kvsim.simulation import EngineName
 
 _CLOSE = 0.04
-"""Relative precision of the largest load."""
+"""Relative precision with which the largest load is searched for."""
 _MOST_TIMES = 16
 """Largest load tried, as a multiple of the requested one."""
 
 
 class Largest(NamedTuple):
-    """Largest load that fits: users, or a multiple of the arrival rate of an open loop."""
+    """Largest load that fits a server: a number of users, or a factor on the arrival rate of an open loop."""
 
     size: float | None
-    """Infinity if every load tried fits; None if not even one user or a sixteenth of the arrivals fits."""
+    """Number of users, or factor on the arrival rate.
+
+    Infinity if every load that was tried fits. None if not even one user, or a sixteenth of the arrivals, fits.
+    """
     is_least: bool
-    """True if `size` is a lower bound: the next larger load misses no target, but its rate has not settled."""
+    """True if `size` is a lower bound: the next larger load that was tried misses no condition, but its rate has not
+    settled.
+    """
 
 
 def largest_load(server: SearchedServer, load: Load, goal: Goal, *, engine: EngineName = "auto") -> Largest:
-    """Return the largest load that fits; a load whose rate has not settled does not fit."""
+    """Return the largest load that fits `server`. A load whose output rate has not settled does not count as
+    fitting.
+    """
     unsettled = set[float]()
 
     def fits(size: float) -> bool:
@@ -45,7 +52,10 @@ def largest_load(server: SearchedServer, load: Load, goal: Goal, *, engine: Engi
 
 
 def _between(fits: Callable[[float], bool], load: Load) -> tuple[float | None, float]:
-    """Return the largest size that fits (see `Largest.size`), and the next larger size that was tried."""
+    """Return the largest size that fits (see `Largest.size`), and the next larger size that was tried.
+
+    `fits` tells whether a size fits.
+    """
     start = float(load.users or 1)
 
     if fits(start):

@@ -23,26 +23,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Outcome of a load on a server, and the remedies."""
+    """Outcome of a load on a server, and the remedies that were found."""
 
     server: SearchedServer
-    """Server with a `max_model_len` with which it starts."""
+    """Server as it starts: `max_model_len` is reduced if it would not start otherwise."""
     load: Load
     goal: Goal
     outcome: Outcome
     band: dict[str, tuple[float, float]]
     largest: float | None
-    """Largest load that fits: users, or a multiple of the arrivals; as `Largest.size`."""
+    """Largest load that fits: a number of users, or a factor on the arrival rate.
+
+    Infinity if every load that was tried fits. None if none fits, or if `searched` is False.
+    """
     largest_is_least: bool
-    """True if `largest` is a lower bound, see `Largest.is_least`."""
+    """True if `largest` is a lower bound; see `Largest.is_least`."""
     searched: bool
-    """True if `largest` was searched for."""
+    """True if the largest load was searched for."""
     remedies: tuple[Remedy, ...]
-    """Best changes with prediction intervals, best first."""
+    """Changes that help most, best first, with their prediction intervals."""
     tried: tuple[Remedy, ...]
-    """All simulated changes."""
+    """All changes that were simulated."""
     shortened_from: int | None = None
-    """Requested `max_model_len`, with which the server does not start."""
+    """`max_model_len` in the question, with which the server would not start; None if it starts."""
     bound: str = ""
     """Sentence on simulations that were omitted because they take long; empty if none was."""
 
@@ -56,7 +59,7 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """Verdict on the load, in one to three sentences."""
+        """Sentences on whether the load fits: one to three."""
         doubts = ", and ".join(f"{name} lies between {low} and {high}" for name, (low, high) in self.doubts.items())
         not_certain = f"Not certain: with the known error, {doubts}." if doubts else ""
         caveat = "" if self.outcome.error else self.server.caveat
@@ -64,9 +67,9 @@ class Answer:
 
     @property
     def doubts(self) -> dict[str, tuple[str, str]]:
-        """Prediction intervals, as text, of the latencies whose interval contains the target.
+        """Prediction interval, as text, of each latency whose interval contains the target, by the name of the latency.
 
-        Empty if another condition is missed, because the verdict is then certain.
+        It is empty if another condition is missed, because the load then certainly does not fit.
         """
         targets = {"TTFT p99": ("ttft_p99_s", self.goal.ttft_p99_s), "TPOT p99": ("tpot_p99_s", self.goal.tpot_p99_s)}
         misses, found = set(self.goal.misses(self.outcome)), {}
@@ -83,12 +86,14 @@ class Answer:
 
     @property
     def splits(self) -> str:
-        """Sentence that compares equal servers with prefill and decode servers; empty if nothing was compared."""
+        """Sentence that compares the servers with a split into prefill and decode servers; empty if none was
+        simulated.
+        """
         return splits_words(self.server, self.load, self.outcome, self.goal, self.tried)
 
     @property
     def limit(self) -> str:
-        """Sentence about the limit."""
+        """Sentence on what limits the load."""
         return limit_words(self.outcome, self.server, self.load, self.goal)
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,12 +130,12 @@ def answer(
     """Simulate `load` on `server` and on up to `most` changes of it.
 
     Args:
-        server: server; if vLLM would not start with its `max_model_len`, the longest that fits is used.
-        load: requests.
+        server: the server; if vLLM would not start with its `max_model_len`, the longest that fits is used.
+        load: the requests and their senders.
         goal: targets that decide whether the load fits.
-        search: number of cores, and engine.
+        search: how to run the simulations.
         most: maximum number of changes to try.
-        find_largest: search for the largest load that fits.
+        find_largest: True to search for the largest load that fits.
     """
     try:
         starting = server.starting()
@@ -170,7 +175,7 @@ def _bound(server: SearchedServer, outcome: Outcome, num_changes: int, most: int
 
 
 def command_dict(server: SearchedServer) -> dict[str, Any]:
-    """Return the command that starts a server, or the missing checkpoint, for JSON."""
+    """Return for JSON the command that starts a server, or a sentence that no checkpoint is known."""
     return {
         "command": server.command() if server.starts else None,
         "needs": None if server.starts else server.command(),
@@ -178,7 +183,7 @@ def command_dict(server: SearchedServer) -> dict[str, Any]:
 
 
 def bands(band: dict[str, tuple[float, float]]) -> dict[str, list[float]]:
-    """Return prediction intervals for JSON."""
+    """Return prediction intervals for JSON, by figure."""
     return {name: [low, high] for name, (low, high) in band.items() if not math.isnan(low)}
 
 
@@ -197,7 +202,7 @@ def remedy_dict(remedy: Remedy) -> dict[str, Any]:
 
 
 def _verdict(answer: Answer) -> str:
-    """Tell whether the load fits; if not, which part of it does, and which targets it misses."""
+    """Describe whether the load fits. If it does not, describe which load fits and which conditions are missed."""
     if answer.outcome.error:
         return f"No: {answer.outcome.error}"
     users, longest = answer.load.users, answer.server.length_limit.value
@@ -231,7 +236,7 @@ def _yes(answer: Answer) -> str:
 
 
 def _arriving(answer: Answer) -> str:
-    """Return the noun for the arrivals of an open loop."""
+    """Return the noun for what arrives in an open loop."""
     return "requests" if answer.load.workload.turns is None else "sessions"
 
 
@@ -267,7 +272,7 @@ def _share_served(answer: Answer) -> str:
 
 
 def _misses(answer: Answer) -> list[str]:
-    """Describe each missed condition by its figures."""
+    """Describe each missed condition with the figures that miss it."""
     outcome, goal, found = answer.outcome, answer.goal, []
     misses = goal.misses(outcome)
     if "preemptions" in misses:

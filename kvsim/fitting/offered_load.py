@@ -1,6 +1,6 @@
 """Load for which `kvsim fit` checks a server: requests with arrival times (an open loop), or users (a closed loop).
 
-A load is repeated until it is long enough to judge the server after its warm-up.
+An open loop is repeated until it is long enough to judge the server after its warm-up.
 """
 
 from __future__ import annotations
@@ -24,35 +24,37 @@ if TYPE_CHECKING:
 Column: TypeAlias = "npt.NDArray[np.int64]"
 
 _ROUNDS = 4
-"""Requests of each user in a closed loop; the first and the last of each user do not count."""
+"""Number of requests of each user in a closed loop. The first and the last request of each user do not count."""
 _LEAST_REQUESTS = 200
 _MOST_REQUESTS, _MOST_TOKENS = 20_000, 4_000_000
-"""Maximum requests, and maximum output tokens, of a load that is repeated until its rate settles."""
+"""Maximum numbers of requests and of output tokens of a load that is repeated until its rate settles."""
 _MOST_AT_ONCE = 8
-"""Maximum factor by which a load is lengthened at a time."""
+"""Maximum factor by which a load is made longer at once."""
 _ENOUGH = 6.0
-"""Target duration of the arrivals, as a multiple of the mean running time of a request."""
+"""Duration of the arrivals that a longer load aims for, as a multiple of the mean running time of a request."""
 _UNIT_TOKENS = 16
-"""Tokens per hash, if hashes are made from token ids."""
+"""Number of tokens per hash, if hashes are made from token ids."""
 _BEYOND_KEYS = 44
-"""Lowest bit of a hash into which the number of the repetition is written, so that repeated prompts differ."""
+"""Lowest bit of the part of a hash that holds the number of the repetition, so that repeated prompts differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Requests and their senders."""
+    """Requests, and how they are sent."""
 
     workload: Workload
     users: int | None = None
-    """Number of users, who each send a request after the answer to the one before; None for an open loop."""
+    """Number of users; None for an open loop. A user sends the next request after the answer to the one before."""
     think_s: float = 0.0
-    """Seconds between an answer and a user's next request."""
+    """Seconds between an answer and the next request of the same user."""
     stamp_at_entry: bool = False
     """True if arrival times are the times at which an engine took the requests, as in a recording of the engine."""
     repeats: bool = True
-    """True if an open loop repeats its requests until the server has settled; False to run exactly these requests."""
+    """True if an open loop repeats its requests until its output rate settles; False to simulate exactly these
+    requests.
+    """
     asked_rate_per_s: float | None = None
-    """Requested rate of an open loop in requests per second; None for the rate of the workload."""
+    """Requested rate of an open loop, in requests per second; None if no rate was requested."""
 
     def of_users(self, users: int) -> Load:
         """Return this load with another number of users. Each sends as many requests as before."""
@@ -66,7 +68,10 @@ class Load:
         return replace(self, workload=self.workload.scaled_rate(factor), asked_rate_per_s=asked)
 
     def longer(self, part: SteadyPart) -> Load | None:
-        """Return a longer load if `part` of its run was too short; None if it is long enough or at the maximum."""
+        """Return a longer load if the steady part of its run, `part`, is too short.
+
+        Return None if it is long enough, or if the load already has the maximum length.
+        """
         if not self.is_judged_steady or part.steadiness is not Steadiness.SHORT:
             return None
         now, tokens = len(self.workload), float(self.workload.output_tokens.mean())
@@ -78,27 +83,30 @@ class Load:
 
     @property
     def is_judged_steady(self) -> bool:
-        """True if the load is an open loop that is repeated until the server has settled."""
+        """True if the load is an open loop that is repeated until its output rate settles."""
         return self.repeats and self.users is None
 
     @property
     def rate_per_s(self) -> float | None:
-        """Arrivals per second; None in a closed loop, or if all arrive at once."""
+        """Requests that arrive per second; None in a closed loop, or if all arrive at once."""
         if self.users is not None:
             return None
         return self.asked_rate_per_s or self.workload.summary().rate_per_s
 
 
 def requests_for(users: int) -> int:
-    """Return the number of requests to simulate for `users` users, so that enough come after the warm-up."""
+    """Return the number of requests to simulate for `users` users, so that enough of the requests come after the
+    warm-up.
+    """
     return max(_ROUNDS * users, _LEAST_REQUESTS)
 
 
 def repeated(workload: Workload, num_requests: int) -> Workload:
-    """Return `num_requests` requests: the first of `workload`, or all of its requests, repeated one after another.
+    """Return at least `num_requests` requests: the first of `workload`, or all its requests in several repetitions.
 
-    Sessions are never cut, so that there may be more requests. A prefix of a single prompt is new in every repetition.
-    A prefix of several prompts, such as a system prompt, is shared by all repetitions. The same is true of images.
+    Sessions are never cut, so there may be more requests than asked for. A prefix that only one prompt has is new in
+    every repetition. A prefix of several prompts, such as a system prompt, is shared by all repetitions. The same is
+    true of images.
     """
     if num_requests <= len(workload) and workload.turns is None:
         return workload.head(num_requests)
@@ -132,7 +140,10 @@ def repeated(workload: Workload, num_requests: int) -> Workload:
 
 
 def _images_again(workload: Workload, rows: Column, times: Column) -> Images | None:
-    """Return the images of repeated rows. An image of a single prompt or session is new in every repetition."""
+    """Return the images of the requests `rows`, where `times` numbers the repetition of each. None without images.
+
+    An image of a single prompt or session is new in every repetition.
+    """
     images = workload.images
     if images is None:
         return None
@@ -144,7 +155,9 @@ def _images_again(workload: Workload, rows: Column, times: Column) -> Images | N
 
 
 def _whole_sessions(turns: Turns, num_requests: int) -> tuple[Column, Column]:
-    """Return the rows of whole sessions with at least `num_requests` requests, and the repetition of each row."""
+    """Return the rows of whole sessions with at least `num_requests` requests, and the number of the repetition of each
+    row.
+    """
     session = turns.session
     size = np.bincount(session)
     whole, rest = divmod(num_requests, len(turns))
@@ -154,9 +167,9 @@ def _whole_sessions(turns: Turns, num_requests: int) -> tuple[Column, Column]:
 
 
 def _again(turns: Turns, rows: Column, times: Column) -> Turns:
-    """Return the turns of `rows`, where `times` has the number of the repetition of each row, from 0 on.
+    """Return the turns of the requests `rows`, where `times` numbers the repetition of each, from 0.
 
-    A turn waits for an earlier turn of the same repetition.
+    A turn waits for the turn before it in the same repetition.
     """
     place = np.full((int(times[-1]) + 1, len(turns)), -1)
     place[times, rows] = np.arange(len(rows))
@@ -169,7 +182,7 @@ def _again(turns: Turns, rows: Column, times: Column) -> Turns:
 
 
 def steady(load: Load, measured: Measured, part: SteadyPart) -> npt.NDArray[np.int64]:
-    """Return the rows of the finished requests after the warm-up and before the load ends."""
+    """Return the rows of the finished requests that arrived after the warm-up and before the load ends."""
     requests = measured.requests
     order = np.argsort(requests.arrival_s, kind="stable")
     rows: npt.NDArray[np.int64] = order[requests.status[order] == RequestStatus.FINISHED]

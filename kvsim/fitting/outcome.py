@@ -1,4 +1,4 @@
-"""Simulation of one server under one load, with the figures that decide whether the load fits."""
+"""Outcome of one load on one server: a simulation, and the figures that decide whether the load fits."""
 
 from __future__ import annotations
 
@@ -29,38 +29,40 @@ if TYPE_CHECKING:
 
 _NONE = Distribution(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)
 _HOST = 2.0
-"""Relative error of host times, as a multiple of the relative error of GPU times."""
+"""Relative error of host times, divided by the relative error of GPU times."""
 _OVERLOADED_S = 1.0
-"""Smallest growth of the queueing time that counts as overload."""
+"""Seconds by which the queueing time must at least grow over the whole run to count as overload."""
 
 _FEWEST_WAITS = 8
 _HOPELESS = 0.5
-"""Growth of the queueing time, in seconds per second, above which the load is not lengthened to find its rate."""
+"""Seconds by which the queueing time grows each second, above which the load is not repeated to let its rate settle."""
 _IDLE = 0.05
-"""Replicas with too few requests for a rate are left out if they have at most this share of all requests together."""
+"""Largest share of all requests for which replicas are left out of the rate, if each has too few requests for a
+rate.
+"""
 _PRICE = 1.5
-"""Smallest factor by which a latency must grow to be mentioned as the price of a change."""
+"""Smallest ratio of the new latency to the old one with which the latency is mentioned as the price of a change."""
 _LESS = 0.05
-"""Smallest share of the throughput that must be lost to be mentioned as the price of a change."""
+"""Smallest share of the throughput whose loss is mentioned as the price of a change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Figures of a load on a server. Means and percentiles are of the requests after the warm-up."""
+    """Figures of a load on a server. Means and percentiles are over the requests after the warm-up."""
 
     error: str = ""
-    """Reason why nothing was simulated, such as a server that does not start; else empty."""
+    """Reason why nothing was simulated, such as a server that does not start; empty after a simulation."""
     num_blocks: int = 0
-    """vLLM's blocks of each GPU, null block included; SGLang's pages."""
+    """Number of vLLM's blocks on each GPU, null block included; for SGLang, the number of pages."""
     kv_bytes: int = 0
     """Bytes of the pool on each GPU."""
     ttft_s: Distribution = _NONE
     tpot_s: Distribution = _NONE
     e2e_s: Distribution = _NONE
     output_tokens_per_s: float = np.nan
-    """Output tokens per second of all replicas: in the steady part if there is one, else over the whole run."""
+    """Output tokens per second of all replicas, in the steady part of the run; over the whole run if there is none."""
     steadiness: Steadiness = Steadiness.STEADY
-    """Whether the output rate of an open loop has settled; STEADY in a closed loop."""
+    """State of the output rate of an open loop: settled or not. It is always STEADY in a closed loop."""
     num_requests: int = 0
     """Number of simulated requests, repetitions included."""
     requests_per_s: float = np.nan
@@ -71,17 +73,20 @@ class Outcome:
     vain_share: float = 0.0
     """Share of the computed tokens that had to be computed again, 0 to 1."""
     waiting_share: float = 0.0
-    """Share of the present requests that wait for memory, for a place in the batch, or for a slot of their adapter.
+    """Share of the requests in the server that wait for memory, for a place in the batch, or for a slot of their
+    adapter.
 
     It is the mean over time, 0 to 1.
     """
     waiting_for: WaitingFor | None = None
-    """Waiting requests by limit, mean over the whole run."""
+    """Mean numbers of waiting requests over the whole run, by the limit for which they wait; None without a
+    simulation.
+    """
     steady_queue: float = 0.0
-    """Requests that wait for their first step, mean over time after the warm-up."""
+    """Mean number of requests that wait for their first step, over the time after the warm-up."""
     refused_share: float = 0.0
     overload: float = 0.0
-    """Growth of the queueing time in seconds per second of an open loop; 0 if the server keeps up."""
+    """Growth of the queueing time in an open loop, in seconds per second; 0 if the server keeps up."""
     mean_batch: float = np.nan
     peak_occupancy: float = np.nan
     limit: Limit | None = None
@@ -105,13 +110,13 @@ class Outcome:
 
 
 def evaluate(server: SearchedServer, load: Load, *, engine: EngineName = "auto", pace: float = 1.0) -> Outcome:
-    """Simulate `load` on `server`; errors become an outcome with an error.
+    """Simulate `load` on `server`. If the server cannot be simulated, the outcome has an `error`.
 
     Args:
-        server: server and its number of replicas.
+        server: the server and its number of replicas.
         load: requests and their senders.
         engine: as in `kvsim.simulation.Options`.
-        pace: factor of the GPU times; host times change by twice as much.
+        pace: factor on the GPU times; host times change by twice as much.
     """
     try:
         machine, policy = server.machine(), server.policy()
@@ -137,10 +142,11 @@ def evaluate(server: SearchedServer, load: Load, *, engine: EngineName = "auto",
 def _runs(
     load: Load, machine: Machine, policy: AnyPolicy, servers: Servers | None, options: Options
 ) -> tuple[list[Measured], list[Summary]]:
-    """Simulate `load`; return measurements of the servers that answer, and summaries of those whose queues are counted.
+    """Simulate `load`. Return the measurements of the servers that answer, and the summaries of those whose queues
+    count.
 
-    Without prefill servers, these are the same servers. With them, decode servers answer, and the queues of prefill
-    servers are counted, because on a decode server requests also wait for the transfer of their KV.
+    Without prefill servers, these are the same servers. With prefill servers, the decode servers answer. Then only the
+    queues of the prefill servers count, because requests at a decode server also wait for the transfer of their KV.
     """
     if servers is None:
         run = measure(load.workload, policy, machine, **options)
@@ -164,8 +170,8 @@ def _rates(
 ) -> tuple[float, float]:
     """Return output tokens and finished requests per second of all replicas.
 
-    With `in_parts`, and if all busy replicas have settled, the rate of a replica is that of its steady part. Otherwise
-    it is the rate over the whole run.
+    If `in_parts` is True and all busy replicas have settled, the rate of a replica is that of its steady part.
+    Otherwise it is the rate over the whole run.
     """
     totals = np.array([(run.summary.output_tokens, run.summary.num_finished) for run in runs])
     rates = totals / duration_s if duration_s else np.full(totals.shape, np.nan)
@@ -177,10 +183,11 @@ def _rates(
 
 
 def _busy(runs: Sequence[Measured]) -> list[Measured]:
-    """Return the replicas with enough requests for a rate; all replicas if the others have more than `_IDLE` requests.
+    """Return the replicas with enough requests for a rate. Return all replicas if the others have more than `_IDLE`
+    requests.
 
-    A router may send nearly all requests of a light load to its first servers. Then it would take hours of simulation
-    until the last servers have enough.
+    A router may send nearly all requests of a light load to its first servers. It would then take hours of simulation
+    until the last servers have enough requests.
     """
     busy = [run for run in runs if len(run.requests) >= FEWEST_REQUESTS]
     num_requests, num_busy = (sum(len(run.requests) for run in some) for some in (runs, busy))
@@ -203,14 +210,14 @@ def price_words(before: Outcome, after: Outcome) -> str:
 
 
 def milliseconds(value_s: float) -> str:
-    """Format a time in a suitable unit; a dash if it is NaN."""
+    """Format a time in seconds or milliseconds; a dash if it is NaN."""
     return "–" if value_s != value_s else f"{1000 * value_s:,.0f} ms" if value_s < 10 else f"{value_s:,.1f} s"
 
 
 def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine, queues: Sequence[Summary] = ()) -> Outcome:
-    """Return the outcome of `load` from `runs`, one per server that received requests.
+    """Return the outcome of `load` from `runs`, one for each server that received requests.
 
-    Requests wait at the servers of `queues`, by default at those of the `runs`.
+    Waiting requests are counted at the servers of `queues`; if it is empty, at those of `runs`.
     """
     summaries, parts = [run.summary for run in runs], [steady_part(run.requests) for run in runs]
     steadiness = _least_steady(runs).steadiness if load.is_judged_steady else Steadiness.STEADY
@@ -271,7 +278,7 @@ def _times(load: Load, run: Measured, part: SteadyPart) -> tuple[np.ndarray, ...
 
 
 def _overload(load: Load, arrival_s: np.ndarray, wait_s: np.ndarray) -> float:
-    """Return the growth rate of the queueing time, from the waits of early and late requests."""
+    """Return the growth of the queueing time in seconds per second, from the waits of early and of late requests."""
     if load.users is not None or len(wait_s) < _FEWEST_WAITS:
         return 0.0
     order = np.argsort(arrival_s, kind="stable")

@@ -27,56 +27,67 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 _SPREAD = 2.0
-"""Half width of a prediction interval that contains four of five predictions, as a multiple of the typical error."""
+"""Half width of a prediction interval that contains four of five predictions, divided by the typical error."""
 _FIGURES = {
     "output_tokens_per_s": "throughput",
     "ttft_p99_s": "ttft_p99",
     "tpot_p99_s": "tpot_p99",
     "preemptions_per_min": PREEMPTIONS,
 }
-"""Figures with a prediction interval, and the name of their known error."""
+"""Name of the known error of each figure with a prediction interval."""
 _RERUN = 2.3
-"""Half width of the 80 % interval of the number of preemptions in repeated runs, as a multiple of its square root.
+"""Half width of the 80 % interval of the number of preemptions in repeated runs, divided by the square root of the
+number.
 
-Example: runs of the same load on two machines had 44, 52, 52 and 75 preemptions.
+Runs of the same load on two machines had 44, 52, 52 and 75 preemptions.
 """
 _NOTICED = 0.98
-"""Ratio of the smaller to the larger of two figures from which on they count as equal."""
+"""Ratio of the smaller to the larger of two figures, from which on the two count as equal."""
 _NEARER = 0.95
 """Largest ratio of the new shortfall to the old one with which a change counts as helpful."""
 _SOONER = 0.8
 """Largest ratio of the new mean end-to-end time to the old one with which a change counts as faster."""
 _SHOWN = 6
 _WORTH_COMPILING = 2_000_000
-"""Output tokens of all simulations together from which compiling pays: half a minute of interpreted simulation."""
+"""Number of output tokens of all simulations together from which compiling pays.
+
+Without compiled code, they take half a minute.
+"""
 
 _MOST_OF_FLEETS = 3_000_000
-"""Servers times requests over all runs of a fit: about a minute on two cores."""
+"""Maximum product of servers and requests, summed over all runs of a fit: about a minute on two cores."""
 _MOST_RANK_STEPS = 250_000
-"""Steps of ranks that wait for each other, over all ranks and runs of a fit: about a minute on two cores. The clock
-stops at each of these steps, so they take much longer than those of separate servers."""
+"""Maximum number of steps of ranks that wait for each other, over all ranks and runs of a fit: about a minute on two
+cores.
+
+The clock stops at each of these steps, so they take much longer than the steps of separate servers.
+"""
 _RUNS_TO_LARGEST = 40
-"""Number of simulations in the search for the largest load, as an estimate."""
+"""Estimated number of simulations in the search for the largest load."""
 
 MOST_TOKENS_OF_SPLITS = 500_000
-"""Largest number of output tokens for which splits are tried: their simulation takes about ten times as long."""
+"""Largest number of output tokens for which splits are tried, because their simulation takes about ten times as
+long.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Change of the server, and the simulated outcome of the load with this change."""
+    """Change of the server, and the simulated outcome of the load after this change."""
 
     change: ServerChange
     outcome: Outcome
     fits: bool
     shortfall: float
     band: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Prediction interval of each figure; empty if not requested."""
+    """Prediction interval of each figure; empty if none was computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Settings of the search: cores and engine."""
+    """Way to run the simulations of a search: the number of processes, the engine, and a function that reports
+    progress.
+    """
 
     num_jobs: int = 1
     """Number of processes; -1 for one per core."""
@@ -84,7 +95,7 @@ class Search:
     progress: Progress | None = None
 
     def results(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Return the results of `tasks` in order; on several cores, processes run them.
+        """Return the results of `tasks` in order. With `num_jobs` above 1, several processes run them.
 
         Raises:
             WorkerDiedError: a process died.
@@ -105,7 +116,7 @@ class Search:
         return [found[key] for key in keys]
 
     def outcomes(self, points: Sequence[tuple[SearchedServer, Load, float]]) -> list[Outcome]:
-        """Return the outcome of each point: a server, a load, and a factor for the step times."""
+        """Return the outcome of each point: a server, a load, and a factor on the GPU times."""
         return self.results([self._task(*point) for point in points])
 
     def _task(self, server: SearchedServer, load: Load, pace: float = 1.0) -> Callable[[], Outcome]:
@@ -114,13 +125,16 @@ class Search:
     def remedies(
         self, server: SearchedServer, load: Load, goal: Goal, *, longest_tokens: int, most: int = 60
     ) -> list[Remedy]:
-        """Simulate at most `most` changes of `server`, in the order of `changes`."""
+        """Simulate at most `most` changes of `server`. They are returned in the order of `changes`."""
         return self.survey(server, load, goal, longest_tokens=longest_tokens, most=most, find_largest=False)[1]
 
     def survey(
         self, server: SearchedServer, load: Load, goal: Goal, *, longest_tokens: int, most: int, find_largest: bool
     ) -> tuple[Largest | None, list[Remedy]]:
-        """Find the largest load that fits `server`, if requested, and simulate at most `most` changes, in parallel."""
+        """Find the largest load that fits `server`, and simulate at most `most` changes of it, in parallel.
+
+        Without `find_largest`, the first result is None.
+        """
         candidates = [
             each
             for each in changes(server, longest_tokens=longest_tokens, most=most)
@@ -138,7 +152,7 @@ class Search:
     def with_bands(
         self, remedies: Sequence[Remedy], load: Load, least: Mapping[str, float] | None = None
     ) -> list[Remedy]:
-        """Add the prediction intervals to `remedies`, by simulations with longer and shorter step times.
+        """Return `remedies` with their prediction intervals, which need simulations with longer and shorter step times.
 
         `least` is the minimum relative error of each figure, by the names in `figures_of`.
         """
@@ -152,7 +166,10 @@ class Search:
     def band(
         self, server: SearchedServer, load: Load, outcome: Outcome, least: Mapping[str, float] | None = None
     ) -> dict[str, tuple[float, float]]:
-        """Return the prediction interval of each figure of one outcome; empty for an error."""
+        """Return the prediction interval of each figure of `outcome`; empty if it has an error.
+
+        `least` is as in `with_bands`.
+        """
         return {} if outcome.error else band_of(outcome, self.outcomes(_moved(server, load, outcome)), least)
 
 
@@ -161,14 +178,16 @@ def _done(_: None, task: Callable[[], Any]) -> Any:
 
 
 def splits_are_tried(server: SearchedServer, load: Load) -> bool:
-    """Tell whether splits into prefill and decode servers are simulated: if asked for, or if `load` is short."""
+    """Tell whether splits into prefill and decode servers are simulated: if the server is split already, or if `load`
+    is short.
+    """
     return server.apart is not None or int(load.workload.output_tokens.sum()) <= MOST_TOKENS_OF_SPLITS
 
 
 def affordable(server: SearchedServer, before: Outcome, most: int, *, find_largest: bool) -> tuple[int, bool]:
-    """Return how many of `most` changes are simulated, and whether the largest load is searched, within about a minute.
+    """Return how many of `most` changes to simulate, and whether to search the largest load, within about a minute.
 
-    Only several servers are limited, and ranks that share experts; `before` is the outcome of one run.
+    Only servers with replicas and ranks that share experts are limited. `before` is the outcome of one run.
     """
     num_runs = most + _RUNS_TO_LARGEST
     if server.replicas > 1:
@@ -181,10 +200,10 @@ def affordable(server: SearchedServer, before: Outcome, most: int, *, find_large
 
 
 def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
-    """Sort remedies: those that fit, cheapest first; then the others by their shortfall.
+    """Sort remedies: first those that make the load fit, cheapest first, then all others by their shortfall.
 
-    Of several changes of the same fields, such as two values of `max_num_seqs`, the best is kept. A pair of changes is
-    dropped if one of the two has the same effect.
+    Of several changes of the same fields, such as two values of `max_num_seqs`, only the best is kept. A pair of
+    changes is left out if one of the two alone has the same effect.
     """
     best: dict[tuple[str, ...], Remedy] = {}
     for remedy in sorted(remedies, key=_order):
@@ -194,7 +213,7 @@ def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
 
 
 def _does_as_much(smaller: Remedy, larger: Remedy) -> bool:
-    """Tell whether `smaller` is a part of the change `larger`, and almost as good."""
+    """Tell whether the change `smaller` is a part of the change `larger` and almost as good."""
     if not set(smaller.change.fields) < set(larger.change.fields) or smaller.outcome.error:
         return False
     if smaller.fits != larger.fits:
@@ -212,9 +231,9 @@ def _order(remedy: Remedy) -> tuple[Any, ...]:
 
 
 def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Remedy]:
-    """Return the remedies, best first, with a smaller shortfall than `before`.
+    """Return the remedies with a smaller shortfall than `before`, best first.
 
-    If the load already fits, return those with more output or much shorter end-to-end times.
+    If the load fits already, return those with more output or much shorter end-to-end times.
     """
     lacks = goal.shortfall(before)
 
@@ -230,7 +249,7 @@ def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Rem
 
 
 def without_gain(remedies: Sequence[Remedy], shown: Sequence[Remedy]) -> list[Remedy]:
-    """Return, for each setting without a change in `shown`, its best change, in the order tried."""
+    """Return the best change of each setting that has no change in `shown`, in the order in which they were tried."""
     helping = {field for each in shown for field in each.change.fields}
     single = [each for each in remedies if len(each.change.fields) == 1 and not helping & set(each.change.fields)]
     best = {each.change.fields: each for each in sorted(single, key=_order, reverse=True) if not each.outcome.error}
@@ -238,7 +257,7 @@ def without_gain(remedies: Sequence[Remedy], shown: Sequence[Remedy]) -> list[Re
 
 
 def figures_of(outcome: Outcome) -> dict[str, float]:
-    """Return the figures that have a prediction interval."""
+    """Return the figures of an outcome that have a prediction interval, by name."""
     return {
         "output_tokens_per_s": outcome.output_tokens_per_s,
         "ttft_p99_s": outcome.ttft_s.p99,
@@ -248,16 +267,18 @@ def figures_of(outcome: Outcome) -> dict[str, float]:
 
 
 def spread_of(label: str) -> dict[str, float]:
-    """Return the half width of the 80 % interval of each figure, as a share of the figure.
+    """Return half the width of the 80 % interval of each figure, as a share of the figure.
 
-    `label` names the step times. The result is empty if their error was never measured.
+    `label` is that of the step times. The result is empty if their error was never measured.
     """
     known = interval_in(label)
     return {} if known is None else {name: _SPREAD * percent / 100 for name, percent in known.median.items()}
 
 
 def _moved(server: SearchedServer, load: Load, outcome: Outcome) -> list[tuple[SearchedServer, Load, float]]:
-    """Return `server` and `load` with step times longer and shorter by their known error; empty if none is known."""
+    """Return two points with step times that are longer and shorter by their known error; empty if no error is
+    known.
+    """
     if (away := spread_of(outcome.label).get("tpot")) is None:
         return []
     return [(server, load, 1 + away), (server, load, max(1 - away, 0.1))]
@@ -268,8 +289,8 @@ def band_of(
 ) -> dict[str, tuple[float, float]]:
     """Return the prediction interval of each figure with a known error.
 
-    It contains the figure in `outcome`, widened by its known error, and the figures in the `moved` outcomes, which have
-    other step times. `least` is the minimum relative error by figure.
+    The interval contains the figure in `outcome` plus and minus its known error. It also contains the figures in
+    `moved`, which are outcomes with longer and shorter step times. `least` is the minimum relative error by figure.
     """
     spread = spread_of(outcome.label)
     found = {}
@@ -290,7 +311,8 @@ def band_of(
 def engine_for(load: Load, num_points: int, memory: MemoryManager, num_servers: int = 1) -> EngineName:
     """Return the engine for `num_points` runs of `load` on `num_servers` servers with this kind of `memory`.
 
-    It is "compiled" if all runs together are long enough to repay compiling; otherwise each run chooses its engine.
+    Long runs get "compiled", unless machine code exists already or numba is not installed. Otherwise the result is
+    "auto": each run chooses its engine.
     """
     is_long = num_servers * num_points * int(load.workload.output_tokens.sum()) >= _WORTH_COMPILING
     return engine_for_several(memory) if is_long else "auto"

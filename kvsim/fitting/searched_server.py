@@ -1,6 +1,6 @@
-"""Base class of the servers of both engines: what `kvsim fit` asks of a server.
+"""Base class of the servers that `kvsim fit` simulates, with all that it asks of a server.
 
-vLLM's server is `kvsim.fitting.vllm_server.Server`, SGLang's `kvsim.fitting.sglang_server.SGLangServer`.
+vLLM's server is `kvsim.fitting.vllm_server.Server`, SGLang's is `kvsim.fitting.sglang_server.SGLangServer`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class NamedLimit(NamedTuple):
-    """Limit of the scheduler, under the engine's name."""
+    """Limit of the scheduler, with the engine's name for it."""
 
     name: str
     value: int
@@ -30,17 +30,17 @@ class NamedLimit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchedServer(ABC):
-    """A server, and the number of its replicas behind one queue."""
+    """Server, and the number of its replicas behind one queue."""
 
     gpu: Gpu
     model: Model
     """Served model, with its types and parallel sizes."""
     name: str = ""
-    """Name for the engine's command line; empty for the model's own."""
+    """Name of the model for the engine's command line; empty for the model's own name."""
     captured: bool = True
-    """True if steps are launched as captured graphs."""
+    """True if steps are launched as captured graphs (False with vLLM's `enforce_eager`)."""
     times: str | None = None
-    """Profile or machine card, by file or name; None for the best shipped one."""
+    """Profile or machine card with the step times, by file or name; None for the best one that comes with kvsim."""
     replicas: int = 1
     """Number of servers, prefill servers included."""
 
@@ -62,33 +62,33 @@ class SearchedServer(ABC):
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all replicas."""
+        """Number of GPUs of all replicas."""
         return self.replicas * self.model.num_gpus * self.model.data_parallel_size
 
     @property
     @abstractmethod
     def batch_limit(self) -> NamedLimit:
-        """Largest number of requests that run at once."""
+        """Limit of the requests that run at once."""
 
     @property
     @abstractmethod
     def token_limit(self) -> NamedLimit:
-        """Largest number of prompt tokens in one step."""
+        """Limit of the prompt tokens in one step."""
 
     @property
     @abstractmethod
     def length_limit(self) -> NamedLimit:
-        """Tokens of the longest sequence."""
+        """Limit of the length of a sequence in tokens."""
 
     @property
     @abstractmethod
     def weights_bytes(self) -> int:
-        """Bytes of the weights on each GPU; 0 if the pool has a stated size."""
+        """Bytes of the weights on each GPU; 0 if the size of the pool is stated."""
 
     @property
     @abstractmethod
     def memory(self) -> MemoryManager:
-        """Memory of the simulated engine, which decides which machine code runs it."""
+        """Kind of memory of the simulated engine, by which machine code is chosen."""
 
     @property
     def full_words(self) -> str:
@@ -97,39 +97,41 @@ class SearchedServer(ABC):
 
     @property
     def caveat(self) -> str:
-        """Sentence about what was never measured of this engine; empty if all was."""
+        """Sentence about parts of this engine that were never measured; empty if all were."""
         return ""
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes left by weights, cache and an estimate of the largest step; 0 if the engine measures that step."""
+        """Bytes that weights, cache and an estimate of the largest step leave; 0 if the engine measures the largest
+        step.
+        """
         return 0
 
     @property
     def starts(self) -> bool:
-        """True if a checkpoint with the server's type of weights is known, so that `command` is one that runs."""
+        """True if `command` can be run: a checkpoint with the server's type of weights is known."""
         return checkpoint_of(self.model, self.name) is not None
 
     @property
     def fleet_words(self) -> str:
-        """Description of the servers of a fleet; empty for one server."""
+        """Description of the replicas or ranks; empty for one server."""
         if self.apart is not None:
             return f"{self.apart.num_prefill} prefill, {self.apart.num_decode} decode"
         return fleet_words(self.replicas)
 
     def servers(self) -> Servers | None:
-        """Return the servers of a fleet, or the data-parallel ranks of the server; None for one server."""
+        """Return the replicas, or the data-parallel ranks of the server; None for one server."""
         ranks = self.model.data_parallel_size
         if self.apart is not None:
             return replace(self.apart, ranks=ranks)
         return Replicas(number=self.replicas, ranks=ranks) if self.replicas * ranks > 1 else None
 
     def changed(self, **fields: Any) -> Self:
-        """Return this server with other values of some fields."""
+        """Return this server with other values of `fields`."""
         return replace(self, **fields)
 
     def starting(self) -> Self:
-        """Return this server with the settings with which the engine really starts.
+        """Return this server with the settings that the engine reduces itself to when it starts.
 
         Raises:
             BudgetError: no memory is left for the cache.
@@ -138,7 +140,7 @@ class SearchedServer(ABC):
 
     @abstractmethod
     def on_gpu(self, gpu: Gpu) -> Self:
-        """Return this server on another GPU, with the step times that fit it."""
+        """Return this server on another GPU, with step times for that GPU."""
 
     @abstractmethod
     def machine(self) -> Machine:
@@ -159,17 +161,17 @@ class SearchedServer(ABC):
 
     @abstractmethod
     def num_requests_of(self, num_tokens: int) -> int:
-        """Return the number of requests of `num_tokens` tokens that the pool holds."""
+        """Return the number of requests of `num_tokens` tokens that the pool holds at once."""
 
     @abstractmethod
     def pool_words(self, num_units: int) -> str:
-        """Return `num_units` blocks or pages of the pool as text, in the engine's unit."""
+        """Describe `num_units` blocks or pages of the pool, with the engine's name for them."""
 
     @abstractmethod
     def command(self) -> str:
-        """Return the command that starts one replica, or a sentence on the checkpoint that is missing."""
+        """Return the command that starts one replica, or a sentence that no checkpoint is known."""
 
 
 def fleet_words(replicas: int) -> str:
-    """Describe equal servers; empty for one server."""
+    """Describe `replicas` equal servers; empty for one server."""
     return f"{replicas} servers behind one queue" if replicas > 1 else ""

@@ -1,4 +1,6 @@
-"""Possible changes of a server, and those that every engine has: types of cache and weights, GPUs, and servers."""
+"""Possible change of a server, and the changes that every engine has: types of cache and weights, GPUs, and
+replicas.
+"""
 
 from __future__ import annotations
 
@@ -15,55 +17,55 @@ if TYPE_CHECKING:
     from kvsim.fitting.searched_server import NamedLimit, SearchedServer
 
 SEQS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
-"""Limits of running requests to try."""
+"""Values to try for the limit of running requests."""
 TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-"""Limits of tokens in one step to try."""
+"""Values to try for the limit of tokens in one step."""
 SOME_SEQS, SOME_TOKENS = (64, 256, 1024), (1024, 4096, 16384)
-"""Limits to try in pairs."""
+"""Values to try in pairs, for the limit of running requests and for that of tokens in one step."""
 _GPUS = ("H100 SXM", "H200", "B200")
 _OF_GPU = ("gpu", "times", "pace")
-"""Fields that another GPU changes, because step times are those of a machine."""
+"""Fields that change with the GPU, because step times belong to a machine."""
 SIZES = (2, 4, 8)
-"""Numbers of GPUs that share the model, and of data-parallel ranks."""
+"""Values to try for the number of GPUs that share the model, and for the number of data-parallel ranks."""
 _MOST_REPLICAS = 4
 
 
 class Kind(IntEnum):
-    """Kind of a change, cheapest first."""
+    """Kinds of changes, cheapest first."""
 
     SETTING = 0
     TYPE = 1
-    """Cache or weights in fewer bits, so that the outputs of the model change slightly."""
+    """Cache or weights in fewer bits. The outputs of the model change slightly."""
     GPUS = 2
-    """More GPUs, or other ones."""
+    """More GPUs, or GPUs of another kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerChange:
-    """Server that differs from another in a few settings."""
+    """Server that differs from the one in the question in a few settings."""
 
     words: str
-    """Description: `max_num_seqs 64 instead of 1,024`."""
+    """Description of the change, such as `max_num_seqs 64 instead of 1,024`."""
     fields: tuple[str, ...]
-    """Names of the changed fields; changes of the same fields are alternatives."""
+    """Names of the changed fields. Changes of the same fields are alternatives."""
     kind: Kind
     server: SearchedServer
 
 
 class CandidateChanges(NamedTuple):
-    """Changes of a server to try."""
+    """Changes of a server that are tried, by kind."""
 
     splits: Sequence[ServerChange]
-    """Other splits of the same number of servers into prefill and decode servers."""
+    """Splits of the same number of servers into other numbers of prefill and decode servers."""
     settings: Sequence[ServerChange]
     limits: tuple[Sequence[ServerChange], Sequence[ServerChange]]
-    """Limits of running requests, and of tokens in one step, to try in pairs."""
+    """Limits of running requests, and limits of tokens in one step. One of each is combined to a pair."""
     types: Sequence[ServerChange]
     gpus: Sequence[ServerChange]
 
 
 def change(server: SearchedServer, kind: Kind, words: str, **fields: object) -> ServerChange:
-    """Return the change of `fields` of `server`."""
+    """Return the change that gives `fields` of `server` new values. `words` describe it."""
     return ServerChange(words=words, fields=tuple(fields), kind=kind, server=server.changed(**fields))
 
 
@@ -76,13 +78,13 @@ def limit_changes(server: SearchedServer, limit: NamedLimit, values: Sequence[in
 
 
 def model_change(server: SearchedServer, kind: Kind, words: str, **served: Any) -> ServerChange:
-    """Return a change of the model's fields, such as its types or parallel sizes."""
+    """Return a change of fields of the model, such as its types or parallel sizes. `words` describe it."""
     changed = change(server, kind, words, model=server.model.served(**served))
     return replace(changed, fields=tuple(served))
 
 
 def type_changes(server: SearchedServer) -> Iterator[ServerChange]:
-    """Yield the changes to a cache and to weights in fewer bits."""
+    """Yield the changes to a cache, and to weights, in fewer bits."""
     model = server.model
     found: list[tuple[str, dict[str, Any]]] = []
     if model.kv_cache_dtype == "auto":
@@ -98,7 +100,7 @@ def type_changes(server: SearchedServer) -> Iterator[ServerChange]:
 
 
 def gpu_changes(server: SearchedServer) -> Iterator[ServerChange]:
-    """Yield the changes to more GPUs for each server, and to other GPUs."""
+    """Yield the changes to more GPUs for each server, and to GPUs of another kind."""
     size, heads = server.model.tensor_parallel_size, server.model.num_attention_heads
     for number in SIZES:
         if number > size and not heads % number:
@@ -112,7 +114,7 @@ def gpu_changes(server: SearchedServer) -> Iterator[ServerChange]:
 
 
 def replica_changes(server: SearchedServer) -> Iterator[ServerChange]:
-    """Yield more servers."""
+    """Yield the changes to more replicas."""
     for number in range(server.replicas + 1, _MOST_REPLICAS + 1):
         words = f"{fleet_words(number)} instead of {server.replicas}"
         yield change(server, Kind.GPUS, words, replicas=number)

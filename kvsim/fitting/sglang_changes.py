@@ -1,4 +1,4 @@
-"""Changes to an SGLang server that `kvsim fit` tries, under SGLang's names."""
+"""Changes of an SGLang server that `kvsim fit` tries, with SGLang's names."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from kvsim.fitting.sglang_server import SGLangServer
 from kvsim.hardware import GIB
 
 _FRACTIONS = (0.3, 0.5, 0.7, 0.80, 0.84, 0.86, 0.88, 0.90, 0.92, 0.94)
-"""Values of `mem_fraction_static` to try; those that leave too little to the largest step are left out."""
+"""Values of `mem_fraction_static` to try. A value that leaves too little memory for the largest step is left out."""
 _CONSERVATIVENESS = (0.1, 0.3, 0.6, 1.0, 1.5, 3.0)
 _ORDERS = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first", "lof", "fcfs")
 _ORDERS_BY_PREFIX = ("lpm", "dfs-weight", "hrrn", "shortest-prefill-first")
-"""Orders that SGLang replaces by fcfs without a prefix cache."""
+"""Orders of the queue that SGLang replaces by fcfs if there is no prefix cache."""
 _PAGES = (1, 16, 64)
 
 
 def candidates(server: SGLangServer) -> CandidateChanges:
-    """Return the changes of `server`."""
+    """Return the changes of `server` to try."""
     running = server.batch_limit
     settings = [
         *_switches(server),
@@ -64,7 +64,7 @@ def _switches(server: SGLangServer) -> Iterator[ServerChange]:
 
 
 def _memory(server: SGLangServer) -> Iterator[ServerChange]:
-    """Yield larger values of `mem_fraction_static`; their words state the memory that is left to all else."""
+    """Yield larger values of `mem_fraction_static`. Their descriptions state the memory that is left for all else."""
     now = server.fraction
     for share in _FRACTIONS:
         if share > now + 1e-9:
@@ -78,7 +78,10 @@ def _memory(server: SGLangServer) -> Iterator[ServerChange]:
 
 
 def _chunks(server: SGLangServer, sizes: Sequence[int]) -> Iterator[ServerChange]:
-    """Yield other chunk sizes if prompts are cut. SGLang's default share for weights and slots depends on the chunk."""
+    """Yield other sizes of the chunks into which prompts are cut; nothing if prompts are not cut.
+
+    SGLang's default share for weights and slots depends on the size of a chunk.
+    """
     if server.chunked_prefill_size < 0:
         return
     for changed in limit_changes(server, server.token_limit, sizes):

@@ -1,7 +1,7 @@
 """SGLang server: GPU, model, arguments and replicas, and the command that starts it.
 
-The slots follow from `kvsim.sizing.sglang_budget`; the simulated policy is `radix`. The steps take the time of vLLM's
-host and kernels, because SGLang's own pace was not measured.
+`kvsim.sizing.sglang_budget` computes its slots, and the policy `radix` simulates it. Its steps have the times of vLLM's
+host and kernels, because SGLang's own were not measured.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kvsim.engine.memory import MemoryManager
 
 _CACHE_TYPES = {"auto": "", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "bfloat16": "bf16"}
-"""SGLang's names of the cache types that both SGLang and kvsim know."""
+"""SGLang's name of a cache type, by kvsim's name; empty for SGLang's default. Types that SGLang lacks are left out."""
 _BY_ENVIRONMENT = (
     "init_new_token_ratio", "min_new_token_ratio_factor", "new_token_ratio_decay_steps", "retract_decode_steps",
     "clip_max_new_tokens_estimation", "disable_consecutive_prefill_overlap", "swa_eviction_interval",
@@ -48,10 +48,11 @@ _OF_PRIORITIES = ("fcfs", "lof")
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SGLangServer(SearchedServer, SGLangSettings):
-    """SGLang server, and the number of its replicas behind one queue. Omitted arguments are SGLang's defaults.
+    """SGLang server, and the number of its replicas behind one queue. Arguments that are left out have SGLang's
+    defaults.
 
-    The arguments have SGLang's names and meaning. Unless stated, `mem_fraction_static` follows from the GPU, the chunk
-    and the number of GPUs.
+    The arguments have SGLang's names and meaning. The default of `mem_fraction_static` follows from the GPU, the size
+    of a chunk and the number of GPUs.
     """
 
     max_running_requests: int = python_setting(None, "Requests that run at once; None: by the pool.", at_least=1)
@@ -59,10 +60,10 @@ class SGLangServer(SearchedServer, SGLangSettings):
     chunked_prefill_size: int = python_setting(None, "Tokens of prompts in one step; None: by the GPU.", at_least=-1)
     mem_fraction_static: float | None = None
     page_size: int = field(default=None)  # type: ignore[assignment]
-    """Slots that are allocated together; None for the page of SGLang's attention kernel on this GPU."""
+    """Number of slots that are allocated together; None for the page of SGLang's attention kernel on this GPU."""
     disable_radix_cache: bool = False
     cache: RadixSettings = field(default_factory=RadixSettings)
-    """Other settings of the cache; `page_size` and `disable_radix_cache` are replaced by the server's."""
+    """Settings of the cache. Its `page_size` and `disable_radix_cache` are ignored: they are fields of the server."""
 
     def __post_init__(self) -> None:
         SearchedServer.__post_init__(self)
@@ -81,25 +82,27 @@ class SGLangServer(SearchedServer, SGLangSettings):
 
     @property
     def fraction(self) -> float:
-        """Value of `mem_fraction_static`: stated, or SGLang's default."""
+        """Value of `mem_fraction_static`: the stated one, or SGLang's default."""
         stated = self.mem_fraction_static
         return default_fraction(self.gpu, self.model, self.token_limit.value) if stated is None else stated
 
     @property
     def batch_limit(self) -> NamedLimit:
-        """`max_running_requests`."""
+        """Limit of the requests that run at once: `max_running_requests`."""
         return NamedLimit("max_running_requests", self.max_running_requests)
 
     @property
     def token_limit(self) -> NamedLimit:
-        """`chunked_prefill_size`, or `max_prefill_tokens` if prompts are not cut."""
+        """Limit of the prompt tokens in one step: `chunked_prefill_size`, or `max_prefill_tokens` if prompts are not
+        cut.
+        """
         if self.chunked_prefill_size > 0:
             return NamedLimit("chunked_prefill_size", self.chunked_prefill_size)
         return NamedLimit("max_prefill_tokens", self.max_prefill_tokens)
 
     @property
     def length_limit(self) -> NamedLimit:
-        """`context_length`."""
+        """Limit of the length of a sequence in tokens: `context_length`."""
         return NamedLimit("context_length", self.context_length)
 
     @property
@@ -117,17 +120,17 @@ class SGLangServer(SearchedServer, SGLangSettings):
 
     @property
     def caveat(self) -> str:
-        """Sentence about the times, which are not SGLang's."""
+        """Sentence about the step times, which are vLLM's."""
         return "SGLang's pace was not measured: steps take the time of vLLM's host and kernels."
 
     @property
     def memory(self) -> MemoryManager:
-        """Memory of the simulated engine."""
+        """Kind of memory of the simulated engine, by which machine code is chosen."""
         return memory_of(self.policy())
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes left by weights, slots and an estimate of the largest step, which SGLang does not measure."""
+        """Bytes that weights, slots and an estimate of the largest step leave. SGLang does not measure that step."""
         try:
             left = self.budget().free_later_bytes
         except BudgetError:
@@ -136,7 +139,7 @@ class SGLangServer(SearchedServer, SGLangSettings):
         return left - activations - least_reserve(self.gpu, self.model)
 
     def on_gpu(self, gpu: Gpu) -> Self:
-        """Return this server on another GPU, with a page size of the attention kernels there."""
+        """Return this server on another GPU, with the page size of the attention kernels there."""
         sizes = page_sizes(gpu, self.model)
         page_size = self.page_size if not sizes or self.page_size in sizes else sizes[0]
         return replace(self, gpu=gpu, times=None, page_size=page_size)
@@ -156,22 +159,22 @@ class SGLangServer(SearchedServer, SGLangSettings):
         return Radix(scheduler=SGLangSettings(**values_of(self)), cache=self.cache)
 
     def num_requests_of(self, num_tokens: int) -> int:
-        """Return the number of requests of `num_tokens` tokens that the slots hold."""
+        """Return the number of requests of `num_tokens` tokens that the slots hold at once."""
         slots = self.policy().num_slots(self.budget().kv_bytes, SlotLayers.of(self.model))
         return slots // (-(-num_tokens // self.page_size) * self.page_size)
 
     def pool_words(self, num_units: int) -> str:
-        """Return a number of pages as text."""
+        """Describe a number of pages of the pool."""
         slots = f"{num_units * self.page_size:,} slots"
         return slots if self.page_size == 1 else f"{slots} in pages of {self.page_size}"
 
     def command(self) -> str:
-        """Return the command that starts one replica, or a sentence on the checkpoint that is missing."""
+        """Return the command that starts one replica, or a sentence that no checkpoint is known."""
         program = [*self._environment(), "python", "-m", "sglang.launch_server", "--model-path"]
         return command_of(program, self.model, self.name, self._arguments())
 
     def _arguments(self) -> list[str]:
-        """Return the arguments of the limits, and of everything that differs from SGLang's defaults."""
+        """Return the arguments for the limits, and all other arguments that differ from SGLang's defaults."""
         size = self.model.tensor_parallel_size
         found = [] if size == 1 else ["--tp-size", f"{size}"]
         found += ["--mem-fraction-static", f"{self.fraction:g}"]
@@ -192,7 +195,7 @@ class SGLangServer(SearchedServer, SGLangSettings):
         return [f"SGLANG_{name.upper()}={stated[name]}" for name in _BY_ENVIRONMENT if name in stated]
 
     def _stated(self) -> dict[str, Any]:
-        """Return the settings of scheduler and cache, other than limits, that differ from SGLang's defaults."""
+        """Return the settings of scheduler and cache that differ from SGLang's defaults. Limits are not included."""
         limits = {"max_running_requests", "chunked_prefill_size", "context_length"}
         left_out = limits | {"page_size", "disable_radix_cache", "load_gb_per_s", "store_gb_per_s"}
         return {

@@ -1,4 +1,4 @@
-"""Comparison of equal servers with the same number of servers, split into prefill and decode servers."""
+"""Comparison of a number of equal servers with the same number split into prefill and decode servers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SAME = 0.02
 
 
 def splits_words(server: SearchedServer, load: Load, outcome: Outcome, goal: Goal, tried: Sequence[Remedy]) -> str:
-    """Compare equal servers with the best split of the same number, in a sentence; empty if nothing was compared.
+    """Describe in a sentence the best split into prefill and decode servers, compared with equal servers.
 
-    `outcome` is that of `server`, and `tried` are its changes.
+    `outcome` is that of `server`, and `tried` has its simulated changes. The text is empty if none of these is a split.
     """
     if tried and server.replicas > 1 and not splits_are_tried(server, load):
         return (

@@ -1,8 +1,8 @@
 """Shares of the time of a run: reading weights, reading keys and values, arithmetic, and the rest.
 
-A share is the time that one kind of work takes in the whole run, by the coefficients of its step times, divided by the
-duration of the run. Reading and arithmetic overlap, so that the shares need not add up to 1. The rest is the host, the
-start of kernels, and waiting for requests.
+The share of one kind of work is its time in the whole run, by the coefficients of the step times, divided by the
+duration of the run. Reading and arithmetic overlap, so the shares may add up to more than 1. The rest is the host, the
+starts of kernels, and waiting for requests.
 """
 
 from __future__ import annotations
@@ -21,23 +21,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeShares:
-    """Shares of the duration of a run, 0 to about 1."""
+    """Shares of the duration of a run that three kinds of work take, each 0 to about 1."""
 
     weights: float
-    """Share of reading the weights, once per step."""
+    """Share of the time that reads the weights, once per step."""
     cache: float
-    """Share of reading keys and values: whole sequences in full layers, the window in sliding layers."""
+    """Share of the time that reads keys and values: of whole sequences in full layers, of the window in sliding
+    layers.
+    """
     arithmetic: float
-    """Share of the matrix products of all tokens."""
+    """Share of the time that the matrix products of all tokens take."""
 
     @property
     def bandwidth(self) -> float:
-        """Share of reading memory."""
+        """Share of the time that reads memory: weights, keys and values."""
         return self.weights + self.cache
 
 
 def time_shares(run: Measured, machine: Machine) -> TimeShares | None:
-    """Return the shares of one server's run; None if no time passes, or for a custom model of step times."""
+    """Return the shares for one server's run; None if the run takes no time, or if its step times are a custom
+    model.
+    """
     times = machine.step_time.times if isinstance(machine.step_time, WatchedProfile) else machine.step_time
     summary = run.summary
     if not isinstance(times, Roofline) or not summary.duration_s:

@@ -1,4 +1,4 @@
-"""Changes of a vLLM server to try: its settings, and its splits into prefill and decode servers."""
+"""Changes of a vLLM server to try: its settings, its replicas, and its splits into prefill and decode servers."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from kvsim.fitting.vllm_server import Server
 
 _UTILIZATIONS = (0.90, 0.92, 0.94, 0.95, 0.96)
-"""Values of `gpu_memory_utilization` to try; above the last, vLLM's memory estimate may fail."""
+"""Values of `gpu_memory_utilization` to try. Above the last one, vLLM's memory estimate may fail."""
 _WATERMARKS = (0.01, 0.05)
-"""Shares of the pool to leave free: enough for running requests to grow, and enough for bursts."""
+"""Values of the watermark to try: room for running requests to grow, and room for bursts."""
 _ADAPTERS = (2, 4, 8, 16, 32, 64)
 """Values of `max_loras` to try."""
 _BLOCKS = (1.25, 1.5, 2.0)
@@ -74,7 +74,11 @@ def _memory(server: Server) -> Iterator[ServerChange]:
 
 
 def _switches(server: Server) -> Iterator[ServerChange]:
-    """Yield prefix caching and asynchronous scheduling if they are off but possible, and a server without drafts."""
+    """Yield the changes that turn one feature on or off.
+
+    Prefix caching and asynchronous scheduling are turned on if they are off and the server supports them. Drafting is
+    turned off.
+    """
     if not server.enable_prefix_caching and not server.model.recurrent_layers:
         yield change(server, Kind.SETTING, "prefix caching", enable_prefix_caching=True)
     if not server.async_scheduling and (server.drafting is None or server.drafting.is_async(server.vllm)):
@@ -84,7 +88,7 @@ def _switches(server: Server) -> Iterator[ServerChange]:
 
 
 def _adapters(server: Server) -> Iterator[ServerChange]:
-    """Yield more slots for adapters if the server has any. A slot takes memory from the cache."""
+    """Yield more slots for adapters; nothing if the server has none. A slot takes memory from the cache."""
     for number in _ADAPTERS if server.enable_lora else ():
         if number > server.max_loras:
             in_host = {"max_cpu_loras": max(number, server.max_cpu_loras)} if server.max_cpu_loras else {}
@@ -106,7 +110,7 @@ def _host(server: Server) -> Iterator[ServerChange]:
 
 
 def _length(server: Server, longest_tokens: int) -> Iterator[ServerChange]:
-    """Yield a shorter `max_model_len` if vLLM would not start with the present one, and nothing otherwise."""
+    """Yield a shorter `max_model_len` if vLLM would not start with the present one; otherwise yield nothing."""
     try:
         server.budget()
     except KvsimError:
@@ -117,7 +121,9 @@ def _length(server: Server, longest_tokens: int) -> Iterator[ServerChange]:
 
 
 def _fleets(server: Server) -> Iterator[ServerChange]:
-    """Yield more data-parallel ranks and more servers; for prefill and decode servers, splits of more servers."""
+    """Yield more data-parallel ranks and more replicas. For prefill and decode servers, yield splits of more
+    servers.
+    """
     if server.apart is not None:
         for number in range(server.replicas + 1, server.replicas + 3):
             yield from _splits(server, number)
@@ -130,7 +136,7 @@ def _fleets(server: Server) -> Iterator[ServerChange]:
 
 
 def _splits(server: Server, number: int) -> Iterator[ServerChange]:
-    """Yield `number` servers, split into prefill and decode servers in other ways, or not split."""
+    """Yield `number` servers with other splits into prefill and decode servers, and without a split."""
     kind = Kind.SETTING if number == server.replicas else Kind.GPUS
     fields = ("apart",) if kind is Kind.SETTING else ("apart", "replicas")
     if number < 2 or (server.apart is None and server.model.data_parallel_size > 1):

@@ -1,8 +1,7 @@
 """vLLM server: GPU, model, settings and replicas, and the flags that start it.
 
-The settings determine the pool (`kvsim.sizing.budget`), the step times (`kvsim.machines`) and the simulated policy. For
-a recorded pool, the difference from the computed budget is kept, so that a change moves the pool by the computed
-amount.
+The pool follows from the settings (`kvsim.sizing.budget`), and so do the step times (`kvsim.machines`) and the
+simulated policy. If the pool was recorded, its difference from the computed pool is added to every computed pool.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ if TYPE_CHECKING:
 
 
 _MANY_SEQS = 512
-"""Value from which `max_num_seqs` has no effect on step times."""
+"""Value of `max_num_seqs` from which a larger one does not change step times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Server(SearchedServer, ContinuousSettings):
-    """vLLM server, and the number of its replicas behind one queue. Omitted limits are vLLM's defaults."""
+    """vLLM server, and the number of its replicas behind one queue. Limits that are left out have vLLM's defaults."""
 
     gpu_memory_utilization: float = 0.92
     block_size: int | None = None
-    """Tokens per block; None for vLLM's choice."""
+    """Number of tokens in a block; None for vLLM's choice."""
     enable_prefix_caching: bool = True
     watermark: float = 0.0
     cache: PagedSettings = field(default_factory=PagedSettings)
-    """Settings of offloading.
+    """Settings of the offload to host memory.
 
     Its block size, prefix caching and watermark are ignored: they are fields of the server.
     """
@@ -60,10 +59,10 @@ class Server(SearchedServer, ContinuousSettings):
     num_blocks: int | None = None
     """Value of `num_gpu_blocks_override`, null block included; None for the computed number."""
     unaccounted_bytes: int = 0
-    """Bytes on each GPU by which a recorded pool exceeds the computed budget."""
+    """Bytes by which a recorded pool is larger than the computed one, on each GPU."""
     apart: Disaggregation | None = None
     pace: Pace = TYPICAL
-    """Factors on host and GPU times, measured in a recording of this machine."""
+    """Factors on host and GPU times, measured in a recording of this machine; 1 without a recording."""
 
     def __post_init__(self) -> None:
         SearchedServer.__post_init__(self)
@@ -78,17 +77,17 @@ class Server(SearchedServer, ContinuousSettings):
 
     @property
     def batch_limit(self) -> NamedLimit:
-        """`max_num_seqs`."""
+        """Limit of the requests that run at once: `max_num_seqs`."""
         return NamedLimit("max_num_seqs", self.max_num_seqs)
 
     @property
     def token_limit(self) -> NamedLimit:
-        """`max_num_batched_tokens`."""
+        """Limit of the tokens in one step: `max_num_batched_tokens`."""
         return NamedLimit("max_num_batched_tokens", self.max_num_batched_tokens)
 
     @property
     def length_limit(self) -> NamedLimit:
-        """`max_model_len`."""
+        """Limit of the length of a sequence in tokens: `max_model_len`."""
         return NamedLimit("max_model_len", self.max_model_len)
 
     @property
@@ -100,19 +99,19 @@ class Server(SearchedServer, ContinuousSettings):
 
     @property
     def memory(self) -> MemoryManager:
-        """Memory of the simulated engine."""
+        """Kind of memory of the simulated engine, by which machine code is chosen."""
         return TIERED if self.cache.kv_offloading_size > 0 else PAGED
 
     def on_gpu(self, gpu: Gpu) -> Self:
-        """Return this server on another GPU, whose pace was not recorded."""
+        """Return this server on another GPU. Its times get no factors, because that GPU has no recording."""
         return replace(self, gpu=gpu, times=None, pace=TYPICAL)
 
     def num_requests_of(self, num_tokens: int) -> int:
-        """Return the number of requests of `num_tokens` tokens that the pool holds."""
+        """Return the number of requests of `num_tokens` tokens that the pool holds at once."""
         return self.budget().max_sequences(num_tokens)
 
     def pool_words(self, num_units: int) -> str:
-        """Return a number of blocks as text."""
+        """Describe a number of blocks of the pool."""
         return f"{num_units:,} blocks"
 
     def budget(self) -> Budget:
@@ -142,7 +141,7 @@ class Server(SearchedServer, ContinuousSettings):
         )
 
     def starting(self) -> Self:
-        """Return this server, with `max_model_len` reduced to the longest that fits if vLLM would not start."""
+        """Return this server. If vLLM would not start, `max_model_len` is reduced to the longest that fits."""
         try:
             self.budget()
         except BudgetError:
@@ -151,11 +150,11 @@ class Server(SearchedServer, ContinuousSettings):
         return self
 
     def command(self) -> str:
-        """Return the command that starts one replica, or a sentence on the checkpoint that is missing."""
+        """Return the command that starts one replica, or a sentence that no checkpoint is known."""
         return command_of(["vllm", "serve"], self.model, self.name, self._settings())
 
     def _settings(self) -> list[str]:
-        """Return the flags of the limits, and of everything that differs from vLLM's defaults."""
+        """Return the flags for the limits, and all other flags that differ from vLLM's defaults."""
         model, size, blocks = self.model, self.model.tensor_parallel_size, self.num_blocks
         extra = self._offload_settings() if self.cache.kv_offloading_size else {}
         values = {
@@ -204,7 +203,9 @@ class Server(SearchedServer, ContinuousSettings):
         return found
 
     def _block_size(self) -> int:
-        """Return the engine's block size. The block sizes of several KV cache groups are derived from it."""
+        """Return the engine's block size in tokens, from which the block sizes of several KV cache groups are
+        derived.
+        """
         settings = CacheSettings(max_model_len=self.max_model_len, block_size=self.block_size)
         layout = cache_layout(self.model, settings)
         return (
@@ -214,7 +215,7 @@ class Server(SearchedServer, ContinuousSettings):
         )
 
     def step_time(self) -> StepTimeModel:
-        """Return the model of step times; the label states its source."""
+        """Return the model of step times. Its label states where they come from."""
         num_seqs = min(self.max_num_seqs, _MANY_SEQS)
         usual = _step_times(self.gpu, self.model, self.times, self.captured, num_seqs, self.in_process)
         if self.pace == TYPICAL:
@@ -233,7 +234,10 @@ def _step_times(
 
 
 def paced(times: StepTimeModel, pace: Pace, label: str = "") -> StepTimeModel:
-    """Return `times` multiplied by `pace`; a custom model of step times unchanged."""
+    """Return `times` multiplied by the factors of `pace`. A custom model of step times is returned unchanged.
+
+    `label` replaces the label of the result; empty keeps it.
+    """
     coefficients = times.times if isinstance(times, WatchedProfile) else times
     if isinstance(times, RankTimes):
         slower = tuple(pace.gpu * group_s for group_s in times.group_s)

@@ -339,7 +339,10 @@ def _is_measured(card: Card) -> bool:
 
 
 def _basis(card: Card, model: Model, engine: str, *, was_measured: bool) -> Basis:
-    """Return the basis of the times of `card`. `was_measured` is False if the times of one GPU are from a data sheet."""
+    """Return the basis of the times of `card`.
+
+    `was_measured` is False if the times of one GPU come from its data sheet.
+    """
     if card.is_of_tables:
         return Basis.TABLES
     if not card.measured:
