@@ -30,17 +30,17 @@ UP: Final = 0
 RIGHT: Final = 8
 """Shapes `RIGHT + n`, n from 1 to 8: the first paint in n eighths from the left, the second at its right."""
 GLYPH: Final = 17
-"""Shape: the first paint as a glyph without colours, and as seven eighths from below with colours."""
+"""Shape: the first paint in the lower seven eighths of the character; without colours, as the paint's glyph."""
 HAIR: Final = 18
 """Shape: the first paint, and a gap of an eighth in the background's colour at its right."""
 LEDGE: Final = 19
-"""Shape: the first paint in the upper half, nothing below, as a gap between two rows."""
+"""Shape: the first paint in the upper half; the lower half is the gap between two rows of cells."""
 DIGIT: Final = 20
-"""Shapes `DIGIT + n`, n from 0 to 8: the number n of written eighths as a digit, where there are no colours."""
+"""Shapes `DIGIT + n`, n from 0 to 8: the digit n, the number of written eighths, for terminals without colours."""
 CORNER: Final = 29
-"""Shape: the first paint in the upper left quarter, nothing elsewhere, as the end of a unit above a gap."""
+"""Shape: the first paint in the upper left quarter, nothing elsewhere: the last character of a unit above a gap."""
 _GLYPH_SHADE: Final = 0.5
-"""Share of the background in the colour of a grey glyph."""
+"""Share of the background's colour that is mixed into the colour of a grey glyph."""
 _SHAPE: Final = 16
 """Position of the shape in a key, in bits."""
 _REVERSE = 1 << 24
@@ -50,7 +50,7 @@ _TEXT = 1 << 30
 _STRONG = 1 << 29
 """Bit that is set in the key of a letter that is written beside the pool in the colour of text."""
 _PAINT = 0xFF
-"""Mask of a paint, and of a shape."""
+"""Mask of the eight bits of a paint or of a shape."""
 
 
 def keys_of(shape: KeyArray | int, first: PaintArray, second: PaintArray | int) -> KeyArray:
@@ -77,7 +77,9 @@ BLANK: Final = int(keys_of(GLYPH, np.array([EMPTY], np.uint8), EMPTY)[0])
 
 
 def half_keys(paints: PaintArray) -> KeyArray:
-    """Return the keys of characters that show two rows of `paints` each. An odd last row has `EMPTY` below it."""
+    """Return the keys of characters that show two rows of `paints` each. If there is an odd last row, `EMPTY` is below
+    it.
+    """
     if len(paints) % 2:
         paints = np.concatenate((paints, np.full((1, paints.shape[1]), EMPTY, np.uint8)))
     return keys_of(HALF, paints[0::2], paints[1::2])
@@ -91,7 +93,8 @@ def reverse(keys: KeyArray) -> KeyArray:
 def text_keys(text: str, under: KeyArray) -> KeyArray:
     """Return the keys of `text` written over the characters `under`; a text longer than `under` is cut.
 
-    All letters have one background, the most frequent paint. Characters under the cursor, and earlier text, stay.
+    All letters have one background, the most frequent paint of `under`. Characters under the cursor are not
+    overwritten.
     """
     under = under[: len(text)]
     letters = np.array([ord(letter) for letter in text[: len(under)]], np.int32)
@@ -107,12 +110,12 @@ def text_keys(text: str, under: KeyArray) -> KeyArray:
 
 
 def strong(keys: KeyArray) -> KeyArray:
-    """Return the keys of letters beside the pool as they are drawn in the colour of text."""
+    """Return `keys` of letters beside the pool with the bit that draws them bold, in the colour of text."""
     return keys | _STRONG
 
 
 def glyph_paint_color(paint: int, symbols: Symbols) -> str:
-    """Return the colour of a paint that is drawn as a glyph; in grey, glyphs are darker than areas."""
+    """Return the colour of `paint` where it is drawn as a glyph; grey glyphs are darker than grey areas."""
     palette = symbols.palette
     color = paint_colors(palette)[paint]
     if paint % DIM == SlotState.FREE:

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from .unit_changes import Lights
 
 _LEAST_WIDE = 4
-"""Width up to which a cell without colours shows its fill as a digit; wider cells show it by their glyphs."""
+"""Largest width in characters of a cell without colours that shows its written eighths as a digit; wider cells show
+them by their glyphs.
+"""
 
 
 class Canvas:
@@ -56,7 +58,10 @@ class Canvas:
 
     @property
     def followed(self) -> int | None:
-        """Request that keeps its colours while others are grey. If all lines have names, its name is marked instead."""
+        """Request that the user follows, by its row in `requests`; None if there is none.
+
+        It alone keeps its colours or, if all lines have names, its name is marked.
+        """
         return self._followed
 
     @followed.setter
@@ -66,7 +71,7 @@ class Canvas:
 
     @property
     def color_by(self) -> ColorBy:
-        """Meaning of colour."""
+        """Property of the units that their colours show."""
         return self._paints.by
 
     @color_by.setter
@@ -77,7 +82,7 @@ class Canvas:
 
     @property
     def lines_per_character(self) -> int:
-        """Number of lines of the tiling in one line of characters."""
+        """Number of lines of the tiling in one line of characters: 2 for `Detail.HALF`, otherwise 1."""
         return 2 if self.tiling.detail is Detail.HALF else 1
 
     @property
@@ -86,7 +91,7 @@ class Canvas:
         return -(-self.tiling.height // self.lines_per_character)
 
     def update(self) -> None:
-        """Update to the replay's current frame."""
+        """Update the picture to the replay's current frame."""
         self._repaint(self._paints.update(self._states.update()))
 
     def light_up(self, lights: Lights) -> None:
@@ -100,7 +105,7 @@ class Canvas:
 
     @property
     def counts_holders(self) -> bool:
-        """True if shared units have the number of their holders."""
+        """True if the number of holders is written on each shared unit."""
         return self.tiling.detail is Detail.FILL and not self.tiling.gap
 
     def _repaint(self, units: IndexArray) -> None:
@@ -108,9 +113,10 @@ class Canvas:
             self._cells.update(units, self._paints.whole)
 
     def shows(self, paint: int) -> bool:
-        """Tell whether `paint`, one of a state or a mark, is in the picture; rare states have no place in large cells.
+        """Tell whether a cell shows `paint`, the paint of a state or a mark. A cell of many units may hide a rare
+        state.
 
-        At the level of single slots, all states that occur are in the picture.
+        At the level of single slots, return True for every paint: no state is hidden.
         """
         paints, fill = self._paints, self._states.fill
         match self.tiling.detail:
@@ -148,7 +154,8 @@ class Canvas:
     def moved(self, unit: int, right: int, down: int) -> int:
         """Return the first unit of the cell that is `right` columns and `down` rows from the cell of `unit`.
 
-        The result stays inside the pool.
+        A move beyond the left or right edge ends in the outermost column. A move to a row outside the picture, or to a
+        cell without units, returns `unit`.
         """
         tiling = self.tiling
         row, column = divmod(self._cell(unit), tiling.columns)
@@ -159,7 +166,9 @@ class Canvas:
         return int(units[0]) if len(units) else unit
 
     def draw(self, top: int, height: int) -> KeyArray:
-        """Return the keys of the lines [top, top + height), as far as they exist: shape (lines, characters)."""
+        """Return the keys of `height` lines from line `top` on, fewer at the end of the picture: shape (lines,
+        characters).
+        """
         tiling, per_character = self.tiling, self.lines_per_character
         begin, end = top * per_character, min((top + height) * per_character, tiling.height)
         line = np.arange(begin, max(end, begin))
@@ -199,7 +208,7 @@ class Canvas:
 
     @property
     def _has_hairlines(self) -> bool:
-        """True if hairlines separate rows."""
+        """True if hairlines separate rows of cells."""
         tiling = self.tiling
         return tiling.stride is not None and tiling.detail is Detail.MIX and tiling.down <= 1 and self._half_blocks
 
@@ -238,7 +247,7 @@ class Canvas:
         return rows.repeat(np.diff(self.tiling.column_edges), axis=1)
 
     def _fill(self, cells: IndexArray) -> KeyArray:
-        """Draw cells of one unit with its written part and the rest."""
+        """Draw cells of one unit each, with one paint for the written part and one for the rest."""
         tiling, lit = self.tiling, self._lit(cells)
         units = np.minimum(cells, tiling.num_units - 1)
         first, second = (dimmed(paints[units], lit) for paints in (self._paints.written, self._paints.rest))
@@ -267,9 +276,9 @@ class Canvas:
     def _spread(
         self, cells: IndexArray, first: PaintArray, second: PaintArray, eighths: PaintArray, *, hairlines: bool
     ) -> KeyArray:
-        """Draw each cell over all its characters: `eighths` in the first paint from the left, the rest in the second.
+        """Draw each cell in all its characters: the left `eighths` in the first paint, the rest in the second.
 
-        `hairlines` separate cells that would look like one.
+        With `hairlines`, a thin gap separates cells that would otherwise look like one.
         """
         tiling = self.tiling
         if tiling.cut:
@@ -304,14 +313,16 @@ class Canvas:
 
     @property
     def is_neutral(self) -> bool:
-        """True if colours mean states and one followed request, because hues would not identify requests."""
+        """True if colours mean states, and only the followed request has its own, because hues cannot identify
+        requests.
+        """
         return self._paints.is_neutral
 
     @property
     def lit_request(self) -> int | None:
-        """Request that alone keeps its colours: the followed one, if it holds memory and lines have no names.
+        """Request that alone keeps its colours: the followed one, if it holds memory. Otherwise None.
 
-        Where colours mean states, all units keep their colours.
+        None also if all lines have names, or if colours mean states (`is_neutral`).
         """
         if self.followed is None or self._paints.is_neutral or names_every_line(self.tiling, self._replay):
             return None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .tiling import Tiling
 
 _NARROWEST: Final = 2
-"""Width of a cell of one character and the gap at its right."""
+"""Width in characters of a cell that has one character and a gap at its right."""
 
 
 def spread(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray, *, hairlines: bool) -> KeyArray:
@@ -34,12 +34,14 @@ def spread(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Paint
 
 
 def cut_apart(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray) -> KeyArray:
-    """Return the keys of rows of equally wide cells with gaps between them.
+    """Return the keys of rows of equally wide cells with gaps between them: shape (rows, characters).
 
-    A cell ends with half a character without paint. A cell that is one line high ends with a whole one, and leaves a
-    thin line at its top. The first paint fills the left `eighths` of each cell, the second paint the rest. If names are
-    written on the cells, the border between the paints is at the edge of a character, and never inside a name. A cell
-    that is one character wide and one high is divided all the same; it then has no name.
+    The gap at the right of a cell is half a character. If cells are one line high, it is a whole character, and a thin
+    line above each cell is free, too.
+
+    The first paint fills the left `eighths` of each cell, the second paint the rest. If names are written on the cells,
+    the border between the paints is at the edge of a character, and never inside a name. Only a cell of one character
+    and one line is divided inside its character; it has no name.
     """
     wide, edges = tiling.wide, tiling.column_edges
     column = np.arange(tiling.columns).repeat(np.diff(edges))
@@ -63,7 +65,9 @@ def cut_apart(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Pa
 
 
 def spread_glyphs(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray) -> KeyArray:
-    """Return the keys of rows of cells without colours: each character is the glyph of its most frequent paint."""
+    """Return the keys of rows of cells for terminals without colours: each character is the glyph of its most frequent
+    paint.
+    """
     front, back, filled, _, _ = _by_character(tiling, first, second, eighths)
     mostly = np.where(filled >= EIGHTHS // 2, front, back)
     keys = keys_of(GLYPH, mostly, mostly)
@@ -90,10 +94,10 @@ def _by_character(
 
 
 def settled(keys: KeyArray) -> KeyArray:
-    """Return `keys` without characters of two paints that only continue those at their sides.
+    """Return `keys` with each border between two paints moved to the nearest edge of a character.
 
-    The upper and the lower half of a character show one paint each. So that borders between paints are straight in
-    all lines, they are moved to the nearest edge of a character.
+    Characters of half height can show only one paint, so that a border inside a character would not be straight. A
+    border is moved if the characters at its sides continue its two paints.
     """
     shape, first, second = parts_of(keys)
     mixed = (shape > RIGHT) & (shape < RIGHT + EIGHTHS) & (first != second) & (keys < 1 << 24)
@@ -107,8 +111,8 @@ def settled(keys: KeyArray) -> KeyArray:
 def hairlines_above(keys: KeyArray, *, mixed: bool) -> KeyArray:
     """Return `keys` with a hairline above cells of one paint, to keep touching rows apart.
 
-    The hairline is the eighth of a line above a `GLYPH`, which is seven eighths high. With `mixed`, cells of two paints
-    have one as well, and show their more frequent paint: another line shows both.
+    The hairline is the eighth of a line above a `GLYPH`, which is seven eighths high. With `mixed`, characters of two
+    paints get a hairline, too, and show only the paint of their larger part; another line of the cell shows both.
     """
     shape, first, second = parts_of(keys)
     paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2), second, first)
@@ -117,7 +121,7 @@ def hairlines_above(keys: KeyArray, *, mixed: bool) -> KeyArray:
 
 
 def ledges(keys: KeyArray) -> KeyArray:
-    """Return `keys` with the paints in the upper half of the line alone, to keep rows apart."""
+    """Return `keys` with the paints in the upper half of the line only; the lower half keeps rows of cells apart."""
     shape, first, second = parts_of(keys)
     is_end = (shape == RIGHT + EIGHTHS // 2) & (second == EMPTY)
     paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2) & ~is_end, second, first)

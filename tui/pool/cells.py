@@ -23,7 +23,7 @@ class Cells:
     """The two most important paints of every cell of a tiling.
 
     `first` and `second` have one paint per cell, `EMPTY` for a cell without units. `eighths` is the share of the first
-    paint; it is 8 for a cell of one paint. Important paints, such as waste, are shown even if a single unit has them.
+    paint, 8 for a cell of one paint. Important paints, such as waste, are shown even if a single unit has them.
     """
 
     def __init__(self, tiling: Tiling, paints: PaintArray) -> None:
@@ -63,7 +63,9 @@ class Cells:
 
     @staticmethod
     def _with_written(counts: IndexArray, first: IndexArray, second: IndexArray) -> tuple[IndexArray, IndexArray]:
-        """Return the two paints of cells. If neither is of written slots, these take the place of reserved slots."""
+        """Return the two paints of each cell; if neither is of written slots, the most frequent written paint replaces
+        the paint of reserved slots.
+        """
         written = WRITTEN[counts[:, WRITTEN].argmax(axis=1)]
         hidden = counts[np.arange(len(counts)), written] > 0
         hidden &= ~np.isin(first, WRITTEN) & ~np.isin(second, WRITTEN) & (first != second)

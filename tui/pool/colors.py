@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def paint_of(session: Session, request: int) -> int:
-    """Return the paint of the slots that `request` has written: its hue if hues identify requests."""
+    """Return the paint of the slots that `request` has written.
+
+    It is the request's hue. If hues cannot identify requests, it is `FOLLOWED` for the marked request, and the paint of
+    tokens for all others.
+    """
     if tells_owners(session.recording):
         return OWNER + hue_of(request)
     return FOLLOWED if request == session.marked else int(SlotState.TOKEN)

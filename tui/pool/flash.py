@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 FLASH_S: Final = 0.3
 """Wall seconds for which changes are highlighted."""
 _MOST_STEPS = 8
-"""Largest number of steps whose changes are highlighted together during playback."""
+"""Largest number of steps whose changes are highlighted together; after a longer jump, only those of the last step
+are.
+"""
 _MOST_LIT = 1 / 3
 """Largest share of the pool that is highlighted at once; larger changes are not highlighted."""
 
@@ -30,7 +32,10 @@ class Flash:
         self._lit: list[tuple[float, Lights]] = []
 
     def see(self, before: int, now_s: float) -> bool:
-        """Highlight what changed since frame `before`, unless it is too much; return True if anything was added."""
+        """Highlight the units that changed since frame `before`; return True if there are any.
+
+        Nothing is highlighted after a step back, or if more than a third of the pool has changed.
+        """
         frame = self._replay.frame
         if frame < before:  # the user stepped back
             self._lit.clear()

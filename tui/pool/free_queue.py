@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 MOST_NEXT: Final = 8
 """Largest number of free units that are marked as the next ones."""
 _ROWS: Final = (64, 1024)
-"""Numbers of later rows of a recording that are searched for allocations, one after the other."""
+"""Numbers of rows of `memory.parquet` that are searched for allocations; the second if the first are too few."""
 
 
 def next_units(replay: Replay, most: int = MOST_NEXT) -> IndexArray:
-    """Return the first `most` units, counted from 0, of those that are free now, in the order of their allocation.
+    """Return the free units that will be allocated next, at most `most`, in the recorded order of their allocation.
 
-    The order is the recorded one. A unit whose prefix is found again before that is left out. Units that are not
-    allocated any more have no order.
+    Units are numbered from 0. Units that become prefix-cache hits before they are allocated are left out, and so are
+    units that are not allocated in the next 1024 rows of `memory.parquet`.
     """
     begin = int(np.searchsorted(replay.recording.memory.seq, replay.seq, side="right"))
     found = np.empty(0, np.int64)
@@ -36,7 +36,9 @@ def next_units(replay: Replay, most: int = MOST_NEXT) -> IndexArray:
 
 
 def _allocated_in(replay: Replay, rows: slice) -> IndexArray:
-    """Return the units that are free now and allocated in `rows` of the recording, in this order."""
+    """Return the units that are free now and are allocated in `rows` of `memory.parquet`, in the order of their
+    allocation.
+    """
     memory = replay.recording.memory
     used = np.isin(memory.kind[rows], (MemoryKind.APPEND, MemoryKind.SHARE))
     run, offset = expanded(memory.length[rows][used].astype(np.int64))

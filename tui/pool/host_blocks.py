@@ -1,4 +1,4 @@
-"""Map of host memory for KV offloading: the owner of the block in each slot, and blocks in transfer."""
+"""Map of host memory for KV offloading: the owner of each host block, and the blocks in transfer."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from .array_types import KeyArray, PaintArray
 
 GOING: Final = int(UnitChange.TAKEN)
-"""Paint, without colours, of a slot to which a block is being copied."""
+"""Paint, without colours, of a host block to which GPU blocks are being copied."""
 COMING: Final = int(UnitChange.HIT)
-"""Paint, without colours, of a slot whose block is being copied back."""
+"""Paint, without colours, of a host block that is being copied back to the GPU."""
 _COMING_HUED: Final = CURSOR
-"""Paint, in colours, of a slot whose block is being copied back; it is different from all greens."""
+"""Paint, in colours, of a host block that is being copied back to the GPU; it is different from all greens."""
 OVERWRITTEN: Final = int(UnitChange.EVICTED)
-"""Paint of a slot whose block has just been overwritten."""
+"""Paint of a host block whose previous content was evicted in this step."""
 _MOST_NAMED: Final = 6
 """Largest number of owners that the legend names."""
 
 
 class Transfer(Enum):
-    """Kinds of slots of host memory; the values are shown to users, after the names of the owners."""
+    """Conditions of a host block; the values are shown to users, after the names of the owners."""
 
     KEPT = "kept"
     GOING = "going there"
@@ -42,7 +42,7 @@ class Transfer(Enum):
 
 
 def title_of(session: Session) -> str:
-    """Return the title: the blocks that are in host memory, and those in transfer."""
+    """Return the title of the map: the number of blocks in host memory, and the number of those in transfer."""
     return titles_of(session)[0]
 
 
@@ -68,16 +68,16 @@ def slots_now(session: Session) -> HostSlots | None:
 
 
 def slots_per_cell(num_slots: int, num_cells: int) -> int:
-    """Return the smallest number of slots per cell with which all slots fit into `num_cells` cells."""
+    """Return the smallest number of host blocks per cell with which all `num_slots` fit into `num_cells` cells."""
     return max(-(-num_slots // max(num_cells, 1)), 1)
 
 
 def map_keys(slots: HostSlots, width: int, height: int, *, half_blocks: bool) -> KeyArray:
-    """Return the keys of `height` lines of `width` characters: the `slots` in order, the same number in each cell.
+    """Return the keys of `height` lines of `width` characters: the host blocks in order, the same number in each cell.
 
-    With `half_blocks`, a character shows two cells, one above the other, in colours. A cell of several slots has the
-    colour of its most important slot: a block that is loaded, then one that was overwritten, one that is stored, one
-    that is kept.
+    With `half_blocks`, a character shows two cells, one above the other, in colours. A cell of several host blocks has
+    the colour of the most important one: one that is loaded, otherwise one that was overwritten, one that is stored,
+    one that is kept.
     """
     rows = height * (2 if half_blocks else 1)
     paints = _cells(_paints(slots, hued=half_blocks), rows * width).reshape(rows, width)
@@ -85,7 +85,7 @@ def map_keys(slots: HostSlots, width: int, height: int, *, half_blocks: bool) ->
 
 
 def owners_of(session: Session, which: Transfer) -> list[str]:
-    """Return the ids of the requests whose copies are kept, or are in transfer, at the current frame."""
+    """Return the ids of the requests that own host blocks in condition `which` at the current frame."""
     slots = slots_now(session)
     if slots is None:
         return []
@@ -117,7 +117,7 @@ def legend_now(session: Session, *, hued: bool) -> list[tuple[list[int], str]]:
 
 
 def _masks(slots: HostSlots) -> dict[Transfer, BoolArray]:
-    """Tell for each kind of slot which slots are of that kind; each used slot is of one kind."""
+    """Return, for each condition, a mask of the host blocks in it; each used block is in exactly one."""
     used = slots.owner != NO_OWNER
     coming = used & slots.is_loading
     overwritten = used & slots.is_overwritten & ~coming
@@ -127,7 +127,9 @@ def _masks(slots: HostSlots) -> dict[Transfer, BoolArray]:
 
 
 def _paints(slots: HostSlots, *, hued: bool) -> PaintArray:
-    """Return the paint of each slot: a copy has the hue of its owner, as on the GPU, and a darker one on its way."""
+    """Return the paint of each host block: the hue of its owner, darker during a store; other conditions have their
+    own.
+    """
     masks, hue = _masks(slots), slots.owner % NUM_HUES
     paints = np.where(slots.owner == NO_OWNER, int(SlotState.FREE), OWNER + hue)
     paints = np.where(masks[Transfer.GOING], KEPT + hue if hued else GOING, paints)
@@ -137,7 +139,7 @@ def _paints(slots: HostSlots, *, hued: bool) -> PaintArray:
 
 
 def _cells(paints: PaintArray, num_cells: int) -> PaintArray:
-    """Return the paint of each cell: that of its most important slot, the last one if several are equal."""
+    """Return the paint of each cell: that of its most important host block, the last one if several are equal."""
     together = slots_per_cell(len(paints), num_cells)
     rank = np.full(256, 0, np.uint16)
     for order, paint in enumerate((EMPTY, int(SlotState.FREE))):

@@ -32,7 +32,9 @@ _WIDE_ENOUGH = 3
 
 
 _MOST_UNITS = 4
-"""Largest number of units in a cell of a pool without lines whose owners are named; a name would hide too many."""
+"""Largest number of units per cell with which owners are named in a pool without lines; in larger cells, a name would
+hide too many units.
+"""
 
 
 def write_names(
@@ -47,7 +49,7 @@ def write_names(
     half_blocks: bool,
     marked: int | None = None,
 ) -> None:
-    """Write the owners' names into `picture`, in those rows of `cells` that have a line for names.
+    """Write the owners' names into `picture`, on the lines that rows of `cells` have for names.
 
     `picture` begins at line `top`. If each line of the pool has a name, an angle bracket precedes the name of the
     `marked` request.
@@ -87,11 +89,10 @@ def write_names(
 
 
 def longest_name(replay: Replay, *, shared: bool = True) -> int:
-    """Return the length of the longest name of a request, with the number of other holders if units can be shared.
+    """Return the characters of the longest name of a request, with the number of other holders if units can be shared.
 
-    Without `shared`, the number of other holders is left out.
-
-    It is 0 for training batches, which have several sequences in a row.
+    Without `shared`, that number is left out. The result is at most 12, and 0 for training batches, whose rows have
+    several sequences each.
     """
     meta = replay.recording.meta
     if "row_tokens" in meta.policy:
@@ -134,7 +135,7 @@ def _count_holders(picture: KeyArray, top: int, cells: IndexArray, tiling: Tilin
 
 
 def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray) -> None:
-    """Write beside each of `cells` the number of its unit, the first holder, and the number of other holders.
+    """Write the number, the first holder and the number of other holders of each unit of `cells` below or left of it.
 
     `lines` has the line of characters for the names of each row of cells: shape (rows, characters).
     """
@@ -158,9 +159,9 @@ def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArra
 def name_blocks(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray) -> None:
     """Write the number of the first unit left of each row of `cells`, and the first holder on each unit.
 
-    Without room for the number of other holders, this is left out. A unit of one character that is divided has no name,
-    which would hide the division. If a name is too long for a unit, there are none: `tiling.label` is 0. `lines` has
-    one line of characters of each row of cells, with the margin: shape (rows, characters).
+    The number of other holders follows the name if there is room for it. A divided unit of one character has no name,
+    which would hide the division. No unit has a name if `tiling.label` is 0. `lines` has one line of characters of each
+    row of cells, with the margin: shape (rows, characters).
     """
     room = tiling.wide - 1
     for line, row in zip(lines, cells.reshape(-1, tiling.columns), strict=True):
@@ -208,10 +209,10 @@ def name_runs(
     marked: int | None = None,
     counted: bool = False,
 ) -> None:
-    """Write the owner's name on each row or reservation among `cells`, with a mark before the name of `marked`.
+    """Write the owner's name on each row, reservation or extent of one request among `cells`.
 
-    If other requests hold the same units, their number follows the name. If the number of holders is `counted` on each
-    shared unit, these have no name.
+    A mark precedes the name of `marked`, and the number of other holders follows a name. If the number of holders is
+    `counted` on each shared unit, shared units have no name.
 
     The name is written over equal characters, so that it hides no difference, or else at the beginning. `lines` has one
     line of characters of each row of cells: shape (rows, characters).
@@ -251,7 +252,7 @@ def _write(text: str, place: KeyArray, *, weak: bool = True) -> None:
 
 
 def _write_where_alike(text: str, place: KeyArray) -> None:
-    """Write `text` over the first long enough run of equal characters in `place`, or else at the beginning."""
+    """Write `text` over the first equal characters of `place` that are enough for it, or else at its beginning."""
     begins = np.flatnonzero(np.diff(place, prepend=-1))
     lengths = np.diff(begins, append=len(place))
     long_enough = begins[lengths >= len(text)]

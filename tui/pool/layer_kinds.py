@@ -25,9 +25,9 @@ _PLACES: Final = {
     CacheKind.CHUNKED_LOCAL: (1, 2),
     CacheKind.MAMBA: (3, 4),
 }
-"""Indices among the paints of kinds that each kind of cache may use."""
+"""Offsets from `KIND` of the paints that each kind of cache may use."""
 _LAST_PLACE: Final = 5
-"""Index for kinds of layers whose own indices are in use."""
+"""Offset from `KIND` for a kind of layers if the offsets of its kind of cache are taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +37,13 @@ class LayerKind:
     group: TableGroup
     """Description of the block tables of this kind."""
     numbers: tuple[int, ...]
-    """KV-cache groups of this kind; a request has one block table per group."""
+    """Numbers of the KV-cache groups of this kind; a request has one block table per group."""
     place: int
-    """Index among the paints of kinds."""
+    """Offset of the paint from `KIND`."""
 
     @property
     def paint(self) -> int:
-        """Paint of written slots in the pool's picture."""
+        """Paint of the slots that layers of this kind have written."""
         return KIND + self.place
 
     @property

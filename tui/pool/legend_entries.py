@@ -44,9 +44,9 @@ LegendEntry: TypeAlias = tuple[tuple[int, ...], str]
 """The paints of an entry of the legend, and their meaning."""
 
 _MARKS: Final = (FOLLOWED, FOLLOWED_SHARED, PARTLY, NEXT)
-"""Paints of pools whose colours mean states and one followed request."""
+"""Paints that occur only in pools where hues cannot identify requests."""
 _UNWRITTEN: Final = int(SlotState.RESERVED) + DIM
-"""Paint of unwritten slots of the requests beside the only lit one."""
+"""Grey paint of the unwritten slots of requests that are not lit, while one request is."""
 _SHORTER: Final = (
     ("sliding window", "window"),
     ("full attention", "full"),
@@ -56,7 +56,7 @@ _SHORTER: Final = (
     ("partly written", "partly"),
     ("next to be allocated", "next"),
 )
-"""Texts of entries, and shorter ones."""
+"""Words of entries, each with a shorter form."""
 
 
 def legend_entries(
@@ -115,7 +115,7 @@ def legend_entries(
 def owner_entries(
     session: Session, symbols: Symbols, style: Style, shows: Callable[[int], bool], scale: str
 ) -> list[list[Segment]]:
-    """Return the legend of the pool by owner: states in the bars, shared units, the followed request, and the scale."""
+    """Return the legend of owners: states in the bars, shared units, the followed request, and the text `scale`."""
     caches = session.recording.meta.prefix_caching
     states = [_state(SlotState.TOKEN), *_waste([session]), _state(SlotState.RESERVED)]
     states += [((SHARED,), _shared_words(session))] if caches else []
@@ -140,7 +140,9 @@ def _occurs(
     lit: str | None = None,
     shows: Callable[[int], bool] | None = None,
 ) -> bool:
-    """Tell whether a pool shows the paints of an entry now; entries other than states and sharing always count."""
+    """Tell whether a pool now shows the paints of an entry; True for entries other than states, marks, greys and
+    sharing.
+    """
     if len(paints) == 1 and paints[0] in _MARKS:
         return shows is not None and shows(paints[0])
     if paints == (SHARED,):
@@ -178,7 +180,7 @@ def _in_short(text: str) -> str:
 def legend(
     by: ColorBy, sessions: Sequence[Session], lit: str | None = None, marked: str | None = None
 ) -> list[LegendEntry]:
-    """Return all entries of the legend: the paints of each entry, and their meaning. Arguments are as above."""
+    """Return all entries of the legend, as for `legend_entries`: the paints of each entry, and their meaning."""
     # The run with the most kinds of layers, and with prefix caching, needs the most entries.
     session = max(sessions, key=lambda each: (len(each.replay.groups), each.recording.meta.prefix_caching))
     caches = session.recording.meta.prefix_caching
@@ -225,7 +227,7 @@ def legend(
 
 
 def _owners(sessions: Sequence[Session], lit: str | None) -> list[LegendEntry]:
-    """Return the entries for the hues of owners; for the request that alone is `lit`, if there is one."""
+    """Return the entries for the hues of owners; if a request is `lit`, its entry and those of all others in grey."""
     hues = tuple(range(OWNER, OWNER + 4))
     if lit is not None:
         known = next(session.recording for session in sessions if lit in session.recording.requests.id)
@@ -238,7 +240,7 @@ def _owners(sessions: Sequence[Session], lit: str | None) -> list[LegendEntry]:
 
 
 def _marked(words: str | None) -> list[LegendEntry]:
-    """Return the entries for tokens where hues do not identify requests; one request has a colour of its own."""
+    """Return the entries for tokens if hues cannot identify requests; `words` describe the one with its own colour."""
     tokens = (int(SlotState.TOKEN),)
     if words is None:
         return [(tokens, "tokens")]
@@ -297,6 +299,6 @@ def _shared_words(session: Session) -> str:
 
 
 def _held(session: Session) -> tuple[int, int]:
-    """Count the held units, and the entries of all block tables."""
+    """Return the number of held units, and the number of entries in all block tables."""
     refs = session.replay.refs
     return int((refs > 0).sum()), int(refs.sum())

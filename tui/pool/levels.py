@@ -11,15 +11,17 @@ from .tiling import Detail, Tiling
 _MOST_WIDE, _MOST_TALL = 12, 4
 """Largest cell of one unit: its width in characters, and its height in lines."""
 _ROOMY = 12
-"""Characters per unit from which units are drawn wider than high."""
+"""Least number of characters per unit with which units are drawn wider than high."""
 _MOST_MARGIN = 0.25
-"""Largest share of the width that names of lines may take."""
+"""Largest share of the picture's width that names of lines may take."""
 _LEAST_FILL = 0.9
 """Least share of the picture that the pool should cover."""
 _FEW = 4
-"""A picture slot by slot with fewer columns of units, and with at least as many rows, is replaced by a coarser one."""
+"""Least number of columns of units in a picture slot by slot that has as many rows; with fewer, a coarser picture is
+shown.
+"""
 _MOST_CUT = 512
-"""Largest number of units that are cut apart and bear their holders."""
+"""Largest number of units that a picture separates by gaps, to write numbers and holders."""
 _ROUND = {10: 0.12, 20: 0.12, 40: 0.12, 8: 0.06, 16: 0.06, 5: 0.06}
 """Numbers of columns that make units easy to count, each with the share of the picture that may stay empty for it."""
 
@@ -83,8 +85,8 @@ _UNIT = {True: Detail.HALF, False: Detail.MIX}
 def best_level(tilings: list[Tiling], height: int) -> int:
     """Return the index of the finest of `tilings` that shows the whole pool in `height` lines of characters.
 
-    If the finest one draws single slots in less than `_FEW` columns of units, and the level before it has the numbers
-    and names of units below them, that level is returned.
+    If it draws single slots in less than `_FEW` columns of units, and the level before it has the numbers and names of
+    units below them, return the level before.
     """
     whole = [
         index
@@ -205,8 +207,8 @@ def _cut_apart(num_units: int, most_units: int, width: int, height: int, names: 
     """Return a tiling with equally large units that bear their numbers and holders; None if there is no room for these.
 
     Numbers and names are below the units; where there is no room, names are on the units, and a margin has the number
-    of each row's first unit. Where there is no room for names either, units are cut apart alone. The choice is that for
-    a pool of `most_units`.
+    of each row's first unit. Where there is no room for names either, only the margin has numbers. Pools that are shown
+    together choose as the largest, of `most_units`, so that their names are in the same places.
     """
     digits = len(str(most_units))
     places = [_Place(0, digits + names + 2, 2, _MOST_TALL)]
@@ -226,7 +228,7 @@ class _Place(NamedTuple):
     least_tall: int
     most_tall: int
     label: int = 0
-    """Characters of names on the units; 0 if these are below the units, or nowhere."""
+    """Characters of names on the units; 0 if names are below the units, or if there are none."""
 
 
 def _best_columns(num_units: int, width: int, height: int, place: _Place) -> Tiling | None:

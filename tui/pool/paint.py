@@ -46,9 +46,9 @@ SHARED: Final = 10
 OWNER: Final = 16
 """First of the paints of written slots by owner, one per hue."""
 AGES: Final = 8
-"""Number of the paints of ages."""
+"""Number of paints for the age of a unit."""
 AGE: Final = OWNER + NUM_HUES
-"""First of the paints of ages, which go from old to new."""
+"""First of the paints for the age of a unit, from the longest held to the newest."""
 HOLDERS: Final = AGE + AGES
 """First of the paints of numbers of holders."""
 HOLDER_STEPS: Final = (1, 2, 4, 8, 32)
@@ -59,13 +59,13 @@ _NUM_KINDS: Final = 6
 DIM: Final = 128
 """Offset from a paint to its grey version, for requests other than the followed one."""
 KEPT: Final = KIND + _NUM_KINDS
-"""First of the paints of copies on their way to host memory, one per hue: darker than the hues of owners."""
+"""First of the paints of host blocks during a store, one per hue: darker than the hues of owners."""
 _KEPT_SHARE: Final = 0.55
-"""Share of the background in the colour of a copy on its way to host memory."""
+"""Share of the background in the colour of a host block during a store."""
 FOLLOWED: Final = KEPT + NUM_HUES
 """Paint of the followed request if more requests hold memory than there are hues."""
 FOLLOWED_SHARED: Final = FOLLOWED + 1
-"""Paint of the units that this request shares with others."""
+"""Paint of the units that the followed request shares with others, if `FOLLOWED` is in use."""
 PARTLY: Final = FOLLOWED + 2
 """Paint of a unit that is partly written, in cells that show a unit in one colour."""
 NEXT: Final = FOLLOWED + 3
@@ -74,12 +74,12 @@ NUM_PAINTS: Final = FOLLOWED + 4
 assert NUM_PAINTS <= DIM
 
 _HELD_BY_NONE: Final = frozenset((SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL, EMPTY, *UnitChange))
-"""Paints that keep their colour in grey pictures: units without a holder, and recent changes."""
+"""Paints that keep their colour while other units are grey: of units without a holder, and of recent changes."""
 _UNWRITTEN: Final = frozenset((SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED))
 """Paints of held slots without live tokens; they get the darker grey."""
 _SHADES_ON_DARK: Final = (0.34, 0.56)
 _SHADES_ON_LIGHT: Final = (0.28, 0.48)
-"""Shares of white, or of black in light themes, in the greys of unwritten and of written slots."""
+"""Shares of black in the greys of unwritten and of written slots, in light themes; of white in `_SHADES_ON_DARK`."""
 
 _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *UnitChange)
 """Paints that must be visible in a cell of many units even if a single unit has them."""
@@ -108,7 +108,7 @@ def importance() -> list[int]:
 
 
 def hue_of(request: int) -> int:
-    """Return the hue of a request by its row in the recording. Requests that arrive in succession differ most."""
+    """Return the hue of a request by its row in the recording. Successive requests have the most different hues."""
     return request % NUM_HUES
 
 

@@ -109,12 +109,16 @@ class Paints:
         self.rest = self.written.copy()
         self.whole = self.written.copy()
         self.is_neutral = by is ColorBy.OWNER and not tells_owners(replay.recording)
-        """True if colours mean states and one followed request, because hues would not identify requests."""
+        """True if colours mean states, and only the followed request has its own, because hues cannot identify
+        requests.
+        """
         self._followed: int | None = None
         self._own_units = self._next_units = np.empty(0, np.int64)
-        """Units of the followed request, and the free units that are allocated next, where hues mean no owners."""
+        """Units of the followed request, and the free units that are allocated next; both are empty unless
+        `is_neutral`.
+        """
         self._marks = np.zeros(replay.num_units if self.is_neutral else 0, np.uint8)
-        """`FOLLOWED` and `NEXT` for these units, 0 for all others."""
+        """Mark of each unit: `FOLLOWED`, `NEXT`, or 0 for none; empty unless `is_neutral`."""
         self._is_fragmented = is_fragmented(replay)
         self._lit = np.zeros(replay.num_units, np.uint8)
         self._lit_units = np.empty(0, np.int64)
@@ -242,7 +246,7 @@ class Paints:
 
 
 def is_fragmented(replay: Replay) -> bool:
-    """Tell whether all free units lie in runs that are too short for the request at the head of the queue."""
+    """Tell whether all free units lie in extents that are too short for the request at the head of the queue."""
     steps, frame = replay.recording.steps, replay.frame
     if steps.unusable_units is None or frame >= len(steps) or replay.after_output:
         return False

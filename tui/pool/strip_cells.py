@@ -20,7 +20,7 @@ KNOWN: Final = int(SlotState.TOKEN)
 UNDER_WAY: Final = int(UnitChange.TAKEN)
 """Paint of a slot whose token is computed by a step that has not ended."""
 TAKEN_BACK: Final = int(UnitChange.EVICTED)
-"""Paint of a slot whose draft was wrong: this step or a later one computes it again."""
+"""Paint of a slot whose draft was rejected: this step or a later one writes it again."""
 LOOKAHEAD: Final = int(SlotState.RESERVED)
 """Paint of a slot that the request holds for later tokens."""
 
@@ -41,7 +41,9 @@ IMAGES: Final = ((NEW, "computed now"), (HELD, "in use"), (KEPT, "kept until roo
 
 
 class DraftSlots(NamedTuple):
-    """Numbers of slots of one request after a step was scheduled. The first three follow each other in this order."""
+    """Slots of one request after a step was scheduled; those of known tokens come first, then those under way, then
+    lookahead.
+    """
 
     request: int
     known: int
@@ -51,7 +53,7 @@ class DraftSlots(NamedTuple):
     lookahead: int
     """Number of further slots in the blocks that the request holds."""
     rewritten_from: int
-    """First slot with a rejected draft."""
+    """First slot with a rejected draft, counted from 0 in the request's tokens."""
     taken_back: int
     """Number of slots with rejected drafts. The step writes these again, as far as its tokens reach."""
 

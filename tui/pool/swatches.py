@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def stack_cells(layers: Iterable[tuple[int, int, int]], eighths: str, symbols: Symbols) -> Iterator[Segment]:
     """Yield the characters of a bar of states.
 
-    `layers` describes each cell as `stacked` does: two indices in `STACK`, and the eighths of the first. `eighths` are
-    the nine characters, from empty to full, that grow in the direction of the bar.
+    `layers` describes each character as `stacked` does: two indices in `STACK`, and the eighths of the first. `eighths`
+    are the nine characters, from empty to full, that grow in the direction of the bar.
     """
     palette = symbols.palette
     for low, high, part in layers:

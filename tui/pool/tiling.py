@@ -18,7 +18,7 @@ import numpy.typing as npt
 from .array_types import IndexArray
 
 NARROW = 3
-"""Width of a cell, in characters, up to which a cell that is one character wider looks larger."""
+"""Largest width of cells, in characters, with which a cell that is one character wider looks larger."""
 
 
 class Detail(Enum):
@@ -36,7 +36,7 @@ class Detail(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
-    """The units of each cell, and the place of each cell in the picture."""
+    """Units of each cell, and the position of each cell in the picture."""
 
     num_units: int
     stride: int | None = None
@@ -55,13 +55,15 @@ class Tiling:
     gutter: int = 0
     """Number of characters left of each unit, for its number and its holder; for `Detail.SLOTS` alone."""
     cut: bool = False
-    """True if equally large units are cut apart, and bear their numbers and holders; for `Detail.FILL` alone.
+    """True if gaps separate equally large units, which bear numbers and holders; only for `Detail.FILL`.
 
-    Without a margin, these are on an empty line below each unit. With a margin, it has the number of each row's first
-    unit, and the holders are on the units.
+    Without a margin, numbers and holders are on an empty line below each unit. With a margin, it has the number of each
+    row's first unit, and the holders are on the units.
     """
     label: int = 0
-    """Number of characters of the names on units that are cut apart; a written part is at least as wide as its name."""
+    """Number of characters of the names on units, 0 if they have none; a written part is at least as wide as its
+    name.
+    """
 
     @property
     def span(self) -> int:
@@ -82,12 +84,12 @@ class Tiling:
 
     @property
     def across(self) -> float:
-        """Average number of units of one line in a cell, for a pool of lines."""
+        """Average number of units of one line of the pool that a cell covers."""
         return max((self.stride or self.num_units) / self.columns, 1.0)
 
     @property
     def down(self) -> float:
-        """Average number of lines of the pool that a cell covers, for a pool of lines."""
+        """Average number of lines of the pool that a cell covers."""
         return max(self._num_lines / self.rows, 1.0)
 
     @property

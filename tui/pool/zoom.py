@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 _FEW_UNITS = 4
-"""Number of units of a cell from which on their mean is rounded to a whole number."""
+"""Least mean number of units per cell that is rounded to a whole number."""
 
 
 class Zoom:
@@ -25,7 +25,7 @@ class Zoom:
     def __init__(
         self, heading: str | None, *, half_blocks: bool, slots: bool = True, longest: int = 0, most_units: int = 0
     ) -> None:
-        """`heading` is the name of the pool if several pools are shown.
+        """`heading` is the name of the pool if several pools are shown; None for one pool.
 
         `longest` is the length of their longest name, and `most_units` the number of units of the largest. Without
         `slots`, no level shows single slots.
@@ -39,7 +39,9 @@ class Zoom:
         self._stride: int | None = None
 
     def measure(self, replay: Replay, width: int, height: int, stride: int | None) -> None:
-        """Compute the levels for a picture of `width` by `height` characters. `stride` is as for `levels`."""
+        """Compute the levels for a picture of `width` by `height` characters. `stride` is the number of units in a line
+        of the pool; None for a paged pool.
+        """
         self._stride = stride
         self._levels = levels(
             replay.num_units,
@@ -84,8 +86,8 @@ class Zoom:
 
         The title of a `scattered` pool also states the order of the units, if there is room.
 
-        If several pools are shown, the title is the name of the pool, followed by the size of a cell if that fits into
-        `width`, also behind the longest name.
+        If several pools are shown, the title is the name of the pool, followed by the size of a cell if that fits
+        behind the longest name, too, in `width` characters.
         """
         cell = self.cell_words(unit_tokens, symbols)
         if self._heading is None:
@@ -135,6 +137,6 @@ def _unit_name(unit_tokens: int) -> str:
 
 
 def _about(number: float, noun: str) -> str:
-    """Return `1 block`, `2.5 blocks`, `44 blocks`; larger cells may differ by one."""
+    """Return a mean number of units in words: `1 block`, `2.5 blocks`, `44 blocks`."""
     number = round(number, 1) if number < _FEW_UNITS else round(number)
     return plural(int(number), noun) if number == int(number) else f"{number} {noun}s"
