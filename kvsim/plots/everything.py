@@ -11,7 +11,7 @@ from kvsim.errors import UnknownNameError, UsageError
 from kvsim.plots.agreement import agreement
 from kvsim.plots.colors import MOST_LINES, Theme
 from kvsim.plots.comparisons import RunPoint, hits_capacity, throughput_block_size, throughput_memory
-from kvsim.plots.free_runs import free_runs
+from kvsim.plots.free_extents import free_extents
 from kvsim.plots.ladder_gains import is_ladder, ladder
 from kvsim.plots.latency import latency
 from kvsim.plots.lifetimes import lifetimes
@@ -36,7 +36,7 @@ OF_SEVERAL: dict[str, Callable[..., Picture]] = {
     "queue": queue,
     "latency": latency,
     "lifetimes": lifetimes,
-    "free-runs": free_runs,
+    "free-runs": free_extents,
 }
 """Figures that compare recordings, or show a single one."""
 

@@ -1,4 +1,4 @@
-"""Latency, queue, lifetimes, free runs, roofline, sweeps and agreement: asked for their data, not their pixels."""
+"""Latency, queue, lifetimes, free extents, roofline, sweeps and agreement: asked for their data, not their pixels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvsim.plots import RunPoint, plans, points_of_table
 from kvsim.plots.agreement import agreement
 from kvsim.plots.colors import THEMES
 from kvsim.plots.comparisons import hits_capacity, throughput_block_size, throughput_memory
-from kvsim.plots.free_runs import FreeMemory, free_runs
+from kvsim.plots.free_extents import FreeMemory, free_extents
 from kvsim.plots.latency import latency
 from kvsim.plots.lifetimes import lifetimes, lifetimes_of
 from kvsim.plots.queue import queue
@@ -210,17 +210,17 @@ def test_memory_that_grows_by_the_step_is_held_from_the_step_on_in_which_it_came
     np.testing.assert_allclose(in_one_row, by_step, atol=0 if num_steps == 5 else num_steps / 32)
 
 
-def test_free_runs_are_measured_between_those_that_are_held(by_hand: Recording) -> None:
+def test_free_extents_are_measured_between_those_that_are_held(by_hand: Recording) -> None:
     replay = Replay(by_hand)
     replay.seek(0)
     assert free_extent_lengths(replay).tolist() == [8], "two extents of 16 in a pool of 40"
     free = FreeMemory.of(replay)
     assert free.percent_by_length[3] == pytest.approx(100)
-    assert (free.num_runs, free.asked_slots, free.too_short_percent) == (1, 12, 100)
+    assert (free.num_extents, free.asked_slots, free.too_short_percent) == (1, 12, 100)
 
 
-def test_a_reservation_is_marked_among_the_free_runs(by_hand: Recording) -> None:
-    picture = free_runs(by_hand)
+def test_a_reservation_is_marked_among_the_free_extents(by_hand: Recording) -> None:
+    picture = free_extents(by_hand)
     assert [text.get_text().strip() for text in picture.axes[0].texts] == ["one request: 12"]
     assert "by-hand: 100% of the free memory is in pieces too short for one request" in words_on(picture)
 
@@ -228,11 +228,11 @@ def test_a_reservation_is_marked_among_the_free_runs(by_hand: Recording) -> None
 def test_free_memory_in_pieces_long_enough_is_not_called_short(make_machine: Callable[[int], Machine]) -> None:
     workload = Workload(arrival_s=[0.0], prompt_tokens=[10], output_tokens=[5])
     recording = simulate(workload, Contiguous(scheduler=SETTINGS), make_machine(5000))
-    assert " 0% of the free memory is in pieces too short" in words_on(free_runs(recording))
+    assert " 0% of the free memory is in pieces too short" in words_on(free_extents(recording))
 
 
 def test_pages_need_no_neighbours(sharing: Recording) -> None:
-    assert not free_runs(sharing).axes[0].texts
+    assert not free_extents(sharing).axes[0].texts
 
 
 def test_the_work_of_a_step_follows_from_the_schedule(make_machine: Callable[[int], Machine]) -> None:

@@ -23,7 +23,7 @@ from kvsim_tui.facts.owners import holdings, scatter_lines
 from kvsim_tui.facts.preemption import preemption_at
 from kvsim_tui.facts.requests import request_facts
 from kvsim_tui.facts.schedule import Doing, schedule
-from kvsim_tui.facts.tree_runs import tree_at
+from kvsim_tui.facts.tree_nodes import tree_at
 from kvsim_tui.lessons import Guided, Lesson, LessonError, all_lessons, drawings, find_lesson, read_lesson
 from kvsim_tui.lessons.beside_figures import with_drafts
 from kvsim_tui.lessons.caption_figures import Figures
@@ -810,25 +810,25 @@ def test_lesson_12_draws_the_tree_and_what_goes_first(guided: Callable[[str], Gu
     lines = ["".join(segment.text for segment in line) for line in drawn]
     outside = len(tree.replay.occupied()) - before.num_units
     assert [line.split(" slots")[0].strip(" └") for line in lines] == [
-        *(str(run.num_units) for run in before.runs),
+        *(str(run.num_units) for run in before.nodes),
         str(outside),
     ]
     assert "in no node yet" in lines[-1]
     first = before.leaves[0]
-    assert "goes first" in lines[before.runs.index(first)]
+    assert "goes first" in lines[before.nodes.index(first)]
     for place, run in enumerate(before.leaves[1:], 2):
-        assert f"can go, as number {place}" in lines[before.runs.index(run)]
-    assert sum("locked by C2" in line for line in lines) == sum(bool(run.holders) for run in before.runs)
+        assert f"can go, as number {place}" in lines[before.nodes.index(run)]
+    assert sum("locked by C2" in line for line in lines) == sum(bool(run.holders) for run in before.nodes)
     assert f"can go, here {len(before.leaves)}" in caption.text
     assert f"all its {first.num_units} slots in the next step" in caption.text
     assert f"keeps {before.num_units - before.num_locked} slots that no request uses" in caption.text
     ((_, folded),) = lesson.drawing(caption, 80, GLYPHS, 12)
     assert len(folded) == 12
-    assert folded[-1][0].text.startswith(f"{len(before.runs) - 11} more nodes")
+    assert folded[-1][0].text.startswith(f"{len(before.nodes) - 11} more nodes")
     tree.player.go_to_frame(tree.player.frame + 1)
     tree.show()
     after = tree_at(tree)
-    assert len(after.runs) == len(before.runs) - 1
+    assert len(after.nodes) == len(before.nodes) - 1
     assert tree.breakdown[SlotState.FREE] == first.num_units - 1, "one slot was needed"
     assert len(after.leaves) == len(before.leaves), "the question above the leaf is a leaf now"
 

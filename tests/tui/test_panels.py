@@ -25,7 +25,7 @@ from kvsim.workload import Ragged, Workload
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.export import picture_file
 from kvsim_tui.export.svg import CELL
-from kvsim_tui.facts.group_tables import block_runs
+from kvsim_tui.facts.group_tables import block_extents
 from kvsim_tui.facts.headlines import headline
 from kvsim_tui.facts.units import unit_heading, unit_story
 from kvsim_tui.look.states import COLOR
@@ -274,13 +274,15 @@ async def test_an_inspector_without_room_leaves_out_earlier_holders_first(pressu
 
 
 @given(st.lists(st.integers(0, 40), unique=True, max_size=30), st.randoms(use_true_random=False))
-def test_runs_of_a_table_tell_each_of_its_blocks_once(addresses: list[int], random: Random) -> None:
+def test_extents_of_a_table_tell_each_of_its_blocks_once(addresses: list[int], random: Random) -> None:
     order = list(range(len(addresses)))
     random.shuffle(order)
-    runs = block_runs(np.array(order, np.int64), np.array([addresses[at] for at in order], np.int64))
-    told = [(run.position + at, run.address + run.step * at) for run in runs for at in range(run.length)]
+    extents = block_extents(np.array(order, np.int64), np.array([addresses[at] for at in order], np.int64))
+    told = [
+        (extent.position + at, extent.address + extent.step * at) for extent in extents for at in range(extent.length)
+    ]
     assert told == list(enumerate(addresses))
-    assert [run.words(COLOR) for run in block_runs(np.arange(5), np.array([7, 6, 5, 9, 2]))] == [
+    assert [extent.words(COLOR) for extent in block_extents(np.arange(5), np.array([7, 6, 5, 9, 2]))] == [
         "0–2 → 7–5",
         "3→9",
         "4→2",

@@ -12,7 +12,7 @@ from kvsim.simulation import simulate
 from kvsim.workload import Workload
 from kvsim_tui.dialogs.tree_page import RadixTreeScreen
 from kvsim_tui.facts.tree import in_tree_units
-from kvsim_tui.facts.tree_runs import has_tree, tree_at
+from kvsim_tui.facts.tree_nodes import has_tree, tree_at
 from kvsim_tui.playback.session import Session
 
 from .test_snapshots import SvgExtension, _draw
@@ -52,15 +52,15 @@ def test_runs_tile_the_paths_of_requests_and_what_is_cached_at_every_moment(reco
         session.player.go_to_frame(frame)
         session.show()
         tree, replay = tree_at(session), session.replay
-        unlocked = sum(run.num_units for run in tree.runs if run.num_holders == 0)
+        unlocked = sum(node.num_units for node in tree.nodes if node.num_holders == 0)
         assert unlocked == int(replay.cached.sum())
         for row in replay.live_requests().tolist():
-            on_path = [run for run in tree.runs if row in run.holders]
-            assert sum(run.num_units for run in on_path) == in_tree_units(session, row)
-        for run in tree.runs:
-            assert len(run.holders) == run.num_holders
-            assert all(child.begin == run.begin + run.num_units for child in run.children)
-            assert all(child.num_holders <= run.num_holders for child in run.children)
+            on_path = [node for node in tree.nodes if row in node.holders]
+            assert sum(node.num_units for node in on_path) == in_tree_units(session, row)
+        for node in tree.nodes:
+            assert len(node.holders) == node.num_holders
+            assert all(child.begin == node.begin + node.num_units for child in node.children)
+            assert all(child.num_holders <= node.num_holders for child in node.children)
 
 
 def test_a_retraction_says_what_it_wiped(recording: Recording) -> None:

@@ -9,17 +9,17 @@ from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding, BindingType
 
-from ..facts.tree_runs import ago, tree_at
+from ..facts.tree_nodes import ago, tree_at
 from ..look.wording import plural
 from .modal import Page
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..facts.tree_runs import RadixTree, TreeRun
+    from ..facts.tree_nodes import RadixTree, TreeNode
     from ..playback.session import Session
 
-_MOST_RUNS: Final = 400
+_MOST_NODES: Final = 400
 """Largest number of nodes that are listed."""
 _DEEPEST: Final = 12
 """Largest number of levels of indentation."""
@@ -44,28 +44,28 @@ class RadixTreeScreen(Page):
             parts.append(windows)
         if tree.wiped is not None:
             parts.append(_wiped(session, tree))
-        if not tree.runs:
+        if not tree.nodes:
             return Group(*parts)
         table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
         for name in ("node", "tokens", "held by", "last used"):
             table.add_column(name, justify="right" if name in ("tokens", "last used") else "left", no_wrap=True)
         first = _goes_first(session, tree)
-        for run in tree.runs[:_MOST_RUNS]:
-            table.add_row(*_cells(session, run, is_first=run is first))
+        for node in tree.nodes[:_MOST_NODES]:
+            table.add_row(*_cells(session, node, is_first=node is first))
         parts += ["", table]
-        if len(tree.runs) > _MOST_RUNS:
-            left = tree.runs[_MOST_RUNS:]
-            parts.append(f"and {plural(len(left), 'node')} more, {sum(run.num_units for run in left):,} slots")
+        if len(tree.nodes) > _MOST_NODES:
+            left = tree.nodes[_MOST_NODES:]
+            parts.append(f"and {plural(len(left), 'node')} more, {sum(node.num_units for node in left):,} slots")
         return Group(*parts)
 
 
 def _summary(session: Session, tree: RadixTree) -> str:
-    if not tree.runs:
+    if not tree.nodes:
         return "The tree is empty: no prompt has been computed, or all were evicted."
     name, evictable = session.unit_name, tree.num_units - tree.num_locked
     unless = ", unless a copy locks them" if session.is_copying else ""
     return (
-        f"The radix tree: {plural(tree.num_units, name)} in {plural(len(tree.runs), 'node')}; {tree.num_locked:,} "
+        f"The radix tree: {plural(tree.num_units, name)} in {plural(len(tree.nodes), 'node')}; {tree.num_locked:,} "
         f"locked, {evictable:,} can be evicted, from the leaves{unless}."
     )
 
@@ -93,26 +93,26 @@ def _wiped(session: Session, tree: RadixTree) -> str:
     )
 
 
-def _goes_first(session: Session, tree: RadixTree) -> TreeRun | None:
+def _goes_first(session: Session, tree: RadixTree) -> TreeNode | None:
     """Return the leaf that is evicted next; None without leaves, or if the eviction policy is not LRU."""
     is_lru = session.recording.meta.policy.get("radix_eviction_policy", "lru") == "lru"
     return tree.leaves[0] if is_lru and tree.leaves else None
 
 
-def _cells(session: Session, run: TreeRun, *, is_first: bool) -> tuple[Text, Text, Text, Text]:
+def _cells(session: Session, node: TreeNode, *, is_first: bool) -> tuple[Text, Text, Text, Text]:
     """Return the cells of a node's line: bold if it is locked, dim if nodes below it must be evicted first."""
-    size, end = session.replay.unit_tokens, run.begin + run.num_units
-    style = "bold" if run.num_holders else "" if run.is_evictable else "dim"
-    lead = "  " * min(run.depth - 1, _DEEPEST) + "└ " if run.depth else ""
-    if run.num_holders:
-        names = [session.request_name(row) for row in run.holders[:_FEW]]
-        more = run.num_holders - len(names)
-        held = f"{run.num_holders}: {', '.join(names)}{f' and {more} more' if more else ''}"
-    elif run.is_evictable:
+    size, end = session.replay.unit_tokens, node.begin + node.num_units
+    style = "bold" if node.num_holders else "" if node.is_evictable else "dim"
+    lead = "  " * min(node.depth - 1, _DEEPEST) + "└ " if node.depth else ""
+    if node.num_holders:
+        names = [session.request_name(row) for row in node.holders[:_FEW]]
+        more = node.num_holders - len(names)
+        held = f"{node.num_holders}: {', '.join(names)}{f' and {more} more' if more else ''}"
+    elif node.is_evictable:
         held = "none: goes first" if is_first else "none: can go"
     else:
         held = "none: after those below"
-    used = "now" if run.num_holders else ago(session, run.used_frame)
-    length = plural(run.num_units, session.unit_name)
-    cells = (f"{lead}{length}", f"{run.begin * size + 1:,} to {end * size:,}", held, used)
+    used = "now" if node.num_holders else ago(session, node.used_frame)
+    length = plural(node.num_units, session.unit_name)
+    cells = (f"{lead}{length}", f"{node.begin * size + 1:,} to {end * size:,}", held, used)
     return tuple(Text(cell, style) for cell in cells)  # type: ignore[return-value]

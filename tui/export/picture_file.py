@@ -26,7 +26,7 @@ _PATIENCE: Final = 100
 
 
 async def drawn(pilot: Pilot[None]) -> None:
-    """Wait until the screen is drawn, which is when its key line is, because that is drawn last."""
+    """Wait until the screen is drawn: its key line is drawn last."""
     for _ in range(_PATIENCE):
         await pilot.pause()
         if not pilot.app.screen.query("KeyLine").exclude(".-told"):

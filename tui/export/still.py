@@ -81,7 +81,7 @@ def _drawn(keys: npt.NDArray[np.int32], symbols: Symbols) -> list[list[tuple[str
 
 
 def entries(session: Session, color_by: ColorBy) -> list[tuple[list[int], str]]:
-    """Return the legend: paints and their meanings. Shares refer to the rows of a training batch, or to the pool."""
+    """Return the legend: paints and their meanings. Percentages are of the rows of a training batch, or of the pool."""
     if color_by is ColorBy.STATE:
         return _states(session, STACK)
     if color_by is ColorBy.LAYERS:

@@ -136,12 +136,12 @@ def _drawing(character: str, x: float, y: float, length: int, ink: str) -> list[
     ]
 
 
-def _words(run: list[tuple[int, str, str, str, bool]], y: float, ink: str, *, bold: bool) -> list[str]:
-    """Return the SVG texts of a run of equally styled characters: one per word, at the word's column."""
-    text = "".join(" " if _is_drawn(item[1]) else item[1] for item in run)
+def _words(alike: list[tuple[int, str, str, str, bool]], y: float, ink: str, *, bold: bool) -> list[str]:
+    """Return the SVG texts of consecutive characters with one style: one per word, at the word's column."""
+    text = "".join(" " if _is_drawn(item[1]) else item[1] for item in alike)
     weight = ' class="b"' if bold else ""
     return [
-        f'<text x="{(run[0][0] + found.start()) * CELL[0]}" y="{y + _BASELINE}" fill="{ink}"{weight}>'
+        f'<text x="{(alike[0][0] + found.start()) * CELL[0]}" y="{y + _BASELINE}" fill="{ink}"{weight}>'
         f"{escape(found[0], quote=False)}</text>"
         for found in re.finditer(r"\S+", text)
     ]

@@ -50,7 +50,8 @@ def fleet_story(fleet: FleetServers) -> Story:
 
 
 def beside_strip(fleet: FleetServers, server: FleetServer, now: ServerNow, room: int) -> list[str]:
-    """Return lines of at most `room` characters about a server: its transfers, its queue, its sums.
+    """Return lines of at most `room` characters about a server: its transfers, its queue, its tokens and preemptions so
+    far.
 
     The most important line comes first.
     """
@@ -84,7 +85,9 @@ def about_all(fleet: FleetServers, now: Sequence[ServerNow], room: int) -> list[
 
 
 def _balance(fleet: FleetServers, now: Sequence[ServerNow]) -> str:
-    """Return how much more tokens the busiest server has computed than the mean of its kind, in words."""
+    """Return, in words, the tokens computed so far by the busiest server, relative to the mean of servers of its
+    kind.
+    """
     times, kind = fleet.imbalance(now)
     return f"busiest {kind}{' ' * bool(kind)}server computed {times:.2f} times {'their' if kind else 'the'} mean"
 
@@ -130,7 +133,11 @@ def _short_of_memory(fleet: FleetServers, server: FleetServer, step: int, time_s
 
 
 def _transfers(fleet: FleetServers, server: FleetServer, time_s: float, room: int) -> str:
-    """Return how many requests a prefill server keeps for each decode server, or a decode server got from each."""
+    """Return, in at most `room` characters, the requests of which a prefill server keeps the KV for each decode server.
+
+    For a decode server, return the number of requests that came from each prefill server. The result is empty for other
+    servers, and without transfers.
+    """
     kept, came = server.handovers.kept_for(time_s), server.handovers.came_from(time_s)
     if server.kind == "prefill" and kept:
         verbs, of_each = ("kept for", "for"), kept

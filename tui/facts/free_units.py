@@ -40,6 +40,6 @@ def free_line(session: Session, width: int) -> str:
 
 
 def _runs(numbers: list[int]) -> Iterator[str]:
-    """Yield runs of consecutive `numbers`: `1,203`, `412 to 419`."""
+    """Yield each series of consecutive `numbers` in words: `1,203`, `412 to 419`."""
     for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
         yield f"{run[0]:,}" if len(run) == 1 else f"{run[0]:,} to {run[-1]:,}"

@@ -32,7 +32,9 @@ class TableRow:
     num_released: int
     """Number of blocks that have been released from these tables, or were never held."""
     parts: tuple[int, ...]
-    """States of equally long parts of the sequence in the first table, from the first token to the last."""
+    """States of equally long parts of the sequence, from the first token to the last, in the first table of this
+    kind.
+    """
 
 
 def table_rows(session: Session, request: int, num_parts: int) -> list[TableRow]:
@@ -91,7 +93,7 @@ def _parts(positions: npt.NDArray[np.integer], block_size: int, tokens: int, num
     return tuple(HELD if held[part] else RELEASED if part < reached else AHEAD for part in range(num_parts))
 
 
-class BlockRun(NamedTuple):
+class BlockExtent(NamedTuple):
     """Consecutive entries of a block table whose block ids rise or fall by one."""
 
     position: int
@@ -114,17 +116,17 @@ class BlockRun(NamedTuple):
         return f"{positions} {symbols.arrow} {addresses}"
 
 
-def block_runs(positions: IntArray, addresses: IntArray) -> list[BlockRun]:
-    """Return the runs of a table in order of position; each run is as long as possible."""
+def block_extents(positions: IntArray, addresses: IntArray) -> list[BlockExtent]:
+    """Return the extents of a block table in order of position; each extent is as long as possible."""
     order = np.argsort(positions)
     positions, addresses = positions[order].astype(np.int64), addresses[order].astype(np.int64)
     steps = np.where(np.diff(positions) == 1, np.diff(addresses), 0).tolist()
-    runs, begin = list[BlockRun](), 0
+    extents, begin = list[BlockExtent](), 0
     while begin < len(positions):
         step = steps[begin] if begin < len(steps) and abs(steps[begin]) == 1 else 0
         end = begin + 1
         while step and end <= len(steps) and steps[end - 1] == step:
             end += 1
-        runs.append(BlockRun(int(positions[begin]), int(addresses[begin]), end - begin, step or 1))
+        extents.append(BlockExtent(int(positions[begin]), int(addresses[begin]), end - begin, step or 1))
         begin = end
-    return runs
+    return extents

@@ -89,7 +89,7 @@ def _model(meta: Meta) -> str:
 
 
 def _times(meta: Meta) -> list[str]:
-    """Return the engine whose step times were simulated, if it is not vLLM."""
+    """Name the engine whose step times were simulated; empty for vLLM."""
     return ["Hugging Face's step times"] if "(hf-" in str(meta.engine.get("step_time", "")) else []
 
 
@@ -103,7 +103,7 @@ def _num_gpus(session: Session) -> int:
 
 
 def _parallel_size(session: Session, name: str) -> int:
-    """Return a parallel size, as stated by the recorded engine or else by the model; 1 by default."""
+    """Return the parallel size `name` of the recorded engine, or else that of the model; 1 if neither states it."""
     return int({**session.recording.meta.model, **session.recording.meta.engine}.get(name, 1))
 
 

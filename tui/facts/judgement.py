@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _FULL: Final = 0.01
 """Share of the pool below which free memory counts as none."""
 _SHORT: Final = 0.1
-"""Share of the run below which a time is rounded to a tenth of itself; longer times are rounded to a tenth of the run.
+"""Share of the run's duration. Shorter times are rounded to a tenth of themselves, longer ones to a tenth of the
+run.
 """
 _MUCH: Final = 25.0
 """Percent of the pool, averaged over time, from which waste is a reason to change the policy."""
@@ -62,7 +63,7 @@ def _facts(session: Session, summary: Summary, limit: Limit | None) -> tuple[str
 
 
 def _memory_facts(session: Session, summary: Summary) -> str:
-    """Return how long memory was short, and the worst effect."""
+    """Return how long memory was short, and the worst effect of that."""
     wasted = wasted_percent(summary)
     facts = [_full_words(session)]
     vain = 100 * summary.vain_tokens / max(summary.computed_tokens, 1)

@@ -31,9 +31,9 @@ class Owner:
     num_units: int
     """Number of units in the request's block tables, including shared units."""
     num_shared: int
-    """Number of these units that other requests hold as well."""
+    """Number of the request's units that other requests hold as well."""
     slots: Slots
-    """Slots of the units that no other request holds."""
+    """Slots in each state, in the units that no other request holds."""
 
     shared_tokens: int
     """Number of written tokens in the units that other requests hold as well."""
@@ -54,11 +54,11 @@ class OwnerGroup:
     """Requests that share units, or a single request that shares none. A picture draws a group as one shape."""
 
     owners: tuple[Owner, ...]
-    """The requests, the one with the most tokens first."""
+    """Requests of the group, the one with the most tokens first."""
     num_shared: int
     """Number of units with several holders; each is counted once."""
     shared: Slots
-    """Slots of the shared units."""
+    """Slots in each state, in the units with several holders."""
 
     @property
     def size(self) -> int:
@@ -112,7 +112,9 @@ def _sharing(session: Session, tables: dict[int, Units]) -> list[list[int]]:
 
 
 def _owner_group(session: Session, tables: dict[int, Units], held: Units, slots: Slots) -> OwnerGroup:
-    """Return the group of the requests of `tables`; `slots` has a row for each of the units `held`."""
+    """Return the group of the requests of `tables`. `slots` has the slots in each state for each of the units
+    `held`.
+    """
     refs = session.replay.refs
     owners = []
     for request, units in tables.items():
@@ -173,7 +175,7 @@ def scatter_lines(session: Session, found: Sequence[OwnerGroup], lit: int | None
     else:
         units = units_of(session, owner.request)
         size, name = plural(len(units), session.unit_name), session.request_name(owner.request)
-        place = f"at {plural(_num_pieces(units), 'place')} of the pool"
+        place = f"at {plural(_num_extents(units), 'place')} of the pool"
         is_most = owner is largest
         most = "" if is_most else _most_words(session, largest)
         begin = f"{name} holds {'most' if is_most else size}: {_tokens_words(owner)}"
@@ -215,13 +217,13 @@ def _owners(found: Sequence[OwnerGroup]) -> list[Owner]:
 
 
 def _shared_and_saved(found: Sequence[OwnerGroup]) -> tuple[int, int]:
-    """Return the number of units with several holders, and the number of units that would be needed in addition."""
+    """Return the number of units with several holders, and the number of further units needed if none were shared."""
     shared = sum(group.num_shared for group in found)
     return shared, sum(owner.num_shared for owner in _owners(found)) - shared
 
 
-def _num_pieces(units: Units) -> int:
-    """Count the runs of neighbouring units; `units` are in address order."""
+def _num_extents(units: Units) -> int:
+    """Count the extents of adjacent units; `units` are in address order."""
     return int((np.diff(units, prepend=-2) != 1).sum())
 
 

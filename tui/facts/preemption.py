@@ -24,7 +24,7 @@ class Preemption:
     num_units: int
     """Number of units that the preempted request held."""
     num_tokens: int
-    """Number of tokens that must be recomputed for it."""
+    """Number of tokens that must be recomputed for the request."""
     takers: tuple[str, ...]
     """Ids of the requests that allocated memory in that step."""
 

@@ -130,7 +130,9 @@ def comes_from_host(session: Session, request: int) -> bool:
 
 
 def place_in_row(session: Session, request: int) -> str:
-    """Describe the place of a sequence in the rows of a training batch."""
+    """Return, in words, the row of a training batch that contains a sequence, and the sequences before it in this
+    row.
+    """
     _, addresses = session.replay.block_table(request)
     if not len(addresses) or session.rows is None:
         return "in no row yet"
@@ -173,7 +175,7 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
 
 
 def _end_label(session: Session, request: int, facts: RequestFacts) -> str:
-    """Return the label for the end of a request; the row of a complete request is released with its batch."""
+    """Return the label for a request's end. In a static batch, a request that needs no more tokens is freed later."""
     if session.recording.requests.finished_s[request] <= session.player.clock_s:
         return "finished"
     return "is freed" if facts.holds and facts.computed > facts.full else "will finish"

@@ -33,7 +33,7 @@ _FULL: Final = 0.01
 _SOME_WAIT: Final = 0.5
 """Average number of waiting requests from which the story mentions them."""
 _TELLING: Final = 0.05
-"""Share of the pool above which waste is the story."""
+"""Share of the pool, averaged over time, from which waste is the story."""
 
 
 def story_of(session: Session) -> Story:
@@ -74,9 +74,9 @@ def _whole_run(frame: int, parts: tuple[str, ...]) -> Story:
 
 
 def story_of_comparison(comparison: ComparedRuns) -> Story:
-    """Return the story of a comparison: how much longer than the fastest run each other run takes, and average batches.
+    """Return the story of a comparison: how much longer than the fastest each run takes, and the mean batch of each.
 
-    Each factor states how much of it is due to memory, if that is known.
+    Each ratio is followed by the part that is due to memory, if that is known.
     """
     fast, *rivals = comparison.lanes
     fast_s = fast.session.player.duration_s
@@ -120,7 +120,7 @@ def gap_of(comparison: ComparedRuns, number: int) -> Gap:
 
 
 def _reason(comparison: ComparedRuns, number: int) -> str:
-    """Return the reason of `_gap` in a few words; empty if unknown."""
+    """Return in a few words why lane `number` takes longer than the fastest run; empty if unknown."""
     by_memory = _by_memory(comparison, number)
     if by_memory is None:
         return ""
@@ -157,9 +157,9 @@ def _is_static(comparison: ComparedRuns, number: int) -> bool:
 
 
 def _by_memory(comparison: ComparedRuns, number: int) -> float | None:
-    """Return the factor of `_gap` that would vanish if both runs had ample memory; None if unknown.
+    """Return the factor by which `_gap` would shrink if both runs had ample memory; None if unknown.
 
-    The whole gap counts as due to memory if both runs are about equally fast with ample memory.
+    It is the whole gap if both runs are about equally fast with ample memory.
     """
     slow, fast = comparison.lanes[number].session, comparison.lanes[0].session
     gap = _gap(comparison, number)
@@ -228,8 +228,8 @@ def judged(session: Session, story: Story) -> Story:
 def begin_story(session: Session, *, playing: bool) -> Story:
     """Return the story of a run, and move the session to the story's moment.
 
-    If the run is `playing`, the session begins shortly before. It follows the request that is preempted at that moment,
-    or else the newest.
+    If the run is `playing`, the session begins shortly before that moment. It follows the request that is preempted
+    then, or else the newest running one.
     """
     story, player = judged(session, story_of(session)), session.player
     player.go_to_frame(story.frame)

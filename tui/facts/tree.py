@@ -1,4 +1,6 @@
-"""Facts about a slot's run in SGLang's radix tree: its length, how many requests lock it, when it can be evicted."""
+"""Facts about the node of a slot in SGLang's radix tree: its length, how many requests lock it, when it can be
+evicted.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
-    """Return the facts about a unit's run as labels and values; empty without a tree, or if the unit is free.
+    """Return the facts about a unit's node as labels and values; empty without a tree, or if the unit is free.
 
-    A run consists of neighbouring entries of one block table that are cached, or that the same number of requests hold.
+    A node consists of adjacent entries of one block table that are cached, or that the same number of requests hold.
     """
     replay, meta = session.replay, session.recording.meta
     if meta.policy_name != "radix" or not meta.prefix_caching:
@@ -52,7 +54,9 @@ def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
 
 
 def in_tree_units(session: Session, request: int) -> int:
-    """Return how many leading units of a running request are in the tree: the full units of prompt computed so far."""
+    """Return how many leading units of a running request are in the tree: the full units of its prompt that are
+    computed.
+    """
     replay, prompt = session.replay, int(session.recording.requests.prompt_tokens[request])
     computed = int(replay.computed(np.array([request]))[0])
     return min(computed, prompt) // replay.unit_tokens

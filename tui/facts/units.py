@@ -47,7 +47,7 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
 
 
 def _place_in_queue(session: Session, unit: int) -> list[tuple[str, str]]:
-    """Return the place of a free unit among those that are allocated next; empty for the others."""
+    """Return the position of a unit among the free units that are allocated next; empty for all other units."""
     places = np.flatnonzero(next_units(session.replay) == unit).tolist()
     return [("allocated", f"as number {place + 1} from now" if place else "next") for place in places]
 

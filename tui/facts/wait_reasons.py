@@ -125,7 +125,9 @@ def _rest_of_answer(session: Session, request: int, most: int) -> int:
 
 
 def needs(name: str, need: int, unit: str, free: str) -> tuple[str, str]:
-    """Return what the request `name` waits for: a number of units, beside the `free` ones; long, and without name."""
+    """Return two texts, with and without `name`: the number of units that a request needs, and those that are
+    `free`.
+    """
     return f"{name} needs {plural(need, unit)}, {free}", f"needs {plural(need, unit)}, {free}"
 
 

@@ -31,12 +31,14 @@ _MIB = 1 << 20
 
 
 def figure_beside(kind: str, what: str, recording: Recording) -> str | None:
-    """Return the figure `what` of an image (`kind` "image") or of `recording` with drafts; None if it is unknown."""
+    """Return the figure `what` of an image (`kind` is "image"), or else of `recording` with drafts; None if it is
+    unknown.
+    """
     return _image_figures().get(what) if kind == "image" else _draft_figure(recording, what)
 
 
 def image_tokens() -> tuple[int, int]:
-    """Return the number of tokens of the lesson's image, and the capacity of the encoder cache in such tokens."""
+    """Return the number of tokens of the lesson's image, and the capacity of the encoder cache in image tokens."""
     model = find_model(_MODEL)
     return image_rule(model.image_class).num_tokens(_WIDTH, _HEIGHT), encoder_cache_tokens(model, _STEP_TOKENS)
 
@@ -79,7 +81,7 @@ class Drafted(NamedTuple):
 
     name: str
     steps: int
-    """Number of steps before the first preemption, or of all steps without one."""
+    """Number of steps before the first preemption; of all steps if there is none."""
     duration_s: float
     """Time until the last answer in seconds, without the time that drafting takes."""
     session: Session

@@ -9,7 +9,7 @@ from rich.style import Style
 
 from kvsim.memory.waste import SlotState
 
-from ..facts.tree_runs import ago, tree_at
+from ..facts.tree_nodes import ago, tree_at
 from ..look.wording import plural
 from ..pool.swatches import swatch
 from .pen import Lines, Pen
@@ -17,7 +17,7 @@ from .pen import Lines, Pen
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..facts.tree_runs import RadixTree, TreeRun
+    from ..facts.tree_nodes import RadixTree, TreeNode
     from ..look.states import Symbols
     from ..playback.session import Session
 
@@ -30,7 +30,7 @@ _STATES: Final = (
     (SlotState.FREE, "free"),
 )
 _FREED: Final = 18
-"""Width of the number of free slots beside a bar of the memory."""
+"""Width in characters of the number of free slots beside a bar of the memory."""
 
 
 def hits(
@@ -65,18 +65,18 @@ def tree(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
     empty line precedes each node without a parent, and bars are thick, if `height` has room.
     """
     pen, found, states = Pen(symbols), tree_at(session), symbols.palette.states
-    most, room = max(run.num_units for run in found.runs), max(width - _NODE - _PART - 42, 8)
-    num_roots = sum(not run.depth for run in found.runs)
-    thick = 2 if 2 * (len(found.runs) + 1) + num_roots <= height else 1
-    gaps = thick * (len(found.runs) + 1) + num_roots <= height + 1
+    most, room = max(node.num_units for node in found.nodes), max(width - _NODE - _PART - 42, 8)
+    num_roots = sum(not node.depth for node in found.nodes)
+    thick = 2 if 2 * (len(found.nodes) + 1) + num_roots <= height else 1
+    gaps = thick * (len(found.nodes) + 1) + num_roots <= height + 1
     lines: Lines = []
-    shown = found.runs[: height - (len(found.runs) > height)]
-    for run in shown:
-        if lines and gaps and not run.depth:
+    shown = found.nodes[: height - (len(found.nodes) > height)]
+    for node in shown:
+        if lines and gaps and not node.depth:
             lines.append([])
-        lines += pen.thick(_node(session, found, run, most, room, pen), thick)
-    if rest := found.runs[len(shown) :]:
-        in_all = plural(sum(run.num_units for run in rest), "slot")
+        lines += pen.thick(_node(session, found, node, most, room, pen), thick)
+    if rest := found.nodes[len(shown) :]:
+        in_all = plural(sum(node.num_units for node in rest), "slot")
         lines.append([pen.text(f"{len(rest)} more nodes".ljust(_NODE)), pen.text(f"{in_all} together", weak=True)])
     elif (outside := len(session.replay.occupied()) - found.num_units) and len(lines) < height:
         bar = pen.bar(outside / most, room, states[SlotState.TOKEN])
@@ -88,28 +88,28 @@ def tree(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
 def num_lines(session: Session) -> int:
     """Return the number of lines of the whole tree, without empty lines."""
     found = tree_at(session)
-    return len(found.runs) + (len(session.replay.occupied()) > found.num_units)
+    return len(found.nodes) + (len(session.replay.occupied()) > found.num_units)
 
 
-def _node(session: Session, found: RadixTree, run: TreeRun, most: int, room: int, pen: Pen) -> list[Segment]:
-    """Draw a node: its slots, whose prompt or answer it is, and who locks it or when it can go."""
+def _node(session: Session, found: RadixTree, node: TreeNode, most: int, room: int, pen: Pen) -> list[Segment]:
+    """Draw a node: its slots, whose prompt or answer it is, and who locks it or when it can be evicted."""
     symbols = pen.symbols
-    name, color = session.request_name(run.last_request), symbols.palette.states[SlotState.CACHED]
-    part = "prompt" if run.begin < session.recording.requests.prompt_tokens[run.last_request] else "answer"
-    if run.holders:
+    name, color = session.request_name(node.last_request), symbols.palette.states[SlotState.CACHED]
+    part = "prompt" if node.begin < session.recording.requests.prompt_tokens[node.last_request] else "answer"
+    if node.holders:
         color = symbols.palette.states[SlotState.TOKEN]
-        words = f"locked by {', '.join(session.request_name(row) for row in run.holders)}"
-    elif run in found.leaves:
-        place = found.leaves.index(run)
+        words = f"locked by {', '.join(session.request_name(row) for row in node.holders)}"
+    elif node in found.leaves:
+        place = found.leaves.index(node)
         color = symbols.palette.changes[3] if not place else color
         order = f"can go, as number {place + 1}" if place else "goes first"
-        words = f"{order}: used {ago(session, run.used_frame)}"
+        words = f"{order}: used {ago(session, node.used_frame)}"
     else:
         words = "stays while others are below it"
-    lead = "  " * run.depth + ("└ " if run.depth and not symbols.ascii else "")
+    lead = "  " * node.depth + ("└ " if node.depth and not symbols.ascii else "")
     return [
-        pen.text(f"{lead}{plural(run.num_units, 'slot')}".ljust(_NODE)),
-        pen.bar(run.num_units / most, room, color),
+        pen.text(f"{lead}{plural(node.num_units, 'slot')}".ljust(_NODE)),
+        pen.bar(node.num_units / most, room, color),
         pen.text(f" {part} of {name}".ljust(_PART), weak=True),
         Segment(words, Style(color=color)),
     ]

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.memory.waste import SlotState
 
-from ..facts.tree_runs import has_tree, tree_at
+from ..facts.tree_nodes import has_tree, tree_at
 from ..look.wording import gib, milliseconds, percent
 from ..pool.host_blocks import Transfer, owners_of
 from .beside_figures import figure_beside
@@ -64,7 +64,8 @@ class Figures:
         fleets: Mapping[str, FleetTotals] | None = None,
         remedies: Callable[[], Sequence[Remedied]] = tuple,
     ) -> None:
-        """`others` are all runs by label, `cost` is the cost of a step, and `fleets` are the totals of each fleet.
+        """`others` are all runs by label, `cost` is the cost of a step, and `fleets` has the totals of each fleet by
+        its label.
 
         The other arguments are functions that simulate, called only if a caption needs them: `ladder` returns the
         rungs, `found` the prefix-hit shares of each run by size of the memory, `remedies` the remedies.
@@ -108,7 +109,7 @@ class Figures:
         return found
 
     def _of_simulations(self, name: list[str]) -> str | None:
-        """Return a figure of a fleet, or of a remedy against preemptions."""
+        """Return a figure of a fleet, or of a remedy against preemptions; None if `name` is neither."""
         match name:
             case ["fleet", label, what] if label in self._fleets:
                 return _fleet(self._fleets[label]).get(what)
@@ -117,7 +118,9 @@ class Figures:
         return None
 
     def _of_runs(self, name: list[str]) -> str | None:
-        """Return a figure of another run, of several runs, or of simulations beside the runs."""
+        """Return a figure of another run, of several runs, or of simulations beside the runs; None if `name` is none of
+        these.
+        """
         match name:
             case ["ladder", *what]:
                 return self._ladder(what)
@@ -132,8 +135,11 @@ class Figures:
         return None
 
     def _waste(self, what: str) -> str | None:
-        """Return the slots of a state of the pool, of all states but tokens (`unused`), or of all that requests hold
-        (`held`): `token_percent` of the pool, `unused_slots`, `held_gib`.
+        """Return a number of slots as text, in `percent` of the pool, in `slots` or in `gib`; None if `what` is
+        unknown.
+
+        The number is that of a state, of all states but tokens (`unused`), or of all that requests hold (`held`):
+        `token_percent`, `unused_slots`, `held_gib`.
         """
         session = self._session
         slots, capacity = session.breakdown, session.capacity
@@ -173,13 +179,13 @@ class Figures:
             return {}
         tree = tree_at(self._session)
         first = f"{tree.leaves[0].num_units:,}" if tree.leaves else "none"
-        return {"leaves": f"{len(tree.leaves):,}", "nodes": f"{len(tree.runs):,}", "first": first}
+        return {"leaves": f"{len(tree.leaves):,}", "nodes": f"{len(tree.nodes):,}", "first": first}
 
     def _host(self) -> dict[str, str]:
-        """Return how many blocks host memory can hold, how many are there (`kept`), and how many are on their way to it
-        and back.
+        """Return the capacity of host memory in blocks, the blocks that are there (`kept`), and those on their way
+        there and back.
 
-        `kept_of` and `going_of` name the requests of the copies that are there, or on their way.
+        `kept_of` and `going_of` name the requests of the copies that are there, or on their way there.
         """
         host, replay = self._session.host, self._session.replay
         if host is None:
@@ -296,7 +302,11 @@ class Figures:
 
 
 def _fleet(totals: FleetTotals) -> dict[str, str]:
-    """Return the totals of a fleet; `one_pool` are the hits of one pool for all servers that evicts nothing."""
+    """Return the totals of a fleet as texts.
+
+    `hits` and `one_pool` are percentages of prompt tokens; `one_pool` would be found if all servers shared one endless
+    cache.
+    """
     return {
         "hits": f"{100 * totals.prefix_hit_rate:.0f}",
         "one_pool": f"{100 * totals.one_pool_hit_tokens / max(totals.prefix_queried_tokens, 1):.0f}",

@@ -82,9 +82,9 @@ _LABEL: Final = 19
 _RUNG: Final = 26
 _COUNT: Final = 14
 _VALUE: Final = 21
-"""Width of the texts beside the bars of the ladder's memory."""
+"""Width in characters of the texts beside the bars of the ladder's memory."""
 _WHAT, _WHO = 26, 17
-"""Widths of the names of a fleet's figures, and of the fleets."""
+"""Widths in characters of the names of figures and of fleets, in the drawing of fleets."""
 _PHASES: Final = ("image encoded", "image read", "text read", "answer")
 
 
@@ -172,10 +172,11 @@ def _name(rung: str) -> str:
 
 
 def memory(climbed: Sequence[Climbed], sessions: Sequence[Session], width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw two bars for each of the rungs 2 to 4: tokens a second with this memory, and with memory for all requests.
+    """Draw two bars for each of the rungs 2 to 4: tokens a second with the lesson's memory, and with memory for all
+    requests.
 
-    At the end of the bars is the factor by which the last of these rungs gives more. Below is a bar of the states of
-    the slots of each of their `sessions`, on average over the run. Bars are thick if `height` has room.
+    The bars of rungs 2 and 3 end with the ratio of rung 4's throughput to theirs. Below, a bar for each of the
+    `sessions` shows the mean number of slots in each state. Bars are thick if `height` has room.
     """
     pen, rungs = Pen(symbols), climbed[1:4]
     most, last = max(rung.ample_tokens_per_s for rung in rungs), rungs[-1]
@@ -205,7 +206,7 @@ def memory(climbed: Sequence[Climbed], sessions: Sequence[Session], width: int, 
 
 
 def _mean_slots(session: Session) -> npt.NDArray[np.float64]:
-    """Return the slots in each state, mean over the time of the run, shape (8,)."""
+    """Return the mean number of slots in each state over the time of the run: shape (8,)."""
     times_s = np.append(session.times_s, session.player.duration_s)
     return np.average(session.slots, axis=0, weights=np.maximum(np.diff(times_s), 0.0))
 
@@ -234,7 +235,7 @@ def _mean_states(
 def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols, height: int) -> Lines:
     """Draw bars for each fleet: prefix hits, times, imbalance of the work, and prefixes cached on two servers.
 
-    An empty line separates these, and bars are thick, if `height` has room.
+    An empty line separates these figures, and bars are thick, if `height` has room.
     """
     pen, room = Pen(symbols), max(width - _WHAT - _WHO - 12, 8)
     first = next(iter(totals.values()))

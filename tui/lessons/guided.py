@@ -15,7 +15,7 @@ from kvsim.simulation import Machine, Replicas, measure, simulate, simulate_flee
 from kvsim.steptime import Roofline
 
 from ..facts.step_cost import StepCost
-from ..facts.tree_runs import has_tree
+from ..facts.tree_nodes import has_tree
 from ..playback.compared_runs import ComparedRuns
 from ..playback.session import Session
 from ..pool.colors import default_color
@@ -43,7 +43,7 @@ _frame = attrgetter("frame")
 _MORE, _WATERMARK = 1.5, 0.4
 """Remedies: a factor on the memory, and the share of the pool that stays free when a request is admitted."""
 _LEAST_AROUND = 4
-"""Number of lines of the two smallest bars around an eviction, with their key and a gap."""
+"""Least number of lines for the drawing of an eviction: two bars, their key and a gap."""
 _THICKEST = 4
 """Largest number of lines of a bar below the radix tree."""
 _SIZES = (0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 2.0)
@@ -110,7 +110,9 @@ class Guided:
 
     @property
     def color_by(self) -> ColorBy:
-        """Return the initial meaning of colour: the lesson's, or else the owner in comparisons, or else the default."""
+        """Return what colours mean at first: as the lesson states; otherwise owners in comparisons, and the default for
+        one run.
+        """
         if self.lesson.color_by is not None:
             return self.lesson.color_by
         return ColorBy.OWNER if self.comparison is not None else default_color(self.sessions[0].replay)
@@ -145,7 +147,7 @@ class Guided:
         return any(caption.draws is not None and not caption.draws.stands_alone for caption in self.captions)
 
     def caption_at(self, frame: int) -> Caption:
-        """Return the latest caption at a frame of the player, or the first one."""
+        """Return the latest caption at or before a frame of the player; the first caption if there is none."""
         return max(
             (caption for caption in self.captions if caption.frame <= frame), key=_frame, default=self.captions[0]
         )

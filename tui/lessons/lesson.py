@@ -46,9 +46,9 @@ class CaptionSpec:
     run: int
     """Index of the run in which the moment is looked up, and from which the figures are computed."""
     follow: str | None
-    """Id of the request that is followed until the next caption, if any."""
+    """Id of the request that is followed until the next caption; None for no request."""
     draws: Drawing | None
-    """Drawing beside the pool, until the next caption."""
+    """Drawing that is shown until the next caption; None for no drawing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,9 @@ class Caption:
     title: str
     text: str
     follow: str | None = None
-    """Id of the followed request, if any."""
+    """Id of the followed request; None for no request."""
     draws: Drawing | None = None
-    """Drawing beside the pool."""
+    """Drawing that is shown; None for no drawing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Lesson:
     try_this: str
     """Exercise for the reader, at the end; may be empty."""
     color_by: ColorBy | None
-    """Initial meaning of colour; None for the default."""
+    """Property of the units that colours show at first; None for the default."""
     captions: tuple[CaptionSpec, ...]
 
     @property

@@ -46,7 +46,7 @@ class Pen:
         return Segment(bar.ljust(width)[:width], Style(color=color))
 
     def pieces(self, busy: Sequence[bool], color: str) -> Segment:
-        """Return a bar with a full character where `busy`, else a blank."""
+        """Return a bar with a full character for each true value of `busy`, and a blank for each other one."""
         return Segment("".join(self._full if is_busy else " " for is_busy in busy), Style(color=color))
 
     def part(self, number: int, cells: int, color: str) -> Segment:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .beside_figures import Drafted
 
 _NAME: Final = 3
-"""Width of the names of requests."""
+"""Width in characters of the names of requests."""
 _REMEDY: Final = 26
 _DRAFTS: Final = 27
 _BAR: Final = "▆"
@@ -115,7 +115,7 @@ def drafts(tried: Sequence[Drafted], width: int, symbols: Symbols, height: int) 
 
 
 def _held(result: Drafted, most: int, room: int, num_lines: int, pen: Pen) -> Lines:
-    """Draw the held share of the pool as columns over `most` steps; the pool runs out at a marked column."""
+    """Draw the held share of the pool as columns over `most` steps; the column in which the pool runs out is marked."""
     session, palette = result.session, pen.symbols.palette
     steps = np.arange(room) * most // room
     held = session.capacity - session.slots[:, [SlotState.FREE, SlotState.CACHED]].sum(axis=1)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LABEL: Final = 17
 _CLOCK: Final = 8
-"""Width of the names of host and GPU."""
+"""Width in characters of the names of host and GPU."""
 _THICKEST: Final = 5
 """Largest number of lines of a bar."""
 _PARTS: Final = ("weights", "keys and values", "other GPU work", "host")

@@ -48,7 +48,7 @@ class TomlTable:
         return bool(self._take(key, bool, "true or false", default))
 
     def choice(self, key: str, allowed: list[str] | tuple[str, ...], otherwise: str | None = None) -> str:
-        """Return one of the `allowed` texts."""
+        """Return one of the `allowed` texts; the key is required if `otherwise` is None."""
         value = self.text(key, otherwise)
         if value not in allowed:
             raise self.error(key, f"should be {' or '.join(allowed)}, not {value!r}")

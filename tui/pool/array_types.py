@@ -12,5 +12,5 @@ IndexArray: TypeAlias = npt.NDArray[np.int64]
 PaintArray: TypeAlias = npt.NDArray[np.uint8]
 """Paints of units or cells (`paint.py`), or numbers of eighths of a cell."""
 KeyArray: TypeAlias = npt.NDArray[np.int32]
-"""Keys of characters (`brush.py`)."""
+"""Character keys: integers that encode a character and its paints (`brush.py`)."""
 MaskArray: TypeAlias = npt.NDArray[np.bool_]

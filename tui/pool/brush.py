@@ -1,7 +1,7 @@
-"""Keys: integers that encode the characters of a picture, so that pictures can be computed as arrays.
+"""Character keys: integers that encode the characters of a picture, so that pictures can be computed as arrays.
 
-A key holds two paints and the shape that divides the character between them, or a letter and the paint below it.
-`Brush` turns a key into a character and a style.
+A character key holds two paints and the shape that divides the character between them, or a letter and the paint below
+it. `Brush` turns a character key into a character and a style.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ BLANK: Final = int(keys_of(GLYPH, np.array([EMPTY], np.uint8), EMPTY)[0])
 
 
 def half_keys(paints: PaintArray) -> KeyArray:
-    """Return the keys of characters that show two rows of `paints` each. If there is an odd last row, `EMPTY` is below
-    it.
+    """Return the character keys of pairs of rows of `paints`: the upper row of a pair in the upper half of a character.
+
+    If the number of rows is odd, `EMPTY` is below the last one.
     """
     if len(paints) % 2:
         paints = np.concatenate((paints, np.full((1, paints.shape[1]), EMPTY, np.uint8)))
@@ -91,7 +92,7 @@ def reverse(keys: KeyArray) -> KeyArray:
 
 
 def text_keys(text: str, under: KeyArray) -> KeyArray:
-    """Return the keys of `text` written over the characters `under`; a text longer than `under` is cut.
+    """Return the character keys of `text` written over the characters `under`; a text longer than `under` is cut.
 
     All letters have one background, the most frequent paint of `under`. Characters under the cursor are not
     overwritten.

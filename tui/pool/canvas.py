@@ -166,8 +166,9 @@ class Canvas:
         return int(units[0]) if len(units) else unit
 
     def draw(self, top: int, height: int) -> KeyArray:
-        """Return the keys of `height` lines from line `top` on, fewer at the end of the picture: shape (lines,
-        characters).
+        """Return the character keys of `height` lines from line `top` on: shape (lines, characters).
+
+        At the end of the picture, there are fewer lines.
         """
         tiling, per_character = self.tiling, self.lines_per_character
         begin, end = top * per_character, min((top + height) * per_character, tiling.height)

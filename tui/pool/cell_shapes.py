@@ -19,7 +19,7 @@ _NARROWEST: Final = 2
 
 
 def spread(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray, *, hairlines: bool) -> KeyArray:
-    """Return the keys of rows of cells: shape (rows, characters).
+    """Return the character keys of rows of cells: shape (rows, characters).
 
     The first paint fills the left `eighths` of each cell, the second paint the rest. With `hairlines`, each cell ends
     with a hairline if its last character has one paint.
@@ -34,7 +34,7 @@ def spread(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Paint
 
 
 def cut_apart(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray) -> KeyArray:
-    """Return the keys of rows of equally wide cells with gaps between them: shape (rows, characters).
+    """Return the character keys of rows of equally wide cells with gaps between them: shape (rows, characters).
 
     The gap at the right of a cell is half a character. If cells are one line high, it is a whole character, and a thin
     line above each cell is free, too.
@@ -65,8 +65,9 @@ def cut_apart(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Pa
 
 
 def spread_glyphs(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray) -> KeyArray:
-    """Return the keys of rows of cells for terminals without colours: each character is the glyph of its most frequent
-    paint.
+    """Return the character keys of rows of cells for terminals without colours: shape (rows, characters).
+
+    Each character is the glyph of its most frequent paint.
     """
     front, back, filled, _, _ = _by_character(tiling, first, second, eighths)
     mostly = np.where(filled >= EIGHTHS // 2, front, back)

@@ -73,11 +73,11 @@ def slots_per_cell(num_slots: int, num_cells: int) -> int:
 
 
 def map_keys(slots: HostSlots, width: int, height: int, *, half_blocks: bool) -> KeyArray:
-    """Return the keys of `height` lines of `width` characters: the host blocks in order, the same number in each cell.
+    """Return the character keys of a map of `height` lines of `width` characters.
 
-    With `half_blocks`, a character shows two cells, one above the other, in colours. A cell of several host blocks has
-    the colour of the most important one: one that is loaded, otherwise one that was overwritten, one that is stored,
-    one that is kept.
+    The host blocks are in order, the same number in each cell. With `half_blocks`, a character shows two cells, one
+    above the other, in colours. A cell of several host blocks has the colour of the most important one: one that is
+    loaded, otherwise one that was overwritten, one that is stored, one that is kept.
     """
     rows = height * (2 if half_blocks else 1)
     paints = _cells(_paints(slots, hued=half_blocks), rows * width).reshape(rows, width)

@@ -32,8 +32,9 @@ _WIDE_ENOUGH = 3
 
 
 _MOST_UNITS = 4
-"""Largest number of units per cell with which owners are named in a pool without lines; in larger cells, a name would
-hide too many units.
+"""Largest number of units that one cell may show and still bear its owner's name, in a paged pool.
+
+In a fuller cell, a name would hide the colours of too many units.
 """
 
 
@@ -69,10 +70,10 @@ def write_names(
             if tiling.wide < _WIDE_ENOUGH or not half_blocks:
                 return
             # A name is on the first of consecutive units of one request.
-            name, lines = partial(name_runs, counted=counted), tiling.row_edges[rows] - top
+            name, lines = partial(name_extents, counted=counted), tiling.row_edges[rows] - top
         case Detail.MIX | Detail.HALF:
             name = partial(
-                name_lines if tiling.margin else name_runs,
+                name_lines if tiling.margin else name_extents,
                 marked=marked if names_every_line(tiling, replay) else None,
             )
             first, last = _lines_for_names(tiling, rows)
@@ -200,7 +201,7 @@ def name_lines(
             _write(f" {_FREE}", line)
 
 
-def name_runs(
+def name_extents(
     lines: KeyArray,
     tiling: Tiling,
     replay: Replay,
@@ -209,7 +210,8 @@ def name_runs(
     marked: int | None = None,
     counted: bool = False,
 ) -> None:
-    """Write the owner's name on each row, reservation or extent of one request among `cells`.
+    """Write the owner's name on each row or reservation among `cells`, and on the first of consecutive units of one
+    owner.
 
     A mark precedes the name of `marked`, and the number of other holders follows a name. If the number of holders is
     `counted` on each shared unit, shared units have no name.

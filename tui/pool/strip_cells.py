@@ -59,7 +59,7 @@ class DraftSlots(NamedTuple):
 
 
 def draft_keys(slots: DraftSlots, width: int, *, half_blocks: bool) -> KeyArray:
-    """Return the keys of one line of `width` characters, one for each of the request's last slots."""
+    """Return the character keys of one line of `width` characters, one for each of the request's last slots."""
     end = slots.known + slots.under_way + slots.lookahead
     paints = np.full(end, KNOWN, np.uint8)
     paints[slots.known :] = UNDER_WAY
@@ -72,7 +72,7 @@ def draft_keys(slots: DraftSlots, width: int, *, half_blocks: bool) -> KeyArray:
 
 
 def encoder_keys(contents: EncoderContents, frame: int, width: int, *, half_blocks: bool) -> KeyArray:
-    """Return the keys of one line of `width` characters: images in use, then kept images, then free space.
+    """Return the character keys of one line of `width` characters: images in use, then kept images, then free space.
 
     The width of an image is proportional to its tokens. A wide image ends in a free cell, to separate it from the next.
     """

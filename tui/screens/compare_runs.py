@@ -55,7 +55,9 @@ class Compare(PlaybackScreen):
         guided: Guided | None = None,
         ample: Callable[[], Sequence[float]] | None = None,
     ) -> None:
-        """`ample` returns the throughput of the runs with ample memory; it is called in a thread."""
+        """`ample` returns the throughput of each run with ample memory; it is called in a thread. None: it remains
+        unknown.
+        """
         super().__init__(comparison.player, symbols, guided)
         self.comparison = comparison
         self._ample = ample
@@ -138,7 +140,7 @@ class Compare(PlaybackScreen):
             self._tell_gaps()
 
     def _tell_gaps(self) -> None:
-        """Show how much longer each run takes than the fastest, and the part due to memory if that is known."""
+        """Show how much longer each run takes than the fastest, and the part that is due to memory, if known."""
         if self.comparison.lanes[0].session.rows is not None:
             return
         for line in self.query(StoryLine):

@@ -56,7 +56,7 @@ class PlaybackScreen(Transport):
     app: AppInterface
 
     def __init__(self, player: Player, symbols: Symbols, guided: Guided | None = None) -> None:
-        """`guided` is the lesson that `player` plays, if any."""
+        """`guided` is the lesson that `player` plays; None for other recordings."""
         super().__init__(player)
         self.symbols = symbols
         self.guided = guided
@@ -126,7 +126,7 @@ class PlaybackScreen(Transport):
 
     @property
     def followed_name(self) -> str | None:
-        """Id of the followed request."""
+        """Id of the followed request; None if there is none."""
         session = next(iter(self.sessions()))
         return None if session.followed is None else session.request_name(session.followed)
 
@@ -197,12 +197,12 @@ class PlaybackScreen(Transport):
         self.app.run_in_thread(lambda: diagnosed(session.recording), show, "Simulating what would help")
 
     def show_verdict(self) -> None:
-        """Show the verdict on the run again, because more is known about the run."""
+        """Show the verdict on the run again, after it was diagnosed."""
 
     def action_tree(self) -> None:
         """Show the radix tree of SGLang's cache at the current frame."""
         from ..dialogs.tree_page import RadixTreeScreen  # noqa: PLC0415 - nothing that the first picture needs
-        from ..facts.tree_runs import has_tree  # noqa: PLC0415
+        from ..facts.tree_nodes import has_tree  # noqa: PLC0415
 
         session = next((each for each in self.sessions() if has_tree(each)), None)
         if session is None:
@@ -232,7 +232,9 @@ class PlaybackScreen(Transport):
                 self._show_words()
 
     def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
-        """Draw the player's frame: the picture if the frame has `moved`, and with `everything` the panels and texts."""
+        """Draw the player's frame: the picture if the frame has `moved`, and the panels and texts, too, if
+        `everything`.
+        """
         if not self._ready:
             return
         if moved:

@@ -30,7 +30,9 @@ class Transport(Screen[None]):
         raise NotImplementedError
 
     def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
-        """Draw the player's frame: the picture if the frame has `moved`, and with `everything` the panels and texts."""
+        """Draw the player's frame: the picture if the frame has `moved`, and the panels and texts, too, if
+        `everything`.
+        """
         raise NotImplementedError
 
     def show_transport(self) -> None:

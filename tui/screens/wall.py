@@ -69,7 +69,7 @@ class Wall(PlaybackScreen):
 
     @property
     def followed_name(self) -> str | None:
-        """Id of the followed request."""
+        """Id of the followed request; None if there is none."""
         return self.fleet.followed
 
     def follow(self, request: int | None) -> None:

@@ -108,7 +108,7 @@ class Watch(PlaybackScreen):
             self.show_frame(everything=True)
 
     def show_verdict(self) -> None:
-        """Show the verdict on the run again, because more is known about the run."""
+        """Show the verdict on the run again, after it was diagnosed."""
         if self.story is not None:
             self.story = judged(self.session, self.story)
             self.query_one(StoryLine).tell(self.story)
@@ -191,7 +191,7 @@ class Watch(PlaybackScreen):
     @on(PoolView.Tiled)
     @on(OwnerStrips.Drawn)
     def _pool_tiled(self) -> None:
-        """Show the legend again, which has the states that the cells or bars show."""
+        """Show the legend of the states in the pool's new cells."""
         self.query_one(BelowPool).show_frame()
 
     @on(PoolView.Selected)

@@ -8,7 +8,7 @@ from rich.segment import Segment
 from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
-from ..facts.group_tables import AHEAD, HELD, RELEASED, block_runs, table_rows, uniform_words
+from ..facts.group_tables import AHEAD, HELD, RELEASED, block_extents, table_rows, uniform_words
 from ..look.wording import plural
 from .panel import Panel
 
@@ -91,16 +91,16 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
             return [(Strip([self.text("it holds no memory now", "weak")]), 0)]
         if len(session.replay.groups) > 1:
             return [(line, 1) for line in self._group_rows(session.followed)]
-        runs = block_runs(positions, addresses)
-        entries = [run.words(self.symbols) for run in runs]
+        extents = block_extents(positions, addresses)
+        entries = [extent.words(self.symbols) for extent in extents]
         width = max(map(len, entries)) + 2
         per_line = max(self.size.width // width, 1)
         return [
             (
                 Strip([self.text("".join(entry.ljust(width) for entry in entries[at : at + per_line]))]),
-                sum(run.length for run in runs[at : at + per_line]),
+                sum(extent.length for extent in extents[at : at + per_line]),
             )
-            for at in range(0, len(runs), per_line)
+            for at in range(0, len(extents), per_line)
         ]
 
     def _group_rows(self, request: int) -> list[Strip]:

@@ -1,4 +1,4 @@
-"""Figure of external fragmentation: a histogram of the free memory by the length of free runs."""
+"""Figure of external fragmentation: a histogram of the free memory by the length of free extents."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _HEADROOM = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FreeMemory:
-    """Free runs of a recording, mean over time."""
+    """Free extents of a recording, mean over time."""
 
     percent_by_length: FloatArray
-    """Percent of the free slots in runs of 1, 2-3, 4-7, ... slots."""
-    num_runs: float
-    """Mean number of free runs at a moment."""
+    """Percent of the free slots in extents of 1, 2-3, 4-7, ... slots."""
+    num_extents: float
+    """Mean number of free extents at a moment."""
     asked_slots: float
     """Median slots of a contiguous reservation; 0 for policies that allocate blocks."""
     too_short_percent: float
-    """Percent of the free slots in runs shorter than `asked_slots`."""
+    """Percent of the free slots in extents shorter than `asked_slots`."""
 
     @classmethod
     def of(cls, replay: Replay) -> FreeMemory:
         """Sample the pool at 200 evenly spaced moments."""
         capacity = replay.num_units * replay.unit_tokens
-        slots, num_runs, short, asked_slots = np.zeros(capacity.bit_length()), 0, 0, _asked_slots(replay)
+        slots, num_extents, short, asked_slots = np.zeros(capacity.bit_length()), 0, 0, _asked_slots(replay)
         begin_s, end_s = replay.time_of(0), replay.time_of(replay.num_frames - 1)
         moments_s = np.linspace(begin_s, end_s, _NUM_MOMENTS, endpoint=False).tolist()
         frames = np.array([replay.frame_at(time_s) for time_s in moments_s])
@@ -52,37 +52,37 @@ class FreeMemory:
             *free_extent_lengths_at(replay.after_outputs(), frames[in_gap].tolist()),
         ):
             lengths = found * replay.unit_tokens
-            num_runs += len(lengths)
+            num_extents += len(lengths)
             short += int(lengths[lengths < asked_slots].sum())
             power = np.frexp(lengths.astype(np.float64))[1] - 1
             slots += np.bincount(power, weights=lengths, minlength=len(slots))
         total = max(float(slots.sum()), 1.0)
         return cls(
             percent_by_length=100 * slots / total,
-            num_runs=num_runs / _NUM_MOMENTS,
+            num_extents=num_extents / _NUM_MOMENTS,
             asked_slots=asked_slots,
             too_short_percent=100 * short / total,
         )
 
 
-def free_runs(
+def free_extents(
     *recordings: Recording,
     purpose: Purpose = "web",
     size: Size | None = None,
     theme: Theme = "light",
     names: tuple[str, ...] = (),
 ) -> Picture:
-    """Draw a histogram of the free memory by the length of the free run that it is in, mean over time.
+    """Draw a histogram of the free memory by the length of the free extent that it is in, mean over time.
 
-    Paged policies can use runs of any length. Contiguous policies need runs at least as long as a reservation; a
+    Paged policies can use extents of any length. Contiguous policies need extents at least as long as a reservation; a
     vertical line marks the median reservation."""
     names = names_for(recordings, names, MOST_LINES)
     free = [FreeMemory.of(replay_of(recording)) for recording in recordings]
     with style(purpose, theme):
         picture = Picture(purpose, size, theme, aspect=0.6)
         axes = picture.subplots()
-        for of_run, name, line in zip(free, names, picture.colors.lines, strict=False):
-            share, slots = of_run.percent_by_length, of_run.asked_slots
+        for one, name, line in zip(free, names, picture.colors.lines, strict=False):
+            share, slots = one.percent_by_length, one.asked_slots
             edges = np.exp2(np.arange(len(share) + 1, dtype=np.float64))
             stairs(axes, share, edges, line=line, width_pt=picture.line_pt, label=name, baseline=0.0)
             if slots:
@@ -102,10 +102,10 @@ def free_runs(
         axes.set_ylim(0, _HEADROOM * axes.get_ylim()[1])
         picture.headline(_title(free, names), source_line(recordings))
         picture.add_line_legend(axes)
-    picture.alt_text = "Free memory by the length of the free run it is part of, mean over time. " + " ".join(
-        f"{name}: free memory lies in {of_run.num_runs:.3g} pieces on average"
-        + (f", {of_run.too_short_percent:.3g}% of it too short for one request." if of_run.asked_slots else ".")
-        for of_run, name in zip(free, names, strict=True)
+    picture.alt_text = "Free memory by the length of the free extent it is part of, mean over time. " + " ".join(
+        f"{name}: free memory lies in {one.num_extents:.3g} pieces on average"
+        + (f", {one.too_short_percent:.3g}% of it too short for one request." if one.asked_slots else ".")
+        for one, name in zip(free, names, strict=True)
     )
     return picture
 
@@ -128,7 +128,7 @@ def _asked_slots(replay: Replay) -> float:
 
 
 def _title(free: list[FreeMemory], names: tuple[str, ...]) -> str:
-    for of_run, name in zip(free, names, strict=True):
-        if of_run.asked_slots:
-            return f"{name}: {of_run.too_short_percent:.0f}% of the free memory is in pieces too short for one request"
+    for one, name in zip(free, names, strict=True):
+        if one.asked_slots:
+            return f"{name}: {one.too_short_percent:.0f}% of the free memory is in pieces too short for one request"
     return "Free memory by the length of the pieces it is in"

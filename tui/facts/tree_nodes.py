@@ -1,7 +1,7 @@
-"""The whole radix tree of SGLang's cache at the current frame: runs of slots, their holders, and what can be evicted.
+"""The whole radix tree of SGLang's cache at the current frame: its nodes, their holders, and what can be evicted.
 
 A recording states the slots of each request's table, not the nodes of the tree. But a slot in the tree has exactly one
-predecessor, so the tree follows from the tables. A run ends where two paths separate, where the next slot has other
+predecessor, so the tree follows from the tables. A node ends where two paths separate, where the next slot has other
 holders, or where a prompt ends.
 """
 
@@ -26,28 +26,28 @@ _NONE = -1
 
 
 @dataclass(slots=True)
-class TreeRun:
-    """Consecutive slots of one path with the same holders."""
+class TreeNode:
+    """Node of the radix tree: consecutive units of one path with the same holders."""
 
     begin: int
-    """Number of units on the path before the run."""
+    """Number of units on the path before the node."""
     num_units: int
     num_holders: int
     used_frame: int
-    """Frame of the last use."""
+    """Frame of the last use: the current frame if a request holds the node."""
     depth: int
-    """Number of runs on the path before this run."""
+    """Number of nodes on the path before this node."""
     last_request: int
-    """Row of the request that used the run last."""
+    """Row of the request that used the node last."""
     holders: list[int] = field(default_factory=list)
-    """Rows of the requests that hold the run."""
-    children: list[TreeRun] = field(default_factory=list)
+    """Rows of the requests that hold the node."""
+    children: list[TreeNode] = field(default_factory=list)
     num_below: int = 0
-    """Number of units of the run and of all runs below it."""
+    """Number of units of the node and of all nodes below it."""
 
     @property
     def is_evictable(self) -> bool:
-        """True if the run can be evicted now: no request holds it, and no run is below it."""
+        """True if the node can be evicted now: no request holds it, and no node is below it."""
         return self.num_holders == 0 and not self.children
 
 
@@ -66,25 +66,25 @@ class Wiped:
 
 @dataclass(frozen=True, slots=True)
 class RadixTree:
-    """All runs at one frame: a parent is before its children, and the largest branch comes first."""
+    """All nodes at one frame: a parent is before its children, and the largest branch comes first."""
 
-    runs: tuple[TreeRun, ...]
+    nodes: tuple[TreeNode, ...]
     wiped: Wiped | None
 
     @property
     def num_units(self) -> int:
         """Number of units in the tree."""
-        return sum(run.num_units for run in self.runs)
+        return sum(node.num_units for node in self.nodes)
 
     @property
-    def leaves(self) -> list[TreeRun]:
+    def leaves(self) -> list[TreeNode]:
         """Runs that can be evicted now, the least recently used first."""
-        return sorted((run for run in self.runs if run.is_evictable), key=lambda run: run.used_frame)
+        return sorted((node for node in self.nodes if node.is_evictable), key=lambda node: node.used_frame)
 
     @property
     def num_locked(self) -> int:
         """Number of units that requests hold."""
-        return sum(run.num_units for run in self.runs if run.num_holders)
+        return sum(node.num_units for node in self.nodes if node.num_holders)
 
 
 def has_tree(session: Session) -> bool:
@@ -101,17 +101,19 @@ def ago(session: Session, frame: int) -> str:
 def tree_at(session: Session) -> RadixTree:
     """Return the tree at the current frame."""
     units = _Units(session)
-    ordered: list[TreeRun] = []
-    pending = [*reversed(_runs(session, units))]
+    ordered: list[TreeNode] = []
+    pending = [*reversed(_nodes(session, units))]
     while pending:
-        run = pending.pop()
-        ordered.append(run)
-        pending += reversed(run.children)
+        node = pending.pop()
+        ordered.append(node)
+        pending += reversed(node.children)
     return RadixTree(tuple(ordered), _last_wiped(session))
 
 
 class _Units:
-    """Predecessor, place on the path, last use and last holder of each unit, from the recording up to the frame."""
+    """Predecessor, index on the path, last use and last holder of each unit, from the recording up to the current
+    frame.
+    """
 
     def __init__(self, session: Session) -> None:
         replay, memory = session.replay, session.recording.memory
@@ -146,8 +148,8 @@ class _Units:
         self._used_seq[first:end], self._last[first:end] = [seq] * length, [request] * length
 
 
-def _runs(session: Session, units: _Units) -> list[TreeRun]:
-    """Return the runs that begin at the root, with all other runs as their descendants."""
+def _nodes(session: Session, units: _Units) -> list[TreeNode]:
+    """Return the nodes that begin at the root, with all other nodes as their descendants."""
     replay, frame = session.replay, session.player.frame
     paths = {row: table[: in_tree_units(session, row)] for row, table in units.tables.items()}
     num_holders = np.zeros(replay.num_units, np.int64)
@@ -159,40 +161,42 @@ def _runs(session: Session, units: _Units) -> list[TreeRun]:
     before[units.before == _NONE] = _NONE
     num_children = np.bincount(before[inside][before[inside] != _NONE], minlength=replay.num_units)
     prompt_units = session.recording.requests.prompt_tokens[units.last] // replay.unit_tokens
-    begins = before == _NONE  # units with which a run begins
+    begins = before == _NONE  # units with which a node begins
     begins |= (num_children[before] > 1) | (num_holders != num_holders[before]) | (units.place == prompt_units)
-    run_of: dict[int, TreeRun] = {}
-    top: list[TreeRun] = []
+    node_of: dict[int, TreeNode] = {}
+    top: list[TreeNode] = []
     for unit in inside[np.argsort(units.place[inside], kind="stable")].tolist():
-        parent = run_of.get(int(before[unit]))
+        parent = node_of.get(int(before[unit]))
         if parent is not None and not begins[unit]:
             parent.num_units += 1
-            run_of[unit] = parent
+            node_of[unit] = parent
             continue
         used = int(np.searchsorted(replay.frame_seq, units.used_seq[unit]))
         depth = parent.depth + 1 if parent else 0
-        run = TreeRun(int(units.place[unit]), 1, int(num_holders[unit]), min(used, frame), depth, int(units.last[unit]))
-        run_of[unit] = run
-        (parent.children if parent else top).append(run)
+        node = TreeNode(
+            int(units.place[unit]), 1, int(num_holders[unit]), min(used, frame), depth, int(units.last[unit])
+        )
+        node_of[unit] = node
+        (parent.children if parent else top).append(node)
     for row, path in paths.items():
         place = 0
         while place < len(path):
-            run = run_of[path[place]]
-            run.holders.append(row)
-            run.used_frame, place = frame, run.begin + run.num_units
+            node = node_of[path[place]]
+            node.holders.append(row)
+            node.used_frame, place = frame, node.begin + node.num_units
     _add_up(top)
     return top
 
 
-def _add_up(top: list[TreeRun]) -> None:
-    """Count the units below each run, and sort the largest branch first."""
+def _add_up(top: list[TreeNode]) -> None:
+    """Count the units below each node, and sort the largest branch first."""
     ordered = [*top]
-    for run in ordered:  # the list grows during the iteration, until it contains all descendants
-        ordered += run.children
-    for run in reversed(ordered):
-        run.num_below = run.num_units + sum(child.num_below for child in run.children)
-        run.children.sort(key=lambda child: -child.num_below)
-    top.sort(key=lambda run: -run.num_below)
+    for node in ordered:  # the list grows during the iteration, until it contains all descendants
+        ordered += node.children
+    for node in reversed(ordered):
+        node.num_below = node.num_units + sum(child.num_below for child in node.children)
+        node.children.sort(key=lambda child: -child.num_below)
+    top.sort(key=lambda node: -node.num_below)
 
 
 def _last_wiped(session: Session) -> Wiped | None:
