@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     """Everything that the interface can play."""
 
 _LONG_ROWS = 200_000
-"""Number of steps and memory operations above which a recording is shown before its slots are counted by state."""
+"""Number of steps and memory operations from which a recording is shown before its slots are counted by state."""
 
 __all__ = ["attach", "fleet_of", "open_fleet", "run", "screenshot", "watch_metrics"]
 
@@ -212,7 +212,11 @@ def screenshot(
 def _opened(
     shown: Recording | Sequence[Recording] | Lesson | FleetServers, at_s: float | None, *, live: bool = False
 ) -> Session | ComparedRuns | FleetServers | Guided:
-    """Open `shown` at `at_s`, or else at a moment worth seeing. With `live` the moment suits playback, else a still."""
+    """Open `shown` at `at_s` seconds.
+
+    If `at_s` is None, choose a moment worth seeing: with `live` shortly before it, to play; otherwise the moment
+    itself.
+    """
     from kvsim.recording import Recording  # noqa: PLC0415
 
     from .facts.telling import begin_story, judged, story_of  # noqa: PLC0415

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 FRAMES_PER_S = 30
 CALM_FRAMES_PER_S = 1
 _SETTLE_S = 0.5
-"""Wall seconds to wait, until the first picture is drawn, before objects are frozen for the garbage collector."""
+"""Wall seconds after the first picture until all objects are frozen for the garbage collector."""
 
 
 class KvsimApp(Careful, Playbacks):
@@ -95,7 +95,7 @@ class KvsimApp(Careful, Playbacks):
         self._link = Link()
         self._shown = ScreenContent(self._link)
         self.failure: KvsimError | None = None
-        """Error that prevented `opening` from loading."""
+        """Error that prevented `opening` from being loaded; None if there was none."""
         self.flash_s = 0.0 if calm else flash_s
         self._frames_per_s = CALM_FRAMES_PER_S if calm else FRAMES_PER_S
         # Without colours, each cell shows its state by a character.
@@ -175,7 +175,7 @@ class KvsimApp(Careful, Playbacks):
         super()._display(screen, update)
 
     def tick(self) -> None:
-        """Advance the playback by the wall time since the last tick, unless too many bytes were sent of late."""
+        """Advance the playback by the wall time since the last tick, unless too many bytes were sent recently."""
         if not self._link.is_free(time.monotonic()):
             return
         now_s = self._clock()

@@ -49,9 +49,9 @@ def commands(app: AppInterface, playback: PlaybackScreen) -> Iterator[SystemComm
 
 
 def themes(app: AppInterface) -> Iterator[SystemCommand]:
-    """Yield a palette entry for each theme with a background colour of its own, because saved pictures need one.
+    """Yield a palette entry for each theme that has its own background colour, because saved pictures need one.
 
-    Textual's "ansi" themes use the background of the terminal.
+    Textual's "ansi" themes use the background of the terminal, and are left out.
     """
     for name in app.available_themes:
         if "ansi" not in name:

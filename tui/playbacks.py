@@ -88,7 +88,7 @@ class Playbacks(AppInterface):
         return Live(session, self.symbols, self._feed)
 
     def open_playback(self, playback: PlaybackScreen) -> None:
-        """Show `playback` on top of the current playback, which pauses; replace the current one if it is a lesson."""
+        """Show `playback` on top of the current playing screen, which pauses; replace that screen if it is a lesson."""
         self.playback.player.playing = False
         if self.playback.guided is not None and self.num_playbacks > 1:
             self.switch_screen(playback)
@@ -96,7 +96,7 @@ class Playbacks(AppInterface):
             self.push_screen(playback)
 
     def leave_playback(self) -> None:
-        """Return to the playback below, if there is one."""
+        """Return to the playing screen below, if there is one."""
         if isinstance(self.screen, PlaybackScreen) and self.num_playbacks > 1:
             self.pop_screen()
             self.playback.show_frame(everything=True)
@@ -126,7 +126,7 @@ class Playbacks(AppInterface):
             )
 
     def play_session(self, session: Session) -> None:
-        """Play one run on top of the current playback."""
+        """Play one run on top of the current playing screen."""
         self.open_playback(self.playback_for(session))
 
     def action_lessons(self) -> None:

@@ -28,7 +28,7 @@ def render(app: AppInterface, size: tuple[int, int]) -> str:
 def save(app: AppInterface, playback: PlaybackScreen, kind: str) -> None:
     """Save the screen in a new file of the current folder: `kind` is svg or png, or csv for its numbers.
 
-    Without a converter for PNG, the file is an SVG, and a notification reports this.
+    Without a converter for PNG, save an SVG file and show a notification.
     """
     if kind == "csv":
         _save(app, playback, playback.numbers(), kind)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 BYTES_PER_S: Final = 48_000
 """Bytes per second that playback may send; frames are skipped while the rate is exceeded."""
 _CREDIT_S: Final = 0.25
-"""Seconds for which unused bandwidth is saved up: a burst may send this much more than the rate allows."""
+"""Seconds for which unused bandwidth is saved: a burst may send this many seconds' bytes more than the rate allows."""
 _SHORTEST_MOVE: Final = 4
-"""Bytes of the shortest code that moves the cursor; fewer unchanged characters than this are sent again."""
+"""Bytes of the shortest code that moves the cursor. A gap of fewer unchanged characters is sent again instead."""
 _SEEN_ON_BLANKS: Final = frozenset("4579")
 """ANSI codes of the attributes that are visible on a space: underlined, blinking, reversed, struck out."""
 
@@ -206,7 +206,7 @@ def _ink_of(style: Style, system: ColorSystem) -> Ink:
 
 @lru_cache(maxsize=1 << 14)
 def _simplest(character: str, ink: Ink) -> tuple[str, Ink]:
-    """Return the character and style that look the same as `character` in `ink` and need the fewest codes.
+    """Return the character and style that look like `character` in `ink` and need the fewest codes.
 
     A full block, or a character in the colour of its background, becomes a space: then its colour need not be sent.
     """
@@ -225,6 +225,6 @@ def _unseen_on_blanks(attributes: str) -> bool:
 
 
 def _as_ground(color: str) -> str:
-    """Return the code that sets the background to a colour: the foreground's code with 10 added to its first number."""
+    """Return the ANSI code for a background colour, given that for the same text colour: its first number plus 10."""
     first, _, rest = color.partition(";")
     return f"{int(first) + 10};{rest}" if rest else str(int(first) + 10)

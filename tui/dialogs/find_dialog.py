@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def look_up(session: Session, text: str) -> tuple[str, int] | None:
-    """Return the request or unit that `text` names: `("request", row)` or `("unit", index)`; None without a match.
+    """Return the request or unit that `text` names: `("request", row)` or `("unit", index)`; None if it names neither.
 
     `#17` is the unit with address 17. Any other text is the id of a request, the beginning of the id of exactly one
     request, or a row number.

@@ -44,7 +44,7 @@ class LessonsScreen(Modal["Lesson"]):
         self.query_one(OptionList).focus()
 
     def on_key(self, event: object) -> None:
-        """Play the lesson with the pressed digit, the last digit of its number; 0 is lesson 10."""
+        """Play the lesson whose number ends with the pressed digit; 0 is lesson 10."""
         character = getattr(event, "character", None)
         for lesson in self._lessons:
             if character == str(lesson.number % 10):

@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 
 
 class Modal(ModalScreen[Answer | None]):
-    """Dialog that ignores further answers after it has closed, because keys may still arrive."""
+    """Dialog that closes once: after it has closed, it ignores keys that still arrive."""
 
     def answer(self, answer: Answer | None) -> None:
         """Close, and pass `answer` to the code that opened the dialog."""
@@ -45,7 +45,7 @@ class Page(Modal[None]):
         self.call_after_refresh(self._show_keys)
 
     def on_resize(self) -> None:
-        """Name the keys again, because another size may need no scrolling."""
+        """Name the keys in the lower border again: whether keys for scrolling are needed depends on the size."""
         self.call_after_refresh(self._show_keys)
 
     def _show_keys(self) -> None:

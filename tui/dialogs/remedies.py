@@ -54,7 +54,7 @@ class RemediesScreen(Page):
         return Group(verdict, self._table(), _ENOUGH, _TERMS, command, *self._price(), "", found.cause, "", _SIMULATED)
 
     def _price(self) -> tuple[str, ...]:
-        """Return how much memory the first remedy takes, if it adds blocks."""
+        """Return in words how much memory the first remedy takes; empty if it adds no blocks."""
         pool = self._diagnosis.recording.meta.pool
         blocks = getattr(self._diagnosis.remedies[0].change.server, "num_blocks", None)
         if not isinstance(blocks, int) or pool.num_units is None or blocks <= pool.num_units + pool.first_unit:
@@ -63,7 +63,9 @@ class RemediesScreen(Page):
         return (f"It takes {then} for KV instead of {now}, which the GPU must have.",)
 
     def _table(self) -> Table:
-        """Return the measured figures, if the run is a real one, and the simulated ones with and without remedies."""
+        """Return a table of the measured figures of a captured run, and of the simulated ones with and without
+        remedies.
+        """
         found = self._diagnosis
         table = Table(box=None, padding=(0, 1), pad_edge=False)
         for nth, name in enumerate(_COLUMNS):

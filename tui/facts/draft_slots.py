@@ -31,9 +31,7 @@ def draft_slots(session: Session) -> DraftSlots | None:
 
 
 def _taken_back(session: Session, request: int, step: int) -> tuple[int, int]:
-    """Return the first slot with a rejected draft that `step` writes again, and the number of such slots; 0, 0 for
-    none.
-    """
+    """Return the first slot with a rejected draft that `step` writes again, and the number of such slots; else 0, 0."""
     schedule = session.recording.schedule
     rows = np.flatnonzero((schedule.request == request) & (schedule.step <= step))
     if len(rows) < 2 or schedule.step[rows[-1]] != step:

@@ -85,9 +85,7 @@ def about_all(fleet: FleetServers, now: Sequence[ServerNow], room: int) -> list[
 
 
 def _balance(fleet: FleetServers, now: Sequence[ServerNow]) -> str:
-    """Return, in words, the tokens computed so far by the busiest server, relative to the mean of servers of its
-    kind.
-    """
+    """Return in words the tokens computed so far by the busiest server, relative to the mean of servers of its kind."""
     times, kind = fleet.imbalance(now)
     return f"busiest {kind}{' ' * bool(kind)}server computed {times:.2f} times {'their' if kind else 'the'} mean"
 

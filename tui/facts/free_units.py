@@ -29,17 +29,17 @@ def free_line(session: Session, width: int) -> str:
     numbers = (next_units(replay) + replay.first_unit).tolist()
     if not numbers:
         return free
-    runs = list(_runs(numbers))
-    for kept in range(len(runs), 0, -1):
-        listed = ", then ".join(filter(None, (runs[0], ", ".join(runs[1:kept]))))
-        units = unit + "s" * (" to " in runs[0])
+    series = list(_series(numbers))
+    for kept in range(len(series), 0, -1):
+        listed = ", then ".join(filter(None, (series[0], ", ".join(series[1:kept]))))
+        units = unit + "s" * (" to " in series[0])
         for begin in (f"{free}, allocated next: {units} ", f"{free}, next: "):
             if len(begin + listed) <= width:
                 return begin + listed
     return free
 
 
-def _runs(numbers: list[int]) -> Iterator[str]:
+def _series(numbers: list[int]) -> Iterator[str]:
     """Yield each series of consecutive `numbers` in words: `1,203`, `412 to 419`."""
-    for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
-        yield f"{run[0]:,}" if len(run) == 1 else f"{run[0]:,} to {run[-1]:,}"
+    for each in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
+        yield f"{each[0]:,}" if len(each) == 1 else f"{each[0]:,} to {each[-1]:,}"

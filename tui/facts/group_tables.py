@@ -32,9 +32,7 @@ class TableRow:
     num_released: int
     """Number of blocks that have been released from these tables, or were never held."""
     parts: tuple[int, ...]
-    """States of equally long parts of the sequence, from the first token to the last, in the first table of this
-    kind.
-    """
+    """States of equally long parts of the sequence, from the first token to the last, in this kind's first table."""
 
 
 def table_rows(session: Session, request: int, num_parts: int) -> list[TableRow]:

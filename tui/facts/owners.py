@@ -112,9 +112,7 @@ def _sharing(session: Session, tables: dict[int, Units]) -> list[list[int]]:
 
 
 def _owner_group(session: Session, tables: dict[int, Units], held: Units, slots: Slots) -> OwnerGroup:
-    """Return the group of the requests of `tables`. `slots` has the slots in each state for each of the units
-    `held`.
-    """
+    """Return the group of the requests of `tables`. `slots` has the slots in each state for each unit in `held`."""
     refs = session.replay.refs
     owners = []
     for request, units in tables.items():

@@ -130,9 +130,7 @@ def comes_from_host(session: Session, request: int) -> bool:
 
 
 def place_in_row(session: Session, request: int) -> str:
-    """Return, in words, the row of a training batch that contains a sequence, and the sequences before it in this
-    row.
-    """
+    """Return, in words, the row of a training batch that contains a sequence, and the sequences before it."""
     _, addresses = session.replay.block_table(request)
     if not len(addresses) or session.rows is None:
         return "in no row yet"

@@ -1,6 +1,4 @@
-"""Facts about the node of a slot in SGLang's radix tree: its length, how many requests lock it, when it can be
-evicted.
-"""
+"""Facts about the node of a slot in SGLang's radix tree: its length, the requests that lock it, when it can be evicted."""
 
 from __future__ import annotations
 
@@ -54,9 +52,7 @@ def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
 
 
 def in_tree_units(session: Session, request: int) -> int:
-    """Return how many leading units of a running request are in the tree: the full units of its prompt that are
-    computed.
-    """
+    """Return how many leading units of a running request are in the tree: the full units of prompt computed so far."""
     replay, prompt = session.replay, int(session.recording.requests.prompt_tokens[request])
     computed = int(replay.computed(np.array([request]))[0])
     return min(computed, prompt) // replay.unit_tokens

@@ -111,9 +111,7 @@ def tree_at(session: Session) -> RadixTree:
 
 
 class _Units:
-    """Predecessor, index on the path, last use and last holder of each unit, from the recording up to the current
-    frame.
-    """
+    """Predecessor, index on the path, last use and last holder of each unit, at the current frame."""
 
     def __init__(self, session: Session) -> None:
         replay, memory = session.replay, session.recording.memory

@@ -125,9 +125,7 @@ def _rest_of_answer(session: Session, request: int, most: int) -> int:
 
 
 def needs(name: str, need: int, unit: str, free: str) -> tuple[str, str]:
-    """Return two texts, with and without `name`: the number of units that a request needs, and those that are
-    `free`.
-    """
+    """Return two texts, with and without `name`: the number of units that a request needs, and those `free`."""
     return f"{name} needs {plural(need, unit)}, {free}", f"needs {plural(need, unit)}, {free}"
 
 

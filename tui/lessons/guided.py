@@ -110,7 +110,7 @@ class Guided:
 
     @property
     def color_by(self) -> ColorBy:
-        """Return what colours mean at first: as the lesson states; otherwise owners in comparisons, and the default for
+        """Return what colours mean at first: what the lesson states; else owners in comparisons, and the default for
         one run.
         """
         if self.lesson.color_by is not None:

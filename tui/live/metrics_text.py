@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LABEL_WIDTH: Final = 13
 _PLAIN_EIGHTHS: Final = " .:-=+*#@"
 _TIMES: Final = {"ttft": "first token", "inter_token": "between two", "queue": "in the queue", "e2e": "end to end"}
-"""Texts for the distributions of times; "between two" means between two output tokens."""
+"""Name of each distribution of times in the table; "between two" means between two output tokens."""
 _QUANTILES: Final = (0.5, 0.9, 0.99)
 
 
@@ -47,7 +47,7 @@ def cache_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
 
 
 def event_lines(look: CacheLook, ended: str | None, num_blocks: int | None, width: int, height: int) -> list[Text]:
-    """Return at most `height` lines about the prefix cache: the reason `ended`, known facts, and unknown facts."""
+    """Return at most `height` lines about the prefix cache: why events `ended`, what is known, and what is not."""
     facts = [Text(f"{fact[:1].upper()}{fact[1:]}"[:width], "text") for fact in cache_facts(look, num_blocks)]
     limits = [Text(f"Not known: {limit}"[:width], "weak") for limit in cache_limits(look)]
     ends = [] if ended is None else [Text(ended[:width], "strong")]
@@ -117,9 +117,9 @@ def chart_lines(looks: Sequence[ServerMetrics], width: int, height: int, *, plai
 
 
 def _sampled(values: list[float], width: int) -> list[float]:
-    """Return at most `width` values: `values` themselves, or the maximum of every n consecutive `values`.
+    """Return at most `width` values: `values` themselves, or the maximum of every n consecutive ones.
 
-    The first `values` are left out if the number of `values` is not a multiple of n.
+    If their number is not a multiple of n, the first values are left out.
     """
     width = max(width, 1)
     if len(values) <= width:

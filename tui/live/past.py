@@ -24,12 +24,12 @@ MAX_FRAMES: Final = 50_000
 class Past:
     """Opens successive excerpts of a recording, each with the charts and totals of the time before it.
 
-    The chart of a frame comes from the last session that contains the frame, because later steps show which reserved
-    slots were used after all.
+    The chart of a frame comes from the last session that contains the frame, because only later steps show which
+    reserved slots were used.
     """
 
     def __init__(self, latest: Session | None = None) -> None:
-        """`latest` is a session that has been opened already, if any."""
+        """`latest` is a session that has been opened already; None if there is none."""
         self._latest = latest
 
     def open(self, excerpt: Excerpt) -> Session:

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 1.0
 _GROWTH: Final = 8
-"""While the user looks at earlier steps, all steps are opened again when they have grown by 1/8."""
+"""Number g: while the user looks at earlier steps, all steps are opened again when their number has grown by 1/g."""
 QUIET_S: Final = 5.0
 """Seconds without an event after which the headline reports it: the server is idle or gone."""
 
 
 class Live(Watch):
-    """Shows the last step of `feed`, unless the user has gone back.
+    """Screen that shows the last step of `feed`, until the user goes back.
 
-    While it shows the last step, its session has the last steps only, with charts of the time before. When the user
-    goes further back, the session has all steps that the feed has kept.
+    While it shows the last step, its session has only the last steps, with charts of the time before. If the user goes
+    further back, the session has all steps that the feed has kept.
     """
 
     def __init__(self, session: Session, symbols: Symbols, feed: Feed) -> None:
@@ -122,7 +122,10 @@ class Live(Watch):
         return self.session.before.charts is not None
 
     def _newer(self, *, follows: bool) -> Session | None:
-        """Return the session to show next, over the last steps if the screen `follows`; None for no change."""
+        """Return the session to show next; None for no change.
+
+        If the screen `follows` the server, the session has the last steps.
+        """
         excerpt = self._feed.recent()
         if excerpt is not None and excerpt.end_step != self._present.end_step:
             self._present = self._past.open(excerpt)
@@ -144,7 +147,9 @@ class Live(Watch):
         self.notify(f"{self._ended[0].upper()}{self._ended[1:]} What was seen stays here.", timeout=10, markup=False)
 
     def _replace_session(self, session: Session) -> None:
-        """Show `session` instead of the current one, at the time shown now, or at the last step if that was shown."""
+        """Show `session` instead of the current one, at the time that was shown; at the new last step if that was the
+        last.
+        """
         old, player = self.session, self.session.player
         follows = self._is_at_present()
         session.player.take_over(player)
@@ -172,7 +177,7 @@ class Live(Watch):
 
     @staticmethod
     def _same_request(old: Session, new: Session) -> int | None:
-        """Find the request that `old` follows in the recording of `new`; return its row, or None if it has left."""
+        """Return the row in `new` of the request that `old` follows; None if `old` follows none, or it has left."""
         if old.followed is None:
             return None
         rows = np.flatnonzero(new.recording.requests.id == old.request_name(old.followed))

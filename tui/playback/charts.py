@@ -65,13 +65,13 @@ class Charts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IdleSpans:
-    """Spans between the output of a step and the next step in which no step is in flight, in order."""
+    """Spans of time between the output of a step and the beginning of the next, with no step in flight, in order."""
 
     begin_s: FloatArray
     end_s: FloatArray
-    """Times at which the next steps begin, in seconds."""
+    """Times at which the spans end and the next steps begin, in seconds."""
     slots: npt.NDArray[np.int64]
-    """Number of slots of the pool in each state: shape (num_spans, 8)."""
+    """Number of slots of the pool in each state during the span: shape (num_spans, 8)."""
     running: IntArray
     waiting: IntArray
 
@@ -84,7 +84,7 @@ class IdleSpans:
 
     @classmethod
     def of(cls, recording: Recording, in_gaps: GapSlots) -> IdleSpans:
-        """Choose those of the gaps that are long enough to be seen on a time axis."""
+        """Return the gaps of a recording that are long enough to be seen on a time axis."""
         gaps = in_gaps.gaps
         end_s = recording.steps.start_s[gaps.step + 1]
         long = end_s - gaps.begin_s > recording.duration_s * _LEAST_IDLE
@@ -97,7 +97,11 @@ class IdleSpans:
         )
 
     def released_s(self, times_s: FloatArray) -> FloatArray:
-        """Return the times at which memory was released; the frames that show it free first begin at `times_s`."""
+        """Return, for frames that begin at `times_s`, when the memory was released that they are the first to show as
+        free.
+
+        That is the beginning of the idle span which ends with the frame; without one, it is the frame's own time.
+        """
         if not len(self.end_s):
             return times_s
         span = np.searchsorted(self.end_s, times_s).clip(max=len(self.end_s) - 1)
@@ -109,11 +113,11 @@ class Before:
     """Totals of the time before the first frame that a session can show."""
 
     first_step: int
-    """Number that the server gives to the step of the first frame."""
+    """Number of the step that the session's first frame shows, as the server counts steps."""
     num_summary_frames: int = 0
     """1 if the first frame summarizes everything that happened before, otherwise 0."""
     charts: Charts | None = None
-    """Charts of earlier frames; None if unknown."""
+    """Charts of the frames before the session's first frame; None if unknown."""
     num_finished: int = 0
     num_refused: int = 0
     num_preempted: int = 0

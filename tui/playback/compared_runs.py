@@ -48,9 +48,10 @@ class ComparedRuns:
         at_s: float | None = None,
         fastest_first: bool = True,
     ) -> None:
-        """`labels` name the runs; without labels, they are named after their policies. Playback begins at `at_s`.
+        """`labels` name the runs; without labels, they are named after their policies.
 
-        The run that takes the least time comes first; without `fastest_first`, runs keep the order of `recordings`.
+        Playback begins at `at_s`; None begins with the first frame. The run that takes the least time comes first;
+        without `fastest_first`, runs keep the order of `recordings`.
         """
         names = labels or [recording.meta.rules_name for recording in recordings]
         lanes = [ComparedRun(label=name, session=Session(run)) for name, run in zip(names, recordings, strict=True)]
@@ -74,7 +75,7 @@ class ComparedRuns:
         self.show()
 
     def frames_at(self, times_s: FloatArray) -> npt.NDArray[np.intp]:
-        """Return, for each time, the first of the player's frames that begins then or later."""
+        """Return, for each of `times_s`, the number of the player's first frame that begins at that time or later."""
         return np.searchsorted(self.player.times_s, times_s)
 
     def learn(self, ample_tokens_per_s: Sequence[float]) -> None:

@@ -30,7 +30,7 @@ _SAMPLES = 400
 
 
 Course: TypeAlias = "tuple[FloatArray, npt.NDArray[Any]]"
-"""Times in seconds from which values hold, and the values; the last is 0."""
+"""Times in seconds, and the values that hold from each time to the next; the last value is 0."""
 
 
 class ServerNow(NamedTuple):
@@ -47,7 +47,7 @@ class ServerNow(NamedTuple):
     prompt_tokens: int
     """Number of prompt tokens of the requests that have been scheduled so far."""
     hit_tokens: int
-    """Number of these prompt tokens that were prefix hits."""
+    """Number of `prompt_tokens` that were prefix-cache hits."""
 
 
 class Stop(NamedTuple):
@@ -62,10 +62,10 @@ class Stop(NamedTuple):
 
 
 class FleetServer:
-    """The part of one recording that the picture of a fleet needs; the rest is not kept in memory."""
+    """Part of one recording that the picture of a fleet needs; the rest is not kept in memory."""
 
     def __init__(self, recording: Recording | Outline, name: str, reopen: Callable[[], Recording]) -> None:
-        """`reopen` reads the whole recording again, to watch this server alone."""
+        """`reopen` reads the whole recording again, when the user watches this server alone."""
         self.name, self.reopen = name, reopen
         self.meta: Meta = recording.meta
         self.steps: Steps = recording.steps
@@ -122,7 +122,7 @@ class FleetServer:
         return rows[np.argsort(requests.arrival_s[rows], kind="stable")]
 
     def step_at(self, time_s: float) -> int | None:
-        """Return the number of the last step that began by `time_s`; None before the first and after the last one."""
+        """Return the number of the last step begun by `time_s`; None before the first and after the last step."""
         step = int(np.searchsorted(self.steps.start_s, time_s, side="right")) - 1
         return step if step >= 0 and time_s < self.duration_s else None
 
@@ -162,7 +162,7 @@ def _courses(recording: Recording | Outline, reopen: Callable[[], Recording]) ->
 
 
 def _values_at(course: Course, times_s: FloatArray) -> npt.NDArray[Any]:
-    """Return the value at each of `times_s`; 0 before the first one holds."""
+    """Return the value at each of `times_s`; 0 before the first time of `course`."""
     since_s, values = course
     row = np.searchsorted(since_s, times_s, side="right") - 1
     return np.where(row >= 0, values[np.maximum(row, 0)], 0)
@@ -191,7 +191,7 @@ class FleetServers:
         notable = np.searchsorted(times_s, np.concatenate(preempted_s)) if preempted_s else np.empty(0, np.int64)
         self.player = Player(times_s, np.minimum(notable, len(times_s) - 1))
         self.followed: str | None = None
-        """Id of the followed request."""
+        """Id of the followed request; None if there is none."""
         self._stops: tuple[str | None, list[Stop]] = (None, [])
         self.player.go_to_time(self._busiest_s if at_s is None else at_s)
 
@@ -220,7 +220,7 @@ class FleetServers:
 
     @cached_property
     def _busiest_s(self) -> float:
-        """Time at which most requests wait; if hardly any request ever waits, the time when the pools are fullest."""
+        """Time in seconds at which most requests wait; if hardly any ever waits, at which the pools are fullest."""
         times_s = np.linspace(self.player.begin_s, self.player.duration_s, _SAMPLES + 1)
         waiting = self.waiting_at(times_s)
         if waiting.max() >= len(self.servers):
@@ -254,9 +254,10 @@ class FleetServers:
         return [each for each in self.servers if each.kind == other] if other else []
 
     def imbalance(self, now: Sequence[ServerNow]) -> tuple[float, str]:
-        """Return the largest imbalance, and the kind of server that it is of; the kind is empty without kinds.
+        """Return the largest imbalance among servers, and the kind of the server that has it.
 
-        It is the number of tokens computed by a server, divided by the mean of the servers of its kind.
+        The imbalance is the number of tokens computed by a server, divided by the mean of the servers of its kind. The
+        kind is `prefill` or `decode`; empty if servers do both.
         """
         computed: dict[str, list[int]] = {}
         for state, server in zip(now, self.servers, strict=True):

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class Handovers:
-    """Transfers of one server. Numbers of other servers count prefill servers, or decode servers, from 0."""
+    """Transfers of KV of one server.
+
+    Other servers are numbered from 0 among the servers of their kind, prefill or decode.
+    """
 
     def __init__(self, transfers: Transfers | None, num_requests: int) -> None:
         """Keep the `transfers` that name a known server and one of `num_requests` requests.
@@ -37,7 +40,7 @@ class Handovers:
         return self._count(self._load & (self._end_s <= time_s))
 
     def kept_for(self, time_s: float) -> dict[int, int]:
-        """Return the number of ended requests whose blocks are kept at `time_s`, for each server that fetches them."""
+        """Return how many ended requests' blocks are kept at `time_s`, for each server that will fetch them."""
         return self._count(self._send & self._under_way(time_s))
 
     def fetched_from(self, request: int, time_s: float) -> int | None:

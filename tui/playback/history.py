@@ -19,7 +19,7 @@ class Stay:
 
     request: int
     generation: int
-    """Number of times the unit had been allocated anew by the end of this stay; a prefix hit does not count."""
+    """Number of allocations of the unit up to the end of this stay; prefix-cache hits are not counted."""
     begin_frame: int
     end_frame: int
     """First frame after the stay."""

@@ -47,12 +47,12 @@ class Player:
         self.stops_at_notable = False
         """True if playback pauses at notable frames."""
         self.gap_begins_s, self.gap_ends_s = np.empty(0), np.empty(0)
-        """Times at which gaps begin and end, in seconds, ascending: a gap shows the second state of its frame."""
+        """Times at which gaps begin and end, in seconds, ascending. In a gap, the frame shows what an output has left."""
         self.begin_s, self.duration_s = float(times_s[0]), float(times_s[-1])
         self.playing = False
         self.frame = 0
         self.clock_s = self.begin_s
-        """Current recorded time in seconds; between the beginnings of two frames during playback."""
+        """Current recorded time in seconds. During playback, it can be between the beginnings of two frames."""
         span_s = self.duration_s - self.begin_s if span_s is None else span_s
         self._default_index = speed_index(max(span_s, 1e-6) / DEFAULT_PLAY_S)
         self._index = self._default_index
@@ -86,7 +86,7 @@ class Player:
 
     @property
     def gap(self) -> int | None:
-        """Return the index of the gap that the clock is in; None outside."""
+        """Return the index of the gap that contains the clock's time; None outside gaps."""
         gap = int(np.searchsorted(self.gap_begins_s, self.clock_s, side="right")) - 1
         return gap if gap >= 0 and self.clock_s < self.gap_ends_s[gap] else None
 
@@ -97,7 +97,7 @@ class Player:
         self.playing = not self.playing
 
     def tick(self, wall_s: float) -> bool:
-        """Advance by `wall_s` seconds; return True if another frame or gap is current now."""
+        """Advance by `wall_s` wall seconds; return True if the current frame or gap has changed."""
         if not self.playing:
             return False
         before, gap = self.frame, self.gap
@@ -141,7 +141,7 @@ class Player:
     def take_over(self, other: Player) -> None:
         """Continue at the time of `other`, a player of another part of the same run.
 
-        The speed is changed by as many steps of the scale as that of `other` was.
+        The speed is changed by as many steps of the speed scale as the speed of `other` was.
         """
         self.playing = other.playing
         self.go_to_time(other.clock_s)

@@ -30,7 +30,7 @@ class EventKind(IntEnum):
     ABORTED = 3
     """The client aborted a request."""
     IDLE = 4
-    """A request's answer is complete, but its row is held until the batch ends."""
+    """A request's answer is complete, but its row of a static batch is held until the batch ends."""
     EVICTED = 5
     """Free units lost their cached prefix because they were allocated; no request lost memory."""
 
@@ -38,7 +38,7 @@ class EventKind(IntEnum):
 NOTABLE = (EventKind.PREEMPTED, EventKind.REFUSED, EventKind.ABORTED)
 """Kinds of events that indicate a shortage."""
 ENDS = (EventKind.FINISHED, EventKind.ABORTED)
-"""Kinds of events with which a request ends. They happen at the end of a step; the next frame shows them first."""
+"""Kinds of events that end a request. They happen at the end of a step, so the next frame is the first to show them."""
 
 
 WORDS: Final = {
@@ -70,9 +70,9 @@ class Events:
     """First frame that shows the event."""
     kind: npt.NDArray[np.uint8]
     request: IntArray
-    """`NO_OWNER` for an eviction."""
+    """Row of the request in the requests table; `NO_OWNER` for an eviction."""
     count: IntArray
-    """Number of units evicted in that frame; 1 for an event of a request."""
+    """Number of units evicted in the event's frame; 1 for an event of a request."""
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -118,7 +118,7 @@ class Events:
         return Events(frame=self.frame[rows], kind=self.kind[rows], request=self.request[rows], count=self.count[rows])
 
     def up_to(self, frame: int) -> int:
-        """Return the number of events up to `frame`."""
+        """Return the number of events in `frame` and all frames before."""
         return int(np.searchsorted(self.frame, frame, side="right"))
 
 
@@ -164,9 +164,9 @@ def _evictions(replay: Replay) -> tuple[IntArray, IntArray]:
 
 
 def _idle_rows(replay: Replay) -> tuple[IntArray, IntArray]:
-    """Return the requests that end before their static batch, and the first frame at which each is padding.
+    """Return the requests that end before their static batch, and the first frame in which each is padding.
 
-    The result is empty for other policies.
+    Both arrays are empty for other policies.
     """
     recording = replay.recording
     if recording.meta.policy_name != "static":

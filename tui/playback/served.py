@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def tokens_served(replay: Replay) -> npt.NDArray[np.int64]:
     """Return the number of output tokens sampled before each frame: int64[num_frames].
 
-    A token counts when it is first sampled, not when it is recomputed after a preemption. Requests that were running
-    when the recording began count with the tokens that they had by then.
+    A token counts when it is first sampled, not when it is recomputed after a preemption. Output tokens that were
+    sampled before the recording began are included.
     """
     schedule, requests = replay.recording.schedule, replay.recording.requests
     repeats = schedule.repeats.astype(np.int64)

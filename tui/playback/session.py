@@ -37,7 +37,7 @@ _KINDS = {
     EventFilter.EVICTIONS: (EventKind.EVICTED,),
     EventFilter.FINISHES: (EventKind.FINISHED, EventKind.IDLE),
 }
-"""Kinds of events that each filter selects, for the filters that select by kind."""
+"""Kinds of events that an event filter selects; for the filters that do not depend on the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Story:
     parts: tuple[str, ...]
     """Parts of the headline, the most important first."""
     shorter: tuple[str, ...] = ()
-    """Shorter headlines, each shorter than the one before, for places with room for hardly any part."""
+    """Shorter headlines, each shorter than the one before, for screens with room for hardly any part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class RowsNow:
 
     row_tokens: int
     num_rows: int
-    """Rows with at least one sequence."""
+    """Number of rows with at least one sequence."""
     num_placed: int
     num_sequences: int
     num_tokens: int
@@ -68,7 +68,7 @@ class RowsNow:
 
     @property
     def in_short(self) -> str:
-        """Return the same text without the word "sequences"."""
+        """Return the text of `str` without the word "sequences"."""
         return f"{self.num_placed:,} in {self._rows_and_padding}"
 
     @property
@@ -88,9 +88,10 @@ class Session:
     def __init__(
         self, recording: Recording, *, at_s: float | None = None, later: bool = False, before: Before | None = None
     ) -> None:
-        """`at_s` is the recorded time at which to begin, and `before` what happened before the first frame.
+        """`at_s` is the recorded time at which playback begins, and `before` has the totals of the time before the
+        first frame.
 
-        With `later`, slots are not counted yet: `add_up` must be called once the first picture is drawn.
+        With `later`, slots are not counted yet: `add_up` must be called after the first picture has been drawn.
         """
         self.replay = Replay(_printable(recording))
         self.recording = self.replay.recording
@@ -101,9 +102,9 @@ class Session:
         """Times at which the frames begin, in seconds."""
         self.events = events_of(self.replay)
         self.idle = IdleSpans.none()
-        """Spans in which no step is in flight, which no frame shows; none before `add_up`."""
+        """Idle spans, which no frame shows; none before `add_up`."""
         self.charts = self._charts()
-        """Series of the charts over time: earlier frames if they are known, then all frames."""
+        """Series of the charts over time: frames before the session if they are known, then the session's frames."""
         self.player = Player(self.times_s, self.events.notable.frame)
         self.waste: Waste | None = None
         """Slots of the pool in each state; None before `add_up`."""
@@ -115,17 +116,17 @@ class Session:
         if at_s is not None:
             self.player.go_to_time(at_s)
         self.followed: int | None = None
-        """Row of the request that the user follows."""
+        """Row of the request that the user follows; None if there is none."""
         self.marked: int | None = None
-        """Row of the request that has a colour of its own if hues do not identify requests."""
+        """Row of the request that has a colour of its own if hues cannot identify requests; None if there is none."""
         self.diagnosis: Diagnosis | None = None
-        """Diagnosis of the run, once the user has asked for it."""
+        """Diagnosis of the run; None until the user has asked for it."""
         self.story: Story | None = None
-        """Story that the screen shows, if any."""
+        """Story that the screen shows; None if it shows none."""
         self.selected: int | None = None
-        """Unit under the cursor, numbered from 0 in address order."""
+        """Unit under the cursor, numbered from 0 in address order; None without a cursor."""
         self.hovered: int | None = None
-        """Unit under the mouse."""
+        """Unit under the mouse, numbered from 0 in address order; None if there is none."""
         self._stays: tuple[int, list[Stay]] = (-1, [])
         self._breakdown = (-1, self.slots)
         self.show()
@@ -153,7 +154,7 @@ class Session:
 
     @property
     def num_frames_before(self) -> int:
-        """Return how far the rows of `charts` are ahead of the frames: frame `f` is row `num_frames_before + f`."""
+        """Return the row of the session's first frame in `charts`: the number of earlier frames in the charts."""
         return 0 if self.before.charts is None else len(self.before.charts) - self.before.num_summary_frames
 
     def _charts(self) -> Charts:
@@ -170,7 +171,7 @@ class Session:
 
     @property
     def mean_slots(self) -> FloatArray:
-        """Return the mean number of slots in each state over time, once `add_up` has counted them."""
+        """Return the mean number of slots in each state over the time of the run, shape (8,); needs `add_up`."""
         assert self.waste is not None
         return self.waste.mean_slots()
 
@@ -259,7 +260,7 @@ class Session:
         return self.before.num_finished + finished
 
     def _num_held_rows(self) -> IntArray:
-        """Count, at every frame, the rows of a static batch that are held although their answer is complete."""
+        """Return, for every frame, the rows of a static batch that are held although their answer is complete."""
         idle, finished = (self.events.of_kinds((kind,)) for kind in (EventKind.IDLE, EventKind.FINISHED))
         released_frame = finished.frame[np.isin(finished.request, idle.request)]
         begun, ended = (np.bincount(frames, minlength=len(self.times_s)) for frames in (idle.frame, released_frame))
@@ -275,8 +276,9 @@ class Session:
 
     @property
     def num_held_back(self) -> int:
-        """Count the waiting requests that hold blocks. This happens with host memory alone: blocks of a request are
-        still loading, or the current step still uses the blocks that a request has released.
+        """Return the number of waiting requests that hold blocks; only host memory causes this.
+
+        Either the request's blocks are still being loaded, or the current step still uses blocks that it has released.
         """
         steps, step = self.recording.steps, self.replay.frame
         if self.recording.copies is None or not 0 <= step < len(steps):
@@ -325,7 +327,7 @@ class Session:
         return min(max(reached - first + 1, 0), int(requests.output_tokens[request]))
 
     def show(self) -> None:
-        """Move the replay to the player's frame, or to its state in the gap."""
+        """Move the replay to the player's frame, or in a gap to what the frame's output has left."""
         self.replay.seek(self.player.frame, after_output=self.player.gap is not None)
 
     def now(self, name: str) -> int:

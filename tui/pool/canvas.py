@@ -314,9 +314,7 @@ class Canvas:
 
     @property
     def is_neutral(self) -> bool:
-        """True if colours mean states, and only the followed request has its own, because hues cannot identify
-        requests.
-        """
+        """True if colours mean states, and only the followed request has its own, as hues cannot identify them."""
         return self._paints.is_neutral
 
     @property

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 FLASH_S: Final = 0.3
 """Wall seconds for which changes are highlighted."""
 _MOST_STEPS = 8
-"""Largest number of steps whose changes are highlighted together; after a longer jump, only those of the last step
-are.
-"""
+"""Largest number of steps whose changes are highlighted together; after a longer jump, only the last step's."""
 _MOST_LIT = 1 / 3
 """Largest share of the pool that is highlighted at once; larger changes are not highlighted."""
 

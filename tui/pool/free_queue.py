@@ -36,9 +36,7 @@ def next_units(replay: Replay, most: int = MOST_NEXT) -> IndexArray:
 
 
 def _allocated_in(replay: Replay, rows: slice) -> IndexArray:
-    """Return the units that are free now and are allocated in `rows` of `memory.parquet`, in the order of their
-    allocation.
-    """
+    """Return the units that are free now and are allocated in `rows` of `memory.parquet`, in that order."""
     memory = replay.recording.memory
     used = np.isin(memory.kind[rows], (MemoryKind.APPEND, MemoryKind.SHARE))
     run, offset = expanded(memory.length[rows][used].astype(np.int64))

@@ -127,9 +127,7 @@ def _masks(slots: HostSlots) -> dict[Transfer, BoolArray]:
 
 
 def _paints(slots: HostSlots, *, hued: bool) -> PaintArray:
-    """Return the paint of each host block: the hue of its owner, darker during a store; other conditions have their
-    own.
-    """
+    """Return the paint of each host block: the hue of its owner, darker during a store; others have their own."""
     masks, hue = _masks(slots), slots.owner % NUM_HUES
     paints = np.where(slots.owner == NO_OWNER, int(SlotState.FREE), OWNER + hue)
     paints = np.where(masks[Transfer.GOING], KEPT + hue if hued else GOING, paints)

@@ -140,9 +140,7 @@ def _occurs(
     lit: str | None = None,
     shows: Callable[[int], bool] | None = None,
 ) -> bool:
-    """Tell whether a pool now shows the paints of an entry; True for entries other than states, marks, greys and
-    sharing.
-    """
+    """Tell whether a pool now shows the paints of an entry; True for entries of owners, kinds and ages."""
     if len(paints) == 1 and paints[0] in _MARKS:
         return shows is not None and shows(paints[0])
     if paints == (SHARED,):

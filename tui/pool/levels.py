@@ -17,9 +17,7 @@ _MOST_MARGIN = 0.25
 _LEAST_FILL = 0.9
 """Least share of the picture that the pool should cover."""
 _FEW = 4
-"""Least number of columns of units in a picture slot by slot that has as many rows; with fewer, a coarser picture is
-shown.
-"""
+"""Least number of columns of units in a picture slot by slot with as many rows; with fewer, a coarser one is shown."""
 _MOST_CUT = 512
 """Largest number of units that a picture separates by gaps, to write numbers and holders."""
 _ROUND = {10: 0.12, 20: 0.12, 40: 0.12, 8: 0.06, 16: 0.06, 5: 0.06}

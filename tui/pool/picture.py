@@ -109,14 +109,10 @@ class Paints:
         self.rest = self.written.copy()
         self.whole = self.written.copy()
         self.is_neutral = by is ColorBy.OWNER and not tells_owners(replay.recording)
-        """True if colours mean states, and only the followed request has its own, because hues cannot identify
-        requests.
-        """
+        """True if colours mean states, and only the followed request has its own, as hues cannot identify them."""
         self._followed: int | None = None
         self._own_units = self._next_units = np.empty(0, np.int64)
-        """Units of the followed request, and the free units that are allocated next; both are empty unless
-        `is_neutral`.
-        """
+        """Units of the followed request, and the free units that are allocated next; empty unless `is_neutral`."""
         self._marks = np.zeros(replay.num_units if self.is_neutral else 0, np.uint8)
         """Mark of each unit: `FOLLOWED`, `NEXT`, or 0 for none; empty unless `is_neutral`."""
         self._is_fragmented = is_fragmented(replay)

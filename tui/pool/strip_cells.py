@@ -41,9 +41,7 @@ IMAGES: Final = ((NEW, "computed now"), (HELD, "in use"), (KEPT, "kept until roo
 
 
 class DraftSlots(NamedTuple):
-    """Slots of one request after a step was scheduled; those of known tokens come first, then those under way, then
-    lookahead.
-    """
+    """Slots of one request after a step was scheduled: first those of known tokens, then under way, then lookahead."""
 
     request: int
     known: int

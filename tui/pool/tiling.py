@@ -61,9 +61,7 @@ class Tiling:
     row's first unit, and the holders are on the units.
     """
     label: int = 0
-    """Number of characters of the names on units, 0 if they have none; a written part is at least as wide as its
-    name.
-    """
+    """Number of characters of the names on units, 0 without; a written part is at least as wide as its name."""
 
     @property
     def span(self) -> int:

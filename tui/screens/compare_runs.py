@@ -55,9 +55,7 @@ class Compare(PlaybackScreen):
         guided: Guided | None = None,
         ample: Callable[[], Sequence[float]] | None = None,
     ) -> None:
-        """`ample` returns the throughput of each run with ample memory; it is called in a thread. None: it remains
-        unknown.
-        """
+        """`ample` returns the throughput of each run with ample memory; it is called in a thread. None if unknown."""
         super().__init__(comparison.player, symbols, guided)
         self.comparison = comparison
         self._ample = ample

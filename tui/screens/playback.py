@@ -232,9 +232,7 @@ class PlaybackScreen(Transport):
                 self._show_words()
 
     def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
-        """Draw the player's frame: the picture if the frame has `moved`, and the panels and texts, too, if
-        `everything`.
-        """
+        """Draw the player's frame: the picture if the frame has `moved`, and panels and texts if `everything`."""
         if not self._ready:
             return
         if moved:

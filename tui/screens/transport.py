@@ -30,9 +30,7 @@ class Transport(Screen[None]):
         raise NotImplementedError
 
     def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
-        """Draw the player's frame: the picture if the frame has `moved`, and the panels and texts, too, if
-        `everything`.
-        """
+        """Draw the player's frame: the picture if the frame has `moved`, and panels and texts if `everything`."""
         raise NotImplementedError
 
     def show_transport(self) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _SAMPLE = 2
-"""Width of a sample of a colour, including the gap after it."""
+"""Width in characters of a sample of a colour and the gap after it."""
 _LEAST_HEIGHT = 20
 """Least number of lines of a screen with room for more than one line about owners."""
 
@@ -35,7 +35,7 @@ _LEAST_HEIGHT = 20
 class BelowPool(Widget):
     """Owners, legend and last step: one line each, or more if needed and if the screen is tall enough.
 
-    If hues would not identify requests, it also chooses the request that has a colour of its own in the pool.
+    If hues cannot identify requests, it also chooses the request that has a colour of its own in the pool.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"below--text", "below--weak", "below--strong"}
@@ -87,9 +87,9 @@ class BelowPool(Widget):
     def _packed(
         self, label: Segment, entries: list[list[Segment]], num_lines: int, others: str = "more"
     ) -> list[Strip]:
-        """Return at most `num_lines` lines of whole entries after `label`; the last counts entries without room.
+        """Return at most `num_lines` lines of whole entries after `label`.
 
-        `others` is the noun for these entries.
+        The last line ends with the number of entries without room, and the noun `others` for these.
         """
         room, strips = self.size.width - label.cell_length, list[Strip]()
         while not strips or entries:

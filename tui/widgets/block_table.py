@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class BlockTable(Panel, can_focus=True, inherit_bindings=False):
-    """Logical and physical numbers of the request's blocks, the newest last. The user can scroll."""
+    """Numbers of the followed request's blocks in its table and in the pool, the newest last. The user can scroll."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "scroll_lines(-1)", "Up", show=False, id="table.up"),
@@ -62,7 +62,7 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         self.action_scroll_lines(1)
 
     def write(self) -> list[Strip]:
-        """Return the lines that fit; hidden units are counted in the first and in the last line."""
+        """Return the lines that fit. The first and the last line count the units of the lines above and below."""
         lines = self._lines_of_table()
         self.num_lines, height = len(lines), max(self.size.height, 1)
         hidden = max(len(lines) - height, 0)
@@ -82,7 +82,7 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         return Strip([self.text(f"{self.symbols.cut} {plural(number, noun)} {where}, scroll", "weak")])
 
     def _lines_of_table(self) -> list[tuple[Strip, int]]:
-        """Return every line, and the number of units in it; 1 per line for tables by kind of layers."""
+        """Return every line, with the number of units that it lists; 1 for a line about a kind of layers."""
         session = self.session
         if session.followed is None:
             return [(Strip([self.text("follow a request to see its table", "weak")]), 0)]

@@ -40,7 +40,7 @@ class DraftStrip(DrawnPanel):
 
 
 def titles_of(slots: DraftSlots, name: str) -> tuple[str, ...]:
-    """Return the title, and then a shorter title for narrow places."""
+    """Return the title, and a shorter title for narrow screens."""
     figures = f"{slots.known:,} known, {slots.under_way:,} under way"
     return (
         f"drafts of {name}: {figures}, {slots.taken_back:,} were taken back, {slots.lookahead:,} lookahead",

@@ -40,7 +40,7 @@ class DrawnPanel(Panel):
         return 1
 
     def drawn(self, keys: KeyArray, legend: Sequence[tuple[int, str]] = ()) -> list[Strip]:
-        """Return the lines of `keys` and, if there is room below, a `legend` of paints and their meanings."""
+        """Return the characters of `keys` as lines and, if there is room below, a `legend` of paints with meanings."""
         strips = [Strip([Segment(*self._brush[key]) for key in row], len(row)).simplify() for row in keys.tolist()]
         if legend and self.size.height > len(strips):
             segments: list[Segment] = []

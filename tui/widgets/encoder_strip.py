@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class EncoderStrip(DrawnPanel):
-    """Strip of the images in the encoder cache, by share of its capacity, with a legend below if there is room."""
+    """Strip of the images in the encoder cache, with a legend below if there is room.
+
+    The width of an image is its share of the cache's capacity.
+    """
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="encoder")
@@ -39,7 +42,7 @@ class EncoderStrip(DrawnPanel):
 
 
 def titles_of(contents: EncoderContents, frame: int) -> tuple[str, ...]:
-    """Return the title, and then a shorter title for narrow places."""
+    """Return the title, and a shorter title for narrow screens."""
     held, kept = int(contents.held_tokens[frame]), int(contents.kept_tokens[frame])
     images = contents.images_at(frame)
     num_held = sum(1 for image in images if image.users)

@@ -21,7 +21,7 @@ def num_that_fit(entries: Sequence[list[Segment]], room: int) -> int:
 
 
 def whole_entries(entries: Sequence[list[Segment]], room: int, style: Style, cut: str, others: str = "more") -> Strip:
-    """Return the leading `entries` that fit into `room` characters, followed by the number of the others.
+    """Return the leading `entries` that fit into `room` characters, followed by the number of entries left out.
 
     `others` is the noun for that number. The first entry is always shown; if it does not fit, `cut` replaces its end.
     """

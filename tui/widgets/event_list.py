@@ -42,7 +42,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
 
     @dataclass
     class Jumped(Message):
-        """Message that the user chose an event; `request` is None for an event of no request."""
+        """Message that the user chose an event; `request` is None for an eviction."""
 
         frame: int
         request: int | None

@@ -1,4 +1,4 @@
-"""Panel with the map of host memory, below the pool: the owner of each slot, and blocks in transfer."""
+"""Panel with the map of host memory, below the pool: the owner of each host block, and blocks in transfer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class HostMap(DrawnPanel):
-    """Map of the slots of host memory in order, with a legend below if there is room."""
+    """Map of the host blocks in order, with a legend below if there is room."""
 
     def __init__(self, session: Session, symbols: Symbols, *, id: str = "host") -> None:  # noqa: A002 - Textual's name
         super().__init__(session, symbols, id=id)
@@ -37,7 +37,7 @@ class HostMap(DrawnPanel):
 
     @property
     def _num_lines(self) -> int:
-        """Lines of the map; the legend has another line, if there are two or more."""
+        """Number of lines of the map: all lines of the widget, less one for the legend if there are two or more."""
         return max(self.size.height - 1, 1)
 
     def write(self) -> list[Strip]:
@@ -52,7 +52,7 @@ class HostMap(DrawnPanel):
         return strips
 
     def _legend(self, entries_now: list[tuple[list[int], str]]) -> Strip:
-        """Return the entries, or in few columns a list of owners for each kind of slot: the leading ones that fit."""
+        """Return the leading entries that fit; in few columns, a list of owners for each condition of host blocks."""
         entries = [self._entry(paints, words) for paints, words in entries_now]
         if sum(segment.cell_length for entry in entries for segment in entry) + 2 * len(entries) - 2 > self.size.width:
             entries = self._by_kind(entries_now)
@@ -68,7 +68,7 @@ class HostMap(DrawnPanel):
         return [*(self.sample(paint) for paint in paints), self.text(f" {words}", "weak")]
 
     def _by_kind(self, entries_now: list[tuple[list[int], str]]) -> list[list[Segment]]:
-        """Return an entry for each kind of slot: its name, and then the samples and names of the owners."""
+        """Return an entry for each condition of host blocks: its name, and then the samples and names of the owners."""
         kinds = list[list[Segment]]()
         for kind in Transfer:
             suffix = f" {kind.value}"

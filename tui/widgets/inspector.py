@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _MOST_STAYS = 3
-"""Largest number of earlier holders of a unit that are named."""
+"""Largest number of former holders of a unit that are named."""
 
 
 class Inspector(Panel):
@@ -37,7 +37,7 @@ class Inspector(Panel):
         self.border_title = "inspector"
 
     def write(self) -> list[Strip]:
-        """Return lines about the unit, then about the request; without former holders of the unit if room is short."""
+        """Return lines about the unit, then about the request. If room is short, its former holders are left out."""
         lines = self._everything(num_stays=_MOST_STAYS)
         self.num_lines, height = len(lines), max(self.size.height, 1)
         if len(lines) > height:
@@ -83,6 +83,6 @@ class Inspector(Panel):
         return Strip([self.text(f"{unit_heading(self.session, unit)} ", "strong"), *sample])
 
     def _square(self, request: int) -> list[Segment]:
-        """Return a sample of the request's colour; nothing if it has the colour of all others."""
+        """Return a sample of the request's colour; empty if it has the colour of all other requests."""
         paint = paint_of(self.session, request)
         return [] if paint == SlotState.TOKEN else [self.sample(paint)]

@@ -54,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Entries of the line, the most important first; the entry of the command palette is at the right end."""
+    """Entries of the line, the most important first. The entry of the command palette is shown at the right end."""
 
     entries: tuple[Entry, ...]
     palette: Entry | None
@@ -142,7 +142,7 @@ class KeyLine(Widget):
             self.refresh()
 
     def _parts(self) -> Iterator[tuple[str, str, Key | None]]:
-        """Yield the texts from left to right, each with its style and the key that a click on it presses."""
+        """Yield the texts from left to right, each with its style and the key that a click presses, if any."""
         if self._keys is None:
             return
         palette = self._keys.palette

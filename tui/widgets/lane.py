@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from ..playback.compared_runs import ComparedRun
 
 _TOO_MANY_TO_NAME = 12
-"""Number of waiting requests from which on their names are left out."""
+"""Least number of waiting requests with which their names are left out."""
 MOST_POOLS_NARROW: Final = 3
 """Largest number of runs whose pools are shown on a narrow screen."""
 _LABEL = 9
 """Width of the label of a line, in columns."""
 _WITHOUT_CELL = 8
-"""Height of the widget, in lines, up to which the size of a cell is left out."""
+"""Largest height of the widget, in lines, at which the size of a cell is left out."""
 _WIDE = 28
-"""Width of the widget, in columns, from which on the share beside the bar is followed by its denominator."""
+"""Least width of the widget, in columns, with room for the words after the percentage: `of tokens`."""
 
 
 class LaneFigures(Widget):
@@ -90,7 +90,7 @@ class LaneFigures(Widget):
         return self.screen.query_one("#lanes").has_class("-many") and self.screen.has_class("-narrow")
 
     def _kinds(self) -> list[str]:
-        """Return the figures that have a line, from above; what the user selected is always among them."""
+        """Return the names of the figures that have a line, from above; what the user selected always has one."""
         height, session = self.size.height, self._lane.session
         if self._replaces_pool:
             lines = self.screen.query_one("#lanes").size.height // self._num_lanes
@@ -116,7 +116,7 @@ class LaneFigures(Widget):
         return "memory" in self._kinds() and self._pool.color_by is not ColorBy.LAYERS
 
     def _segments(self, kind: str, width: int) -> list[Segment]:
-        """Return the line of one figure."""
+        """Return the line of the figure `kind`."""
         text, label, room = self._style("text"), self._style("label"), width - _LABEL
         match kind:
             case "name":
@@ -163,7 +163,9 @@ class LaneFigures(Widget):
 
     @property
     def _done(self) -> float:
-        """Share of the output tokens that are served, or of the slots of a batch's used rows that hold tokens."""
+        """Share of the output tokens that are served; for a training batch, share of the slots of used rows with
+        tokens.
+        """
         rows, session = self._lane.session.rows, self._lane.session
         if rows is None:
             return float(session.served[session.player.frame] / max(int(session.served[-1]), 1))
@@ -199,7 +201,7 @@ class LaneFigures(Widget):
 
     @property
     def _on_left(self) -> Style:
-        """Style of words on the part of the progress bar that is left."""
+        """Style of the words on that part of the progress bar which is not filled yet."""
         return Style(color=self._style("strong").color, bold=True)
 
     def _counts(self, width: int, *, with_rate: bool) -> str:

@@ -36,7 +36,7 @@ _CHANGES: Final = (
 
 
 class Legend(Widget):
-    """Legend of the colours of the pools. If these show states, or are hidden, it explains the bars of states."""
+    """Legend of the colours of the pools. If these mean states, or pools are hidden, it explains the bars of states."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"legend--text"}
 
@@ -105,7 +105,7 @@ class Legend(Widget):
 
     @property
     def _bars(self) -> str:
-        """Explanation of the bars of the lanes: the totals that they show shares of."""
+        """Explanation of the percentages beside the bars of the lanes: what they are shares of."""
         sizes = {gib(session.recording.meta.pool.num_bytes) for session in self._sessions}
         pool = sizes.pop() if len(sizes) == 1 else "the pool"
         tokens = "a server's tokens" if self._is_fleet else "output tokens"
@@ -113,11 +113,11 @@ class Legend(Widget):
 
     @property
     def _has_lights(self) -> bool:
-        """True if a pool highlights changes now."""
+        """True if a pool highlights changes at the current frame."""
         return any(pool.lights_changes for pool in self.screen.query(PoolPicture) if pool.size.area)
 
     def _below(self, style: Style) -> Strip:
-        """Return the second line: the bars, and the changes that are highlighted in the pools now."""
+        """Return the second line: what the bars show, and the changes that are highlighted in the pools."""
         # Lanes without pools have the throughput beside figures of this moment.
         rates = "; tokens/s: of the whole run" * self.screen.has_class("-narrow")
         segments, width = [Segment(self._bars + rates, style)], self.size.width

@@ -22,7 +22,10 @@ _MOST_HOLDERS: Final = 6
 
 
 class LessonDrawing(Panel):
-    """Drawing of the current caption. Beside the pool, it is as high as the highest such drawing of the lesson."""
+    """Drawing of the current caption.
+
+    Drawings beside the pool all get the height of the highest one in the lesson.
+    """
 
     def __init__(self, guided: Guided, symbols: Symbols) -> None:
         super().__init__(guided.sessions[0], symbols, id="drawing")

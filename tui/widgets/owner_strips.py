@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 MANY: Final = 24
-"""Number of requests above which a screen begins with the pool by owner, because hues would repeat too often."""
+"""Largest number of requests with which a screen begins with the pool in physical order; beyond it, hues repeat."""
 _NAME, _TOKENS = 11, 7
-"""Widths of the columns for the name of a request and for its tokens."""
+"""Widths in characters of the columns for the name of a request and for its tokens."""
 _LEAST_BAR, _GAP = 10, 2
-"""Smallest width of a bar, and width of the gap between two columns of strips."""
+"""Smallest width of a bar, and width of the gap between two columns of strips, in characters."""
 _MOST_MEMBERS = (1 << 30, 16, 12, 8, 6, 5, 4, 3, 2, 1, 0)
-"""Limits on the number of requests of a group that have their own strips. They are tried in order until all fits."""
+"""Limits on the number of requests of a group that have their own strips; the first with which all fit is used."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,15 +55,15 @@ class _OwnerLine:
     edge: str = " "
     """Character of the bracket around a group; a space for a request alone."""
     owners: tuple[Owner, ...] = ()
-    """The requests of the strip; empty for the shared units of a group, and in a blank line."""
+    """Requests of the strip; empty for the shared units of a group, and in a blank line."""
     num_tokens: int = 0
-    """Number of tokens that the figure states."""
+    """Number of tokens that `figure` states."""
     group: OwnerGroup | None = None
-    """The group whose shared units the strip shows."""
+    """Group whose shared units the strip shows; None for a strip of requests."""
 
     @property
     def request(self) -> int | None:
-        """Row of the request, if the strip shows a single one."""
+        """Row of the request if the strip shows a single one; otherwise None."""
         return self.owners[0].request if len(self.owners) == 1 else None
 
 
@@ -79,7 +79,7 @@ class OwnerStrips(Panel):
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="owners")
         self._requests: dict[tuple[int, int], int] = {}
-        """Request of each strip, by column and line."""
+        """Row of the request of each strip, by column and line."""
         self._column_width = 1
         self._drawn: set[int] = set()
         """States that the bars show."""
@@ -87,7 +87,7 @@ class OwnerStrips(Panel):
         """Size of a character of a bar, in words."""
 
     def shows(self, paint: int) -> bool:
-        """Tell whether the bars show the state with this paint; a rare state takes less than a character."""
+        """Tell whether the bars show the state with this paint; a rare state may be too narrow to be shown."""
         return paint in self._drawn
 
     def write(self) -> list[Strip]:
@@ -119,7 +119,7 @@ class OwnerStrips(Panel):
         return [summary, *rows]
 
     def _show_title(self, room: int) -> None:
-        """Show what the strips are, when their memory is free again, and the key of the other view."""
+        """Show the title: what the strips are, when their memory is freed, and the key of the other view."""
         caches, view = self.session.recording.meta.prefix_caching, f" {self.symbols.dot} v: physical"
         first = f"largest{' group' * caches} first: "
         titles = (
@@ -135,7 +135,7 @@ class OwnerStrips(Panel):
         """Return the lines of all groups, and the number of columns of `room` lines that they need.
 
         As many requests of each group as fit have lines of their own. If there is no room even for the smallest limit,
-        the last line is for all others together.
+        the last line is for all remaining requests together.
         """
         edges = ("+", "|", "+") if not self.symbols.right and self.symbols.ascii else ("╭", "│", "╰")
         for most_members in _MOST_MEMBERS:
@@ -209,7 +209,7 @@ class OwnerStrips(Panel):
         yield self.text(words * (math.ceil(share * width) + len(words) <= width), "weak")
 
     def _words_of_several(self, line: _OwnerLine, width: int) -> str:
-        """Return the names of the first and the last of several requests with their tokens, or else the mean."""
+        """Return the names of the first and the last of several requests with their tokens, or the mean if too long."""
         largest, *_, least = sorted(line.owners, key=lambda owner: -owner.own_tokens)
         name = self.session.request_name
         own = sum(owner.own_tokens for owner in line.owners)
@@ -267,7 +267,7 @@ def _unbroken(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
 
 
 def _groups(lines: list[_OwnerLine]) -> list[list[_OwnerLine]]:
-    """Return the lines of each group of requests."""
+    """Return `lines` in lists, one for each group of requests."""
     begins = [at for at, line in enumerate(lines) if line.edge == " " or line.group is not None]
     return [lines[begin:end] for begin, end in pairwise([*begins, len(lines)])]
 
@@ -286,7 +286,7 @@ def _folded(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
 
 
 def _more(owners: Sequence[Owner], num_tokens: int, edge: str = " ") -> _OwnerLine:
-    """Return the line of several requests together. It has no bar, because bars are scaled to the longest one."""
+    """Return the line of several requests together. It has no bar, because a sum could be longer than all bars."""
     figure = f"{num_tokens:,}" if edge == " " else f"+{num_tokens:,}"
     none = np.zeros(len(SlotState), np.int64)
     return _OwnerLine(f"{len(owners):,} more", figure, none, edge=edge, owners=tuple(owners), num_tokens=num_tokens)

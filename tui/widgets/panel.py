@@ -41,7 +41,7 @@ class LineBox(Widget):
         self.symbols = symbols
         self._lines: list[Strip] = []
         self.num_lines = 0
-        """Number of lines to show, including lines for which there is no room."""
+        """Number of lines that the content needs, including those without room."""
         self._laid_out = 0
         """Value of `num_lines` at the last layout."""
 
@@ -78,7 +78,7 @@ class LineBox(Widget):
         raise NotImplementedError
 
     def text(self, text: str, kind: str = "text") -> Segment:
-        """Return text in the style of a component class: `text`, `label`, `strong`, `weak`, `track`."""
+        """Return `text` in the style of the component class `kind`: `text`, `label`, `strong`, `weak`, `track`."""
         return Segment(text, self.get_component_rich_style(f"panel--{kind}"))
 
     def sample(self, paint: int) -> Segment:

@@ -41,7 +41,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @dataclass
     class Tiled(Message):
-        """Message that the picture has other cells, because its size or its level of detail has changed."""
+        """Message that the pool was divided into new cells, because its size or level of detail has changed."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def color_by(self) -> ColorBy:
-        """Meaning of colour."""
+        """Property of the units that their colours show."""
         return self._canvas.color_by
 
     @color_by.setter
@@ -119,17 +119,17 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def followed(self) -> int | None:
-        """Request that has a colour of its own, or alone keeps its colours."""
+        """Request that the user follows: it has its own colour, or alone keeps its colours. None if there is none."""
         return self._canvas.followed
 
     @property
     def is_neutral(self) -> bool:
-        """True if colours mean states and one request, because hues would not identify requests."""
+        """True if colours mean states, and only one request has its own, because hues cannot identify requests."""
         return self._canvas.is_neutral
 
     @property
     def marked_name(self) -> str | None:
-        """Id of the request that has a colour of its own where hues do not identify requests; None without one."""
+        """Id of the request with a colour of its own where hues cannot identify requests; None if there is none."""
         request = self._canvas.followed
         if request is None or not self._canvas.is_neutral or not len(self._replay.block_table(request)[1]):
             return None
@@ -137,21 +137,21 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def counts_holders(self) -> bool:
-        """True if shared units have the number of their holders."""
+        """True if the number of holders is written on each shared unit."""
         return self._canvas.counts_holders
 
     @property
     def has_grey(self) -> bool:
-        """True if memory of other requests is grey, because one request alone keeps its colours."""
+        """True if one request alone keeps its colours, so that memory of other requests is grey."""
         return self.lit_name is not None and len(self._replay.live_requests()) > 1
 
     def shows(self, paint: int) -> bool:
-        """Tell whether `paint`, one of those of a state, is in the picture now."""
+        """Tell whether the picture shows `paint`, the paint of a state."""
         return not self._zoom.ready or self._canvas.shows(paint)
 
     @property
     def lights_changes(self) -> bool:
-        """True if the picture is shown and has a highlighted change now."""
+        """True if the picture is visible and highlights a change."""
         return self.display and self._canvas.has_lights
 
     @property
@@ -162,7 +162,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Return Textual's filters without `ANSIToTruecolor`.
 
-        These colours do not need that filter, and it would take a third of the time of a frame.
+        The colours of the pool need no such conversion, and it would take a third of the time of a frame.
         """
         return [item for item in super().get_line_filters() if not isinstance(item, ANSIToTruecolor)]
 
@@ -173,7 +173,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         self._strips.clear()
 
     def show_frame(self) -> None:
-        """Show the replay's current frame, and highlight the changes since the frame shown before."""
+        """Show the replay's current frame, and highlight what has changed since the frame that was shown before."""
         before, self._frame = self._frame, self._replay.frame
         self._canvas.update()
         self._show_title()
@@ -281,7 +281,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def sizes_cells(self) -> bool:
-        """True if the title has the size of a cell."""
+        """True if the title states the size of a cell."""
         return not self.cell_words or bool(self._zoom.size_in_title(self.cell_words, self.size.width - 2))
 
     def _scroll_to_cursor(self) -> None:

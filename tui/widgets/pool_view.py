@@ -51,7 +51,7 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
         request: int | None
 
     _hovered: int | None = None
-    """Unit under the mouse, numbered from 0 in address order."""
+    """Unit under the mouse, numbered from 0 in address order; None if there is none."""
 
     def select(self, unit: int) -> None:
         """Put the cursor on `unit`, and scroll to it."""

@@ -41,7 +41,7 @@ _MOST_BAR, _LEAST_AXIS = 10, 56
 _MOST_LINES = 9
 """Largest number of lines of a strip, including the empty line below it."""
 _LEAST_APART = 3
-"""Least number of lines of a strip of which the last has no text, so that texts of two servers are apart."""
+"""Least height of a strip, in lines, whose last line has no text, to separate it from the next server."""
 
 
 def columns_right_of_axis(width: int) -> int:
@@ -52,7 +52,7 @@ def columns_right_of_axis(width: int) -> int:
 class PoolWall(LineBox):
     """Strips of the servers: the held share of each pool over the whole run, and figures at the current time.
 
-    Servers for which there is no room share the last strip.
+    Servers without room share the last strip.
     """
 
     can_focus = False
@@ -195,7 +195,7 @@ class PoolWall(LineBox):
     def _chart(
         self, place: int, held: FloatArray, now: float, height: int, stay: npt.NDArray[np.bool_] | None = None
     ) -> list[list[Segment]]:
-        """Return the lines of the chart at `place` from the top: the `held` share over time, `now` at the clock.
+        """Return the lines of the chart at `place` from the top: the `held` share over time, and `now` at the clock.
 
         The last line marks the columns of `stay`, in which the followed request is on the server.
         """
@@ -245,7 +245,7 @@ class PoolWall(LineBox):
         return here
 
     def _is_now(self, stop: Stop) -> bool:
-        """Tell whether the followed request is on the server of `stop` at the clock."""
+        """Tell whether the followed request is on the server of `stop` at the clock's time."""
         clock_s = self._fleet.player.clock_s
         return stop.arrival_s <= clock_s and not stop.end_s <= clock_s
 

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _LABEL, _LONGEST_LABEL = 14, 20
-"""Smallest and largest width of the names of the runs."""
+"""Smallest and largest width of the names of the runs, in columns."""
 _TIME = 9
 """Number of columns right of the axis, for its last time."""
 _GAP = 7
-"""Number of further columns right of the axis, for how much longer than the fastest a run takes: `, ×11.9`."""
+"""Number of columns right of the time of a run, for its ratio to the fastest run: `, ×11.9`."""
 _TICKS = (1, 2, 5, 10)
 """Distances of the numbers on an axis, times a power of ten."""
 _LEAST_TICK = 12
 """Smallest distance of two numbers on the axis, in columns."""
 _PACE = 28
-"""Width of the title without the marks, in columns."""
+"""Width in columns of the title without marks."""
 _MOST_TIMES = 4
-"""Length of a shortened axis, as a multiple of the shortest run; used if a run takes at least twice as long."""
+"""Length of a shortened axis, as a multiple of the shortest run; used if the longest run needs twice this length."""
 
 
 class Race(Scrubber):
@@ -74,12 +74,12 @@ class Race(Scrubber):
 
     @property
     def _is_timed(self) -> bool:
-        """False for rows of a training batch, which are filled without a clock."""
+        """True for runs with a clock; False for training batches, whose rows are filled without one."""
         return self._comparison.lanes[0].session.rows is None
 
     @property
     def _has_lines(self) -> bool:
-        """True if each run has a line."""
+        """True if each run has a line of its own."""
         return self.size.height > 1
 
     @property
@@ -113,12 +113,12 @@ class Race(Scrubber):
 
     @property
     def _beyond(self) -> str:
-        """Mark of a line that goes on beyond the end of the axis."""
+        """Character at the end of a line that continues beyond the axis."""
         return "//" if self.symbols.ascii else "╱╱"
 
     @property
     def pace(self) -> str:
-        """Speed of the playback in words; rows of a training batch are filled without a clock."""
+        """Speed of the playback in words; for a training batch, the way in which its rows are filled."""
         return super().pace if self._is_timed else f"{self.player.speed:g} sequences a second"
 
     def place(self) -> str:
@@ -179,14 +179,14 @@ class Race(Scrubber):
         return cells[:width]
 
     def _is_beyond(self, session: Session) -> bool:
-        """Tell whether a run ends after the end of the axis."""
+        """Tell whether a run ends beyond the axis."""
         return session.player.duration_s > self.player.begin_s + self._span_s * 1.001
 
     def _column_of_end(self, session: Session, width: int) -> int:
         return int(self.column_of(np.array([session.player.duration_s]), width)[0])
 
     def _track(self, width: int) -> list[Segment]:
-        """Return the scrubber with times along it, its last time at the right, and a mark at the end of each run."""
+        """Return the scrubber with times along it, the last time at the right, and a mark at the end of each run."""
         cells = [Segment(self.symbols.track, self._style("track")) for _ in range(width)]
         if not self._is_timed:
             return cells
@@ -203,7 +203,7 @@ class Race(Scrubber):
         return [*cells, Segment(f" {duration(self.begin_s + self._span_s)}", self._style("label"))]
 
     def _ticks(self, width: int) -> list[tuple[int, str]]:
-        """Return the columns of round times on the axis, and these times in words, each with a blank on both sides."""
+        """Return the columns of round times on the axis, and their texts, each with a blank on both sides."""
         least_s = _LEAST_TICK * self._span_s / max(width, 1)
         power = 10.0 ** math.floor(math.log10(max(least_s, 1e-9)))
         distance_s = next(each * power for each in _TICKS if each * power >= least_s)
@@ -217,7 +217,7 @@ class Race(Scrubber):
 
 
 def _listed(lanes: Sequence[ComparedRun], *, times: bool) -> str:
-    """Return the names of `lanes`, with `times` also how long each run takes."""
+    """Return the names of `lanes`; with `times`, each followed by the duration of its run."""
     return ", ".join(
         f"{lane.label} {duration(lane.session.player.duration_s)}" if times else lane.label for lane in lanes
     )

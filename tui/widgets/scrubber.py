@@ -35,7 +35,8 @@ _TINT = 0.4
 def under_cursor(cell: Segment, symbols: Symbols) -> Segment:
     """Return a character of a chart as it looks under the cursor: its colours are tinted with the cursor's colour.
 
-    An empty character becomes a vertical line. Without colours, so does free memory, and other characters become bold.
+    An empty character becomes a vertical line. Without colours, free memory becomes one, too, and other characters
+    become bold.
     """
     palette, style = symbols.palette, cell.style or RichStyle()
     grounded = style.bgcolor is not None and style.bgcolor.get_truecolor().hex != palette.void
@@ -98,7 +99,7 @@ class Scrubber(Widget):
 
     @staticmethod
     def _marked(title: Content, marks: list[Content], room: int) -> tuple[int, Content]:
-        """Return how many of `marks` have room behind `title`, and the title with these."""
+        """Return the number of `marks` that have room behind `title`, and the title followed by these."""
         number = 0
         for mark in marks:
             if title.cell_length + mark.cell_length <= room:
@@ -158,7 +159,7 @@ class Scrubber(Widget):
 
     @property
     def cursor_column(self) -> int:
-        """Column of the player's clock."""
+        """Column of the player's clock on the axis, from 0."""
         return int(self.column_of(np.array([self.player.clock_s]), self.axis_width)[0])
 
     def column_of(self, times_s: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.int64]:

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _FULL_MARK = 4
-"""Number of events that fill the mark of a column; more if any column has more."""
+"""Number of events that fill the mark of a column; if a column has more, its number fills the mark."""
 _MOST_SQUARES = 12
-"""Largest number of columns whose events are marked by squares."""
+"""Largest number of columns with events at which squares mark them."""
 _MOST_KINDS = 2
 """Largest number of kinds of events that are named in the title."""
 _LEAST_ROWS = 8
-"""Height from which many events have a line of their own above the axis."""
+"""Least height of the charts, in lines, with room for a line of events above the axis."""
 _FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
 
 
 _MOSTLY_FILLED = "▅▆▇█"
-"""Characters of charts that show mostly their first colour."""
+"""Characters of charts of which the first colour fills more than half."""
 
 
 def _with_line(cell: Segment, symbols: Symbols) -> Segment:
@@ -117,7 +117,7 @@ class TimelineChart(Scrubber):
         )
 
     def place(self) -> str:
-        """Return the step, and the number of waiting requests if no line shows them and there are any in the run."""
+        """Return the step in words, with the number of waiting requests if some ever wait and no visible line shows it."""
         session, frame = self._session, self.player.frame
         place = f"step {session.step_number(frame):,} of {session.step_number(self.player.last_frame):,}"
         waiting = self._charts.waiting[self._num_before + frame]
@@ -157,7 +157,7 @@ class TimelineChart(Scrubber):
 
     @property
     def _held_style(self) -> Style:
-        """Style of the time in which the followed request holds memory: its colour, where it has one."""
+        """Style of the time in which the followed request holds memory: the request's colour, if it has one."""
         style = self.get_component_rich_style("timeline--held")
         followed = self._session.followed
         if followed is None or not self.symbols.color:
@@ -166,7 +166,7 @@ class TimelineChart(Scrubber):
         return style if paint == SlotState.TOKEN else style + Style(color=paint_colors(self.symbols.palette)[paint])
 
     def _mark_color(self) -> str:
-        """Return the colour of the marks: the pool's colour of freed units if an event is a shortage, else plain."""
+        """Return the colour of the marks of events: that of freed units if there is a shortage, else that of text."""
         shortage = bool(np.isin(self._marked_events().kind, NOTABLE).any())
         palette = self.symbols.palette
         return palette.changes[1] if shortage else palette.cursor
@@ -284,7 +284,7 @@ class TimelineChart(Scrubber):
         ).simplify()
 
     def _knob(self, column: int) -> Segment:
-        """Return the character of the clock on the axis; a square that marks an event stays visible."""
+        """Return the character of the clock on the axis; a square that marks an event remains visible under it."""
         hides = len(self._events) > column and self._events[column] > 0 and self._has_squares
         if hides and not self.symbols.ascii:
             return Segment("■", Style(color=self._mark_color(), bold=True))
@@ -310,7 +310,7 @@ class TimelineChart(Scrubber):
 
     @property
     def _has_squares(self) -> bool:
-        """True if so few columns have events that squares mark them."""
+        """True if events are in few columns, so that squares mark them."""
         return int(np.count_nonzero(self._events)) <= _MOST_SQUARES
 
     def _marked_events(self) -> Events:

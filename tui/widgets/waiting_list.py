@@ -30,7 +30,7 @@ _NAME_WIDTH = 12
 
 
 _FIGURES = 13
-"""Width of the figures of a running request: ` 12,345/16,384`."""
+"""Width in characters of the figures of a running request: ` 12,345/16,384`."""
 
 
 class Queue(Panel, can_focus=True, inherit_bindings=False):
@@ -48,7 +48,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         self.border_title = f"requests {symbols.dot} written/at its end"
         self._requests: list[int | None] = []
         self._cursor: int | None = None
-        """Request under the cursor while the panel has the focus."""
+        """Row of the request under the cursor; None while the panel has no focus."""
 
     def on_focus(self) -> None:
         """Put the cursor on the followed request, or else on the first running one."""
@@ -94,7 +94,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return replay.waiting_requests().tolist(), running[np.argsort(self._is_held(running), kind="stable")].tolist()
 
     def _is_held(self, requests: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Tell for each of `requests` whether its answer is complete and it still holds memory."""
+        """Tell for each of `requests` whether it still holds memory although its answer is complete."""
         replay = self.session.replay
         if self.session.recording.meta.policy_name != "static" or self.session.rows is not None:
             return np.zeros(len(requests), np.bool_)
@@ -144,7 +144,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return requests[begin : begin + room]
 
     def _heading(self, name: str, number: int, shown: int, order: str, reason: str = "") -> Strip:
-        """Return the heading of a list: the number of requests and, if there is room, `reason`, order, number shown."""
+        """Return the heading of a list: the number of requests and, if there is room, `reason`, `order` and `shown`."""
         count = f"{number:,} {name}"
         order, listed = order * (number > 1), f"{shown:,} shown" * (number > shown)
         kept = ((order, listed, reason), (order, reason), (listed, reason), (reason,))
@@ -164,12 +164,12 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         ]
 
     def _square(self, request: int) -> Segment:
-        """Return a sample of the request's colour; a space if it has the colour of all others."""
+        """Return a sample of the request's colour; a space if it has the colour of all other requests."""
         paint = paint_of(self.session, request)
         return self.text(" ") if paint == SlotState.TOKEN else self.sample(paint)
 
     def _need(self, request: int, *, short: bool) -> str:
-        """Return a text about the tokens and blocks that a waiting request needs; if `short`, about blocks alone."""
+        """Return a text about the tokens and blocks that a waiting request needs; if `short`, only about blocks."""
         requests = self.session.recording.requests
         again = requests.first_scheduled_s[request] < self.session.replay.time_s
         tokens = f"{requests.prompt_tokens[request]:,} prompt"
@@ -193,7 +193,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return Strip([*self._called(request, _NAME_WIDTH), *bar, self.text(figures, "weak")])
 
     def _full(self, request: int) -> int:
-        """Return the final number of a request's tokens, or the largest possible if the request has not ended."""
+        """Return the number of tokens that a request has at its end; if it has not ended, the largest possible."""
         requests, full = self.session.recording.requests, int(self.session.replay.full[request])
         if requests.status[request] != RequestStatus.UNFINISHED:
             return full

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _FIGURES_WIDTH = 10
-"""Width of an entry of the legend without its texts: a sample, a share, and the spaces between these."""
+"""Width in characters of an entry of the legend without its texts: a sample, a percentage, and the spaces between."""
 _GAP = 2
-"""Number of spaces between entries."""
+"""Number of spaces between entries of the legend."""
 _TITLE, _TITLE_BESIDE = "where the memory is now", "memory of all requests"
 _LOW = 20
-"""Number of lines of a screen below which the bar has no legend, so that the pool can be seen."""
+"""Least number of lines of a screen with room for a legend; with fewer, the pool needs them."""
 _TALL = 38
 """Least number of lines of a screen with room for a taller legend."""
 
@@ -97,7 +97,7 @@ class WasteBar(Widget):
         return Strip(segments).adjust_cell_length(self.size.width, self.get_component_rich_style("waste--text"))
 
     def _columns(self) -> tuple[list[int], bool]:
-        """Return the widths of the legend's columns, and whether there is room for explanations of the states."""
+        """Return the widths of the legend's columns in characters, and whether explanations of states have room."""
         meanings, number = self._most_columns(meanings=True), len(self._listed)
         most_lines = 4 if meanings > 1 and self.screen.size.height >= _TALL else 2
         explains = meanings > 0 and -(-number // meanings) <= most_lines
@@ -114,7 +114,7 @@ class WasteBar(Widget):
         return next(fitting, 0)
 
     def _widths(self, number: int, *, meanings: bool) -> list[int]:
-        """Return the least widths of `number` columns, including the gaps between the columns."""
+        """Return the least widths in characters of `number` columns, including the gaps between the columns."""
         widths = []
         for column in range(number):
             longest = max((len(STATE_MEANINGS[state]) for state in self._listed[column::number]), default=0)
@@ -147,7 +147,7 @@ def state_bar(slots: npt.NDArray[np.int64], width: int, symbols: Symbols, *, nam
 
 
 def layer_bar(session: Session, width: int, symbols: Symbols) -> Strip:
-    """Return a bar of `width` characters like that of states, in which tokens have the colours of their layers."""
+    """Return a bar of states of `width` characters in which the colours of tokens mean kinds of layers."""
     kinds, slots = layer_kinds(session.replay), session.replay.slots()
     place = places_of_units(session.replay, np.arange(len(slots)))
     tokens = [slots[place == kind.place, SlotState.TOKEN].sum() for kind in kinds]
@@ -164,7 +164,7 @@ def layer_bar(session: Session, width: int, symbols: Symbols) -> Strip:
 
 def _named(bar: Strip, layers: npt.NDArray[np.int64], palette: Palette) -> Strip:
     pieces = []
-    for begin, end in zip(*_runs(layers), strict=True):
+    for begin, end in zip(*_spans(layers), strict=True):
         state, piece = STACK[layers[begin]], bar.crop(begin, end)
         text, color = f" {STATE_NAMES[state]} ", palette.states[state]
         # The last character of a part may show the next part, too, so the name must be shorter than the part.
@@ -175,7 +175,7 @@ def _named(bar: Strip, layers: npt.NDArray[np.int64], palette: Palette) -> Strip
     return Strip.join(pieces)
 
 
-def _runs(values: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
-    """Return the begin and the end index of each run of equal values."""
+def _spans(values: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    """Return the begin and the end index of each sequence of equal values."""
     ends = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, len(values)).tolist()
     return [0, *ends[:-1]], ends
