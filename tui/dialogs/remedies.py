@@ -63,9 +63,7 @@ class RemediesScreen(Page):
         return (f"It takes {then} for KV instead of {now}, which the GPU must have.",)
 
     def _table(self) -> Table:
-        """Return a table of the measured figures of a captured run, and of the simulated ones with and without
-        remedies.
-        """
+        """Return the measured figures of a captured run, and of the simulated ones with and without remedies."""
         found = self._diagnosis
         table = Table(box=None, padding=(0, 1), pad_edge=False)
         for nth, name in enumerate(_COLUMNS):

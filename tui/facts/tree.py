@@ -1,4 +1,4 @@
-"""Facts about the node of a slot in SGLang's radix tree: its length, the requests that lock it, when it can be evicted."""
+"""Facts about the node of a slot in SGLang's radix tree: its length, who locks it, when it can be evicted."""
 
 from __future__ import annotations
 

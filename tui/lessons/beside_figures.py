@@ -31,7 +31,7 @@ _MIB = 1 << 20
 
 
 def figure_beside(kind: str, what: str, recording: Recording) -> str | None:
-    """Return the figure `what` of an image (`kind` is "image"), else of `recording` with drafts; None if it is unknown."""
+    """Return the figure `what` of an image (`kind` "image"), else of `recording` with drafts; None if it is unknown."""
     return _image_figures().get(what) if kind == "image" else _draft_figure(recording, what)
 
 

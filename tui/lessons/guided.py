@@ -110,9 +110,7 @@ class Guided:
 
     @property
     def color_by(self) -> ColorBy:
-        """Return what colours mean at first: what the lesson states; else owners in comparisons, and the default for
-        one run.
-        """
+        """Return what colours mean at first: the lesson's, else owners in comparisons, else the default."""
         if self.lesson.color_by is not None:
             return self.lesson.color_by
         return ColorBy.OWNER if self.comparison is not None else default_color(self.sessions[0].replay)

@@ -147,7 +147,7 @@ class Live(Watch):
         self.notify(f"{self._ended[0].upper()}{self._ended[1:]} What was seen stays here.", timeout=10, markup=False)
 
     def _replace_session(self, session: Session) -> None:
-        """Show `session` instead of the current one, at the time that was shown; at the new last step if that was the
+        """Show `session` instead of the current one, at the time shown before; at the new last step if that was the
         last.
         """
         old, player = self.session, self.session.player

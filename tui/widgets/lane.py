@@ -163,9 +163,7 @@ class LaneFigures(Widget):
 
     @property
     def _done(self) -> float:
-        """Share of the output tokens that are served; for a training batch, share of the slots of used rows with
-        tokens.
-        """
+        """Share of the output tokens that are served; in training, share of the slots of used rows with tokens."""
         rows, session = self._lane.session.rows, self._lane.session
         if rows is None:
             return float(session.served[session.player.frame] / max(int(session.served[-1]), 1))

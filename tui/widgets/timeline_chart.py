@@ -117,7 +117,7 @@ class TimelineChart(Scrubber):
         )
 
     def place(self) -> str:
-        """Return the step in words, with the number of waiting requests if some ever wait and no visible line shows it."""
+        """Return the step in words, with the number of waiting requests if some ever wait and no line shows it."""
         session, frame = self._session, self.player.frame
         place = f"step {session.step_number(frame):,} of {session.step_number(self.player.last_frame):,}"
         waiting = self._charts.waiting[self._num_before + frame]
