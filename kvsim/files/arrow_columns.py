@@ -1,6 +1,6 @@
-"""Conversion of columns between NumPy, Python and pyarrow, without pandas.
+"""Conversion of columns between NumPy arrays, Python lists and pyarrow arrays, without pandas.
 
-The conversions of pyarrow import pandas if it is installed, which takes half a second. Columns of numbers are not
+pyarrow's own conversions import pandas if it is installed, which takes half a second. Columns of numbers are not
 copied.
 """
 
@@ -15,7 +15,10 @@ import pyarrow as pa
 
 
 def from_numpy(values: npt.NDArray[Any], kind: pa.DataType, *, nan_is_missing: bool = False) -> pa.Array:
-    """Convert numbers to an array of `kind`, an integer or floating-point type; NaN stays NaN, or becomes null."""
+    """Convert numbers to a pyarrow array of type `kind`, an integer or floating-point type.
+
+    NaN stays NaN, or with `nan_is_missing` becomes null.
+    """
     values = np.ascontiguousarray(values, kind.to_pandas_dtype())
     unknown = np.isnan(values) if nan_is_missing and values.dtype.kind == "f" else np.zeros(0, bool)
     present = _bits(~unknown) if unknown.any() else None
@@ -23,7 +26,7 @@ def from_numpy(values: npt.NDArray[Any], kind: pa.DataType, *, nan_is_missing: b
 
 
 def from_values(values: Sequence[str | int | float | bool | None]) -> pa.Array:
-    """Convert values of one type to an array; None becomes null. A mix of integers and floats becomes floats."""
+    """Convert values of one type to a pyarrow array; None becomes null. A mix of integers and floats becomes floats."""
     there = [value for value in values if value is not None]
     kinds = {_kind_of(value) for value in there}
     present = None if len(there) == len(values) else _bits([value is not None for value in values])
@@ -41,7 +44,9 @@ def from_values(values: Sequence[str | int | float | bool | None]) -> pa.Array:
 
 
 def from_texts(texts: Sequence[str], present: pa.Buffer | None = None) -> pa.Array:
-    """Convert texts to an array; texts whose bit in `present` is 0 become null."""
+    """Convert texts to a pyarrow array. `present` has one bit per text; a text with bit 0 becomes null. None: no
+    nulls.
+    """
     encoded = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, encoded)])
     if ends[-1] > np.iinfo(np.int32).max:
@@ -59,7 +64,9 @@ def _bits(flags: Sequence[bool] | npt.NDArray[np.bool_]) -> pa.Buffer:
 
 
 def to_numpy(values: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
-    """Convert integers or floats to an array; a null float becomes NaN."""
+    """Convert a pyarrow array of integers or floats to NumPy. A null float becomes NaN; a null integer is a
+    TypeError.
+    """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):

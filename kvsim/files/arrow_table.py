@@ -1,4 +1,4 @@
-"""Read tables from untrusted Parquet and CSV files; raise a ValueError with one sentence if a file is defective."""
+"""Read tables from untrusted Parquet and CSV files. A defective file raises a ValueError with one sentence."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 _MAGIC = b"PAR1"
 _TEXT_BYTES = 1 << 28
-"""Maximum bytes of all texts of a column; a small file can have far more, because it stores repeated texts once."""
+"""Maximum bytes of all texts of a column. A small file can hold far more, because Parquet stores repeated texts
+once.
+"""
 
 
 def read_table(file: Path) -> pa.Table:
-    """Read the table in a Parquet or CSV file, told apart by the first bytes.
+    """Read the table in a Parquet or CSV file; the first bytes tell which of the two it is.
 
-    Columns of lists and objects are left out.
+    Parquet columns of lists and objects are left out.
     """
     import pyarrow as pa  # noqa: PLC0415  only where a file is touched
     import pyarrow.csv as pa_csv  # noqa: PLC0415
@@ -40,13 +42,13 @@ def read_table(file: Path) -> pa.Table:
 
 
 def is_parquet(file: Path) -> bool:
-    """Tell whether `file` begins as Parquet does."""
+    """Tell whether the first bytes of `file` are those of a Parquet file."""
     with open_file(file) as opened:
         return opened.read(len(_MAGIC)) == _MAGIC
 
 
 def read_parquet(file: Path, columns: Collection[str] | None = None) -> pa.Table:
-    """Read `columns` of a Parquet file, as far as it has them; by default all columns without lists and objects.
+    """Read those of `columns` that a Parquet file has. None: all its columns, except those of lists and objects.
 
     A file that would expand to an implausible size is refused.
     """
@@ -70,7 +72,7 @@ def read_parquet(file: Path, columns: Collection[str] | None = None) -> pa.Table
 
 
 def _check_claims(file: Path, fields: Collection[pa.Field]) -> None:
-    """Refuse a file that declares an implausible size, and columns of fixed-size bytes."""
+    """Refuse a file whose footer declares an implausible size, or whose `fields` include fixed-size bytes."""
     import pyarrow as pa  # noqa: PLC0415
 
     declared = oversized(file)
@@ -91,7 +93,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _unfolded(name: str, column: pa.ChunkedArray) -> Any:
-    """Return the text of every row of a dictionary column; refuse a column whose texts are too large together."""
+    """Return a dictionary column as a plain one. Refuse a column whose texts have more than `_TEXT_BYTES` bytes."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Write files and folders atomically: they get their name when they are complete, so that none is ever half written."""
+"""Write files and folders atomically: each gets its name when it is complete, so none is ever half written."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def whole_file(path: str | os.PathLike[str], *, made_by: str = "", comment: Comment = HTML_COMMENT) -> Iterator[Path]:
     """Yield a scratch file beside `path`, and rename it to `path` when the block ends without an exception.
 
-    An existing file keeps its permissions and owner, and symbolic links to it stay valid. Another hard link keeps the
-    old contents. With `made_by`, the file gets the mark of that command (`kvsim.files.marks`); `comment` is the form of
-    the mark in a text.
+    If `path` exists, the new file gets its permissions and owner, and symbolic links to it stay valid. Another hard
+    link keeps the old contents. `made_by` is the command whose mark the file gets (`kvsim.files.marks`); empty for no
+    mark. `comment` is the form of the mark in a text file.
     """
     target = Path(os.path.realpath(path))
     if target.is_dir():
@@ -39,7 +39,7 @@ def whole_file(path: str | os.PathLike[str], *, made_by: str = "", comment: Comm
 
 
 def unwritable(file: str | os.PathLike[str], reason: str) -> UsageError:
-    """Return the error for a file that cannot be written for `reason`, as worded by the operating system."""
+    """Return the error for a file that cannot be written. `reason` is the operating system's wording."""
     return UsageError(f"cannot write {os.fspath(file)}: {reason}; choose a folder that exists and may be written.")
 
 
@@ -47,8 +47,8 @@ def unwritable(file: str | os.PathLike[str], reason: str) -> UsageError:
 def whole_folder(path: str | os.PathLike[str], *, replacing: bool = False) -> Iterator[Path]:
     """Yield a path beside `path` for a new folder, and rename it to `path` when the block ends without an exception.
 
-    Missing parents are created. With `replacing`, an existing folder is replaced; `kvsim.files.overwriting` decides
-    this.
+    Missing parents are created. An existing folder is an error, or with `replacing` is replaced. Whether it may be
+    replaced is decided by `kvsim.files.overwriting`.
     """
     target = Path(os.path.realpath(path))
     if os.path.lexists(target) and not (replacing and target.is_dir()):

@@ -1,4 +1,4 @@
-"""Read untrusted files: only regular files, and with a maximum size, before and after decompression.
+"""Read untrusted files: only regular files, with a maximum size on the disk and after decompression.
 
 A pipe is refused, because opening it would wait until another process writes to it.
 """
@@ -15,25 +15,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOML_BYTES = 1 << 20
-"""Maximum bytes of a profile, card, lesson or GPU: many times those that come with kvsim, and read within seconds."""
+"""Maximum bytes of a TOML file: a profile, machine card, lesson or GPU.
+
+Those that come with kvsim are many times smaller. A file of this size is parsed within seconds.
+"""
 TEXT_BYTES = 1 << 26
 """Maximum bytes of a model's `config.json`, or of an oracle's workload."""
 META_BYTES = 1 << 28
-"""Maximum bytes of `meta.json`: enough to list every unit of the largest pool."""
+"""Maximum bytes of a recording's `meta.json`: enough to list every unit of the largest pool."""
 TABLE_BYTES = 1 << 31
-"""Maximum bytes of a text with one request per line; published traces have some hundred megabytes."""
+"""Maximum bytes of a text file with one request per line. Published traces have some hundred megabytes."""
 UNPACKED_TABLE_BYTES = 1 << 29
-"""Maximum bytes of a compressed table after decompression: a few kilobytes may become gigabytes."""
+"""Maximum bytes of a compressed table after decompression; a few kilobytes could otherwise become gigabytes."""
 _UNPACKED_AT_ONCE = 1 << 24
 _FEW_UNPACKED, _UNPACKED_PER_BYTE = 1 << 26, 128
-"""Maximum bytes after decompression: a fixed number, plus a factor times the file's bytes.
+"""Maximum bytes of a gzip file after decompression: the first number, plus the second times the compressed bytes.
 
-The factor of published traces is about 20.
+Published traces expand about 20 times.
 """
 
 
 def open_file(file: Path) -> BinaryIO:
-    """Open a regular file for reading."""
+    """Open a regular file for reading, in binary mode; an OSError for a folder, pipe or device."""
     descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -44,7 +47,7 @@ def open_file(file: Path) -> BinaryIO:
 
 
 def content_of(file: Path, most_bytes: int) -> bytes:
-    """Return the content of a regular file."""
+    """Return the content of a regular file; an OSError if it has more than `most_bytes` bytes."""
     with open_file(file) as opened:
         size = os.fstat(opened.fileno()).st_size
         if size > most_bytes:
@@ -61,9 +64,17 @@ def content_of(file: Path, most_bytes: int) -> bytes:
 
 
 def unpacked(content: bytes, most_bytes: int, *, most_lines: int | None = None) -> bytes:
-    """Return the content of a gzip file with one or more members.
+    """Unpack `content`, the bytes of a gzip file with one or more members.
 
-    An error is raised if the file is truncated, or if its content is larger than the limits.
+    Args:
+        content: compressed bytes.
+        most_bytes: maximum bytes after decompression.
+        most_lines: maximum number of lines after decompression; None for no limit.
+
+    Raises:
+        OSError: a maximum is exceeded.
+        EOFError: the file is truncated.
+        zlib.error: the file is damaged.
     """
     most_bytes = min(most_bytes, _FEW_UNPACKED + _UNPACKED_PER_BYTE * len(content))
     parts, size, num_lines = [], 0, 0

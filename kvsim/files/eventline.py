@@ -1,6 +1,6 @@
 """Format one event of a log as a line of JSON; `kvsim.recording.eventlog` lists the events.
 
-This module imports nothing else of kvsim, for the process that serves viewers beside an engine.
+This module imports no other module of kvsim, so that the process that serves viewers beside an engine stays small.
 """
 
 from __future__ import annotations
@@ -10,5 +10,5 @@ from typing import Any
 
 
 def line(*event: Any) -> bytes:
-    """Return one event as a line of the log."""
+    """Return one event, its kind and its fields, as a line of JSON with the line break."""
     return json.dumps(event, separators=(",", ":")).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""Identity of a recording: a digest of all its files, stored in each of its files, so that changes are detected."""
+"""Identity of a recording: a digest of all its files. Each of the files states it, so that changes are detected."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from kvsim.files.contents import META_BYTES, content_of, open_file
 
 FORMAT = "kvsim-recording"
 META, LOG = "meta.json", "events.jsonl"
-"""Files with the provenance of a recording: of a complete one, and of one that is still growing."""
+"""Names of the file with the provenance of a recording: of a complete one, and of one that is still growing."""
 TABLES = ("requests", "steps", "schedule", "memory", "copies", "transfers", "images", "encoder")
-"""Names of the tables that a recording may have, in the order of the digest; those of `kvsim.recording.tables`."""
+"""Names of the tables that a recording may have, as in `kvsim.recording.tables`, in the order of the digest."""
 _STATED = re.compile(rb',\n "identity": "([0-9a-f]{32})"')
-"""Identity in `meta.json`. A JSON string contains no line break, so this does not match inside another value."""
+"""Pattern of the identity in `meta.json`. A JSON string contains no line break, so no other value can match."""
 
 
 def identity_of(meta: bytes, tables: Iterable[bytes]) -> str:
-    """Return the identity of a recording with this `meta.json`, without its identity, and tables with these digests."""
+    """Return the identity of a recording. `meta` is `meta.json` without its identity; `tables` are the digests of its
+    tables.
+    """
     digest = hashlib.blake2b(meta, digest_size=16)
     for each in tables:
         digest.update(each)
@@ -29,7 +31,9 @@ def identity_of(meta: bytes, tables: Iterable[bytes]) -> str:
 
 
 def is_as_written(folder: Path) -> bool:
-    """Tell whether the recording in `folder` is unchanged since kvsim wrote it."""
+    """Tell whether all files of the recording in `folder` are unchanged since kvsim wrote it; False if one is
+    unreadable.
+    """
     with suppress(OSError):
         meta = content_of(folder / META, META_BYTES)
         files = (folder / f"{name}.parquet" for name in TABLES)
@@ -39,7 +43,7 @@ def is_as_written(folder: Path) -> bool:
 
 
 def _digest_of_rows(file: Path) -> bytes:
-    """Return the digest of a Parquet file without its footer, which is written after all rows."""
+    """Return the digest of a Parquet file without its footer, which is written last and states the identity."""
     with open_file(file) as opened:
         end = opened.seek(max(0, opened.seek(0, os.SEEK_END) - 8))
         left = max(0, end - int.from_bytes(opened.read(4), "little"))

@@ -1,4 +1,4 @@
-"""Parse untrusted JSON, with limits on memory, and refuse repeated keys in an object."""
+"""Parse untrusted JSON with limits on memory, and refuse an object that has a key twice."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 MOST_NESTED = 1 << 21
-"""Maximum number of lists and objects in a text: each takes some hundred bytes of memory."""
+"""Maximum number of lists and objects in a JSON text; each takes some hundred bytes of memory when parsed."""
 MOST_VALUES = 1 << 24
-"""Maximum number of values in a text, counted by its commas, including those in strings."""
+"""Maximum number of commas in a JSON text, an upper bound on its values. Commas in strings count too."""
 
 
 def parse(
@@ -18,7 +18,9 @@ def parse(
     parse_constant: Callable[[str], Any] | None = None,
     parse_float: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Return the value of a JSON text; the functions are those of `json.loads`."""
+    """Return the value of a JSON text; `parse_constant` and `parse_float` are as in `json.loads`. Errors are
+    ValueErrors.
+    """
     text = text.decode() if isinstance(text, bytes) else text
     check_extent(text)
     try:
@@ -28,7 +30,7 @@ def parse(
 
 
 def check_extent(text: str) -> None:
-    """Raise `ValueError` if `text` expands to more lists, objects or values than fit into memory."""
+    """Raise `ValueError` if `text` exceeds `MOST_NESTED` or `MOST_VALUES`."""
     num_nested = text.count("[") + text.count("{")
     if num_nested > MOST_NESTED:
         raise ValueError(f"it has {num_nested:,} lists and objects, more than {MOST_NESTED:,}")
@@ -38,7 +40,7 @@ def check_extent(text: str) -> None:
 
 
 def each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of `pairs`; refuse repeated keys, whose meaning JSON leaves open."""
+    """Return the object with these keys and values. Refuse a repeated key, whose meaning JSON leaves open."""
     document = dict(pairs)
     if len(document) < len(pairs):
         seen: set[str] = set()

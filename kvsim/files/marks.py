@@ -1,7 +1,8 @@
-"""Marks in files that name the command that wrote the file, so that a command replaces only its own output.
+"""Marks in output files. A mark names the command that wrote the file, so that a command replaces only its own output.
 
-A mark is at a place that the file format allows, with a digest of all other bytes. The digest does not match in a file
-that was edited or cut, or that quotes a mark, so that a user's work is never mistaken for output of kvsim.
+A mark is at a place that the file format allows, and has a digest of all other bytes of the file. The digest does not
+match in a file that was edited or truncated, or that only quotes a mark, so a user's file is never taken for output of
+kvsim.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Literal, TypeAlias
 from kvsim.files.contents import open_file
 
 Comment: TypeAlias = Literal["<!-- {} -->", "# {}"]
-"""Form of a comment line in a text format."""
+"""Form of a comment line in a text format; `{}` is the place of the mark."""
 
 HTML_COMMENT: Comment = "<!-- {} -->"
 HASH_COMMENT: Comment = "# {}"
@@ -26,12 +27,14 @@ MARK_BYTES = 128
 """Upper bound on the bytes that a mark adds to a file."""
 _MARK = re.compile(rb"Made by: kvsim ([a-z]+) [0-9a-f]{32}")
 _PNG_SIGNATURE, _PNG_HEAD_BYTES = b"\x89PNG\r\n\x1a\n", 33
-"""Signature of a PNG file, and the number of bytes of signature and header (8 and 25)."""
+"""Signature of a PNG file; and the bytes of the signature (8) and the header chunk (25) together."""
 _Kind: TypeAlias = Literal["png", "gif", "pdf", "mp4", "parquet", "text"]
 
 
 def mark_file(file: Path, command: str, comment: Comment = HTML_COMMENT) -> None:
-    """Write the mark of `kvsim COMMAND` into an unmarked file; a text gets a `comment` at its end."""
+    """Write the mark of `kvsim COMMAND` into a file without a mark. A text file gets it at its end, in a `comment`
+    line.
+    """
     with _mapped(file) as content:
         at = _place(content)
         framed = _framed(_kind(content), command, _digest(command, content, at, at), comment) + content[at:]
@@ -41,7 +44,9 @@ def mark_file(file: Path, command: str, comment: Comment = HTML_COMMENT) -> None
 
 
 def maker_of(file: Path) -> str | None:
-    """Return the command of kvsim that wrote `file`; None if there is none, or if the file was changed since."""
+    """Return the command of kvsim that wrote `file`. None if the file has no mark, was changed since, or is
+    unreadable.
+    """
     with suppress(OSError, ValueError), _mapped(file) as content:  # ValueError for an empty file
         kind, at = _kind(content), _place(content)
         near = content[at : at + MARK_BYTES] if kind == "png" else content[max(0, at - MARK_BYTES) : at]
@@ -75,7 +80,7 @@ def _kind(content: mmap.mmap) -> _Kind:
 
 
 def _place(content: mmap.mmap) -> int:
-    """Return the position where the mark of a PNG begins, or where the mark of another format ends."""
+    """Return the byte position of the mark: where it begins in a PNG, where it ends in all other formats."""
     match _kind(content):
         case "png":
             return _PNG_HEAD_BYTES
@@ -89,7 +94,7 @@ def _place(content: mmap.mmap) -> int:
 
 
 def _framed(kind: _Kind, command: str, digest: str, comment: Comment) -> bytes:
-    """Return the mark in the form that the format allows: as a comment, or as a chunk that readers skip."""
+    """Return the mark as bytes that readers of the format skip: a comment, or a chunk of an unused type."""
     mark = f"Made by: kvsim {command} {digest}".encode()
     match kind:
         case "png":

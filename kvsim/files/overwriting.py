@@ -1,10 +1,11 @@
-"""Rules for replacing existing files and folders, so that no command destroys the work of a user.
+"""Rules for replacing existing files and folders, so that no command destroys a user's work.
 
 A command replaces its own output: `kvsim run` a recording of `kvsim run`, `kvsim plot` a figure of `kvsim plot`. It
-replaces other files only with --overwrite, and never a folder that kvsim did not write.
+replaces other files only with --overwrite. It never replaces a folder that kvsim did not write.
 
-The output of a command has a mark (`kvsim.files.marks`); a recording has an identity, and the command in `meta.json`.
-An edited file is the user's. Formats of other programs have no place for a mark, so their files need --overwrite.
+An output file has a mark (`kvsim.files.marks`). A recording has an identity, and its command in `meta.json`. After an
+edit, neither fits, and the file counts as the user's. Tables for other programs have no place for a mark, so they
+always need --overwrite.
 """
 
 from __future__ import annotations
@@ -26,16 +27,19 @@ from kvsim.files.json_text import parse
 from kvsim.files.marks import maker_of
 
 _DESCRIBED_BYTES = 1 << 20
-"""Maximum bytes of a changed `meta.json` that is read to describe its folder."""
+"""Maximum bytes that are read of a changed `meta.json`, an event log's first line or a figure's text."""
 _RECORDING_FILES = frozenset((META, *(f"{name}.parquet" for name in TABLES)))
 _REPORT = "report.html"
 _EXPORT_STEMS = frozenset(("requests", "steps", "schedule", "memory", "pool"))
 
 
 def may_replace(path: str | os.PathLike[str], command: str, *, overwrite: bool, is_folder: bool = False) -> None:
-    """Check that `kvsim COMMAND` may write to `path`: it does not exist, or is output of the same command.
+    """Check that `kvsim COMMAND` may write to `path`: nothing is there, or unchanged output of the same command.
 
-    `overwrite` is the user's --overwrite; `is_folder` is True for a folder.
+    `overwrite` is the user's --overwrite. `is_folder` is True if the command writes a folder.
+
+    Raises:
+        UsageError: the command may not write to `path`.
     """
     target = Path(path)
     if not os.path.lexists(target):
@@ -53,7 +57,9 @@ def may_replace(path: str | os.PathLike[str], command: str, *, overwrite: bool, 
 
 
 def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> None:
-    """Check, before a long computation, that the folder of a file exists and that `may_replace` allows the file."""
+    """Check, before a long computation, that a file can be written: its folder exists, and `may_replace` allows the
+    file.
+    """
     may_replace(path, command, overwrite=overwrite)
     if not Path(path).parent.is_dir():
         raise unwritable(path, os.strerror(ENOENT))
@@ -61,8 +67,9 @@ def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) ->
 
 @contextmanager
 def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> Iterator[Path]:
-    """Yield a path for a folder of `kvsim COMMAND`, and rename it to `path` when the block ends without an
-    exception.
+    """Yield a path for a new folder, and rename it to `path` when the block ends without an exception.
+
+    An existing folder at `path` is replaced if `may_replace` allows it, which is checked at the begin and at the end.
     """
     may_replace(path, command, overwrite=overwrite, is_folder=True)
     with whole_folder(path, replacing=True) as folder:
@@ -77,14 +84,16 @@ def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: b
 
 
 def description(text: bytes) -> str:
-    """Return the digest of a figure's text that is stored in the figure's file, so that edits of the text are
+    """Return the line that a figure's file stores about its text, with a digest of `text`, so that edits are
     detected.
     """
     return f"kvsim, described in {hashlib.blake2b(text, digest_size=16).hexdigest()}"
 
 
 def describes(words: Path, figure: Path) -> bool:
-    """Tell whether kvsim wrote both the text in `words` and the `figure` beside it."""
+    """Tell whether kvsim wrote both the text file `words` and the `figure` that it describes, and neither was
+    changed.
+    """
     with suppress(OSError):
         said = description(content_of(words, _DESCRIBED_BYTES)).encode()
         return maker_of(figure) is not None and said in figure.read_bytes()
@@ -92,7 +101,10 @@ def describes(words: Path, figure: Path) -> bool:
 
 
 def _file(target: Path) -> tuple[str, frozenset[str] | None, bool]:
-    """Return a description of `target`, the commands that wrote it, and whether it is unchanged."""
+    """Describe the file `target`: words for what it is, the commands that may replace it, and whether it is unchanged.
+
+    An empty set of commands: only --overwrite replaces it. None in place of the set: nothing may replace it.
+    """
     if target.exists() and not target.is_file():
         return "there and no ordinary file", None, False
     maker = maker_of(target)
@@ -102,7 +114,7 @@ def _file(target: Path) -> tuple[str, frozenset[str] | None, bool]:
 
 
 def _folder(target: Path, command: str) -> tuple[str, frozenset[str] | None, bool]:
-    """Describe the folder `target` in the form that `_file` returns; no commands if nothing may replace it."""
+    """Describe the folder `target` as `_file` does; `command` is the one that wants to write."""
     names = {entry.name for entry in target.iterdir()}
     if not names:
         return "an empty folder", frozenset((command,)), True
@@ -116,7 +128,7 @@ def _folder(target: Path, command: str) -> tuple[str, frozenset[str] | None, boo
 
 
 def _folder_of_recordings(target: Path, names: set[str]) -> tuple[str, frozenset[str] | None, bool]:
-    """Describe a folder of several recordings; only one that a single command wrote may be replaced."""
+    """Describe a folder of recordings as `_file` does. Only the output of one run of a command may be replaced."""
     if not all((target / name / META).is_file() for name in names):
         return "a folder that holds something else", None, False
     folders = [_recording(target / name, {entry.name for entry in (target / name).iterdir()}) for name in names]
@@ -128,13 +140,16 @@ def _folder_of_recordings(target: Path, names: set[str]) -> tuple[str, frozenset
 
 
 def _are_replicas(target: Path, names: set[str], makers: frozenset[str]) -> bool:
-    """Tell whether the folders are the numbered servers of one run of `kvsim run --replicas`."""
+    """Tell whether the recordings in `target` are those of the servers of one run of `kvsim run --replicas`.
+
+    Their folders are `names`, which must be numbers from 0. `makers` are the commands that wrote all recordings.
+    """
     numbered = names == {str(number) for number in range(len(names))}
     return "run" in makers and numbered and len({_document(target / name).get("command") for name in names}) == 1
 
 
 def _document(target: Path) -> dict[str, Any]:
-    """Return the content of a recording's `meta.json`, or of the first line of its log; empty for other folders."""
+    """Return the `meta.json` of a recording, or the first line of a growing one's log; empty for other folders."""
     with suppress(OSError, ValueError):
         if os.path.lexists(target / META):
             text = content_of(target / META, META_BYTES if is_as_written(target) else _DESCRIBED_BYTES)
@@ -147,7 +162,7 @@ def _document(target: Path) -> dict[str, Any]:
 
 
 def _recording(target: Path, names: set[str]) -> tuple[str, frozenset[str] | None, bool]:
-    """Describe a recording as `_file` does; only an unchanged simulation may be replaced without --overwrite."""
+    """Describe a recording, whose files are `names`, as `_file` does. Only a simulation counts as unchanged."""
     document = _document(target)
     if not document:
         return "a folder that holds something else", None, False
@@ -168,7 +183,7 @@ def _recording(target: Path, names: set[str]) -> tuple[str, frozenset[str] | Non
 
 
 def _report(target: Path) -> tuple[str, frozenset[str] | None, bool]:
-    """Describe an existing report in the form that `_file` returns: page, text, figures and their captions."""
+    """Describe the folder of a report as `_file` does. It holds a page, figures and their texts."""
     if maker_of(target / _REPORT) != "report":
         return "a folder with a report that kvsim did not write in this form", None, False
     foreign = _foreign(
@@ -182,6 +197,6 @@ def _report(target: Path) -> tuple[str, frozenset[str] | None, bool]:
 
 
 def _foreign(others: Iterable[str]) -> str:
-    """Return a clause about the first file that kvsim did not write; empty if there is none."""
+    """Return a clause for messages about the first of `others`, files that kvsim did not write; empty without any."""
     first = min(others, default="")
     return f" beside {first[:60]!r}, which kvsim did not write" if first else ""

@@ -1,8 +1,8 @@
 """Read the sizes that the footer of a Parquet file declares, without pyarrow, to refuse oversized files.
 
 A library that trusts a footer allocates the declared sizes. And pyarrow ends the process, with an uncaught C++
-exception, when it reads the metadata of a column whose statistics contradict its type. So the sizes are read here from
-the bytes: the footer is a Thrift structure in the compact protocol
+exception, when it reads the metadata of a column whose statistics contradict its type. So this module reads the
+footer's bytes itself: a Thrift structure in the compact protocol
 (https://parquet.apache.org/docs/file-format/metadata/).
 """
 
@@ -17,13 +17,17 @@ from kvsim.files.contents import open_file
 
 _MAGIC = b"PAR1"
 _I64, _LIST, _STRUCT = 6, 9, 12
-"""Type numbers in the protocol."""
+"""Type numbers of Thrift's compact protocol."""
 _FEW_VALUES, _VALUES_PER_BYTE = 100_000, 16
 _FEW_UNPACKED, _UNPACKED_PER_BYTE = 1 << 26, 64
 _DEEPEST = 32
-"""Maximum depth of nested structures; a footer has six."""
+"""Maximum depth of nested structures; the footer of a Parquet file has six levels."""
 _ROW_GROUPS, _COLUMNS, _META_DATA, _NUM_ROWS, _NUM_VALUES, _UNPACKED = 4, 1, 3, 3, 5, 6
-"""Fields of FileMetaData (row groups, rows), RowGroup, ColumnChunk and ColumnMetaData."""
+"""Numbers of fields in Parquet's structures.
+
+`_ROW_GROUPS` and `_NUM_ROWS` are of FileMetaData, `_COLUMNS` of RowGroup, `_META_DATA` of ColumnChunk, `_NUM_VALUES`
+and `_UNPACKED` (uncompressed bytes) of ColumnMetaData.
+"""
 
 
 class DeclaredSizes(NamedTuple):
@@ -33,13 +37,15 @@ class DeclaredSizes(NamedTuple):
     num_values: list[int]
     """Number of values in each column, summed over all row groups."""
     unpacked_bytes: int
-    """Bytes of all pages before compression."""
+    """Uncompressed bytes of all columns."""
     least: int
     """Smallest of all declared numbers; negative in a damaged file."""
 
 
 def declared(file: Path) -> DeclaredSizes | None:
-    """Return the sizes declared by `file`; None if it is not Parquet with a readable footer."""
+    """Return the sizes that the footer of `file` declares; None if the file is no Parquet file or has no readable
+    footer.
+    """
     with open_file(file) as opened:
         size = opened.seek(0, os.SEEK_END)
         opened.seek(max(0, size - 8))
@@ -56,10 +62,10 @@ def declared(file: Path) -> DeclaredSizes | None:
 
 
 def oversized(file: Path) -> str | None:
-    """Describe a declared size that is implausible for the size of the file; None if there is none.
+    """Return a clause about a declared size that is implausible for the size of the file; None if all are plausible.
 
     A column of equal values is small in a file and large in memory. Files of kvsim have at most about 6 values and 8
-    uncompressed bytes per byte.
+    uncompressed bytes per byte of the file.
     """
     sizes, file_bytes = declared(file), file.stat().st_size
     if sizes is None:
@@ -90,13 +96,15 @@ def _sizes(document: Mapping[int, Any]) -> DeclaredSizes:
 
 
 class _Compact:
-    """Reader of Thrift's compact protocol, which returns the requested fields and skips all others."""
+    """Reader of Thrift's compact protocol. It returns the fields that are asked for, and skips all others."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 
     def struct(self, wanted: Mapping[int, _Field], depth: int = 0) -> dict[int, Any]:
-        """Return the wanted fields of a structure that are present and of the right type."""
+        """Read a structure at nesting `depth`; return those of the `wanted` fields that it has with the expected
+        type.
+        """
         if depth > _DEEPEST:
             raise RecursionError
         found, field = {}, 0
@@ -110,12 +118,12 @@ class _Compact:
         return found
 
     def number(self) -> int:
-        """Read a signed integer in zigzag encoding: 0, -1, 1, -2, 2 and so on are stored as 0, 1, 2, 3, 4."""
+        """Read a signed integer in zigzag encoding, where 0, -1, 1, -2, 2 are stored as 0, 1, 2, 3, 4."""
         value = self._varint()
         return value >> 1 ^ -(value & 1)
 
     def structs(self, wanted: Mapping[int, _Field]) -> list[dict[int, Any]]:
-        """Return a list of structures."""
+        """Read a list of structures; return the `wanted` fields of each. A list of another type is skipped."""
         kind, count = self._list()
         if kind == _STRUCT:
             return [self.struct(wanted) for _ in range(count)]
@@ -128,7 +136,7 @@ class _Compact:
         return header & 15, header >> 4 if header >> 4 < 15 else self._varint()
 
     def _skip(self, kind: int, depth: int) -> None:
-        """Skip a value of Thrift's type `kind`, at this depth of nested structures."""
+        """Skip a value of Thrift's type number `kind` at nesting `depth`."""
         match kind:
             case 1 | 2:  # true and false are in the header
                 pass
@@ -156,7 +164,7 @@ class _Compact:
                 raise IndexError
 
     def _skip_element(self, kind: int, depth: int) -> None:
-        """Skip an element of a list, which takes at least one byte, so that a list cannot be longer than the footer."""
+        """Skip an element of a list or map. It takes at least one byte, so a list cannot be longer than the footer."""
         if kind in (1, 2):
             self._pass(1)
         else:

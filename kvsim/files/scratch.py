@@ -1,8 +1,8 @@
-"""Hidden scratch folders beside a target, whose complete content is renamed to the target.
+"""Hidden scratch folders beside a target. What is complete in one is renamed to the target.
 
-A killed process leaves its folder behind; the next process that writes to the target removes it. A lock on the folder
-shows whether its owner is alive; the system releases it when the process ends. If folders cannot be locked, none is
-removed.
+A killed process leaves its folder behind; the next process that writes to the same target removes it. A lock on the
+folder shows whether its process is alive, because the system releases the lock when the process ends. On a system
+without locks on folders, no folder that was left behind is removed.
 """
 
 from __future__ import annotations
@@ -22,22 +22,25 @@ from glob import escape
 from pathlib import Path
 
 ENDING_SIGNALS = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-"""Signals that end a command: termination, and the loss of its terminal."""
+"""Signals that end a command: termination, and where it exists, the loss of its terminal."""
 _SUFFIX = ".kvsim-scratch"
 _REPLACED = "replaced"
-"""Name of the old target while it is in a scratch folder."""
+"""Name that the old target has in a scratch folder, until that folder is removed."""
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-"""Arguments of Linux's renameat2: paths relative to the working directory, exchange of the two names."""
+"""Arguments of Linux's renameat2: paths are relative to the working directory; the two names are exchanged."""
 _in_use: set[Path] = set()
-"""Scratch folders that this process has created, or is about to create, and has not removed yet."""
+"""Scratch folders that this process has created or is about to create, and has not removed yet."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_use.clear)
 
 
 @contextmanager
 def scratch_beside(target: Path) -> Iterator[Path]:
-    """Yield an empty folder on the same disk as `target`; remove it afterwards, and older ones of killed processes."""
+    """Yield an empty folder on the same disk as `target`, and remove it when the block ends.
+
+    Folders that killed processes left beside `target` are removed as well.
+    """
     for folder in target.parent.glob(f".{escape(target.name)}-*{_SUFFIX}"):
         _take_away_if_dead(folder, target)
     while True:
@@ -59,10 +62,9 @@ def scratch_beside(target: Path) -> Iterator[Path]:
 
 @atexit.register
 def _remove_folders_in_use() -> None:
-    """Remove the folders of interrupted blocks.
+    """Remove the scratch folders that are left when the process ends.
 
-    A signal handler may raise its exception between the creation of a folder and the beginning of the block that would
-    remove it.
+    A signal handler may raise its exception after a folder is created and before the `try` that would remove it.
     """
     for scratch in _in_use:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -70,7 +72,7 @@ def _remove_folders_in_use() -> None:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[bool]:
-    """Lock `folder` for the block; yield True if no other process holds the lock."""
+    """Lock `folder` for the block. Yield False if another process holds the lock, otherwise True."""
     try:
         lock = _lock(folder)
     except BlockingIOError:
@@ -84,9 +86,9 @@ def alone_in(folder: Path) -> Iterator[bool]:
 
 
 def replace_folder(new: Path, target: Path, scratch: Path) -> None:
-    """Rename the folder `new`, inside `scratch`, to `target`; the old target is removed with `scratch`.
+    """Rename the folder `new`, inside `scratch`, to `target`. An old target is moved to `scratch`.
 
-    The folder and its files get the permissions and owners of their counterparts in `target`.
+    The new folder and its files get the permissions and owners of the old ones with the same names.
 
     If the system can exchange two names in one step, `target` exists at every moment. Otherwise two steps are needed;
     after a kill between them, the next process that writes to `target` restores the old one.
@@ -112,7 +114,9 @@ def replace_folder(new: Path, target: Path, scratch: Path) -> None:
 
 
 def keep_access(new: Path, old: Path) -> None:
-    """Give `new` the permissions of `old` and, if allowed, its owner and group, if `old` exists."""
+    """Give the file `new` the permissions of `old` and, if allowed, its owner and group. Do nothing if `old` is
+    missing.
+    """
     try:
         before, now = old.stat(), new.stat()
     except FileNotFoundError:
@@ -137,7 +141,11 @@ def _take_away_if_dead(folder: Path, target: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock `folder` until the returned descriptor is closed; return None if folders cannot be locked."""
+    """Lock `folder` until the returned file descriptor is closed; return None if the system cannot lock folders.
+
+    Raises a BlockingIOError if another process holds the lock, and a FileNotFoundError if the folder was removed
+    meanwhile.
+    """
     try:
         import fcntl  # noqa: PLC0415  not on every system
     except ImportError:
@@ -158,7 +166,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step; return False if system or disk do not support it."""
+    """Swap two names in one step; return False if the system or the disk cannot do that."""
     if not sys.platform.startswith("linux"):
         return False
     try:

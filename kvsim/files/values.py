@@ -1,4 +1,4 @@
-"""Read TOML documents, and check their values; true and false do not count as numbers, although Python's do."""
+"""Read TOML documents, and check their values. Here True and False are no numbers, although they are in Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def read_toml(file: Path, what: str) -> dict[str, Any]:
-    """Read a TOML file; errors call it `what`, such as "the profile"."""
+    """Read a TOML file. `what` is its name in errors, such as "the profile"."""
     try:
         return tomllib.loads(content_of(file, TOML_BYTES).decode())
     except OSError as error:
@@ -24,10 +24,10 @@ def read_toml(file: Path, what: str) -> dict[str, Any]:
 
 
 def is_integer(value: object, low: float = -inf, high: float = inf) -> TypeGuard[int]:
-    """Tell whether `value` is an integer from `low` to `high`."""
+    """Tell whether `value` is an integer from `low` to `high`, both included."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def is_number(value: object, low: float = -inf, high: float = inf) -> TypeGuard[float]:
-    """Tell whether `value` is a number from `low` to `high`; NaN is in no range."""
+    """Tell whether `value` is a number from `low` to `high`, both included. NaN is in no range."""
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high

@@ -1,6 +1,6 @@
-"""The discrete-event simulation: it runs a workload under a policy on a machine and returns a recording.
+"""The discrete-event simulation: it runs a workload under a policy on a machine, and returns a recording.
 
-No other package imports SimPy.
+No other room imports SimPy.
 """
 
 from kvsim.simulation.fleet import (

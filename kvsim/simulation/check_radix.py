@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def check_pages(driver: Driver) -> None:
-    """Check the place of every page, and the locks of every node.
+    """Check that every page is free, in the tree, or in the row of one request, and check the locks of every node.
 
-    Every page is free, in the tree, or in the row of one request. A node has one lock for each request and each copy
-    that needs it. The pages of windows are a second pool, and are checked in the same way.
+    A node has one lock for each request and each copy that needs it. The second pool, with the pages of windows, and
+    the slots of host memory are checked as well.
     """
     engine = driver.engine
     radix, unit = engine.radix, engine.settings.unit_tokens
@@ -60,7 +60,7 @@ def check_pages(driver: Driver) -> None:
 
 
 def _num_paths(engine: Engine, lowest: list[int]) -> Counter[int]:
-    """Count, for each node, the paths that contain it; a path leads from each node in `lowest` to the root."""
+    """Count, for each node, the paths that contain it. There is one path to the root from each node in `lowest`."""
     counts: Counter[int] = Counter()
     for first in lowest:
         node = first
@@ -71,7 +71,9 @@ def _num_paths(engine: Engine, lowest: list[int]) -> Counter[int]:
 
 
 def _check_host(engine: Engine, nodes: list[Node]) -> None:
-    """Check that every slot of host memory is free, or holds one page of one node."""
+    """Check that every slot of host memory is free, or holds one page of one of `nodes`, which are all nodes with a
+    copy.
+    """
     radix = engine.radix
     lists = [(radix.state.first_free_slot, radix.state.num_free_host)] if radix.settings.host_pages else []
     lists += [(node.first_slot, node.num_pages) for node in nodes]
@@ -89,8 +91,9 @@ def _check_host(engine: Engine, nodes: list[Node]) -> None:
 
 
 def _check_windows(engine: Engine) -> None:
-    """Check that every page of the window pool is free, or is the window of exactly one page in the tree or
-    in a row.
+    """Check that every page of the window pool is free, or is the window of exactly one page.
+
+    That page is in the tree, or in a request's row.
     """
     radix, unit = engine.radix, engine.settings.unit_tokens
     first = engine.settings.num_units
@@ -117,7 +120,7 @@ def _check_windows(engine: Engine) -> None:
 
 
 def _check_ring(engine: Engine, pool: int, num_free: int) -> None:
-    """Check that the free list of `pool` (SLOTS or WINDOWS) has `num_free` pages."""
+    """Check that the free list of `pool` (`SLOTS` or `WINDOWS`) has `num_free` pages."""
     free_list = engine.radix.free[pool]
     num_listed = (free_list.tail - free_list.head) % (free_list.end - free_list.begin)
     if num_listed != num_free or free_list.num_collected:
@@ -125,7 +128,7 @@ def _check_ring(engine: Engine, pool: int, num_free: int) -> None:
 
 
 def held_slots(driver: Driver) -> npt.NDArray[np.int64]:
-    """Return the number of slots of the pages that requests hold, by state. A page in several rows counts once."""
+    """Return the number of slots in each state, in the pages that requests hold. A page in several rows counts once."""
     engine = driver.engine
     unit = engine.settings.unit_tokens
     written: dict[int, int] = {}
@@ -145,12 +148,12 @@ def held_slots(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def holders(engine: Engine) -> list[int]:
-    """Return the numbers of the requests that have a row."""
+    """Return the numbers of the requests that have a row of pages."""
     return [number for number in range(1, len(engine.sequences)) if engine.sequences[number].place != NO_ROW]
 
 
 def _row(engine: Engine, number: int) -> list[int]:
-    """Return the pages of a request's row, in order, including those for a batch that is chosen but not launched."""
+    """Return the pages in a request's row, in order, including those for a chosen batch that is not launched yet."""
     sequence, size = engine.sequences[number], engine.radix.settings.row_pages
     waits = engine.radix.state.chosen_mode != NO_BATCH
     chosen = (index for index in range(engine.state.num_listed if waits else 0) if engine.batch[index] == number)
@@ -160,7 +163,7 @@ def _row(engine: Engine, number: int) -> list[int]:
 
 
 def _pages_of_nodes(engine: Engine) -> dict[int, list[int]]:
-    """Return the pages on the GPU of every node of the tree."""
+    """Return the pages on the GPU of each node of the tree, by the number of the node."""
     radix, found = engine.radix, {}
     for number in range(1, radix.state.num_nodes + 1):
         node = radix.nodes[number]

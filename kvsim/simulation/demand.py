@@ -1,4 +1,7 @@
-"""Turn a workload into the `Demand` of an engine: lengths within the limits, keys of prefixes, and refused requests."""
+"""Turn a workload into the `Demand` of an engine: lengths within the limits, and the keys of prefixes.
+
+It also tells which requests could never be served, and which prompt hashes a recording has.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def demand_of(
 ) -> Demand:
     """Return the demand of `workload` on a pool of `num_slots` slots.
 
-    Prompts get keys only if a cache looks them up, or if `recording`, because a recording lists them.
+    Prompts get keys if a prefix cache looks them up. With `recording` they get keys in any case, for its prompt hashes.
     """
     prompt = workload.prompt_tokens.astype(np.int64)
     # Answers, and the limits on them, end at the longest sequence that the policy allows.
@@ -46,9 +49,9 @@ def demand_of(
 
 
 def _begins(workload: Workload) -> npt.NDArray[np.int64] | None:
-    """Return the key of the first `BEGIN_TOKENS` tokens of each request.
+    """Return, for each request, the key of its first `BEGIN_TOKENS` tokens; -1 if the prompt is shorter.
 
-    Return None if the hashes of the workload cannot tell whether these tokens are equal.
+    Return None if the workload's hashes cannot tell whether the first tokens of two requests are equal.
     """
     tokens = workload.hash_unit_tokens
     if len(workload.prompt_hashes.values) and tokens % BEGIN_TOKENS and BEGIN_TOKENS % tokens:
@@ -61,9 +64,10 @@ def _begins(workload: Workload) -> npt.NDArray[np.int64] | None:
 
 
 def _prefix_keys(workload: Workload, unit: int, ahead: int) -> Ragged[np.int64]:
-    """Return the keys of each prompt's blocks of `unit` tokens, and of the blocks of answers that later turns repeat.
+    """Return the keys of the blocks of each prompt, and of the blocks of answers that later turns repeat.
 
-    A key also covers `ahead` tokens after its block. Prompts with different adapters have different keys.
+    `unit` is the number of tokens of a block. A key also covers `ahead` tokens after its block. Equal prompts with
+    different adapters have different keys.
     """
     keys = with_answers(workload.turns, prompt_keys(workload, unit, ahead), unit, ahead)
     if not workload.adapter.any():
@@ -73,7 +77,7 @@ def _prefix_keys(workload: Workload, unit: int, ahead: int) -> Ragged[np.int64]:
 
 
 def _adapters(workload: Workload, policy: Policy) -> npt.NDArray[np.int64]:
-    """Return the number of each request's adapter; refuse adapters if the policy does not serve them."""
+    """Return the number of each request's adapter, 0 for none. Refuse adapters if the policy does not serve them."""
     if workload.adapter.any() and isinstance(policy, Paged) and not policy.scheduler.enable_lora:
         raise UsageError("the requests name adapters, which vLLM refuses without --enable-lora; give it, with "
                          "--max-loras and --max-lora-rank.")  # fmt: skip
@@ -81,7 +85,9 @@ def _adapters(workload: Workload, policy: Policy) -> npt.NDArray[np.int64]:
 
 
 def _tokens_ahead(policy: Policy) -> int:
-    """Return the number of tokens after a block that its key also covers, because drafting reads them."""
+    """Return the number of tokens after a block that its key also covers, because drafting reads them; 0 without
+    drafting.
+    """
     if not isinstance(policy, Paged) or policy.scheduler.drafting is None:
         return 0
     return policy.scheduler.drafting.tokens_ahead(policy.scheduler.vllm) if policy.cache.enable_prefix_caching else 0
@@ -96,11 +102,11 @@ def refused(
     *,
     refuse_misfits: bool,
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the requests that could never be served: bool[n]. Unless `refuse_misfits`, such a request is an
+    """Return bool[requests]: True for requests that could never be served. Without `refuse_misfits`, one such is an
     error.
 
     Raises:
-        WorkloadError: a prompt leaves no room for an answer in the longest sequence.
+        WorkloadError: a prompt leaves no room for an answer within the maximum length.
         BudgetError: a request needs more than the whole pool.
     """
     too_long = demand.prompt >= policy.max_model_len
@@ -124,7 +130,7 @@ def refused(
 def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None) -> int:
     """Return the number of tokens of one prompt hash in a recording.
 
-    Policies that allocate slot by slot never look prefixes up, so their recordings have the hashes of the workload.
+    Policies that allocate slot by slot never look prefixes up, so their recordings keep the hashes of the workload.
     """
     if isinstance(policy, Radix):
         return policy.unit_tokens
@@ -138,7 +144,7 @@ def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None
 def recorded_hashes(
     workload: Workload, policy: Policy, layout: KVCacheLayout | None, demand: Demand, rows: range
 ) -> Ragged[np.int64]:
-    """Return the prompt hashes for a recording. `rows` are the rows of the prompts in the workload of all servers."""
+    """Return the prompt hashes for a recording. `rows` are the rows of its requests in the workload of all servers."""
     covered = np.maximum(workload.prompt_tokens - hash_ahead_tokens(workload, policy), 0)
     return all_prompt_keys(demand.keys, covered // hash_tokens(workload, policy, layout), rows)
 
@@ -151,9 +157,9 @@ def hash_ahead_tokens(workload: Workload, policy: Policy) -> int:
 
 
 def provenance_of_hashes(workload: Workload, policy: Policy) -> dict[str, int]:
-    """Return the metadata entry with the number of tokens of one prompt hash; empty if it is not needed.
+    """Return the metadata entry that states the number of tokens of one prompt hash.
 
-    It is not needed without known prefixes, or if it follows from the policy.
+    It is empty if the recording has no prompt hashes, or if the number follows from the policy.
     """
     tokens = workload.hash_unit_tokens
     is_known = isinstance(policy, Paged | Radix) or tokens == policy.unit_tokens

@@ -1,4 +1,4 @@
-"""Dispatch of requests to several servers: what routers see of a server, and counts of prefixes on several servers."""
+"""Dispatch of requests to several servers: what a router sees of a server, and prefixes that several servers cache."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from kvsim.simulation.setup import Setup
 
 CachedKeys = npt.NDArray[np.int64]
-"""Distinct keys of the prefix blocks that one server has cached at one time."""
+"""Distinct keys of the prefix blocks that one server has cached at one moment."""
 
 
 class _ServerView:
-    """A server as its router sees it: a `RoutedServer` for one prompt.
+    """A server as its router sees it when it chooses for one prompt: a `RoutedServer`.
 
-    It has the present state of the server, and the prompt's prefix hit, now or at an earlier time.
+    The load is that of the present. The prefix hit is that of the present, or of an earlier look-up.
     """
 
     def __init__(self, number: int, server: ServerProcess, hit_tokens: int | None, row: int, num_units: int) -> None:
-        """Show `server` to a router. `hit_tokens` is an earlier prefix hit of the prompt in `row`; None to look it up
-        now.
+        """`hit_tokens` is the earlier prefix hit of the prompt in `row`; None: it is looked up when the router asks for
+        it.
         """
         self.number = number
         self.num_units = num_units
@@ -74,8 +74,9 @@ class _ServerView:
 
 
 class Dispatcher:
-    """Sends each request to a server that its router chooses. The router sees prefix caches as they were `lag_s`
-    seconds ago.
+    """Sends each request to the server that its router chooses.
+
+    The router sees the prefix caches as they were `lag_s` seconds before.
     """
 
     def __init__(
@@ -87,8 +88,12 @@ class Dispatcher:
         *,
         lag_s: float = 0.0,
     ) -> None:
-        """Send requests to servers with `num_units` units each. `requests` describes the request in a row, sent at a
-        time.
+        """Args:
+        router: chooses a server for each request.
+        requests: describes, for the router, the request in a row of the workload that is sent at a time in seconds.
+        num_requests: number of requests among which samples of duplicate prefixes are taken; 0 for no samples.
+        num_units: number of units in each server's pool.
+        lag_s: age in seconds of the prefix hits that the router sees.
         """
         self.lag_s = lag_s
         self._router, self._requests, self._num_units = router, requests, num_units
@@ -97,7 +102,11 @@ class Dispatcher:
 
     @classmethod
     def of(cls, setup: Setup, route: RouteName | str | Router = "shortest", lag_s: float = 0.0) -> Dispatcher:
-        """Return the dispatcher of the requests of `setup`."""
+        """Return the dispatcher of the requests of `setup`.
+
+        Raises:
+            UsageError: the router cannot see prefixes or an earlier state in such a run.
+        """
         if isinstance(setup.base, Radix) and route in SEES_PREFIXES:
             raise UsageError(
                 f"the route {route!r} looks prefixes up in blocks, and the radix policy keeps a tree of tokens; take "
@@ -125,13 +134,13 @@ class Dispatcher:
         return cls(router_of(route), describe_request, num_sampled, setup.num_units, lag_s=lag_s)
 
     def look_up(self, row: int, servers: Sequence[ServerProcess]) -> None:
-        """Look up the prompt in `row` in each server's prefix cache now; `choose` passes these hits to the router
+        """Store the present prefix hit of the prompt in `row` on each server. `choose` passes it to the router
         later.
         """
         self._hits[row] = [server.hit_tokens(row) for server in servers]
 
     def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> ServerProcess:
-        """Return the server that gets the request in `row`."""
+        """Return the server to which the router sends the request in `row` at time `at_s`."""
         hits = self._hits.pop(row, [None] * len(servers))
         seen = [
             _ServerView(number, server, hits[number], row, self._num_units) for number, server in enumerate(servers)
@@ -152,36 +161,38 @@ class Dispatcher:
 
 
 class DuplicatePrefixes:
-    """Counts of cached prefix blocks that more than one server holds, in samples taken when requests arrive."""
+    """Counts of prefix blocks that more than one server has cached, in samples taken when requests arrive."""
 
     def __init__(self, num_requests: int, samples: Sequence[Sequence[CachedKeys]] = ()) -> None:
-        """Prepare for `num_requests` arrivals. `samples` has, for each server, its cached keys at the same times."""
+        """Prepare for samples among `num_requests` arrivals.
+
+        `samples` are samples that were already taken, a sequence for each server; all servers have the same sample
+        times.
+        """
         self._num_requests, self._num_seen = num_requests, 0
         self._samples = [num_extra(held) for held in zip(*samples, strict=True)]
 
     def sample(self, servers: Sequence[ServerProcess]) -> None:
-        """Count one arrival; take a sample if this is one of the `sampled_arrivals`."""
+        """Count one arrival, and take a sample if it is one of the `sampled_arrivals`."""
         if self._num_seen in sampled_arrivals(self._num_requests, len(servers)):
             self._samples.append(num_extra([server.cached_keys() for server in servers]))
         self._num_seen += 1
 
     @property
     def mean_blocks(self) -> float:
-        """Mean number of duplicates in a sample: cached blocks on all servers, minus the distinct prefixes that they
-        hold.
-        """
+        """Mean number of duplicates in a sample; 0 without samples."""
         return sum(self._samples) / len(self._samples) if self._samples else 0.0
 
     @property
     def most_blocks(self) -> int:
-        """Largest number of duplicates in a sample."""
+        """Largest number of duplicates in a sample; 0 without samples."""
         return max(self._samples, default=0)
 
 
 def sampled_arrivals(num_requests: int, num_servers: int) -> range:
     """Return the arrivals, counted from 0, at which samples of duplicate prefixes are taken.
 
-    There are at most 256 samples. A sample reads the caches of all servers, so for more than 16 servers there are
+    There are at most 256 samples. A sample reads the caches of all servers, so with more than 16 servers there are
     fewer: 4096 divided by the number of servers, but at least 16.
     """
     most = min(max(4096 // num_servers, 16), 256)
@@ -189,5 +200,5 @@ def sampled_arrivals(num_requests: int, num_servers: int) -> range:
 
 
 def num_extra(held: Sequence[CachedKeys]) -> int:
-    """Return the number of duplicate keys: all keys that servers hold, minus the distinct ones."""
+    """Return the number of duplicates: the keys cached on all servers together, minus the distinct ones."""
     return sum(map(len, held)) - len(distinct(np.concatenate(held)))

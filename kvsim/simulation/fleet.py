@@ -1,4 +1,7 @@
-"""Simulation of fleets: several servers with one router, on a common clock, or one by one if none affects another."""
+"""Simulation of fleets: several servers with one router.
+
+They share a clock, or are simulated one by one if none can affect another.
+"""
 
 from __future__ import annotations
 
@@ -33,46 +36,54 @@ class Spread(Protocol):
     """Function that makes independent calls, one after the other or on several cores."""
 
     def __call__(self, call: Callable[[Any, int], Result], common: Any, numbers: range, /) -> Iterable[Result]:
-        """Yield the results of `call(common, number)` in the order of `numbers`."""
+        """Yield the result of `call(common, number)` for each of `numbers`, in their order."""
 
 
 def in_turn(call: Callable[[Any, int], Result], common: Any, numbers: range) -> Iterator[Result]:
-    """Make the calls one after the other, in this process."""
+    """Make the calls one after the other in this process; a `Spread`."""
     for number in numbers:
         yield call(common, number)
 
 
 class Fleet(NamedTuple):
-    """Results of several equal servers with one router."""
+    """Results of the servers of a fleet."""
 
     servers: list[Measured]
     names: Sequence[str] = ()
-    """Names of the servers, and of the folders of their recordings; empty for a single server."""
+    """Names of the servers, which are those of their recordings' folders; empty for a single server."""
     mean_duplicate_blocks: float = 0.0
-    """Mean number, over the samples, of cached blocks on all servers beyond the first with the same prefix."""
+    """Mean over the samples of the number of duplicate prefix blocks.
+
+    A block counts as a duplicate on each server that has it cached, except one.
+    """
     most_duplicate_blocks: int = 0
+    """Largest number of duplicate prefix blocks in a sample."""
     num_prefill: int = 0
-    """Number of prefill servers, or of their ranks, which come first in `servers`; 0 if all servers decode."""
+    """Number of prefill servers, or of their data-parallel ranks, which come first in `servers`. 0 without prefill
+    servers.
+    """
     clients: Sequence[Requests] = ()
-    """Requests of the decode servers as clients see them; empty if no server only computes prompts."""
+    """Requests of each decode server, with the times at which clients sent them; empty without prefill servers."""
     fetched_blocks: int = 0
-    """Number of blocks that servers have fetched from each other."""
+    """Number of blocks that decode servers have fetched from prefill servers."""
     num_ranks: int = 1
-    """Number of data-parallel ranks of each server; `servers` then has an entry for each rank."""
+    """Number of data-parallel ranks of each server. With several, `servers` has an entry for each rank."""
     idle_steps: tuple[int, ...] = ()
     """Number of steps without a batch of each data-parallel rank; empty if ranks do not wait for each other."""
     store: StoreTotals | None = None
-    """Counts of the store of prefixes that all servers share; None without one."""
+    """Block counts of the prefix store that all servers share; None without a store."""
 
     def summaries(self) -> list[Summary]:
-        """Return the summary of each server. The names of several are server 0, server 1, and so on."""
+        """Return the summary of each server, named "server 0", "server 1" and so on. A single server keeps its name."""
         found = [server.summary for server in self.servers]
         if len(found) == 1:
             return found
         return [replace(summary, policy=f"server {number}") for number, summary in enumerate(found)]
 
     def totals(self, summaries: Sequence[Summary] | None = None) -> FleetTotals:
-        """Return the totals of the servers; `summaries` are used in place of `Fleet.summaries`."""
+        """Return the totals of all servers. `summaries` replace those of `Fleet.summaries`, for example with
+        client-side times.
+        """
         return fleet_totals(
             self.servers[0].meta,
             summaries or self.summaries(),
@@ -90,21 +101,21 @@ class Fleet(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Equal servers behind one router. Each may have data-parallel ranks behind a front end."""
+    """Equal servers behind one router. Each may have data-parallel ranks, among which its front end chooses."""
 
     number: int
     route: RouteName | str | Router | None = None
     """Router that chooses the server of each request: a name, a Python file with a function `route`, or a `Router`.
 
-    For a single server with ranks, it chooses the rank. None is "shortest", or for a single server with ranks the front
-    end of vLLM.
+    With a single server that has ranks, it chooses the rank. None: vLLM's front end for a single server with ranks,
+    otherwise "shortest".
     """
     ranks: int = 1
     """Number of data-parallel ranks of each server."""
     route_lag_s: float = 0.0
-    """Age in seconds of the state of the prefix caches that the router sees."""
+    """Age in seconds of the prefix hits that the router sees."""
     store: PrefixStore | None = None
-    """A store of prefixes that all servers share."""
+    """Prefix store that all servers share; None without one."""
 
     def __post_init__(self) -> None:
         check_number_of_ranks(self.ranks)
@@ -121,7 +132,7 @@ class Replicas:
         route_lag_s: float = 0.0,
         store: PrefixStore | None = None,
     ) -> Replicas:
-        """Return `number` servers with the data-parallel ranks of `machine`.
+        """Return `number` servers, each with as many data-parallel ranks as the model of `machine` says.
 
         Raises:
             UsageError: the policy is not vLLM's.
@@ -135,12 +146,14 @@ class Replicas:
 
     @property
     def route_name(self) -> str:
-        """Name of the route; an empty text for a custom router."""
+        """Name of the route, with the default in place of None. Empty for a custom router."""
         default = "data-parallel" if self.ranks > 1 and self.number == 1 else "shortest"
         return (self.route or default) if isinstance(self.route, str | None) else ""
 
     def router(self, release: str) -> RouteName | str | Router:
-        """Return the router among all ranks. Front ends choose ranks as in vLLM `release`."""
+        """Return the router that chooses among the ranks of all servers. `release` is the vLLM release of the front
+        ends.
+        """
         if self.ranks > 1 and self.number > 1:
             return ServersOfRanks(self.route or "shortest", self.ranks, release)
         if self.ranks > 1 and self.route is None:
@@ -149,18 +162,18 @@ class Replicas:
 
     @property
     def num_engines(self) -> int:
-        """Number of engines: the ranks of all servers."""
+        """Number of engines: one for each rank of each server."""
         return self.number * self.ranks
 
     def names(self) -> list[str]:
-        """Return the names of the servers, or of their ranks, in order."""
+        """Return the name of each server, or of each rank if servers have several, in order."""
         if self.number == 1 or self.ranks == 1:
             return [str(number) for number in range(self.num_engines)]
         return rank_names([f"server-{number}" for number in range(self.number)], self.ranks)
 
 
 Servers = Replicas | Disaggregation
-"""The servers of a fleet: equal servers, or prefill and decode servers."""
+"""Servers of a fleet: equal servers, or prefill and decode servers."""
 
 
 def measure_fleet(
@@ -176,13 +189,13 @@ def measure_fleet(
 
     Args:
         workload: the requests of all servers.
-        policy: the rules by which each server schedules them.
+        policy: the rules by which each server schedules and allocates.
         machine: the machine of each server.
         servers: the number of servers of each kind, and their router.
         spread: makes the runs of servers that are simulated one by one, for example on several cores.
         options: see `Options`.
 
-    It raises the exceptions of `simulate`.
+    Raises the exceptions of `simulate`.
     """
     return _serve(_setup(workload, policy, machine, servers, options), servers, spread)
 
@@ -190,7 +203,7 @@ def measure_fleet(
 def simulate_fleet(
     workload: Workload, policy: AnyPolicy, machine: Machine, servers: Servers, **options: Unpack[Options]
 ) -> tuple[list[Recording], Fleet]:
-    """Run as `measure_fleet` does, and return the recording of each server as well."""
+    """Run `workload` as `measure_fleet` does. Return the recording of each server, and the results."""
     return _simulate(_setup(workload, policy, machine, servers, options, records=True), servers)
 
 
@@ -204,7 +217,7 @@ def record_fleet(
     spread: Spread = in_turn,
     **options: Unpack[Options],
 ) -> Fleet:
-    """Run as `measure_fleet` does, and write the recording of each server to a folder in `path` with its name."""
+    """Run `workload` as `measure_fleet` does, and write each server's recording to the folder of its name in `path`."""
     setup = _setup(workload, policy, machine, servers, options, records=True)
     if isinstance(servers, Replicas) and _are_apart(setup, servers):
         return _finish_apart(Apart.of(setup, servers.number, path=path), _record_one, spread)
@@ -229,7 +242,7 @@ def _setup(
 
 
 def _simulate(setup: Setup, servers: Servers) -> tuple[list[Recording], Fleet]:
-    """Run the servers and keep their recordings in memory."""
+    """Run the servers with their recordings in memory; return the recordings and the results."""
     rows = [RowsInMemory() for _ in servers.names()]
     fleet = _serve(setup, servers, in_turn, rows)
     of_servers = zip(rows, fleet.servers, strict=True)
@@ -237,7 +250,7 @@ def _simulate(setup: Setup, servers: Servers) -> tuple[list[Recording], Fleet]:
 
 
 def _serve(setup: Setup, servers: Servers, spread: Spread, sinks: Sequence[RowSink] = ()) -> Fleet:
-    """Run the servers to the end; record each to its sink in `sinks`, unless that is empty."""
+    """Run the servers to the end. Server `i` is recorded to `sinks[i]`; nothing is recorded if `sinks` is empty."""
     if isinstance(servers, Disaggregation):
         return _finish_prefill_decode(PrefillDecodeRun(setup, servers, sinks))
     dispatcher = Dispatcher.of(setup, servers.router(release_of(setup.base)), servers.route_lag_s)
@@ -258,7 +271,7 @@ def _serve(setup: Setup, servers: Servers, spread: Spread, sinks: Sequence[RowSi
 
 
 def _finish_prefill_decode(run: PrefillDecodeRun) -> Fleet:
-    """Run prefill and decode servers to the end."""
+    """Run prefill and decode servers to the end, and return their results."""
     measured = run.finish()
     return Fleet(
         measured,
@@ -276,8 +289,8 @@ def _finish_prefill_decode(run: PrefillDecodeRun) -> Fleet:
 def _are_apart(setup: Setup, servers: Replicas) -> bool:
     """Tell whether servers can be simulated one by one, because none affects another.
 
-    This needs round-robin routing, an open loop, and at least one request for each server, but no ranks and no store.
-    Servers of a custom policy may affect each other, because they share its object.
+    The conditions: round-robin routing, an open loop, at least one request for each server, no ranks and no store.
+    Servers of a custom policy share its Python object, so they may affect each other.
     """
     return (
         servers.route == "round-robin"
@@ -296,13 +309,16 @@ class Apart:
     setup: Setup
     num_servers: int
     sample_s: tuple[float, ...]
-    """Times in seconds at which cached prefixes are sampled."""
+    """Times in seconds at which the cached keys of each server are read."""
     path: Path | None = None
+    """Folder for the recordings, each in a folder of its server's number; None: none are written."""
     sinks: Sequence[RowSink] = ()
 
     @classmethod
     def of(cls, setup: Setup, num_servers: int, *, path: Path | None = None, sinks: Sequence[RowSink] = ()) -> Apart:
-        """Return the servers of `setup`, recorded to folders in `path` or to `sinks` if these are given."""
+        """Return the servers of `setup`. They are recorded to folders in `path`, or to `sinks`, or to neither by
+        default.
+        """
         arrival_s = setup.workload.arrival_s
         rows = sampled_arrivals(len(arrival_s), num_servers) if setup.demand.keys.values.size else range(0)
         sample_s = tuple(float(arrival_s[row]) for row in rows)
@@ -310,7 +326,7 @@ class Apart:
 
 
 def _measure_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]:
-    """Run one server by itself; return its results, and its cached keys in each sample."""
+    """Run server `number` by itself; return its results, and its cached keys at each sample time."""
     sinks = [apart.sinks[number]] if apart.sinks else []
     run = SimulationRun(apart.setup.every(apart.num_servers, number), sinks, sample_s=apart.sample_s)
     [measured] = run.finish()
@@ -318,7 +334,7 @@ def _measure_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]
 
 
 def _record_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]:
-    """Run one server by itself and record it to a folder; return its results, and its cached keys in each sample."""
+    """Run server `number` by itself, and record it to a folder. The result is that of `_measure_one`."""
     assert apart.path is not None
     return record_setup(apart.setup.every(apart.num_servers, number), apart.path / str(number), apart.sample_s)
 
@@ -326,7 +342,7 @@ def _record_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]:
 def _finish_apart(
     apart: Apart, serve: Callable[[Apart, int], tuple[Measured, list[CachedKeys]]], spread: Spread
 ) -> Fleet:
-    """Run each server by itself; count the prefixes that several servers held at the same time."""
+    """Run each server with `serve`, and count the prefixes that several servers had cached at the same time."""
     options, num_requests = apart.setup.options.copy(), len(apart.setup.workload)
     progress, num_ended = options.pop("progress", None), 0
     measured, samples = [], []

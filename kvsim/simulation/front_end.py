@@ -1,8 +1,9 @@
 """Delay that a server's HTTP front end adds to every request, as clients see it.
 
-One process reads requests, converts text to tokens, passes these to the engine's process, and converts every output
-token to text and sends it. A request waits while that process works for others. Its delay grows with the output tokens
-per second. The engine itself is not delayed: time per output token was the same on both sides, within 0.8 %.
+One process reads requests, converts their text to tokens and passes them to the engine's process. It also converts
+every output token to text and sends it. A request waits while this process works for other requests, so its delay grows
+with the output tokens per second. The engine is not delayed: the time per output token was the same on both sides,
+within 0.8 %.
 
 The constants were fitted to `vllm bench serve` with `vllm serve` 0.25.1 on an H200 whose host launches a kernel in 5.9
 us, with a recorder inside the engine: five loads with the shape of Llama-3.2-3B. Delays of the first token, in ms:
@@ -23,31 +24,33 @@ from kvsim.metrics import Distribution, Summary
 from kvsim.steptime.card import Card
 
 _REQUEST_LAUNCHES = 850
-"""Host time to pass a request to the engine, without its tokens, in multiples of the time to launch a kernel."""
+"""Host time to pass a request to the engine, not counting its tokens, in multiples of the time to launch a kernel."""
 _PROMPT_TOKEN_LAUNCHES = 0.65
-"""Host time for each token of a prompt, in multiples of the time to launch a kernel."""
+"""Host time per prompt token, in multiples of the time to launch a kernel."""
 _ANSWER_LAUNCHES = 260
-"""Host time from the engine's first token until the client has it, in multiples of the time to launch a kernel."""
+"""Host time from the engine's first output token until the client has it, in multiples of the time to launch a
+kernel.
+"""
 _TOKEN_LAUNCHES = 12
-"""Host time for each output token, in multiples of the time to launch a kernel."""
+"""Host time per output token, in multiples of the time to launch a kernel."""
 _USUAL_LAUNCH_S = 5.1e-6
 """Seconds to launch one kernel on a host that was not measured.
 
-The value is between those of the shared hosts of two measured servers (8.1 and 5.9 us) and of inference-sim's H100 host
-(3.8 us, inferred from the delays that clients of four models saw).
+The value lies between measured hosts: two shared hosts need 8.1 and 5.9 us, and the H100 host of inference-sim 3.8 us,
+which was inferred from the delays that clients of four models saw.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontEnd:
-    """The process of vLLM's HTTP front end on a host. All times are in seconds."""
+    """The process of vLLM's HTTP front end on one host."""
 
     request_s: float
-    """Seconds for each request, on its way to the engine and back."""
+    """Seconds for one request, on its way to the engine and back, not counting its tokens."""
     prompt_token_s: float
-    """Seconds for each token of a prompt."""
+    """Seconds for one prompt token."""
     token_s: float
-    """Seconds that the process needs for each output token of any request."""
+    """Seconds for one output token of any request."""
 
     @property
     def most_tokens_per_s(self) -> float:
@@ -55,13 +58,16 @@ class FrontEnd:
         return 1 / self.token_s
 
     def delay_s(self, prompt_tokens: float, output_tokens_per_s: float) -> float:
-        """Return the mean delay of a request in seconds; infinity at an output rate of `most_tokens_per_s` or more."""
+        """Return the mean delay in seconds of the first token of a request with `prompt_tokens` prompt tokens.
+
+        `output_tokens_per_s` is the output rate of the server. At `most_tokens_per_s` or more, the delay is infinite.
+        """
         free_share = 1 - output_tokens_per_s * self.token_s
         return (self.request_s + self.prompt_token_s * prompt_tokens) / free_share if free_share > 0 else float("inf")
 
 
 def http(card: Card | None = None) -> FrontEnd:
-    """Return the front end on the host of `card`; without a card, on a host of medium speed."""
+    """Return the front end on the host of the machine card `card`. None: a host of medium speed."""
     launch_s = _USUAL_LAUNCH_S
     if card is not None:
         launch_s = card.launch_s * card.factors.get("front_end", card.factors.get("host", 1.0))
@@ -75,10 +81,11 @@ def http(card: Card | None = None) -> FrontEnd:
 def with_delays(
     front_end: FrontEnd, summaries: Sequence[Summary], prompt_tokens: float
 ) -> tuple[list[Summary], list[float], str]:
-    """Add the delays of front ends to the latencies in `summaries`.
+    """Add the delays of front ends to the latencies in `summaries`, which are one per server.
 
-    `prompt_tokens` is the mean number of tokens of a prompt. Return the changed summaries, the delays in seconds, and a
-    line of text about them. If a front end cannot send all output tokens, no delays are added.
+    `prompt_tokens` is the mean number of prompt tokens of a request. Return the changed summaries, the delay of each
+    server in seconds, and a line of text about the delays. No delays are added if a front end cannot send all output
+    tokens.
     """
     delays_s = [front_end.delay_s(prompt_tokens, summary.output_tokens_per_s) for summary in summaries]
     if not all(map(isfinite, delays_s)):

@@ -1,6 +1,6 @@
 """Consistency checks for `--check` that read the whole memory of an engine.
 
-Every unit is in one place, every slot is in one state, and every running total equals a fresh count.
+Every unit has one place, every slot has one state, and every running total equals a fresh count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OF_BLOCKS = (PAGED, TIERED, *CONNECTOR_KINDS)
 
 
 def check(driver: Driver) -> None:
-    """Check that the memory of the engine is consistent after the step that was scheduled last."""
+    """Check that the engine's memory is consistent after the last scheduled step."""
     engine = driver.engine
     memory = engine.memory
     if memory is RECTANGLE:
@@ -57,7 +57,7 @@ def check(driver: Driver) -> None:
 
 
 def check_encoder(engine: Engine) -> None:
-    """Check the encoder cache: every image is in use, evictable or absent, and every slot is counted once."""
+    """Check the encoder cache: every image is in use, evictable or absent, and every slot counts once."""
     cache, unused = engine.encoder, set(reclaimable(engine.encoder.images))
     users: dict[int, set[int]] = {number: set() for number in range(1, len(cache.images))}
     for number in range(1, len(engine.sequences)):
@@ -83,7 +83,7 @@ def check_encoder(engine: Engine) -> None:
 
 
 def breakdown(driver: Driver) -> Breakdown:
-    """Return the number of slots in each state, counted in every block or extent."""
+    """Return the number of slots in each state, by a fresh count over all blocks or extents."""
     if driver.engine.memory in OF_SGLANG:
         return breakdown_of(driver, check_radix.held_slots(driver))
     if driver.engine.memory is CUSTOM:
@@ -93,7 +93,9 @@ def breakdown(driver: Driver) -> Breakdown:
 
 
 def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown:
-    """Return the number of slots in each state: `held_slots`, and the engine's own counts of free and cached slots."""
+    """Return the number of slots in each state. Held slots are `held_slots`; free and cached slots are the engine's
+    counts.
+    """
     settings, memory = driver.engine.settings, driver.engine.memory
     slots, num_cached = held_slots.copy(), memory.cached_units(driver.engine)
     slots[SlotState.CACHED] = num_cached * settings.unit_slots
@@ -102,7 +104,7 @@ def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown
 
 
 def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
-    """Return the number of slots of all extents, by state."""
+    """Return the number of slots in each state, over the extents of all running sequences."""
     slots = np.zeros(NUM_STATES, np.int64)
     for number in driver.running():
         sequence = driver.engine.sequences[number]
@@ -113,7 +115,7 @@ def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
-    """Return the number of slots of all held blocks, by state."""
+    """Return the number of slots in each state, over all held blocks."""
     tables = (
         (group, held(driver, number, group))
         for number in driver.holders()
@@ -123,7 +125,7 @@ def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def _held_in_custom_units(driver: Driver) -> npt.NDArray[np.int64]:
-    """Return the number of slots of all units of a custom allocator, by state."""
+    """Return the number of slots in each state, over all held units of a custom allocator."""
     rules: Any = driver.engine.rules
     tables = (
         (0, Held(units, int(sequence.computed + sequence.rejected), 0, int(sequence.full_tokens)))
@@ -134,9 +136,10 @@ def _held_in_custom_units(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: int | None) -> npt.NDArray[np.int64]:
-    """Return the number of slots of `tables`, by state. A unit in several tables counts once.
+    """Return the number of slots in each state, over the units of `tables`. A unit in several tables counts once.
 
-    `tables` are pairs of a KV-cache group and a table. Entries equal to `null` hold no unit.
+    `tables` are pairs of a KV-cache group's number and a table. Entries equal to `null` hold no unit; None: all hold
+    one.
     """
     unit_slots = engine.settings.unit_slots
     contents: dict[int, Content] = {}
@@ -155,7 +158,7 @@ def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: in
 
 
 def _check_blocks(driver: Driver) -> None:
-    """Check the references of all blocks, and the number of blocks in the free queue, and their order."""
+    """Check the references of all blocks, and the number and the order of the blocks in the free queue."""
     engine = driver.engine
     state, refs, keys = engine.state, column(engine.blocks, "refs"), column(engine.blocks, "key")
     queue = np.array(driver.free_queue(), np.int64)
@@ -177,13 +180,15 @@ def _check_blocks(driver: Driver) -> None:
 
 
 def reuses_first(engine: Engine) -> bool:
-    """Tell whether the release allocates all freed blocks without a prefix before blocks with one."""
+    """Tell whether this vLLM release allocates all freed blocks without a prefix before blocks with a prefix."""
     groups = range(engine.settings.num_groups)
     return not engine.settings.marks_tails and all(engine.groups[group].reuses_first for group in groups)
 
 
 def _check_custom_units(driver: Driver) -> None:
-    """Check the references of a custom allocator's units, its free and cached units, and the requests with tables."""
+    """Check the units of a custom allocator: their references, how many are free or cached, and which requests hold
+    some.
+    """
     engine = driver.engine
     rules: Any = engine.rules
     state, units = engine.state, rules.units
@@ -244,7 +249,7 @@ def check_totals(driver: Driver, counted: Breakdown) -> None:
 
 
 def _check_rectangle(engine: Engine) -> None:
-    """Check the totals of a static batch against its slots, counted row by row."""
+    """Check the running totals of a static batch against a count over its rows."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     step = batch.step - 1
     width = batch.stride if settings.preallocated else batch.prompt_width + step

@@ -1,4 +1,4 @@
-"""Images of a workload as an engine takes them: their tokens, their positions, and the limits of the encoder."""
+"""Images of a workload in the form that an engine takes: tokens, positions, and the limits of the encoder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def with_image_tokens(workload: Workload, model: Model) -> Workload:
-    """Return the workload with the tokens that `model` makes of images in pixels added to its prompts."""
+    """Return the workload in which prompts also have the tokens that `model` makes of images given in pixels."""
     if workload.images is None:
         return workload
     if not model.image_class:
@@ -35,7 +35,11 @@ def with_image_tokens(workload: Workload, model: Model) -> Workload:
 
 
 def encoding_of(workload: Workload, policy: AnyPolicy, base: Policy, model: Model) -> Encoding | None:
-    """Return the images of the workload, and the limits of their encoder; None without images or an encoder cache."""
+    """Return the images of each request, and the limits of their encoder; None without images or without an encoder
+    cache.
+
+    `base` is the built-in policy that `policy` is based on.
+    """
     images = workload.images
     if images is None:
         return None
@@ -55,11 +59,12 @@ def encoding_of(workload: Workload, policy: AnyPolicy, base: Policy, model: Mode
 
 
 def encoder_limits(workload: Workload, base: Policy, model: Model) -> dict[str, int]:
-    """Return the largest numbers of image tokens that a step encodes and that the cache holds, as metadata entries.
+    """Return the largest numbers of image tokens that a step may encode and that the encoder cache holds, by metadata
+    name.
 
-    Both are the number of tokens in the largest step or, if that is more, of the largest image. If the model's rule for
-    images is not known, the largest image is that of the workload. The result is empty without images or an encoder
-    cache.
+    Both equal the maximum tokens of a step, or the tokens of the largest image if these are more. It is the largest
+    image that the model allows or, if the model's rule is not known, the largest of the workload. Empty without images
+    or without an encoder cache.
     """
     if workload.images is None or not isinstance(base, Paged):
         return {}
@@ -69,8 +74,8 @@ def encoder_limits(workload: Workload, base: Policy, model: Model) -> dict[str, 
 
 
 def contents_of(workload: Workload) -> npt.NDArray[np.int64]:
-    """Return the workload's numbers of its images, in the order in which an engine numbers them: by first
-    appearance.
+    """Return the workload's numbers of its distinct images, in the order of first appearance, in which an engine
+    numbers them.
     """
     assert workload.images is not None
     content, first = np.unique(workload.images.content, return_index=True)
@@ -78,7 +83,7 @@ def contents_of(workload: Workload) -> npt.NDArray[np.int64]:
 
 
 def recorded_images(workload: Workload, rows: npt.NDArray[np.int64]) -> PromptImages | None:
-    """Return the images of the requests in `rows`, for a recording; None without images."""
+    """Return the images of the requests in `rows` of the workload, as a table of a recording; None without images."""
     if workload.images is None:
         return None
     images = workload.images.take(rows)

@@ -29,10 +29,12 @@ class Machine:
     gpu: Gpu
     model: Model
     kv_bytes: int
-    """Bytes of the KV cache on one GPU. With pipeline stages, the sum over one GPU of every stage."""
+    """Bytes of the KV cache on one GPU. With pipeline stages, the sum over one GPU of each stage."""
     step_time: StepTimeModel
     max_model_len: int | None = None
-    """Longest sequence in tokens, for policies without a limit of their own; None for the limit of the model."""
+    """Maximum tokens of a sequence, prompt and answer, for policies without a limit of their own. None: the model's
+    limit.
+    """
 
     def __repr__(self) -> str:
         num_gpus = self.model.num_gpus * self.model.data_parallel_size
@@ -49,11 +51,11 @@ class Machine:
 
     @property
     def longest(self) -> int:
-        """Longest sequence in tokens, prompt and answer together, for a policy without a limit of its own."""
+        """Maximum tokens of a sequence, prompt and answer together, for a policy without a limit of its own."""
         return self.max_model_len or self.model.max_position_embeddings
 
     def layout(self, policy: AnyPolicy) -> KVCacheLayout | None:
-        """Return the KV-cache groups of the model in the blocks of `policy`; None if its memory has no blocks.
+        """Return the layout of the model's KV cache in the blocks of `policy`; None if the policy has no blocks.
 
         Raises:
             UsageError: vLLM could not serve the model with such blocks.
@@ -85,7 +87,7 @@ class Machine:
         return layout
 
     def draft_layers(self, policy: Paged) -> tuple[Layer, ...]:
-        """Return the layers of the draft model, which also have a KV cache; empty if `policy` has no draft model.
+        """Return the layers of the draft model, which have a KV cache too; empty without a draft model.
 
         Raises:
             UsageError: the draft model is not known, or kvsim does not simulate drafts for this model.
@@ -100,7 +102,7 @@ class Machine:
         return () if drafter is None else drafter.layers
 
     def pool(self, policy: AnyPolicy) -> Pool:
-        """Return the pool that `policy` has in the memory of the machine.
+        """Return the pool of KV memory that `policy` has on the machine.
 
         Raises:
             BudgetError: not even one unit fits, or more than `MAX_UNITS` do.
@@ -140,7 +142,9 @@ class Machine:
 
 
 def _window_pool(policy: Radix, num_units: int, layers: SlotLayers) -> WindowPool | None:
-    """Return SGLang's second pool, in addition to a first pool of `num_units`; None without layers with windows."""
+    """Return SGLang's second pool beside a first pool of `num_units` pages; None for a model without sliding
+    windows.
+    """
     if not layers.window_tokens:
         return None
     unit = policy.unit_tokens
@@ -154,7 +158,7 @@ def _window_pool(policy: Radix, num_units: int, layers: SlotLayers) -> WindowPoo
 
 
 def _check_hashes(model: Model, layout: KVCacheLayout) -> None:
-    """Refuse a layout whose prefixes vLLM cannot hash; vLLM does not start with it."""
+    """Refuse a layout whose prefixes vLLM cannot hash. vLLM itself would not start with it."""
     hashed, sizes = layout.hash_block_size, [group.block_size for group in layout.groups]
     if any(size % hashed for size in sizes):
         raise UsageError(
@@ -164,7 +168,7 @@ def _check_hashes(model: Model, layout: KVCacheLayout) -> None:
 
 
 def _check_tokens(model: Model, policy: AnyPolicy) -> None:
-    """Refuse models with recurrent states if the policy allocates memory by tokens."""
+    """Refuse a model with recurrent states under a policy that allocates memory by tokens."""
     if model.recurrent_layers:
         raise UsageError(
             f"{model.name} has {len(model.recurrent_layers)} recurrent layers, whose states are no tokens, and the "
@@ -173,12 +177,12 @@ def _check_tokens(model: Model, policy: AnyPolicy) -> None:
 
 
 def release_of(policy: Policy) -> str:
-    """Return the vLLM release whose rules a policy follows; the default release if its scheduler is not vLLM's."""
+    """Return the vLLM release whose rules a policy follows; the default release for a policy that is not vLLM's."""
     return DEFAULT if isinstance(policy, Static | Radix) else policy.scheduler.vllm
 
 
 def check_stages(machine: Machine, policy: Policy) -> None:
-    """Refuse pipelines that kvsim cannot simulate, and step times that are not those of each pipeline stage."""
+    """Refuse pipelines that kvsim cannot simulate, and step times for another number of pipeline stages."""
     if machine.model.has_shared_experts and machine.model.pipeline_parallel_size > 1:
         raise UsageError("ranks that share experts are modelled where one stage holds all layers; leave out "
                          "--pipeline-parallel-size.")  # fmt: skip
@@ -198,7 +202,9 @@ def check_stages(machine: Machine, policy: Policy) -> None:
 
 
 def _tokens_on_each_gpu(model: Model, block_size: int) -> int:
-    """Return the number of tokens of a block that each GPU holds, with decode context parallelism."""
+    """Return the number of a block's tokens that each GPU holds: fewer than `block_size` with decode context
+    parallelism.
+    """
     size = model.decode_context_parallel_size
     if block_size % size:
         raise UsageError(f"block_size is {block_size} tokens, on all {size} GPUs that divide contexts; it must be "

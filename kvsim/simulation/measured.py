@@ -1,4 +1,4 @@
-"""Results of a run whose steps are not kept: a summary, and the times of the requests."""
+"""Results of a run without its steps: a summary, and the times of the requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvsim.recording.tables import Requests
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Measured:
-    """Results of a run whose steps are not kept."""
+    """Results of a run without its steps."""
 
     meta: Meta
     requests: Requests
@@ -24,7 +24,7 @@ class Measured:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps that computed something or preempted a request."""
+        """Number of steps that computed tokens or preempted a request."""
         return self.summary.num_steps
 
     @property

@@ -1,4 +1,4 @@
-"""Choice between the interpreted and the compiled engine: compiled if it is possible and the run is long enough."""
+"""Choice between the interpreted and the compiled engine: compiled if that is possible and the run is long enough."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ from kvsim.steptime import StepTimeModel
 
 EngineName: TypeAlias = Literal["auto", "compiled", "interpreted"]
 WORTH_COMPILING = 5_000
-"""Number of requests from which on compiling saves time, although it takes seconds; the code is then kept on disk."""
+"""Number of requests from which on compiling, which takes seconds, saves time. The code is then kept on disk."""
 WORTH_LOADING = 2_000
 """Number of output tokens from which on loading machine code from disk saves time."""
 _MANY_TOKENS = 500_000
-"""Number of output tokens from which on compiling saves time in any case, even for few requests in small batches."""
+"""Number of output tokens from which on compiling saves time, even with few requests in small batches."""
 _LONG = 50_000
-"""Number of requests from which on a message says that the run would be faster if it could be compiled."""
+"""Number of requests from which on a message says that compiling would make the run faster, if it cannot be
+compiled.
+"""
 
 
 def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:
-    """Return `engine`, or `interpreted` if the policy runs Python code; refuse `compiled` for such a policy."""
+    """Return the setting `engine`, or "interpreted" for a policy that runs Python code.
+
+    Raises:
+        UsageError: `engine` is "compiled", and the policy runs Python code.
+    """
     if not runs_in_python(policy):
         return engine
     if engine == "compiled":
@@ -37,9 +43,10 @@ def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:
 
 
 def engine_for_several(memory: MemoryManager) -> EngineName:
-    """Return the engine for several runs with the same kind of `memory`.
+    """Return the setting `engine` for several runs with the same kind of `memory`.
 
-    It is `compiled` if numba is installed and no machine code is on disk, because the runs share the time to compile.
+    If no machine code is on disk and numba is installed, it is "compiled", because the runs share the time to compile.
+    Otherwise it is "auto".
     """
     return "compiled" if not has_machine_code(memory) and has_numba() else "auto"
 
@@ -53,8 +60,8 @@ def begins_compiled(
 ) -> bool:
     """Tell whether a run with the setting `engine` is compiled from its beginning.
 
-    With `auto`, a run is compiled if it has many requests or output tokens. Fewer output tokens suffice if machine code
-    for `memory` is on disk. With None as `memory`, machine code on disk is ignored.
+    With "auto" it is if the run has many requests or output tokens. Fewer output tokens suffice if machine code for
+    `memory` is on disk. With None as `memory`, machine code on disk is not looked for.
     """
     loads = engine == "compiled" or (engine == "auto" and num_output_tokens >= WORTH_LOADING)
     if loads and coefficients_of(step_time) and memory is not None and has_machine_code(memory):
@@ -64,8 +71,10 @@ def begins_compiled(
 
 
 def may_compile(num_requests: int, step_time: StepTimeModel, engine: EngineName) -> bool:
-    """Tell whether a run with the setting `engine` may be compiled after its beginning, when it is long. This loads
-    numba.
+    """Tell whether a run with the setting `engine` can be compiled, at its beginning or later. This loads numba.
+
+    Raises:
+        UsageError: `engine` is "compiled", and the run cannot be compiled.
     """
     if engine == "interpreted":
         return False

@@ -3,10 +3,10 @@
 A request goes to a prefill server first, which computes its prompt and one token. Then it goes to a decode server,
 which allocates blocks, fetches the prompt's KV over its link and generates the answer. The prefill server keeps its
 blocks until the decode server has read them. Both kinds of server run vLLM's scheduler with its KV connector
-(`kvsim.engine.connector`); transfers take the time of the link.
+(`kvsim.engine.connector`). Transfers take the time of the link.
 
 A server may have data-parallel ranks, each with a connector and a link of its own. The front end of each server chooses
-a rank for each request as in other fleets.
+a rank for each request, as in other fleets.
 """
 
 from __future__ import annotations
@@ -43,21 +43,22 @@ _DEFAULT_LINK = KvLink()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disaggregation:
-    """The numbers of prefill and decode servers, their router, and the link between them."""
+    """Settings of prefill and decode servers: their numbers, their router, and the link between them."""
 
     num_prefill: int
     num_decode: int
     route: RouteName | str | Router = "shortest"
-    """Router that chooses the prefill server of each request. The decode server is the one with the fewest requests."""
+    """Router that chooses the prefill server of each request. Its decode server is the one with the fewest requests."""
     ranks: int = 1
     """Number of data-parallel ranks of each server, among which its front end chooses."""
     link: KvLink = _DEFAULT_LINK
-    """The link of each decode server, or of each of its ranks."""
+    """Link of each decode server, or of each of its ranks, over which it fetches KV."""
     failed_share: float = 0.0
-    """Share of the loads in which one block fails, 0 to 1."""
+    """Share of the loads, 0 to 1, in which one block fails."""
     recomputes: bool = False
-    """Decode servers compute the tokens that fail to load. If False, the request ends with an error."""
+    """True if decode servers compute the tokens that fail to load. False: the request ends with an error."""
     seed: int = 0
+    """Seed of the random choice of the loads and blocks that fail."""
 
     def __post_init__(self) -> None:
         check_number_of_ranks(self.ranks)
@@ -69,22 +70,24 @@ class Disaggregation:
 
     @property
     def route_name(self) -> str:
-        """Name of the route; an empty text for a custom router."""
+        """Name of the route of prefill servers. Empty for a custom router."""
         return self.route if isinstance(self.route, str) else ""
 
     @property
     def num_prefill_ranks(self) -> int:
-        """Number of ranks of all prefill servers."""
+        """Number of data-parallel ranks of all prefill servers together."""
         return self.num_prefill * self.ranks
 
     def names(self) -> list[str]:
-        """Return the names of the servers, or of their ranks, in order."""
+        """Return the name of each server, or of each rank if servers have several: prefill servers first."""
         kinds = (("prefill", self.num_prefill), ("decode", self.num_decode))
         servers = [f"{kind}-{number}" for kind, count in kinds for number in range(count)]
         return servers if self.ranks == 1 else rank_names(servers, self.ranks)
 
     def dispatchers(self, setup: Setup) -> tuple[Dispatcher, Dispatcher]:
-        """Return two dispatchers, which choose a prefill and a decode server for each request, or a rank of it."""
+        """Return two dispatchers: one chooses the prefill server of each request, or its rank, the other the decode
+        server.
+        """
         routes = self.route, "shortest"
         if self.ranks == 1:
             first, second = (Dispatcher.of(setup, route) for route in routes)
@@ -94,11 +97,11 @@ class Disaggregation:
         return first, second
 
     def prefills(self, size: int) -> Connector:
-        """Return the connector of a prefill server that gets `size` requests."""
+        """Return the connector of a prefill server in a workload of `size` requests."""
         return Connector(role=Role.PRODUCER, link=self.link, exchanges=[Exchange(remote=Remote.READS)] * size)
 
     def decodes(self, setup: Setup) -> Connector:
-        """Return the connector of a decode server."""
+        """Return the connector of a decode server of `setup`, with the blocks that fail to load."""
         generator = np.random.default_rng(self.seed)
         failing = generator.random(len(setup.workload)) < self.failed_share
         num_blocks = -(-setup.demand.prompt // setup.pool.unit_tokens)
@@ -111,7 +114,7 @@ class Disaggregation:
 
 
 def check_policy(policy: AnyPolicy) -> None:
-    """Check that kvsim simulates prefill and decode servers with `policy`."""
+    """Refuse a policy with which kvsim does not simulate prefill and decode servers."""
     if not isinstance(policy, Paged):
         raise UsageError("prompts are computed and decoded apart with the paged policy; leave --policy out.")
     refuse_with_connector(policy, "on prefill and decode servers")
@@ -126,7 +129,9 @@ class PrefillDecodeRun(SimulationRun):
         apart: Disaggregation,
         sinks: Sequence[RowSink] = (),
     ) -> None:
-        """Build the servers. `setup` is that of a decode server. The first of `sinks` are for prefill servers."""
+        """Build the servers. `setup` is that of a decode server. `sinks` are for prefill servers first, then decode
+        servers.
+        """
         check_ranks(setup, apart.ranks)
         if setup.pipeline.pipeline_parallel_size > 1:
             raise UsageError("prefill and decode servers are modelled where one stage holds all layers; leave out "
@@ -142,7 +147,7 @@ class PrefillDecodeRun(SimulationRun):
         prefills, decodes = apart.prefills(len(setup.workload)), apart.decodes(setup)
         kinds = [(self._prefill_setup, prefills)] * apart.num_prefill_ranks + [(setup, decodes)] * num_decode_ranks
         self._bad = [exchange.bad for exchange in decodes.exchanges]
-        """Indices of the blocks that fail to load, for each request."""
+        """Indices of the blocks that fail to load, for each request; empty for most."""
         self.locksteps = self._locksteps(apart.num_prefill + apart.num_decode)
         self._replicas = [
             self._replica(
@@ -160,7 +165,7 @@ class PrefillDecodeRun(SimulationRun):
         source.start(self._environment, self._pair.decodes)
 
     def finish(self) -> list[Measured]:
-        """Run to the end; return the results of each prefill server, then of each decode server."""
+        """Run to the end. Return the results of each prefill server, then of each decode server."""
         self._run_to_end()
         measured = []
         for number, replica in enumerate(self._replicas):
@@ -177,7 +182,7 @@ class PrefillDecodeRun(SimulationRun):
         return measured
 
     def meta(self, number: int = 0) -> Meta:
-        """Return the metadata of the results of server `number`, with its kind."""
+        """Return the metadata of server `number`, which also states whether it is a prefill or a decode server."""
         meta = super().meta(number)
         part = "prefill" if number < self.apart.num_prefill_ranks else "decode"
         failures = "recompute" if self.apart.recomputes else "fail"
@@ -185,7 +190,10 @@ class PrefillDecodeRun(SimulationRun):
         return replace(meta, engine=engine)
 
     def clients(self, measured: Sequence[Measured]) -> list[Requests]:
-        """Return the requests of each decode server, with the times at which clients sent them to the fleet."""
+        """Return the requests of each decode server, with the times at which clients sent them to the fleet.
+
+        `measured` are the results from `finish`.
+        """
         requests = []
         for of_server, server in zip(measured[self.apart.num_prefill_ranks :], self._pair.decodes, strict=True):
             rows = rows_of(server.driver.engine)
@@ -194,12 +202,12 @@ class PrefillDecodeRun(SimulationRun):
 
     @property
     def fetched_blocks(self) -> int:
-        """Number of blocks that decode servers have fetched."""
+        """Number of blocks that decode servers have fetched from prefill servers."""
         return self._pair.fetched_blocks
 
     @property
     def duplicates(self) -> DuplicatePrefixes:
-        """Counts of prefixes that more than one prefill server has cached."""
+        """Counts of prefix blocks that more than one prefill server has cached."""
         return self._dispatchers[0].duplicates
 
 
@@ -211,24 +219,28 @@ class Pair:
     def __init__(
         self, environment: simpy.Environment, dispatchers: tuple[Dispatcher, Dispatcher], setup: Setup
     ) -> None:
-        """Choose prefill servers by the first dispatcher, and decode servers by the second."""
+        """`dispatchers` are two: the first chooses prefill servers, the second decode servers."""
         self.prefills: list[ServerProcess] = []
         self.decodes: list[ServerProcess] = []
         self.sent_s = np.full(len(setup.workload), np.nan)
-        """Time in seconds at which each request was sent to the fleet."""
+        """Time in seconds at which each request was sent to the fleet; NaN before."""
         self._environment, self._dispatchers, self._refused = environment, dispatchers, setup.refused
         self.prefill_of, self.decode_of = np.full((2, len(setup.workload)), -1, np.int32)
-        """Number of the prefill server (or rank), and of the decode server, of each request; -1 until it is chosen."""
+        """Numbers of the prefill server and of the decode server of each request (with ranks, of the rank); -1 until
+        chosen.
+        """
         self._homes: dict[int, ServerProcess] = {}
-        """The prefill server of each request whose KV has not been read yet."""
+        """Prefill server of each request whose KV has not been read yet, by row of the workload."""
         self._num_prefilled = 0
 
     def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> _Path:  # noqa: ARG002
-        """Return an object whose `send` passes the request in `row` through the fleet."""
+        """Return a substitute for a server. Its `send` passes the request through a prefill and a decode server."""
         return _Path(self._serve)
 
     def _serve(self, row: int, at_s: float) -> simpy.Event:
-        """Start to pass a request through the fleet; return an event that occurs when the request has ended."""
+        """Start to pass a request through the fleet. Return an event whose value is the time in seconds at which it
+        ends.
+        """
         return self._environment.process(self._run(row, at_s))
 
     def _run(self, row: int, at_s: float) -> Generator[simpy.Event, float, float]:
@@ -246,10 +258,10 @@ class Pair:
         return ended_s
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Ignore a request: `send` has passed it to the server already."""
+        """Ignore the request: `_run` has passed it to the server already."""
 
     def process_transfers(self, server: ServerProcess) -> None:
-        """Schedule the release of blocks on prefill servers that a decode server reads, or does not need.
+        """Schedule the release of blocks on prefill servers that a decode server is loading, or turned out not to need.
 
         A block counts as read when its load ends.
         """
@@ -260,7 +272,7 @@ class Pair:
             self._environment.process(self._read(number, server.driver.host_s))
 
     def _read(self, number: int, done_s: float) -> Generator[simpy.Event, None, None]:
-        """Wait until `done_s`, then report to the prefill server of a request that its KV has been read."""
+        """Wait until `done_s`, and then report to a request's prefill server that its KV was read."""
         yield self._environment.timeout(max(done_s - self._environment.now, 0.0))
         if (home := self._homes.pop(number - 1, None)) is not None:
             home.driver.report_read(number, done_s)
@@ -268,7 +280,7 @@ class Pair:
 
     @property
     def fetched_blocks(self) -> int:
-        """Number of blocks that decode servers have fetched."""
+        """Number of blocks that decode servers have fetched from prefill servers."""
         return sum(int(each.driver.engine.connector.state.num_fetched_blocks) for each in self.decodes)
 
     def check(self) -> None:
@@ -287,13 +299,13 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """Replacement for a server: a source calls `send`, which passes the request through the whole fleet."""
+    """Substitute for a server in `Source`. Its `send` passes a request through a prefill and a decode server."""
 
     send: Callable[[int, float], simpy.Event]
 
 
 def _with_one_output(setup: Setup) -> Setup:
-    """Return the setup of a prefill server, on which each request ends after one output token."""
+    """Return the setup of a prefill server, on which each request ends after its first output token."""
     ones = np.ones(len(setup.workload), np.int64)
     narrow = ones.astype(np.int32)
     # Turns build on whole answers, which prefill servers do not have. The source of requests knows the turns.

@@ -1,4 +1,4 @@
-"""A store of prefixes that all servers of a fleet read and write.
+"""A prefix store that all servers of a fleet read and write.
 
 This models stores such as LMCache's server and Mooncake Store. The connector of each server makes vLLM's decisions: it
 asks the store when the scheduler looks at a waiting request, allocates blocks, and loads between steps. The model of
@@ -6,7 +6,7 @@ the store has these assumptions:
 
 - The full blocks of a prompt are written when its first token is computed. The write takes the time of the server's
   link, and does not delay the server's steps.
-- The least recently used prefix is evicted first, beginning with its last block.
+- The least recently used prefix is evicted first, from its last block to its first.
 - A load that has begun completes.
 """
 
@@ -36,35 +36,35 @@ _DEFAULT_LINK = KvLink()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixStore:
-    """Settings of a store: memory that the servers of a fleet share, such as a part of the memory of each host."""
+    """Settings of a prefix store: memory that the servers of a fleet share, such as a part of each host's memory."""
 
     gib: float
     """Size of the store in GiB."""
     link: KvLink = _DEFAULT_LINK
-    """The link of each server, or of each of its data-parallel ranks, to the store."""
+    """Link of each server, or of each of its data-parallel ranks, to the store."""
 
     def __post_init__(self) -> None:
         if not 0 < self.gib < inf:
             raise UsageError(f"--prefix-store-gib should be above 0 and finite, not {self.gib!r}.")
 
     def connector(self, size: int) -> Connector:
-        """Return the connector of a server that gets `size` requests."""
+        """Return the connector of a server in a workload of `size` requests."""
         return Connector(role=Role.BOTH, is_store=True, link=self.link, exchanges=[Exchange()] * size)
 
 
 class StoreTotals(NamedTuple):
-    """Numbers of blocks that a store has loaded, written, evicted, and held at most in a run, and its capacity."""
+    """Numbers of blocks of a prefix store in a run: loaded, written, evicted, held at most; and its capacity."""
 
     loaded_blocks: int
     written_blocks: int
     evicted_blocks: int
     most_blocks: int
-    """Largest number of blocks held at once."""
+    """Largest number of blocks that the store held at once."""
     capacity_blocks: int
 
 
 class StoredPrefixes:
-    """The contents of a store: keys of blocks, the least recently used block first."""
+    """Contents of a prefix store: keys of blocks, the least recently used first."""
 
     def __init__(self, num_blocks: int) -> None:
         """Create an empty store for at most `num_blocks` blocks."""
@@ -76,7 +76,8 @@ class StoredPrefixes:
         return len(self._used)
 
     def num_leading(self, keys: Sequence[int]) -> int:
-        """Return how many of the first `keys` are stored without a gap.
+        """Return the number of blocks at the beginning of a prompt with block keys `keys` that are stored without a
+        gap.
 
         A binary search suffices: all blocks before a stored block are stored too, because the last block of a prefix is
         evicted first.
@@ -84,8 +85,11 @@ class StoredPrefixes:
         return bisect_left(range(len(keys)), True, key=lambda index: keys[index] not in self._used)
 
     def put(self, keys: Sequence[int]) -> None:
-        """Store the blocks with `keys`, as many from the beginning as fit; mark them as used, from the last to the
-        first.
+        """Store the blocks of a prompt with `keys`. If they are more than the capacity, only the first blocks are
+        stored.
+
+        They become the most recently used blocks, the first block of the prompt most of all. The least recently used
+        blocks are evicted.
         """
         keys = keys[: self.capacity]
         for key in reversed(keys):
@@ -100,9 +104,9 @@ class StoredPrefixes:
         self.most = max(self.most, len(self._used))
 
     def check(self, chains: Sequence[Sequence[int]] = ()) -> None:
-        """Check the numbers of blocks, and that the store has no gaps: with a block, it has all blocks before it.
+        """Check the counts of blocks, and that the store holds all blocks before a stored block.
 
-        `chains` are the keys of whole prompts, in which gaps are looked for.
+        `chains` are the block keys of whole prompts, in which such gaps are looked for.
         """
         if len(self) > self.capacity or self.num_written != len(self) + self.num_evicted:
             raise IntegrityError(
@@ -115,24 +119,24 @@ class StoredPrefixes:
 
 
 class StoredPrompt(NamedTuple):
-    """Record of a prompt that a server has written to the store."""
+    """The write of one prompt to the prefix store."""
 
     computed_s: float
-    """Time of the first token in seconds, at which the write begins."""
+    """Time in seconds at which the prompt's first output token was computed and the write began."""
     stored_s: float
     """Time in seconds at which all blocks of the prompt are in the store."""
     first_block: int
-    """First block of the prompt that was not stored when the write began."""
+    """Index in the prompt of the first block that was not stored when the write began."""
     num_blocks: int
-    """Number of blocks of the prompt from `first_block` on."""
+    """Number of full blocks of the prompt from `first_block` on."""
 
 
 @dataclass(slots=True)
 class StoreLoad:
-    """A load of one server from the store. Times are in seconds."""
+    """A load of blocks from the prefix store to one server."""
 
     number: int
-    """Number of the request: its row in the workload, from 1."""
+    """Number of the request: its row in the workload, counted from 1."""
     begun_seq: int
     begin_s: float
     end_s: float
@@ -140,11 +144,11 @@ class StoreLoad:
     num_blocks: int
     num_tokens: int
     ended_seq: int = -1
-    """`State.seq` when the end of the load was reported; -1 before."""
+    """`State.seq` when the server reported the end of the load; -1 before."""
 
 
 class SharedStore:
-    """The store of a fleet on the clock of the simulation. Servers use it as their `Exchanging`."""
+    """The prefix store of a fleet on the simulation's clock. Servers use it as their `Exchanging`."""
 
     def __init__(self, environment: simpy.Environment, setup: Setup, store: PrefixStore) -> None:
         """Create the store of the servers of `setup`."""
@@ -158,31 +162,33 @@ class SharedStore:
         self.loads: dict[ServerProcess, list[StoreLoad]] = {}
         """Loads of each server, in the order in which they began."""
         self._loading: dict[ServerProcess, list[StoreLoad]] = {}
-        """Loads of each server whose end is not reported yet."""
+        """Loads of each server whose end was not reported yet."""
         self._without_token: dict[int, ServerProcess] = {}
-        """Server of each request that has no first token yet, by the number of the request."""
+        """Server of each request that has no output token yet, by the request's number."""
         self._keys: dict[int, list[int]] = {}
-        """Keys of the prompt of each request that has not ended."""
+        """Block keys of the prompt of each request that has not ended, by the request's number."""
         self._homes: dict[ServerProcess, list[int]] = {}
-        """Requests of each server that have not ended."""
+        """Numbers of the requests of each server that have not ended."""
         self.writes: dict[int, StoredPrompt] = {}
-        """Prompts that were written, by the number of the request."""
+        """Writes that have ended, by the number of the request whose prompt was written."""
 
     @property
     def totals(self) -> StoreTotals:
-        """Numbers of blocks so far."""
+        """Counts of blocks up to now."""
         content = self.content
         num_loaded = sum(load.num_blocks for loads in self.loads.values() for load in loads)
         return StoreTotals(num_loaded, content.num_written, content.num_evicted, content.most, content.capacity)
 
     def horizon_s(self) -> float:
-        """Return the present time in seconds: a server never runs ahead, because a step may hit what others have
+        """Return the present time in seconds: no server runs ahead, because its next step may hit what another has
         stored.
         """
         return float(self._environment.now)
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Record that a request was sent to `server`; set how many of its tokens are stored."""
+        """Record that request `number` was sent to `server`, and tell the server's connector how many of its tokens are
+        stored.
+        """
         engine = server.driver.engine
         sequence = server.driver.sequence(number)
         blocks = int(sequence.prompt_tokens) // int(engine.settings.unit_tokens)
@@ -193,7 +199,9 @@ class SharedStore:
         self._set_stored_tokens(server, number)
 
     def process_transfers(self, server: ServerProcess) -> None:
-        """Record the loads that a server has begun, and write the prompts whose first token it has computed."""
+        """Record the loads that a server has begun, and begin to write the prompts whose first token it has
+        computed.
+        """
         self._take_loads(server)
         times = server.driver.engine.times
         done = [number for number, home in self._without_token.items()
@@ -204,9 +212,9 @@ class SharedStore:
         self._update_preempted(server)
 
     def _take_loads(self, server: ServerProcess) -> None:
-        """Record which loads a server has ended, and which it has begun, in its last slice.
+        """Record the loads that ended and those that began in a server's last slice.
 
-        A request computes tokens between two loads, so a slice does not end one load of it and begin the next.
+        A request computes tokens between two of its loads, so one load cannot end and the next begin in the same slice.
         """
         transfers = server.driver.engine.connector.transfers
         under_way = self._loading.get(server, [])
@@ -242,7 +250,9 @@ class SharedStore:
                 self._set_stored_tokens(server, other)
 
     def _update_preempted(self, server: ServerProcess) -> None:
-        """Update how many tokens of preempted requests are stored, and remove requests that have ended."""
+        """Tell a server's connector how many tokens of preempted requests are stored. Forget the requests that have
+        ended.
+        """
         sequences, left = server.driver.engine.sequences, []
         for number in self._homes.get(server, ()):
             if sequences[number].status in (FINISHED, ABORTED):
@@ -255,7 +265,7 @@ class SharedStore:
         self._homes[server] = left
 
     def _set_stored_tokens(self, server: ServerProcess, number: int) -> None:
-        """Set how many tokens of a request are stored, if the request waits; the connector reads this number."""
+        """Tell the connector how many tokens of a request are stored, if the request waits."""
         engine = server.driver.engine
         if engine.sequences[number].status in (WAITING, PREEMPTED):
             stored = self.content.num_leading(self._keys[number]) * int(engine.settings.unit_tokens)

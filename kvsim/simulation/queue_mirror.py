@@ -1,6 +1,6 @@
-"""Mirror of the free queue of the block pool: `--check` compares it with the engine's queue at every step.
+"""Copy of the free queue of a block pool, with which `--check` compares the engine's queue at every step.
 
-The mirror is updated only with the blocks that a step has written, so a check takes no longer in a larger pool.
+Only the blocks that the engine has written are compared, so a check takes no longer in a larger pool.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from kvsim.errors import IntegrityError
 
 
 class QueueMirror:
-    """Free blocks in a separate linked list, which always is a single ring.
+    """Copy of the engine's free queue: a linked list, which is always a single ring.
 
-    Blocks that the engine did not write keep their places. So if the links of the written blocks equal those of the
-    mirror, the engine's queue is a single ring, too, of exactly the blocks without references.
+    Blocks that the engine did not write keep their places in both. So if the links of the written blocks are equal, the
+    engine's queue is a single ring too, and holds exactly the blocks without references.
     """
 
     def __init__(self, num_blocks: int, *, reuses_first: bool) -> None:
-        """Begin with an empty queue. If `reuses_first`, freed blocks without a prefix go to the head."""
+        """Begin with an empty queue. `reuses_first`: freed blocks without a prefix are always before blocks with a
+        prefix.
+        """
         self._reuses_first = reuses_first
         self._next, self._previous = [HEAD] * num_blocks, [HEAD] * num_blocks
         self._is_free, self._is_keyed = [False] * num_blocks, [False] * num_blocks
@@ -35,7 +37,9 @@ class QueueMirror:
         """Number of blocks in the queue that hold a prefix."""
 
     def follow(self, blocks: Records[Block], written: Iterable[int]) -> None:
-        """Update the places of the `written` blocks, and compare the links of all blocks that moved."""
+        """Move the blocks that the engine has `written` to their new places, and compare the links of all blocks that
+        moved.
+        """
         touched = {HEAD}
         unplaced = set()
         # 1. Remove every written block.
@@ -70,7 +74,7 @@ class QueueMirror:
         return {before, after}
 
     def _insert_after(self, before: int, number: int, *, is_keyed: bool) -> set[int]:
-        """Insert a block after block `before`; return the blocks whose links have changed."""
+        """Insert block `number` after block `before`; return the blocks whose links have changed."""
         after = self._next[before]
         self._next[before] = self._previous[after] = number
         self._previous[number], self._next[number] = before, after
@@ -80,8 +84,8 @@ class QueueMirror:
         return {before, number, after}
 
     def _compare(self, blocks: Records[Block], number: int) -> None:
-        """Check the links of an engine's block, and that it does not precede a block without a prefix if it
-        holds one.
+        """Check the engine's links of a block. With `reuses_first`, check that no block with a prefix is before one
+        without.
         """
         before, after = self._previous[number], self._next[number]
         if (blocks[number].previous, blocks[number].next) != (before, after):
@@ -95,7 +99,7 @@ class QueueMirror:
 
 
 class _WatchedBlock(Block):
-    """A block that adds its number to a set whenever it is written to."""
+    """A block that adds its number to a set whenever one of its fields is written."""
 
     __slots__ = ("_number", "_written")
     _number: int
@@ -113,7 +117,7 @@ class _WatchedBlock(Block):
 
 
 def watch(blocks: Any) -> Callable[[], set[int]]:
-    """Start to watch the blocks that the engine writes; return a function that returns those written since its last
+    """Begin to watch which blocks the engine writes. Return a function for the numbers of those written since its last
     call.
 
     Compiled code writes to an array, which is compared with a copy from the last call.

@@ -1,6 +1,7 @@
 """Collection of an engine's results while it runs: sums over its steps, and the tables of a recording.
 
-The engine writes its rows to buffers, which are drained after every slice of the run and then used again.
+The engine writes its rows to buffers. They are read after every slice of the run, and then used again. A slice is the
+part of a run between two such readings.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 _STATUS = {FINISHED: RequestStatus.FINISHED, ABORTED: RequestStatus.ABORTED}
 NO_ROW = -1
-"""Value of `Sequence.open_row` of a sequence without a schedule row that may be extended."""
+"""Value of `Sequence.open_row` if no later step may extend a schedule row of the sequence."""
 _SHAPE_COLUMNS = {
     "num_seqs": "num_scheduled",
     "num_tokens": "num_tokens",
@@ -55,18 +56,18 @@ _SHAPE_COLUMNS = {
     "shared_tokens": "shared_tokens",
     "num_new_seqs": "num_new_seqs",
 }
-"""Fields of a `StepShape`, and the fields of a recorded step with the same values."""
+"""For each field of a `StepShape`, the field of an engine's step record with the same value."""
 _SLOT_FIELDS = ("written", "useful", "rounding", "padding", "shared", "expired")
-"""Fields of `SlotTotals` that a step counts in slots. A step counts the other fields in units."""
+"""Fields of `SlotTotals` that a step record has in slots. It has the other fields in units."""
 _SUMMED = (
     "start_s", "num_scheduled", "running", "waiting", "num_tokens", "preempted", "num_admitted", "swapped_out",
     "swapped_in", "free_units", "cached_units", "unusable_units", *_SLOT_FIELDS,
 )  # fmt: skip
-"""Fields of a step that a summary needs."""
+"""Fields of a step record that a summary needs."""
 
 
 def largest_shape(engine: Engine) -> StepShape | None:
-    """Return a shape that has, in each field, the largest value of all steps of the slice; None without steps."""
+    """Return a step shape that has, in each field, the largest value of all steps of the slice. None without steps."""
     if not (num_steps := _num_steps(engine)):
         return None
     steps = engine.steps
@@ -79,7 +80,7 @@ def largest_shape(engine: Engine) -> StepShape | None:
 
 
 class Totals:
-    """Sums over the steps of a run, and over the gaps between them."""
+    """Sums over the steps of a run and over the gaps between them, from which the summary follows."""
 
     def __init__(self, pool: Pool, limits: Limits | None) -> None:
         assert pool.num_units is not None
@@ -91,7 +92,7 @@ class Totals:
         self._end_s, self._num_outputs = 0.0, 0
 
     def take(self, engine: Engine) -> None:
-        """Add the rows of a slice to the sums. This takes no longer late in a run than early."""
+        """Add the rows of a slice to the sums. The time for this does not grow with the length of the run."""
         if num_outputs := _num_outputs(engine):
             self._end_s = float(engine.outputs[num_outputs - 1].time_s)
             self._num_outputs += num_outputs
@@ -110,7 +111,7 @@ class Totals:
             self._keep(steps[begin:])
 
     def _gaps_before(self, num_steps: int) -> GapFigures | None:
-        """Return the gaps before the next `num_steps` steps to be added; keep later gaps. Return None without gaps."""
+        """Remove and return the gaps before each of the next `num_steps` steps to be added. None if no gap is left."""
         if not self._gaps:
             return None
         rows = np.concatenate(self._gaps, dtype=self._gaps[0].dtype)
@@ -126,7 +127,9 @@ class Totals:
     def _held_and_states(
         self, rows: dict[str, npt.NDArray[Any]] | npt.NDArray[Any]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """Return the number of held slots, and the slots by state, for rows of steps or of gaps."""
+        """Return int[rows], the held slots, and int[rows, states], the slots in each state, for rows of steps or of
+        gaps.
+        """
         free, cached, unusable = (
             rows[f"{name}_units"] * self._pool.unit_slots for name in ("free", "cached", "unusable")
         )
@@ -134,8 +137,8 @@ class Totals:
         return self._capacity - free, totals.states(self._capacity)
 
     def _keep(self, steps: npt.NDArray[Any]) -> None:
-        """Copy the records of steps, since the next slice overwrites them. `STEPS_TOGETHER` steps are added up
-        together.
+        """Copy the records of steps, which the next slice overwrites. `STEPS_TOGETHER` steps are added to the sums at
+        once.
         """
         if len(steps):
             self._kept.append(steps.copy())
@@ -169,9 +172,9 @@ class Totals:
         self._sums.add(figures, self._gaps_before(len(records)))
 
     def finish(self, engine: Engine, requests: Requests, meta: Meta, name: str) -> Measured:
-        """Return the results of the finished run.
+        """Return the results of the finished run; `name` is that of the summary.
 
-        Slots that were held for tokens that were never computed do not count as useful; see `engine.totals`.
+        Slots that were held for tokens that were never computed do not count as useful (`engine.totals`).
         """
         if self._num_kept:
             self._add_kept()
@@ -194,10 +197,10 @@ class Totals:
 
 
 class FinalRows:
-    """Rows of a recording, passed to a sink as soon as they are final."""
+    """Appends the rows of a recording to a sink as soon as they are final."""
 
     def __init__(self, sink: RowSink, contents: npt.NDArray[np.int64] | None = None) -> None:
-        """Pass rows to `sink`. Entry `i` of `contents` is the workload's number of the engine's image `i + 1`."""
+        """`contents[i]` is the workload's number of the engine's image `i + 1`; None: images are not recorded."""
         self._sink, self._contents = sink, contents
         self._waiting: dict[str, npt.NDArray[Any]] = {}  # columns of the steps whose output is not processed yet
         self._copies: dict[str, npt.NDArray[Any]] = {}  # columns of copies whose step is not recorded yet
@@ -206,7 +209,7 @@ class FinalRows:
         self._num_numbered = 0
 
     def take(self, engine: Engine) -> None:
-        """Pass the rows of a slice that are final. This takes no longer late in a run than early."""
+        """Append the rows of a slice that are final. The time for this does not grow with the length of the run."""
         self._number(engine)
         self._take_steps(engine)
         self._take_memory(engine)
@@ -219,16 +222,16 @@ class FinalRows:
             self._take_encoder(engine, self._contents)
 
     def finish(self, requests: Requests, transfers: Transfers | None, images: PromptImages | None) -> None:
-        """Append the requests, the transfers and the images of the finished run."""
+        """Append the requests, the transfers and the images of the finished run; None: the recording has no such
+        table.
+        """
         self._sink.append(requests)
         for optional in (transfers, images):
             if optional is not None:
                 self._sink.append(optional)
 
     def _number(self, engine: Engine) -> None:
-        """Assign numbers in the recording to the requests that were sent since the last call, in the order
-        of sending.
-        """
+        """Number the requests that were sent since the last call, for the recording: in the order of sending."""
         begin = self._num_numbered
         rows = rows_of(engine, begin)
         numbers = np.arange(begin, begin + len(rows), dtype=np.int32)
@@ -240,11 +243,13 @@ class FinalRows:
         self._num_numbered += len(rows)
 
     def _numbered(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the numbers that `rows` of the workload have in the recording; -1 stays -1."""
+        """Return the numbers in the recording of the requests in `rows` of the workload; -1 stays -1."""
         return rows if self._number_of is None else np.where(rows < 0, rows, self._number_of[rows])
 
     def _take_steps(self, engine: Engine) -> None:
-        """Pass the steps whose output was processed. The others stay in `_waiting`."""
+        """Append the steps whose output was processed to the sink. Steps in flight wait in `_waiting` for the next
+        slice.
+        """
         num_steps, num_outputs = _num_steps(engine), _num_outputs(engine)
         self._num_steps = int(engine.state.num_steps)
         names = ["seq", "start_s", "prefill_tokens", "num_tokens", "num_scheduled", "running", "waiting", "preempted",
@@ -281,10 +286,10 @@ class FinalRows:
 
     @staticmethod
     def _after_outputs(engine: Engine, num_outputs: int, units: dict[str, str]) -> dict[str, npt.NDArray[np.int32]]:
-        """Return the columns with the state after the output of each step; no columns for a static batch.
+        """Return the columns with the state after the output of each step; none for a static batch.
 
-        `units` has the columns of units, with the fields of a gap. Requests that wait for a static batch are not
-        counted between batches.
+        `units` names, for each column of units, the field of a gap. A static batch has no such columns, because the
+        requests that wait for it are not counted between batches.
         """
         if engine.rectangle.stride:
             return {}
@@ -305,9 +310,9 @@ class FinalRows:
         self._sink.append(Memory(**columns))
 
     def _take_copies(self, rows: Records[Any], num_rows: int) -> None:
-        """Pass the copies between GPU and host that were reported in the slice.
+        """Append the copies between GPU and host that the engine reported in the slice.
 
-        Copies that begin with a step that is not recorded yet wait for the next slice.
+        A copy that began with a step that is not recorded yet waits for the next slice.
         """
         new = self._columns(Copies, rows, num_rows)
         every = {name: np.concatenate((self._copies.get(name, values[:0]), values)) for name, values in new.items()}
@@ -316,19 +321,19 @@ class FinalRows:
         self._copies = {name: values[~is_final] for name, values in every.items()}
 
     def _take_encoder(self, engine: Engine, contents: npt.NDArray[np.int64]) -> None:
-        """Pass the events of the encoder cache."""
+        """Append the events of the encoder cache, with the workload's numbers of the images."""
         columns = self._columns(EncoderEvents, engine.encoder.rows, engine.encoder.state.num_rows)
         self._sink.append(EncoderEvents(**columns | {"image": contents[columns["image"] - 1].astype(np.int32)}))
 
     def _columns(
         self, table: type[Copies | EncoderEvents | Memory], rows: Records[Any], num_rows: int
     ) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns of `table` in the first `num_rows` of an engine's rows."""
+        """Return the columns of `table` from the first `num_rows` of `rows`, the engine's buffer."""
         columns = {name: column(rows, name, num_rows).astype(spec.dtype, copy=False) for name, spec in table.columns()}
         return columns | {"request": self._numbered(columns["request"])}
 
     def _take_schedule(self, engine: Engine) -> None:
-        """Pass the schedule rows before the first row that may still change.
+        """Append the schedule rows before the first row that may still change.
 
         A later step may extend the last row of a running sequence. With drafts, the output of a step changes its rows.
         """
@@ -363,7 +368,9 @@ def _field_at(records: Records[Any], name: str, indices: npt.NDArray[Any]) -> np
 
 
 def vllm_failures(engine: Engine) -> dict[str, int]:
-    """Return how often vLLM would have ended with an AssertionError, by cause; the keys are those in `meta.engine`."""
+    """Count the moments at which vLLM would have ended with an AssertionError, by cause. Keys are those in
+    `meta.engine`.
+    """
     state = engine.state
     return {
         "vllm_failures": int(state.num_failures),
@@ -373,14 +380,17 @@ def vllm_failures(engine: Engine) -> dict[str, int]:
 
 
 def rows_of(engine: Engine, begin: int = 0) -> npt.NDArray[np.int64]:
-    """Return the workload rows of the requests that the engine got, in order, without the first `begin` requests."""
+    """Return the workload rows of the requests that the engine got, in order of sending, without the first `begin` of
+    these.
+    """
     numbers = _field_at(engine.lines, "arrived", np.arange(begin, engine.state.num_submitted))
     return np.asarray(numbers - 1, np.int64)
 
 
 def requests_of(engine: Engine, workload: Workload, rows: npt.NDArray[np.int64], hashes: Ragged[np.int64]) -> Requests:
-    """Return the requests in `rows` of `workload` with their outcome in a finished run; `hashes` are their prompt
-    hashes.
+    """Return the table of the requests in `rows` of `workload`, with their outcome in a finished run.
+
+    `hashes` are their prompt hashes.
     """
 
     def of(records: Records[Any], *names: str) -> dict[str, npt.NDArray[Any]]:
@@ -416,11 +426,13 @@ def transfers_of(
     servers: npt.NDArray[np.int32],
     bad: Sequence[Sequence[int]],
 ) -> Transfers:
-    """Return the transfers of a finished run on the server that got the requests in `rows`, in the order of their
-    begin.
+    """Return the transfers of a server in a finished run, in the order in which they began.
 
-    For each request of the workload, `servers` has the number of the other server. `bad` has the indices, counted from
-    the begin of the transfer, of the blocks that fail to load.
+    Args:
+        engine: the engine of the server.
+        rows: rows in the workload of the requests that the server got.
+        servers: for each request of the workload, the number of the other server.
+        bad: for each request of the workload, the blocks that fail to load, as indices in its transfer.
     """
 
     def of(name: str) -> npt.NDArray[Any]:

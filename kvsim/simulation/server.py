@@ -1,7 +1,7 @@
 """A server as a SimPy process, which runs its engine for many steps at a time.
 
-The engine stops when another part of the simulation may affect the server. Its rows of results are read when its
-buffers are full, and at the end. The rows between two such times are a slice.
+The engine returns when another part of the simulation may affect the server. Its rows of results are read when its
+buffers are full, and at the end of the run. A slice is the part of a run between two such readings.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kvsim.simulation.step_check import Checks
 from kvsim.steptime.kernels import Batch, KernelsSeen
 
 Slice = Callable[[Engine], None]
-"""Function that is called with the engine after each slice, to read its results before the next slice begins."""
+"""Function that reads the results of the engine after each slice, before the next slice overwrites them."""
 
 
 class Horizon(Protocol):
@@ -49,17 +49,17 @@ class Horizon(Protocol):
 
 
 class Exchanging(Protocol):
-    """Exchange of KV between servers, or of servers with a store."""
+    """The other side of a server's KV connector: other servers, or a prefix store."""
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Record that request `number` was sent to a server."""
+        """Record that request `number` (its row in the workload, counted from 1) was sent to `server`."""
 
     def process_transfers(self, server: ServerProcess) -> None:
         """Process the transfers that `server` has begun in its last slice."""
 
 
 class Meeting(Protocol):
-    """Data-parallel ranks whose steps wait for each other."""
+    """The data-parallel ranks of one server, whose steps wait for each other."""
 
     def meet(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
         """Take part in a step of all ranks, with the batch that `rank` has scheduled."""
@@ -69,7 +69,7 @@ class Meeting(Protocol):
 
 
 class ServerProcess:
-    """One engine, and the events that tell clients that their requests have ended."""
+    """One engine on SimPy's clock, and the events by which clients learn that their requests have ended."""
 
     def __init__(
         self,
@@ -86,8 +86,16 @@ class ServerProcess:
     ) -> None:
         """Start the process on the clock of `environment`.
 
-        `listeners` read the engine's results after each slice. `rows` are the rows of its requests in the workload of
-        all servers. `kernels` are the kernels that a process of `generate()` has loaded; None for other servers.
+        Args:
+            environment: SimPy's clock and event queue.
+            driver: runs the engine.
+            kernels: the kernels that the process of `generate()` has loaded; None for other servers.
+            listeners: functions that read the engine's results after each slice.
+            progress: function that reports how many requests have ended; None for no reports.
+            horizon: limit on how far the engine may run ahead.
+            exchange: the other side of the server's KV connector; None without one.
+            lockstep: the ranks whose steps wait for each other; None for a server by itself.
+            rows: rows in the workload of all servers, for each row of this server's workload.
         """
         self.driver = driver
         self._environment = environment
@@ -102,28 +110,29 @@ class ServerProcess:
 
     @property
     def num_requests(self) -> int:
-        """Number of requests that were sent to the server and have not ended, waiting and running."""
+        """Number of requests on the server, waiting and running: sent and not ended."""
         state = self.driver.engine.state
         return int(state.num_submitted - state.num_ended)
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests in the queue."""
+        """Number of requests that wait in the queue."""
         return self.num_requests - int(self.driver.engine.state.num_running)
 
     def num_prefill_tokens(self) -> int:
-        """Return the number of prompt tokens on this server that are not computed yet, over all requests."""
+        """Return the number of prompt tokens that are not computed yet, over all requests on the server."""
         sequences = (self.driver.sequence(number) for number in self._answers)
         return sum(max(int(sequence.prompt_tokens) - int(sequence.computed), 0) for sequence in sequences)
 
     def hit_tokens(self, row: int) -> int:
-        """Return the number of leading tokens of the prompt in `row` that the prefix cache holds now."""
+        """Return the number of leading tokens of the prompt in `row` that are in the prefix cache at present."""
         return self.driver.hit_tokens(row + 1)
 
     def held_tokens(self, row: int) -> int:
-        """Return the number of leading tokens of the prompt in `row` whose blocks requests hold; 0 with several groups.
+        """Return the number of leading tokens of the prompt in `row` that are in blocks of running requests.
 
-        A request that holds a block holds all blocks before it, so a binary search finds the first block that is free.
+        With several KV-cache groups the result is 0. A request that holds a block holds all blocks before it, so a
+        binary search finds the first block that no request holds.
         """
         engine = self.driver.engine
         if not engine.settings.prefix_caching or engine.settings.num_groups > 1:
@@ -138,7 +147,7 @@ class ServerProcess:
         return bisect_left(range(self.driver.hit_tokens(row + 1) // block_size), True, key=is_free) * block_size
 
     def cached_keys(self) -> npt.NDArray[np.int64]:
-        """Return the distinct keys of the cached blocks that other requests can hit, in ascending order."""
+        """Return the distinct keys of all blocks that a prefix hit can use at present, in ascending order."""
         engine = self.driver.engine
         if not engine.settings.prefix_caching:
             return np.empty(0, np.int64)
@@ -146,8 +155,9 @@ class ServerProcess:
         return distinct(keys[keys >= 0])
 
     def send(self, row: int, at_s: float) -> simpy.Event:
-        """Send the request in `row` of the workload; return an event whose value is the time in seconds at which it
-        ends.
+        """Send the request in `row` of the workload at time `at_s`. Return an event for its end.
+
+        The event's value is the time in seconds at which the request ends.
         """
         self.driver.send(row + 1, at_s)
         if self._exchange is not None:
@@ -166,22 +176,21 @@ class ServerProcess:
             self._sent.succeed()
 
     def close(self) -> None:
-        """Read the rows of the last slice, and check the final state if steps are checked.
-
-        Call it when all requests have ended.
+        """Read the rows of the last slice and, with `--check`, check the final state. Call it when all requests have
+        ended.
         """
         self._drain()
         if self.driver.engine.settings.checking:
             self._checks.finish()
 
     def _drain(self) -> None:
-        """Call the listeners, which read the rows of the slice."""
+        """Let the listeners read the rows of the slice."""
         for listener in self._listeners:
             listener(self.driver.engine)
 
     def _run(self) -> Generator[simpy.Event, None, None]:
-        """Run the engine, each time up to the moment at which another part of the simulation may act; handle its
-        outcome.
+        """Run the engine up to the next moment at which another part of the simulation may act, handle the outcome, and
+        repeat.
         """
         driver, environment = self.driver, self._environment
         while True:
@@ -213,7 +222,9 @@ class ServerProcess:
             yield from self._wait(outcome, until_s)
 
     def _wait(self, outcome: int, until_s: float) -> Generator[simpy.Event, None, None]:
-        """Wait until the engine, which has run up to `until_s` or less, can go on."""
+        """Wait until the engine can go on; `outcome` says why it has returned. It ran up to `until_s` seconds, or less
+        far.
+        """
         driver, environment = self.driver, self._environment
         if outcome == IDLE:
             yield from self.await_request() if self._lockstep is None else self._lockstep.rest(self)
@@ -236,19 +247,19 @@ class ServerProcess:
         self._sent = self._environment.event()
 
     def _wakes(self) -> simpy.Event:
-        """Return an event for an idle engine: a request is sent, or the time `wake_s` of the driver is reached."""
+        """Return the event that an idle engine waits for: a request is sent, or the driver's `wake_s` is reached."""
         wake_s = self.driver.wake_s()
         if wake_s == math.inf:
             return self._sent
         return self._sent | self._environment.timeout(max(wake_s - self._environment.now, 0.0))
 
     def _pass_on_transfers(self) -> None:
-        """Let the exchange, if there is one, process the transfers that the last slice has begun."""
+        """Let the exchange, if there is one, process the transfers that began in the last slice."""
         if self._exchange is not None:
             self._exchange.process_transfers(self)
 
     def _answer(self) -> None:
-        """Signal the events of the requests that have ended since the last call."""
+        """Trigger the events of the requests that have ended since the last call."""
         engine = self.driver.engine
         for index in range(self._num_answered, engine.state.num_ended):
             number = int(engine.lines[index].ended)
@@ -257,7 +268,9 @@ class ServerProcess:
         self._num_answered = engine.state.num_ended
 
     def _set_first_uses(self) -> None:
-        """Set at which steps of the new batch the engine needs a kernel that the process has not loaded before."""
+        """Mark the steps of the new static batch that need a kernel which the process of `generate()` has not loaded
+        yet.
+        """
         engine, kernels = self.driver.engine, self._kernels
         batch = engine.rectangle
         num_steps = int(batch.num_steps)
@@ -278,13 +291,15 @@ class ServerProcess:
 
 
 def distinct(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the distinct keys in ascending order. For keys that are not negative, this is faster than `np.unique`."""
+    """Return the distinct keys in ascending order. Keys are 0 or more; then this is faster than `np.unique`."""
     ordered = np.sort(keys)
     return ordered[np.diff(ordered, prepend=-1) > 0]
 
 
 def stalled(engine: Engine, number: int, row: int) -> StalledError:
-    """Return the error for sequence `number`, the request in `row`, which can never be scheduled."""
+    """Return the error for sequence `number`, which can never be scheduled. It is the request in `row` of the
+    workload.
+    """
     settings, num_tokens = engine.settings, engine.sequences[number].num_tokens
     most = settings.max_num_batched_tokens
     if engine.memory in OF_SGLANG:
@@ -304,7 +319,7 @@ def stalled(engine: Engine, number: int, row: int) -> StalledError:
 
 
 def crowded(engine: Engine) -> BudgetError:
-    """Return the error for a step with more changes than the buffers of a recording can hold."""
+    """Return the error for a step with more changes than the buffers for a recording's rows can hold."""
     if engine.memory in OF_SGLANG:
         return BudgetError(
             "requests that are admitted in one step share more runs of slots than a recording has room for; run "

@@ -1,4 +1,4 @@
-"""Setup of a run: requests, policy and machine, and what follows from these, such as the size of the pool."""
+"""Setup of a run: requests, policy and machine, and what follows from them, such as the size of the pool."""
 
 from __future__ import annotations
 
@@ -32,45 +32,49 @@ from kvsim.steptime.kernels import Batch
 from kvsim.workload import Ragged, Workload
 
 ProgressCallback = Callable[[int, int], None]
-"""Function that is called from time to time with the number of requests that have ended, and the number of all
+"""Function that is called from time to time during a run, with two numbers: requests that have ended, and all
 requests.
 """
 
 
 class Options(TypedDict, total=False):
-    """Options of a simulation; all have defaults."""
+    """Options of a simulation. All have defaults."""
 
     refuse_misfits: bool
-    """Refuse requests that could never be served, and count them. If False, such a request is an error."""
+    """True to refuse and count requests that could never be served. False, the default: such a request is an error."""
     users: int | None
-    """Number of users of a closed loop; None for an open loop.
+    """Number of users of a closed loop; None, the default, for an open loop.
 
     Each user waits for an answer before sending the next request, regardless of arrival times. In a workload with
     turns, each user has one session after the other.
     """
     max_concurrency: int | None
-    """Largest number of requests that are sent and not answered at once; others wait. None for no limit."""
+    """Largest number of requests that may be sent and not answered at a time; further requests wait. None for no
+    limit.
+    """
     think_s: float
-    """Seconds between an answer and the next request of a user, in a closed loop."""
+    """Seconds from an answer to the next request of the same user in a closed loop; 0 by default."""
     users_per_s: float
-    """Number of users that begin per second in a closed loop. With infinity, the default, all begin at once."""
+    """Number of users that begin per second in a closed loop. Infinity, the default: all begin at once."""
     stamp_at_entry: bool
-    """The recorded arrival of a request is the time at which the engine added it; if False, at which it was sent."""
+    """True to record as arrival of a request the time at which the engine added it. False, the default: when it was
+    sent.
+    """
     engine: EngineName
-    """`interpreted`, `compiled`, or `auto`: compiled if the run is long enough. Results are bit for bit the same."""
+    """"interpreted", "compiled", or "auto" to compile runs that are long enough. Results are the same bit for bit."""
     earlier: tuple[Batch, ...]
-    """Batches that the process of `generate()` has run before, so that it has loaded their kernels."""
+    """Batches that the process of `generate()` ran before this run. Their kernels are loaded already."""
     check: bool
-    """Check every unit and every slot at every step."""
+    """True to check every unit and every slot of memory at every step (`--check`)."""
     progress: ProgressCallback | None
-    """Function that is called to report progress."""
+    """Function that is called to report progress; None for no reports."""
     command: str
-    """Command line to record in the metadata."""
+    """Command line for the metadata; empty by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Setup:
-    """All inputs of a run, and the figures that follow from them. Several servers may share the requests."""
+    """All inputs of a run, and the figures that follow from them. One setup may be for several equal servers."""
 
     workload: Workload
     policy: AnyPolicy
@@ -83,15 +87,15 @@ class Setup:
     layout: KVCacheLayout | None
     demand: Demand
     refused: npt.NDArray[np.bool_]
-    """Mask of the requests that could never be served: bool[n]."""
+    """bool[requests]: True for requests that could never be served."""
     rows: range
-    """Rows of the requests in the workload of all servers."""
+    """For each request of this setup, its row in the workload of all servers."""
 
     @classmethod
     def of(
         cls, workload: Workload, policy: AnyPolicy, machine: Machine, options: Options, *, records: bool = False
     ) -> Setup:
-        """Return the setup of a run. If `records`, prompts get the keys that a recording lists.
+        """Return the setup of a run. With `records`, prompts get the keys that a recording needs for prompt hashes.
 
         Raises:
             UnknownNameError: there is no such option.
@@ -123,7 +127,7 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """Name of the results of the run."""
+        """Name of the run's results: those of the policy and of the workload."""
         return f"{self.policy.name}-{self.workload.name}"
 
     @property
@@ -134,13 +138,17 @@ class Setup:
 
     @property
     def is_closed_loop(self) -> bool:
-        """True if requests are sent in reaction to answers: by users, by clients with a limit, or in sessions."""
+        """True if requests are sent in reaction to answers: by users, by clients with a limit of requests, or in
+        sessions.
+        """
         options = self.options
         has_users = options.get("users") is not None or options.get("max_concurrency") is not None
         return has_users or self.workload.turns is not None
 
     def every(self, stride: int, first_row: int) -> Setup:
-        """Return the setup of a server that gets every `stride`-th request, from `first_row` on. Keys stay the same."""
+        """Return the setup of a server that gets every `stride`-th request, beginning with `first_row`. Prefix keys
+        stay the same.
+        """
         return replace(
             self,
             workload=self.workload.every(stride, first_row),
@@ -155,11 +163,14 @@ class Setup:
 
     @property
     def times_label(self) -> str:
-        """Label of the step times, with the features of this run that the step times do not cover."""
+        """Label of the step times. It also names the features of this run that the step times do not cover."""
         return times_label(self.machine, self.base, self.workload)
 
     def meta(self, step_time: StepTimeModel, failures: Mapping[str, int]) -> Meta:
-        """Return the metadata of a server's finished run; `failures` has, by cause, how often vLLM would have ended."""
+        """Return the metadata of a server's finished run.
+
+        `step_time` has the server's step times. `failures` is the result of `vllm_failures`.
+        """
         machine = self.machine
         model = {key: value for key, value in asdict(machine.model).items() if value not in (None, (), "")}
         if machine.model.decode_context_parallel_size == 1:
@@ -188,7 +199,7 @@ class Setup:
 
 
 def check_number_of_ranks(num_ranks: int) -> None:
-    """Refuse more data-parallel ranks than the command line allows servers."""
+    """Refuse more data-parallel ranks than `_MOST_RANKS`, the most servers that the command line allows."""
     if num_ranks > _MOST_RANKS:
         raise UsageError(f"--data-parallel-size should be at most {_MOST_RANKS:,} in a simulation, not {num_ranks:,}.")
 
@@ -197,7 +208,9 @@ _MOST_RANKS = 1_000
 
 
 def check_ranks(setup: Setup, num_ranks: int) -> None:
-    """Check that the machine's model is divided among `num_ranks` data-parallel ranks."""
+    """Check that the machine's model is served by `num_ranks` data-parallel ranks, and that its step times suit
+    them.
+    """
     model, times = setup.machine.model, setup.machine.step_time
     if model.data_parallel_size != num_ranks:
         raise UsageError(
@@ -210,7 +223,7 @@ def check_ranks(setup: Setup, num_ranks: int) -> None:
 
 
 def times_label(machine: Machine, base: Policy, workload: Workload) -> str:
-    """Return the label of the step times of `machine`, with the features of the run that these times do not cover."""
+    """Return the label of the step times of `machine`. It also names the features of the run that they do not cover."""
     features = {}  # kind of measurement -> feature, in the words of the label
     if isinstance(base, Radix):
         return served_otherwise(machine.step_time.label, {"SGLang": "the pace of SGLang's host"}, engine="SGLang")

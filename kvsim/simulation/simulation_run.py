@@ -1,8 +1,8 @@
-"""The entry points of a simulation: `simulate`, `record` and `measure`, which all run a `SimulationRun`.
+"""The entry points of a simulation: `simulate`, `record` and `measure`. Each runs a `SimulationRun`.
 
-The workload gives the requests and their arrival times, the engine schedules steps by the rules of the policy, and the
+The workload has the requests and their arrival times, the engine schedules steps by the rules of the policy, and the
 step-time model gives the duration of each step. The result is a `Recording`, as a recorder in a real engine writes it,
-or only its figures. Sources of requests and servers share the clock of SimPy; between two of SimPy's events, a server's
+or only its figures. Sources of requests and servers share SimPy's clock. Between two of SimPy's events, a server's
 engine runs many steps on its own.
 """
 
@@ -75,9 +75,9 @@ def simulate(workload: Workload, policy: AnyPolicy, machine: Machine, **options:
 
     Raises:
         UsageError: an option is out of range or contradicts another, or the run cannot be compiled.
-        WorkloadError: a prompt leaves no room for an answer in the longest sequence that is allowed.
+        WorkloadError: a prompt leaves no room for an answer within the maximum length.
         BudgetError: a request needs more than the whole pool.
-        StalledError: the head of the queue can never be scheduled.
+        StalledError: the first request in the queue can never be scheduled.
         IntegrityError: `check` found a defect.
     """
     rows = RowsInMemory()
@@ -87,17 +87,18 @@ def simulate(workload: Workload, policy: AnyPolicy, machine: Machine, **options:
 
 
 def record(workload: Workload, policy: AnyPolicy, machine: Machine, path: Path, **options: Unpack[Options]) -> Measured:
-    """Run `workload` and write the recording to folder `path` during the run, so that memory does not grow with steps.
+    """Run `workload`, and write its recording to folder `path` during the run. So memory does not grow with the steps.
 
-    Arguments and exceptions are those of `simulate` and `write`; the result is that of `measure`.
+    Arguments and exceptions are those of `simulate` and `write`. The result is that of `measure`.
     """
     measured, _ = record_setup(Setup.of(workload, policy, machine, options, records=True), path)
     return measured
 
 
 def record_setup(setup: Setup, path: Path, sample_s: Sequence[float] = ()) -> tuple[Measured, list[CachedKeys]]:
-    """Run `setup` on one server and record it, as `record` does; also return the cached keys at the times
-    `sample_s`.
+    """Run `setup` on one server and record it to folder `path`, as `record` does.
+
+    Also return the keys that the server has cached at each of the times `sample_s`, in seconds.
     """
     from kvsim.metrics.contradictions import refuse_contradictions  # noqa: PLC0415  most runs record nothing
 
@@ -109,7 +110,7 @@ def record_setup(setup: Setup, path: Path, sample_s: Sequence[float] = ()) -> tu
 
 
 def measure(workload: Workload, policy: AnyPolicy, machine: Machine, **options: Unpack[Options]) -> Measured:
-    """Run `workload` to its end; return its summary and the times of its requests. Steps are not kept.
+    """Run `workload` to its end; return its summary and the times of its requests, without the steps.
 
     Arguments and exceptions are those of `simulate`. Memory grows with the requests, not with the steps.
     """
@@ -121,7 +122,7 @@ class SimulationRun:
     """Simulation of a workload on one server, or on several servers with one router."""
 
     _num_ended = 0
-    """Number of ended requests that were reported to the progress callback."""
+    """Number of ended requests that the progress callback was called with last, over all servers."""
 
     def __init__(
         self,
@@ -136,8 +137,14 @@ class SimulationRun:
     ) -> None:
         """Build the servers, and the source that sends requests to them. `finish` runs them.
 
-        Server `n` is recorded to `sinks[n]`, if there are any. The cached keys of a single server are appended to
-        `samples` at the times `sample_s`, in seconds.
+        Args:
+            setup: requests, policy and machine of the servers.
+            sinks: `sinks[i]` receives the recording of engine `i`; empty: nothing is recorded.
+            num_replicas: number of servers.
+            num_ranks: number of data-parallel ranks of each server, each with an engine.
+            dispatcher: chooses the server of each request; None: the one with the fewest requests.
+            sample_s: times in seconds at which the cached keys of a single server are appended to `samples`.
+            store: settings of the prefix store that all servers share; None without one.
         """
         self.setup = setup
         self.samples: list[CachedKeys] = []
@@ -162,7 +169,7 @@ class SimulationRun:
         source.start(self._environment, self._connect_ranks(num_ranks))
 
     def _connect_ranks(self, num_ranks: int) -> list[ServerProcess]:
-        """Connect the ranks of each server whose steps wait for each other; return all ranks in order."""
+        """Connect the ranks of each server if their steps wait for each other. Return all ranks in order."""
         servers = [replica.server for replica in self._replicas]
         for number, lockstep in enumerate(self.locksteps):
             lockstep.ranks = servers[number * num_ranks : (number + 1) * num_ranks]
@@ -174,7 +181,7 @@ class SimulationRun:
         return tuple(number for lockstep in self.locksteps for number in lockstep.num_idle_steps)
 
     def finish(self) -> list[Measured]:
-        """Run to the end, and return the results of each server."""
+        """Run to the end, and return the results of each engine."""
         self._run_to_end()
         setup, hashes = self.setup, self.setup.recorded_hashes()
         return [
@@ -183,14 +190,14 @@ class SimulationRun:
         ]
 
     def _run_to_end(self) -> None:
-        """Run until all requests have ended and all servers have read the rows of their last slice."""
+        """Run until all requests have ended, and let all servers read the rows of their last slice."""
         self._environment.run()
         for replica in self._replicas:
             replica.server.close()
 
     def _store_transfers(self, server: ServerProcess) -> Callable[[Engine, npt.NDArray[np.int64]], Transfers] | None:
-        """Return a function that lists what a server has loaded from the store and written to it; None
-        without a store.
+        """Return a function that lists a server's loads from the prefix store and its writes to it. None without a
+        store.
         """
         if (store := self.store) is None:
             return None
@@ -198,7 +205,7 @@ class SimulationRun:
         return lambda _, rows: store_transfers(rows, loads, store.writes, unit_tokens)
 
     def meta(self, number: int = 0) -> Meta:
-        """Return the metadata of the results of server `number`, once the run is over."""
+        """Return the metadata of the results of engine `number`. The run must be over."""
         replica = self._replicas[number]
         meta = self.setup.meta(replica.step_time, vllm_failures(replica.server.driver.engine))
         if self.store is None:
@@ -207,7 +214,7 @@ class SimulationRun:
         return replace(meta, engine={**meta.engine, "kv_connector": STORE, CAPACITY: capacity})
 
     def _locksteps(self, num_servers: int) -> list[WaitingRanks]:
-        """Return an object for the ranks of each server that wait for each other; empty if ranks do not wait."""
+        """Return, for each server, the object on which its ranks wait for each other; empty if ranks do not wait."""
         times = self.setup.machine.step_time
         if not isinstance(times, RankTimes):
             return []
@@ -215,7 +222,7 @@ class SimulationRun:
         return [WaitingRanks(self._environment, times, agreed_every) for _ in range(num_servers)]
 
     def _source(self, num_engines: int, dispatcher: Dispatcher, sample_s: Sequence[float]) -> Source:
-        """Return the source that sends the requests to the servers."""
+        """Return the source that sends the requests to the servers; the options and the workload decide which one."""
         # Sessions of turns                      -> Conversations
         # max_concurrency and arrival times      -> ClosedLoop in which no request is sent before it arrives
         # Neither users nor max_concurrency      -> KnownInAdvance for one server, OpenLoop for several
@@ -250,7 +257,11 @@ class SimulationRun:
         exchange: Exchanging | None = None,
         lockstep: WaitingRanks | None = None,
     ) -> Replica:
-        """Build a server with requests from `source`. Its rows go to `sink`. It waits for the ranks in `lockstep`."""
+        """Build one engine with its server process and the objects that collect its results.
+
+        `source` sends its requests. `sink` receives its recording; None: it is not recorded. Its steps wait for the
+        other ranks in `lockstep`, if that is given. `setup` is that of the run by default.
+        """
         setup = setup or self.setup
         base, machine = setup.base, setup.machine
         # Each server counts for itself the steps outside the range that the profile was fitted to.
@@ -291,7 +302,10 @@ class SimulationRun:
     def _plan(
         self, setup: Setup, step_time: StepTimeModel, connector: Connector | None, *, answers: bool, records: bool
     ) -> EnginePlan:
-        """Return the plan of a server's engine. If `answers`, the engine returns whenever requests have ended."""
+        """Return the plan of a server's engine. With `answers`, the engine returns whenever requests have ended.
+
+        With `records`, it keeps the rows of the memory table and of the schedule.
+        """
         base, model, options = setup.base, setup.machine.model, setup.options
         custom_policy = setup.policy if isinstance(setup.policy, CustomPolicy) else None
         eviction = None if self._expected_rows is None else OptimalEviction(self._expected_rows)
@@ -323,12 +337,16 @@ class SimulationRun:
         )
 
     def times_of_admission(self) -> npt.NDArray[np.float64]:
-        """Return the time in seconds at which the only server first scheduled each request; NaN for never."""
+        """Return the time in seconds at which each request was first scheduled; NaN for never. The run must have one
+        server.
+        """
         [replica] = self._replicas
         return np.array(column(replica.server.driver.engine.times, "first_scheduled_s")[1:])
 
     def _progress(self) -> Callable[[Engine], None] | None:
-        """Return a function that reports the progress of one server to the callback; None without a callback."""
+        """Return a function that reports one server's ended requests to the progress callback. None without a
+        callback.
+        """
         progress, num_requests = self.setup.options.get("progress"), len(self.setup.workload)
         if progress is None:
             return None
@@ -345,13 +363,13 @@ class SimulationRun:
 
 
 def _watch(step_time: StepTimeModel, engine: Engine) -> None:
-    """Report the largest shape among the steps of a slice to `step_time`, if it is a `WatchedProfile`."""
+    """Report the largest step shape of a slice to `step_time`, if that is a `WatchedProfile`."""
     if isinstance(step_time, WatchedProfile) and (largest := largest_shape(engine)):
         step_time.saw(largest)
 
 
 class Replica(NamedTuple):
-    """One server of a run, with the objects that collect its results."""
+    """One engine of a run: its server process, and the objects that collect its results."""
 
     server: ServerProcess
     totals: Totals
@@ -366,9 +384,14 @@ class Replica(NamedTuple):
         name: str,
         transfers_of: Callable[[Engine, npt.NDArray[np.int64]], Transfers] | None = None,
     ) -> Measured:
-        """Return the results of the server.
+        """Return the results of the engine, and append its last tables to the recording.
 
-        `hashes` are the prompt hashes of the whole workload. `transfers_of` returns the transfers to record.
+        Args:
+            workload: the requests of the run.
+            hashes: the prompt hashes of the whole workload.
+            meta: metadata of the results.
+            name: name of the results.
+            transfers_of: returns the transfers of the engine's requests, given by their rows; None without transfers.
         """
         engine = self.server.driver.engine
         rows = rows_of(engine)
@@ -380,7 +403,7 @@ class Replica(NamedTuple):
 
 
 def _driver(setup: Setup, plan: EnginePlan, step_time: StepTimeModel, connector: Connector | None) -> Driver:
-    """Return the driver of a server's engine, which is compiled at the beginning, later, or never."""
+    """Return the driver of a server's engine. It is compiled at the beginning, later during the run, or never."""
     choice = engine_for(setup.options.get("engine", "auto"), setup.policy)
     # All servers use the machine code that is compiled for one server, so the requests of all servers count.
     num_requests = len(setup.workload) * setup.rows.step
@@ -399,8 +422,8 @@ def _driver(setup: Setup, plan: EnginePlan, step_time: StepTimeModel, connector:
 def _expected_order(setup: Setup, num_replicas: int) -> list[int]:
     """Return the rows of the workload in the order in which optimal eviction expects admissions.
 
-    Without priorities and turns, this is the order of arrival. Otherwise, the run is simulated with vLLM's eviction
-    first, and its order of admission is returned.
+    Without priorities and turns, this is the order of arrival. Otherwise the run is first simulated with vLLM's
+    eviction, and its order of admission is returned.
     """
     base, policy = setup.base, setup.policy
     assert isinstance(base, Paged)
@@ -423,7 +446,7 @@ def _expected_order(setup: Setup, num_replicas: int) -> list[int]:
 
 
 def _max_concurrency(options: Options) -> int | None:
-    """Return the largest number of requests that may wait for their answers at one time; None for no limit."""
+    """Return the option `max_concurrency`, after a check; None for no limit."""
     most = options.get("max_concurrency")
     if most is not None and options.get("users") is not None:
         raise UsageError(
@@ -435,7 +458,7 @@ def _max_concurrency(options: Options) -> int | None:
 
 
 def _users(options: Options) -> Users | None:
-    """Return the users of a closed loop; None if the options set no users."""
+    """Return the users of a closed loop, after a check of their options. None for an open loop."""
     users, think_s = options.get("users"), options.get("think_s", 0.0)
     users_per_s = options.get("users_per_s", math.inf)
     if users is None:

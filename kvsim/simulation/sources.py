@@ -1,6 +1,6 @@
-"""Sources: they send the requests of a workload to the servers, at given times or in reaction to answers.
+"""Sources send the requests of a workload to the servers, at given times or in reaction to answers.
 
-Sources are SimPy processes. A `Dispatcher` chooses the server of each request.
+They are SimPy processes. A `Dispatcher` chooses the server of each request.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ class Source(Protocol):
 
     @property
     def awaits_answers(self) -> bool:
-        """True if the source waits for answers before it sends. An engine that sends to itself does not need the
-        source.
-        """
+        """True if the source itself waits for answers before it sends."""
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
         """Begin to send to `servers`."""
@@ -38,9 +36,9 @@ class Source(Protocol):
 
 
 class KnownInAdvance:
-    """Sends all requests to one server at the beginning, since all arrival times are known.
+    """Sends all requests to one server at once, each with its arrival time, because all arrival times are known.
 
-    At the times `sample_s`, in seconds, the keys of the server's cached blocks are appended to `samples`.
+    At the times `sample_s`, in seconds, it appends the keys of the server's cached blocks to `samples`.
     """
 
     awaits_answers = False
@@ -50,14 +48,14 @@ class KnownInAdvance:
         self._next_s = min(sample_s, default=math.inf)
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
-        """Send all requests with their arrival times."""
+        """Send all requests at once, each with its arrival time."""
         [server] = servers
         server.driver.send_all()
         if self._sample_s:
             environment.process(self._sample(environment, server))
 
     def horizon_s(self) -> float:
-        """Return the time of the next sample, in seconds; infinity if no sample is left."""
+        """Return the time in seconds of the next sample; infinity after the last."""
         return self._next_s
 
     def _sample(self, environment: simpy.Environment, server: ServerProcess) -> Generator[simpy.Event, None, None]:
@@ -71,21 +69,21 @@ class KnownInAdvance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Users:
-    """Users. Each one waits for an answer before sending the next request."""
+    """Users of a closed loop. Each waits for an answer before sending the next request."""
 
     number: int
     think_s: float = 0.0
-    """Seconds between an answer and the next request."""
+    """Seconds from an answer to the next request of the same user."""
     per_s: float = math.inf
-    """Number of users that begin per second; infinity if all begin at once."""
+    """Number of users that begin per second; infinity: all begin at once."""
 
     def begin_s(self, user: int) -> float:
-        """Return the time in seconds at which a user, counted from 0, sends the first request."""
+        """Return the time in seconds at which user number `user`, counted from 0, sends the first request."""
         return user / self.per_s
 
 
 class OneServersUsers:
-    """Users of a single server who all begin at once, so that its engine can send their next requests to itself."""
+    """Users of a single server who all begin at once. Its engine itself sends their next requests, at each answer."""
 
     awaits_answers = False
 
@@ -93,7 +91,7 @@ class OneServersUsers:
         self._users = users
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:  # noqa: ARG002
-        """Send the first request of each user; the engine sends the next one at each answer."""
+        """Let the engine send the first request of each user, and the next one at each answer."""
         [server] = servers
         server.driver.send_first(self._users.number, self._users.think_s)
 
@@ -113,11 +111,11 @@ class OpenLoop:
         self._next_s = 0.0
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
-        """Begin to send."""
+        """Begin to send to `servers`."""
         environment.process(self._run(environment, servers))
 
     def horizon_s(self) -> float:
-        """Return the time in seconds of the next arrival or look-up; servers must not run past it."""
+        """Return the time in seconds of the next arrival or look-up. Servers must not run past it."""
         return self._next_s
 
     def _run(
@@ -134,11 +132,11 @@ class OpenLoop:
         self._next_s = math.inf
 
     def _moments(self) -> Iterator[tuple[int, float, bool]]:
-        """Yield the moments at which the source acts, in order of time: row, time in seconds, and whether it is a
+        """Yield the moments at which the source acts, in order of time: a row of the workload, seconds, and True for a
         look-up.
 
-        At a look-up, the router reads the prefix caches, `lag_s` seconds before the request arrives. Without a lag
-        there are only arrivals.
+        At a look-up, the dispatcher reads the prefix caches, `lag_s` seconds before the request arrives. At the other
+        moments a request arrives. Without a lag there are no look-ups.
         """
         lag_s, num_looked = self._dispatcher.lag_s, 0
         for row, arrival_s in enumerate(self._arrival_s):
@@ -149,7 +147,7 @@ class OpenLoop:
 
 
 class ClosedLoop:
-    """Users who each send a request, wait for its end, think, and send the next request of the workload.
+    """Users who each send a request, wait for its end, think, and send the next unsent request of the workload.
 
     With `arrival_s`, no request is sent before it arrives. This models clients with a limit of concurrent requests.
     """
@@ -176,7 +174,7 @@ class ClosedLoop:
             environment.process(self._user(environment, servers, self._users.begin_s(number)))
 
     def horizon_s(self) -> float:
-        """Return the time in seconds of the next event elsewhere: a user may send, or another server may answer."""
+        """Return the time in seconds of SimPy's next event: a user may send, or another server may answer."""
         return float(self._environment.peek())
 
     def _user(
@@ -195,10 +193,11 @@ class ClosedLoop:
 
 
 class Conversations:
-    """Sessions of turns. A turn is sent when all turns that it waits for have ended and its pause is over.
+    """Sessions of turns. A turn is sent when the turns before it have ended and its pause is over, but not before it
+    arrives.
 
-    No turn is sent before it arrives. With `users`, each user instead has one session after the other, regardless of
-    arrival times, and thinks between sessions.
+    With `users`, arrival times do not count. Each user then has one session after the other, and thinks between
+    sessions.
     """
 
     awaits_answers = True
@@ -213,16 +212,16 @@ class Conversations:
         self._first_turns = np.flatnonzero(turns.after < 0).tolist()
         self._next_session = iter(self._first_turns)
         self._num_awaited = turns.num_awaited()
-        """Number of unfinished turns that each turn waits for."""
+        """For each turn, the number of turns it still waits for."""
         self._ready_s = [0.0] * len(turns)
-        """Earliest time in seconds at which each turn may be sent, by the turns that have ended so far."""
+        """Time in seconds before which each turn may not be sent: the ends of the turns before it, plus its pause."""
         self._num_left = np.bincount(turns.session).tolist()
-        """Number of unfinished turns of each session."""
+        """Number of turns of each session that have not ended."""
         self._dispatcher = dispatcher
         self._users = users
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
-        """Let the sessions, or the users, begin."""
+        """Let the sessions or, if there are any, the users begin."""
         self._environment, self._servers = environment, servers
         if self._users is None:
             environment.process(self._arrive())
@@ -231,7 +230,7 @@ class Conversations:
             self._begin(self._users.begin_s(number))
 
     def horizon_s(self) -> float:
-        """Return the time in seconds of the next event elsewhere: a turn may be sent, or another server may answer."""
+        """Return the time in seconds of SimPy's next event: a turn may be sent, or another server may answer."""
         return float(self._environment.peek())
 
     def _arrive(self) -> Generator[simpy.Event, None, None]:
@@ -243,13 +242,15 @@ class Conversations:
             self._begin(arrival_s)
 
     def _begin(self, at_s: float) -> None:
-        """Begin the next session at `at_s` seconds, if there is one."""
+        """Begin the next session at `at_s` seconds; do nothing if no session is left."""
         row = next(self._next_session, None)
         if row is not None:
             self._environment.process(self._turn(row, at_s))
 
     def _turn(self, row: int, at_s: float) -> Generator[simpy.Event, float, None]:
-        """Send a turn at `at_s` seconds; when it has ended, start the turns that waited only for it."""
+        """Send the turn in `row` at `at_s` seconds. When it has ended, start the turns that no longer wait for
+        another.
+        """
         if at_s > self._environment.now:
             yield self._environment.timeout(at_s - self._environment.now)
         ended_s = yield self._dispatcher.choose(row, at_s, self._servers).send(row, at_s)

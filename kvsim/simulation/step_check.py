@@ -1,6 +1,6 @@
 """The checks of `--check`: they verify after every step that an engine's memory is consistent.
 
-Checking a pool of blocks takes no longer if the pool is larger.
+For a pool of blocks, the time of a check does not grow with the pool.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Checks:
     """The checks of one engine, made after each of its steps.
 
-    For a pool of blocks, a check reads only what has changed: written blocks and entries of tables; and all totals. The
-    whole pool is read at steps 1, 2, 4, 8 and so on, at the end, and if a check fails. Other kinds of memory are always
-    read as a whole, in time proportional to the number of sequences.
+    For a pool of blocks, a check reads the blocks and the table entries that have changed, and all totals. The whole
+    pool is read at steps 1, 2, 4, 8 and so on, at the end, and if a check fails. Other kinds of memory are always read
+    as a whole, in time proportional to the number of sequences.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -33,7 +33,7 @@ class Checks:
         self._mirror: PoolMirror | None = None
 
     def step(self) -> None:
-        """Check the step that was scheduled last."""
+        """Check the memory after the last scheduled step."""
         engine = self.driver.engine
         self._num_steps += 1
         is_power_of_2 = self._num_steps & (self._num_steps - 1) == 0
@@ -52,17 +52,17 @@ class Checks:
             raise
 
     def finish(self) -> None:
-        """Check the engine after its last step."""
+        """Check the whole memory after the engine's last step."""
         check(self.driver)
 
 
 class PoolMirror:
-    """Mirror of a pool of blocks. It is updated with the changes of each step, and compared with the
-    engine's figures.
+    """Copy of a pool of blocks. It is updated with the changes of each step, and compared with the engine's own
+    figures.
     """
 
     def __init__(self, driver: Driver) -> None:
-        """Read the whole pool."""
+        """Copy the whole pool."""
         self._blocks = driver.engine.blocks
         self._written = watch(self._blocks)
         self._queue = QueueMirror(len(self._blocks), reuses_first=reuses_first(driver.engine))
@@ -70,15 +70,17 @@ class PoolMirror:
         self._follow(driver, set(range(len(self._blocks))))
 
     def is_of(self, driver: Driver) -> bool:
-        """Tell whether this mirrors the engine's pool. A run that continues in machine code gets a new pool."""
+        """Tell whether this is a copy of the engine's present pool. A run that continues in machine code gets a new
+        pool.
+        """
         return driver.engine.blocks is self._blocks
 
     def follow(self, driver: Driver) -> None:
-        """Update the mirror with the changes since the last call, and compare it with the engine."""
+        """Update the copy with the changes since the last call, and compare it with the engine."""
         self._follow(driver, self._written())
 
     def _follow(self, driver: Driver, written: set[int]) -> None:
-        """Update the mirror with the changed tables and the `written` blocks, and compare it with the engine."""
+        """Update the copy with the changed tables and the `written` blocks, and compare it with the engine."""
         engine, state = driver.engine, driver.engine.state
         for block in self._tables.follow(driver) | written:
             refs, num_holders = engine.blocks[block].refs, self._tables.num_holders(block)

@@ -1,6 +1,4 @@
-"""Transfers between servers and a prefix store in the recordings of a fleet: their rows, and the check of
-these rows.
-"""
+"""Transfers between servers and a prefix store, as rows of the recordings of a fleet; and the check of these rows."""
 
 from __future__ import annotations
 
@@ -20,11 +18,11 @@ from kvsim.recording.tables import TransferKind, Transfers
 from kvsim.simulation.prefix_store import StoredPrefixes, StoredPrompt, StoreLoad
 
 CAPACITY = "prefix_store_blocks"
-"""Name of the store's size in the `engine` of a recording's `meta.json`, in blocks."""
+"""Name, in the `engine` of a recording's `meta.json`, of the capacity of the prefix store in blocks."""
 
 
 class _Row(NamedTuple):
-    """The columns of `Transfers` that loads and writes have. All other columns are -1."""
+    """A row of `Transfers`, without the columns that are -1 for loads from a store and for writes to it."""
 
     kind: TransferKind
     request: int
@@ -40,7 +38,7 @@ class _Row(NamedTuple):
 def store_transfers(
     rows: npt.NDArray[np.int64], loads: Sequence[StoreLoad], writes: Mapping[int, StoredPrompt], unit_tokens: int
 ) -> Transfers:
-    """Return the loads of a server from a store, followed by its writes to it.
+    """Return the transfers of one server: first its loads from the prefix store, then its writes to it.
 
     Args:
         rows: rows of the server's requests in the workload, in order.
@@ -72,36 +70,40 @@ def store_transfers(
 
 
 class _Write(NamedTuple):
-    """The write of one prompt to the store."""
+    """The write of one prompt to the prefix store."""
 
     order: int
-    """Number among the writes of all servers, in the order in which they ended."""
+    """Number of the write, from 0, in the order in which the writes of all servers ended."""
     end_s: float
     keys: list[int]
-    """Keys of the prompt up to the last written block."""
+    """Keys of the prompt's blocks, up to the last written block."""
 
 
 class _LoadedPrompt(NamedTuple):
-    """A load of a server, and the span of time in which the server decided on it, in seconds."""
+    """A load from the prefix store, and the span of time in which the server decided on it, in seconds."""
 
     from_s: float
-    """Begin of the step before: a simulated scheduler may read the store that early."""
+    """Begin of the last step before the one that allocates the blocks: a scheduler may read the store as early as
+    that.
+    """
     until_s: float
     """Begin of the step that allocates the blocks."""
     file: Path
     row: int
+    """Row of `transfers.parquet`, for errors."""
     num_blocks: int
     keys: list[int]
-    """Keys of the prompt up to the last loaded block."""
+    """Keys of the prompt's blocks, up to the last loaded block."""
 
 
 def check_loads(servers: Sequence[tuple[Path, Recording]]) -> int:
-    """Check that the store held each block when a server decided to load it; return the number of loaded blocks.
+    """Check that the prefix store held each block when a server decided to load it; return the number of loaded blocks.
 
-    The contents of the store follow from the writes of all servers, which are put into an empty store in their order.
+    The contents of the store follow from the writes of all servers: they are put into an empty store in their order.
+    The result is 0 for a fleet without a store.
 
     Args:
-        servers: recordings of all servers of a fleet, with their folders.
+        servers: the recordings of all servers of a fleet, with their folders.
     """
     stored = [(folder, each) for folder, each in servers if each.meta.engine.get("kv_connector") == STORE]
     if not stored:
@@ -127,7 +129,7 @@ def check_loads(servers: Sequence[tuple[Path, Recording]]) -> int:
 
 
 def _writes(recording: Recording) -> Iterator[_Write]:
-    """Yield each write of a server."""
+    """Yield the writes of a server to the prefix store."""
     transfers = recording.transfers
     assert transfers is not None
     for row in np.flatnonzero(transfers.kind == TransferKind.WRITE).tolist():
@@ -135,7 +137,7 @@ def _writes(recording: Recording) -> Iterator[_Write]:
 
 
 def _loads(folder: Path, recording: Recording) -> Iterator[_LoadedPrompt]:
-    """Yield each load of a server."""
+    """Yield the loads of a server from the prefix store, but not empty ones."""
     steps, transfers = recording.steps, recording.transfers
     assert transfers is not None
     for row in np.flatnonzero((transfers.kind == TransferKind.LOAD) & (transfers.blocks > 0)).tolist():
@@ -151,7 +153,10 @@ def _loads(folder: Path, recording: Recording) -> Iterator[_LoadedPrompt]:
 
 
 def _keys(recording: Recording, transfers: Transfers, row: int) -> list[int]:
-    """Return the keys of a prompt's blocks, up to the last transferred block. The key of a block is its last hash."""
+    """Return the block keys of the prompt in `row` of `transfers`, up to the last transferred block.
+
+    The key of a block is the last of its prompt hashes.
+    """
     per_block = recording.meta.pool.unit_tokens // recording.meta.hash_block_size
     hashes = recording.requests.prompt_hashes[transfers.request[row]]
     end = int(transfers.position[row] + transfers.blocks[row])

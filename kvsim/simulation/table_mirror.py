@@ -1,4 +1,4 @@
-"""Mirror of all block tables, and of the contents of their blocks, for `--check`. It is updated after every step."""
+"""Copy of all block tables and of the contents of their blocks, for `--check`. It is updated after every step."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Content(NamedTuple):
-    """Number of slots of a block in some states, for one table that lists the block or for all of these tables."""
+    """Number of a block's slots in some states, as seen by one table that lists the block, or by all of its tables."""
 
     written: int
     expired: int
-    """Written slots that no later step reads; they are among `written`."""
+    """Number of written slots that no later step reads. They count in `written` too."""
     left: int
     """Slots that will be written later."""
 
@@ -36,7 +36,7 @@ class Held(NamedTuple):
 
     blocks: list[int]
     computed: int
-    """Number of tokens that were computed."""
+    """Number of tokens with computed KV."""
     skipped: int
     """Number of leading tokens that no later step reads."""
     full: int
@@ -46,12 +46,12 @@ class Held(NamedTuple):
 CONNECTOR_KINDS = (CONNECTED, DISAGGREGATED)
 """Kinds of memory of servers with a KV connector."""
 _Entry: TypeAlias = "tuple[int, int, int]"
-"""A table entry: the number of a sequence, a group, and an index in the sequence's table of this group."""
+"""A table entry: the number of a sequence, a KV-cache group, and an index in the sequence's table of this group."""
 _NOTHING = Held([], 0, 0, 0)
 
 
 def held(driver: Driver, number: int, group: int) -> Held:
-    """Return the table of a sequence that holds memory."""
+    """Return the table of sequence `number` in a KV-cache group. The sequence must hold memory."""
     engine, sequence = driver.engine, driver.sequence(number)
     blocks = driver.table(number, group)
     counted = int(engine.tables[int(sequence.place) * engine.settings.num_groups + group].num_held)
@@ -66,7 +66,7 @@ def held(driver: Driver, number: int, group: int) -> Held:
 
 
 def content(engine: Engine, group: int, table: Held, index: int) -> Content:
-    """Return the contents of a table's block at `index`, as if no other table listed the block."""
+    """Return the contents of the block at `index` of a table, as if no other table listed the block."""
     record = engine.groups[group]
     if record.state_slots:
         is_newest = index == len(table.blocks) - 1
@@ -80,25 +80,25 @@ def content(engine: Engine, group: int, table: Held, index: int) -> Content:
 
 
 class TableMirror:
-    """All tables as of the last update, and the slots of their blocks by state."""
+    """Copy of all tables as of the last update, and the slots of their blocks by state."""
 
     def __init__(self, unit_slots: int) -> None:
-        """Begin without tables; a block has `unit_slots` slots."""
+        """`unit_slots` is the number of slots of a block."""
         self._unit_slots = unit_slots
         self._tables: dict[tuple[int, int], Held] = {}
         self._holders: dict[int, dict[_Entry, Content]] = {}
         self._slots = [0] * NUM_STATES
 
     def num_holders(self, block: int) -> int:
-        """Return the number of table entries that list the block."""
+        """Return the number of table entries that list a block."""
         return len(self._holders.get(block, ()))
 
     def slots(self) -> npt.NDArray[np.int64]:
-        """Return the number of slots of all held blocks in each state. A block in several tables counts once."""
+        """Return the number of slots in each state, over all held blocks. A block in several tables counts once."""
         return np.array(self._slots, np.int64)
 
     def follow(self, driver: Driver) -> set[int]:
-        """Update the mirror; return the blocks of the entries that have changed."""
+        """Update the copy; return the blocks of the table entries that have changed."""
         numbers = driver.holders()
         if len(set(numbers)) != len(numbers):
             raise IntegrityError(f"{len(numbers)} sequences hold memory, and only {len(set(numbers))} of these differ.")
@@ -131,7 +131,7 @@ class TableMirror:
         return blocks
 
     def _count(self, block: int, sign: int) -> None:
-        """Add the contents of a held block to the slots by state if `sign` is 1; subtract them if it is -1."""
+        """Add the contents of a block to the slots in each state if `sign` is 1; subtract them if it is -1."""
         if contents := self._holders.get(block):
             written, expired, left = shared_content(*contents.values())
             self._slots[SlotState.TOKEN] += sign * (written - expired)
@@ -141,7 +141,7 @@ class TableMirror:
 
 
 def shared_content(*contents: Content) -> Content:
-    """Return the contents of a block that several tables list, from its contents in each table.
+    """Return the contents of a block that several tables list, from its contents as each table sees them.
 
     A slot is written if one table has written it, and expired if it has expired in all tables.
     """
@@ -156,7 +156,7 @@ def _block_at(table: Held, index: int) -> int:
 
 
 def _changed_entries(engine: Engine, group: int, before: Held, now: Held) -> set[int]:
-    """Return the indices of the table entries whose block or contents have changed."""
+    """Return the indices at which two versions of a table differ, in the block or in its contents."""
     old, new, block_size = before.blocks, now.blocks, engine.groups[group].block_size
     longest, shortest = max(len(old), len(new)), min(len(old), len(new))
     changed = set(range(shortest, longest))

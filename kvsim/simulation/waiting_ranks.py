@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class WaitingRanks:
-    """The ranks of one server. In every step, each rank calls either `meet` or `rest` once."""
+    """The data-parallel ranks of one server. For every step, each rank calls either `meet` or `rest` once."""
 
     def __init__(self, environment: simpy.Environment, times: RankTimes, agreed_every: int) -> None:
-        """Create the ranks for these step times. After every `agreed_every` steps they check whether
-        requests are left.
+        """`times` are the step times of all ranks. After every `agreed_every` steps, the ranks check whether requests
+        are left.
         """
         self.ranks: Sequence[ServerProcess] = ()
         self.num_steps = 0
-        """Number of steps that all ranks have run together."""
+        """Number of steps up to now. A step in which all ranks take part counts once."""
         self.num_idle_steps: list[int] = [0] * times.num_ranks
-        """Number of idle steps of each rank."""
+        """For each rank, the number of steps in which it took part without a batch."""
         self._environment, self._times, self._agreed_every = environment, times, agreed_every
         self._awake = False
         self._num_since_waking = 0
@@ -43,7 +43,7 @@ class WaitingRanks:
     def meet(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
         """Take part in a step with the batch that `rank` has scheduled; return when all ranks take part.
 
-        A rank without requests does not wake the others: it only reports that another server has read its blocks.
+        A rank without requests does not wake sleeping ranks: it only reports that another server has read its blocks.
         """
         shape, begin_s = rank.driver.last_step()
         has_batch = shape.num_tokens > 0
@@ -56,7 +56,7 @@ class WaitingRanks:
         yield from self._take_part(rank, step)
 
     def rest(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
-        """Take part in a step without a batch, or wait until a request is sent to any rank."""
+        """Take part in a step without a batch. If the ranks sleep, wait until a request is sent to one."""
         if not self._awake and rank.driver.has_sent():
             self._wake_all()
         if self._awake:
@@ -66,14 +66,14 @@ class WaitingRanks:
             yield from rank.await_request()
 
     def _wake_all(self) -> None:
-        """Let all ranks begin their next step, no earlier than now."""
+        """Let all ranks begin their next step, no earlier than at the present time."""
         self._awake, self._num_since_waking = True, 0
         for each in self.ranks:
             each.driver.skip_to(self._environment.now)
             each.wake()
 
     def _take_part(self, rank: ServerProcess, step: RankStep) -> Generator[simpy.Event, None, None]:
-        """Wait until all ranks take part in the step; the last rank to arrive finishes the step."""
+        """Wait until all ranks take part in the step. The last rank to arrive finishes the step for all."""
         number = self.ranks.index(rank)
         if number in self._met:
             raise IntegrityError(f"rank {number} took part in step {self.num_steps} twice.")
@@ -86,7 +86,7 @@ class WaitingRanks:
         released.succeed()
 
     def _finish_step(self) -> None:
-        """Set the times of a step in which all ranks take part; let them sleep instead if no rank has requests."""
+        """Set the times of the step in which all ranks take part. If no rank has requests, let all sleep instead."""
         met, self._met = [self._met[number] for number in range(len(self.ranks))], {}
         if self._num_since_waking % self._agreed_every == 0 and not any(step.has_requests for step in met):
             self._awake = False
