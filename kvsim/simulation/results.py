@@ -56,7 +56,7 @@ _SHAPE_COLUMNS = {
     "shared_tokens": "shared_tokens",
     "num_new_seqs": "num_new_seqs",
 }
-"""For each field of a `StepShape`, the field of an engine's step record with the same value."""
+"""Field of an engine's step record that has the same value, for each field of a `StepShape`."""
 _SLOT_FIELDS = ("written", "useful", "rounding", "padding", "shared", "expired")
 """Fields of `SlotTotals` that a step record has in slots. It has the other fields in units."""
 _SUMMED = (

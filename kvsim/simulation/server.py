@@ -259,7 +259,7 @@ class ServerProcess:
             self._exchange.process_transfers(self)
 
     def _answer(self) -> None:
-        """Trigger the events of the requests that have ended since the last call."""
+        """Signal the events of the requests that have ended since the last call."""
         engine = self.driver.engine
         for index in range(self._num_answered, engine.state.num_ended):
             number = int(engine.lines[index].ended)

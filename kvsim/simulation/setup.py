@@ -89,7 +89,7 @@ class Setup:
     refused: npt.NDArray[np.bool_]
     """bool[requests]: True for requests that could never be served."""
     rows: range
-    """For each request of this setup, its row in the workload of all servers."""
+    """Row in the workload of all servers, for each request of this setup."""
 
     @classmethod
     def of(

@@ -212,7 +212,7 @@ class Conversations:
         self._first_turns = np.flatnonzero(turns.after < 0).tolist()
         self._next_session = iter(self._first_turns)
         self._num_awaited = turns.num_awaited()
-        """For each turn, the number of turns it still waits for."""
+        """Number of turns that each turn still waits for."""
         self._ready_s = [0.0] * len(turns)
         """Time in seconds before which each turn may not be sent: the ends of the turns before it, plus its pause."""
         self._num_left = np.bincount(turns.session).tolist()

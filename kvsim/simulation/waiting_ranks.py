@@ -31,7 +31,7 @@ class WaitingRanks:
         self.num_steps = 0
         """Number of steps up to now. A step in which all ranks take part counts once."""
         self.num_idle_steps: list[int] = [0] * times.num_ranks
-        """For each rank, the number of steps in which it took part without a batch."""
+        """Number of steps in which each rank took part without a batch."""
         self._environment, self._times, self._agreed_every = environment, times, agreed_every
         self._awake = False
         self._num_since_waking = 0
