@@ -1,7 +1,7 @@
 """Refuse recordings that contradict themselves, before `kvsim info` prints any of their figures.
 
 A recording states some figures that also follow from its other tables, such as the free units of each step. The checks
-replay these tables and compare.
+replay the other tables and compare.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvsim.replay.by_unit import Successions
 
 
 def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
-    """Check the figures of `recording` that also follow from its other tables; return the slots of its pool by state.
+    """Check the figures of a recording that also follow from its other tables. Return the slots of its pool by state.
 
     Return None for a recording without steps. `folder` is named in errors. The reader has checked everything else.
     """
@@ -49,7 +49,7 @@ def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
 
 
 def _check_free_units(recording: Recording, free: IntArray, file: Path) -> None:
-    """Check the column `free_units` against `free`, the number of free units in the frame of each step."""
+    """Check the column `free_units` of the steps. `free` has the number of free units in the frame of each step."""
     steps = recording.steps
     compared = np.flatnonzero((steps.free_units >= 0) & ~_has_later_releases(recording))
     agree(steps.free_units[compared], free[compared], file, "free_units", "memory.parquet", compared)
@@ -70,7 +70,10 @@ def _has_later_releases(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def _check_after_outputs(recording: Recording, in_gaps: GapSlots, free: IntArray, file: Path) -> None:
-    """Check the columns that state running, waiting and free units after outputs; `free` has the free units in gaps."""
+    """Check the columns with running requests, waiting requests and free units after outputs.
+
+    `free` has the number of free units in each gap.
+    """
     gaps, steps = in_gaps.gaps, recording.steps
     compared = ~_has_later_releases(recording)[gaps.step]
     step = gaps.step[compared]
@@ -82,7 +85,7 @@ def _check_after_outputs(recording: Recording, in_gaps: GapSlots, free: IntArray
 
 
 def _check_bytes(recording: Recording, file: Path) -> None:
-    """Check the bytes per token against the model's shape, and the bytes and layers of blocks against the KV-cache
+    """Check the bytes per token against the model's shape, and bytes and layers of blocks against the KV-cache
     groups.
     """
     meta, pool = recording.meta, recording.meta.pool
@@ -113,11 +116,11 @@ def _check_bytes(recording: Recording, file: Path) -> None:
 _SHAPE = ("num_layers", "num_kv_heads", "head_dim", "dtype")
 """Fields of a model's shape that determine the KV-cache bytes of a token."""
 _WEIGHT_FIELDS = ("num_attention_heads", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
-"""Fields of a model's shape that only determine the size of its weights."""
+"""Fields of a model's shape that determine only the size of its weights."""
 
 
 def _check_units(replay: Replay, folder: Path) -> None:
-    """Check that a cached unit is evicted before it is overwritten, and is shared only by prompts that begin with its
+    """Check that a cached unit is evicted before it is overwritten, and shared only by prompts that begin with its
     prefix.
     """
     recording, file = replay.recording, folder / "memory.parquet"
@@ -143,7 +146,7 @@ def _check_evictions(recording: Recording, file: Path) -> None:
     """Check that evicted blocks are allocated in the same step, and that all blocks were used before the first
     eviction.
 
-    This holds for kvsim's own paged policy: a block keeps its prefix until it is allocated again, and freed blocks are
+    This is true of kvsim's own paged policy: a block keeps its prefix until it is allocated again, and freed blocks are
     behind all unused blocks in the free queue.
     """
     memory, meta, pool = recording.memory, recording.meta, recording.meta.pool
@@ -154,7 +157,9 @@ def _check_evictions(recording: Recording, file: Path) -> None:
         return
 
     def moments(rows: IntArray) -> tuple[IntArray, IntArray, npt.NDArray[np.int64]]:
-        """Return three arrays, one entry for each unit of some `rows`: row, address, and a key of address and `seq`."""
+        """Return three arrays with an entry for each unit of `rows`: its row, its address, and a key of address and
+        `seq`.
+        """
         extent, offset = expanded(memory.length[rows])
         unit = memory.address[rows][extent] + offset
         return rows[extent], unit, sort_key(unit, memory.seq[rows][extent])
@@ -172,7 +177,7 @@ def _check_evictions(recording: Recording, file: Path) -> None:
 
 
 class _UnitContents:
-    """The last writer of each unit (a request), and the unit's position in that request's table.
+    """The request that wrote each unit last, and the unit's position in that request's table.
 
     Together they determine the prefix that the unit holds.
     """
@@ -189,8 +194,8 @@ class _UnitContents:
         self._position = np.full(replay.ledger.end_of_pool, -1, np.int32)
 
     def check_shared(self, part: Successions, kind: IntArray, file: Path) -> None:
-        """Check the units that the rows of `part` share, and update the last writers; `kind` has the kinds of these
-        rows.
+        """Check the units that the rows of `part` share, and update the last writers. `kind` has the kind of each
+        row.
         """
         memory = self._memory
         request = memory.request[part.row]
@@ -218,8 +223,10 @@ class _UnitContents:
         self._position[part.unit[written]] = position[written]
 
     def _hash(self, request: IntArray, position: IntArray, row: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the hash of each request's prompt up to the end of the unit at `position`, and whether the prompt has
+        """Return the hash of each request's prompt up to the end of the unit at `position`; and True if the prompt has
         one.
+
+        `row` is the memory row, for errors.
         """
         group = 0 if self._memory.group is None else self._memory.group[row]
         # The hash of a unit is that of its last tokens, since hashes are chained.

@@ -29,43 +29,42 @@ Flags = npt.NDArray[np.bool_]
 
 
 class CachedTokens(NamedTuple):
-    """Number of cached tokens of requests at the moments at which they release units; int64, one entry for each
-    release.
-    """
+    """Numbers of a request's tokens at the moment when it releases units: int64, one entry for each release."""
 
     least: Tokens
-    """Smallest possible number of cached tokens."""
+    """Smallest possible number of tokens in the prefix cache."""
     most: Tokens
-    """Largest possible number of cached tokens."""
+    """Largest possible number of tokens in the prefix cache."""
     computed: Tokens
     """Number of computed tokens."""
     with_next_step: Tokens
-    """Largest number of tokens that would be cached if one more step had been scheduled."""
+    """Largest number of tokens that would be in the prefix cache if one more step had been scheduled."""
 
 
 def cached_with_drafts(recording: Recording, rows: IntArray, previous_end: IntArray, release: str) -> CachedTokens:
-    """Return the number of cached tokens of each request when one of `rows` of `memory.parquet` releases its units.
+    """Return how many tokens each request has in the prefix cache when one of `rows` of `memory.parquet` releases its
+    units.
 
-    `previous_end` has, for each row, the last step of the request before an earlier release of all its memory; -1 for
-    none. `release` is the version of vLLM.
+    `previous_end` has, for each row, the last step of the request before it released all its memory the previous time;
+    -1 if it never did. `release` is the version of vLLM.
     """
     if not len(recording.schedule):
         return CachedTokens(*(np.zeros(len(rows), np.int64),) * 4)
-    meta, turns = recording.meta, _LastSteps.of(recording, rows, previous_end)
+    meta, last = recording.meta, _LastSteps.of(recording, rows, previous_end)
     # With n draft modules that draft one after the other, the last n - 1 computed tokens are not cached yet.
     ahead, lag = _tokens_ahead(meta, release), int(meta.engine.get("num_draft_modules", 1)) - 1
-    known = turns.known_at_release()
+    known = last.known_at_release()
     # With several groups, some groups cache these tokens.
     lags = lag, (0 if len(meta.pool.groups) > 1 else lag)
-    computed = [np.minimum(np.minimum(turns.end, turns.known) - each, turns.known - ahead) for each in lags]
+    computed = [np.minimum(np.minimum(last.end, last.known) - each, last.known - ahead) for each in lags]
     least, most = computed
     if "speculative_config" not in meta.policy or _caches_outputs(meta, release):
         least, most = (
-            np.where(turns.has_output, np.maximum(each, tokens - max(ahead, 1 + late)), each)
+            np.where(last.has_output, np.maximum(each, tokens - max(ahead, 1 + late)), each)
             for each, tokens, late in zip(computed, known, lags, strict=True)
         )
     most_known = known[1]
-    return CachedTokens(*(np.where(turns.is_there, each, 0) for each in (least, most, turns.end, most_known - ahead)))
+    return CachedTokens(*(np.where(last.is_there, each, 0) for each in (least, most, last.end, most_known - ahead)))
 
 
 def dropping_groups(recording: Recording, release: str) -> tuple[int, ...]:
@@ -85,45 +84,48 @@ def _tokens_ahead(meta: Meta, release: str) -> int:
 
 
 def _caches_outputs(meta: Meta, release: str) -> bool:
-    """Tell whether the engine also caches blocks when it processes an output."""
+    """Tell whether the engine also caches blocks when it processes an output, and not only when it schedules a step."""
     return rules_of(release).caches_processed or bool({**meta.engine, **meta.policy}.get("async_scheduling"))
 
 
 class _LastSteps(NamedTuple):
-    """The newest step of each request before a release of its units, and the outputs in flight then.
+    """The last step of a request before it releases units, and the outputs in flight at the release.
 
     One entry for each release.
     """
 
     is_there: Flags
-    """True if the request had a step between its admission and the release; if False, the other columns
-    mean nothing.
+    """True if the request had a step between its admission and the release. If False, the other columns mean
+    nothing.
     """
     known: Tokens
-    """Number of known tokens when the step was scheduled."""
+    """Number of the request's known tokens when the last step was scheduled."""
     end: Tokens
-    """Number of computed tokens after the step."""
+    """Number of the request's computed tokens after the last step."""
     known_later: Tokens
-    """Number of known tokens at the next step of the request or, without one, at its end."""
+    """Number of known tokens at the request's next step after the release; without one, at the end of the request."""
     is_preempted: Flags
     """True if the release is a preemption. Otherwise the request has ended, and later outputs are discarded."""
     most_before: Tokens
-    """Largest possible number of tokens in outputs between the step and the release."""
+    """Largest possible number of tokens in the outputs between the last step and the release."""
     least_before: Tokens
-    """Smallest possible number of tokens in outputs between the step and the release."""
+    """Smallest possible number of tokens in the outputs between the last step and the release."""
     most_after: Tokens
-    """Largest possible number of tokens in outputs between the release and the next step."""
+    """Largest possible number of tokens in the outputs between the release and the next step."""
     least_after: Tokens
-    """Smallest possible number of tokens in outputs between the release and the next step."""
+    """Smallest possible number of tokens in the outputs between the release and the next step."""
 
     @property
     def has_output(self) -> Flags:
-        """True if an output came between the step and the release."""
+        """True if an output came between the last step and the release."""
         return self.least_before > 0
 
     @classmethod
     def of(cls, recording: Recording, rows: IntArray, previous_end: IntArray) -> Self:
-        """Look up the steps of the requests that release units in `rows` of `memory.parquet`."""
+        """Look up the steps of the requests that release units in `rows` of `memory.parquet`.
+
+        `previous_end` is as in `cached_with_drafts`.
+        """
         schedule, steps, order = recording.schedule, recording.steps, RowsByRequest.of(recording)
         request, seq = recording.memory.request[rows].astype(np.int64), recording.memory.seq[rows]
         at = np.searchsorted(order.key, sort_key(request, np.searchsorted(steps.schedule_seq, seq))) - 1
@@ -154,7 +156,9 @@ class _LastSteps(NamedTuple):
         )
 
     def known_at_release(self) -> tuple[Tokens, Tokens]:
-        """Return the smallest and the largest possible number of known tokens when each request released its units."""
+        """Return the smallest and the largest possible number of known tokens of each request when it releases its
+        units.
+        """
         least = np.maximum(self.known + self.least_before, self.known_later - self.most_after)
         most = np.minimum(self.known + self.most_before, self.known_later - self.least_after)
         return least, most
@@ -164,7 +168,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def _end(recording: Recording, row: IntArray) -> Tokens:
-    """Return the number of computed tokens after each row of the schedule; with drafts, a row is one step."""
+    """Return the number of computed tokens after each schedule row. With drafts, a row is one step."""
     schedule = recording.schedule
     return schedule.computed_before[row].astype(np.int64) + schedule.tokens[row]
 

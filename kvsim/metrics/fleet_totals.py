@@ -29,7 +29,7 @@ class FleetTotals:
 
     num_servers: int
     duration_s: float
-    """Seconds until the last server has finished."""
+    """Seconds from the first event until the last server has finished."""
     num_finished: int
     num_lost: int
     """Number of requests that were refused, aborted or not finished."""
@@ -40,46 +40,47 @@ class FleetTotals:
     tpot_s: Distribution
     e2e_s: Distribution
     mean_waiting: float
-    """Sum over the servers of the mean number of waiting requests."""
+    """Mean over time of the number of waiting requests, summed over the servers."""
     block_bytes: int
     """Bytes of a block (or another unit of the pool) on all GPUs of one server together."""
     pool_bytes: int
     """Bytes of the pools of all servers, on all GPUs together."""
     mean_occupancy: float
-    """Mean over time of the share of a server's pool that requests hold, 0 to 1; averaged over the servers."""
+    """Share of a server's pool that requests hold, 0 to 1: mean over time, averaged over the servers."""
     peak_occupancy: float
-    """Largest share of a single server's pool that requests held at any time, 0 to 1."""
+    """Largest share of one server's pool that requests held at any time, 0 to 1."""
     imbalance: float
-    """Computed tokens of the busiest server, divided by the mean of all servers of the same kind; 1 means balanced."""
+    """Computed tokens of the busiest server, divided by the mean over all servers of its kind. 1 means balanced."""
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     prefix_hit_rate: float
     one_pool_hit_tokens: int
-    """Prompt tokens that would be hits in one endless cache for all servers: an upper bound for every routing."""
+    """Prompt tokens that would be hits in one endless cache for all servers: an upper bound for every router."""
     mean_duplicate_bytes: float
-    """Mean over time of the bytes of cached prefixes beyond one copy: a prefix on three servers counts twice."""
+    """Bytes of cached prefixes beyond one copy, mean over the samples. A prefix on three servers counts twice."""
     most_duplicate_bytes: int
-    """Largest number of bytes of cached prefixes beyond one copy, at any time."""
+    """Largest number of bytes of cached prefixes beyond one copy in a sample."""
     num_prefill: int = 0
-    """Number of servers (or ranks) that only compute prompts; 0 if all decode.
+    """Number of servers, or of their ranks, that only compute prompts. 0 if all servers decode.
 
-    If there are any, only their prefix hits are counted.
+    If there are such servers, only their prefix hits are counted.
     """
     fetched_bytes: int = 0
-    """Bytes of KV that servers fetched from each other, per GPU."""
+    """Bytes of KV per GPU that decode servers fetched from prefill servers."""
     num_ranks: int = 1
     """Number of data-parallel ranks behind each front end; 1 for servers without ranks."""
     idle_steps: tuple[int, ...] = ()
-    """Number of steps that each data-parallel rank took without a batch because other ranks had one; empty without
-    ranks.
+    """Number of steps that each data-parallel rank took without a batch, because another rank had one. Empty if ranks
+    do not wait for each other.
     """
     store: Mapping[str, int] | None = None
-    """Numbers of blocks that a shared store loaded, wrote, evicted, held at most, and can hold; None
-    without a store.
+    """Numbers of blocks that the prefix store of all servers loaded, wrote, evicted, held at most, and can hold.
+
+    None without a store.
     """
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the totals for JSON; NaN becomes None."""
+        """Return the totals for JSON, with None in place of NaN."""
         return {name: plain(value) for name, value in asdict(self).items()}
 
 
@@ -97,10 +98,10 @@ def fleet_totals(
     idle_steps: tuple[int, ...] = (),
     store: Mapping[str, int] | None = None,
 ) -> FleetTotals:
-    """Add up the `summaries` and `requests` of a fleet, which have one entry for each server.
+    """Add up the `summaries` and the `requests` of a fleet, one entry for each server.
 
-    All servers have the pool and model in `meta`. If the first `num_prefill` servers only compute prompts, a request is
-    on two servers; `clients` then has the requests with the times that clients see.
+    All servers have the pool and the model in `meta`. If the first `num_prefill` servers only compute prompts, a
+    request is on two servers. `clients` then has the requests of the decode servers, with the times that clients see.
     """
     prefilling, decoding = summaries[:num_prefill], summaries[num_prefill:]
     duration_s = max(summary.duration_s for summary in summaries)
@@ -134,7 +135,7 @@ def fleet_totals(
 
 
 def _latencies(requests: Sequence[Requests]) -> dict[str, Any]:
-    """Return the distributions of the latencies of all requests, by the fields of `FleetTotals`."""
+    """Return the distributions of the latencies of all requests, by fields of `FleetTotals`."""
     tables = [latencies_of(table) for table in requests]
     return {
         name: Distribution.of(np.concatenate([getattr(table, name) for table in tables]))
@@ -143,7 +144,7 @@ def _latencies(requests: Sequence[Requests]) -> dict[str, Any]:
 
 
 def _prefix_hits(meta: Meta, summaries: Sequence[Summary], requests: Sequence[Requests]) -> dict[str, Any]:
-    """Return the prefix hits of the servers that compute prompts, by the fields of `FleetTotals`."""
+    """Return the prefix hits of the servers that compute prompts, by fields of `FleetTotals`."""
     queried = sum(summary.prefix_queried_tokens for summary in summaries)
     hits = sum(summary.prefix_hit_tokens for summary in summaries)
     return {
@@ -155,13 +156,13 @@ def _prefix_hits(meta: Meta, summaries: Sequence[Summary], requests: Sequence[Re
 
 
 def _imbalance(summaries: Sequence[Summary]) -> float:
-    """Return the number of tokens that the busiest server computed, divided by the mean of the servers."""
+    """Return the computed tokens of the busiest server, divided by the mean over the servers."""
     computed = np.array([summary.computed_tokens for summary in summaries], np.int64)
     return float(computed.max() / computed.mean()) if computed.any() else np.nan
 
 
 def _one_pool_hit_tokens(meta: Meta, requests: Sequence[Requests]) -> int:
-    """Count the prompt tokens, in full blocks, that also begin an earlier prompt on any server.
+    """Count the prompt tokens, in full blocks, with which an earlier prompt on any server begins too.
 
     Hashes are chained, so equal hashes mean equal prefixes. Each occurrence of a hash after the first, by arrival, is a
     hit of one block. The last token of a prompt is always computed, so it is never a hit.

@@ -1,4 +1,4 @@
-"""Gaps between the steps of a recording, in which no step is in flight, and the numbers of requests in them."""
+"""Gaps between the steps of a recording, in which no step is in flight, and the numbers of requests in each gap."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 class Gaps:
     """Gaps: times from the output of a step to the beginning of the next step, if no step is in flight in between.
 
-    One entry for each gap, in order.
+    One entry for each gap, in order of time.
     """
 
     step: IntArray
     """Number of the step whose output begins each gap."""
     begin_s: FloatArray
     num_scheduled: IntArray
-    """Number of requests of the step that still run after its output."""
+    """Number of the requests computed in that step that still run after its output."""
     running: IntArray
-    """Number of requests that still run after the output."""
+    """Number of all requests that run after the output."""
     waiting: IntArray
-    """Number of requests that still wait after the output."""
+    """Number of requests that wait after the output."""
 
     @classmethod
     def of(cls, replay: Replay) -> Gaps:
@@ -54,7 +54,7 @@ class Gaps:
 
     @classmethod
     def stated(cls, steps: Steps) -> Gaps | None:
-        """Return the gaps with the numbers that the recording itself states; None if it states none."""
+        """Return the gaps with the numbers that the recording states in its steps; None if it states none."""
         if steps.running_after is None or steps.waiting_after is None:
             return None
         step = steps_before_gaps(steps)
@@ -70,7 +70,7 @@ class Gaps:
     def over_time(self, recording: Recording | Outline, name: str) -> tuple[FloatArray, IntArray]:
         """Return `num_scheduled`, `running` or `waiting` over time, as two arrays: times in seconds, and values.
 
-        A value holds from its time on. The last value is 0, from the end of the last step on.
+        Each value is valid from its time to the next time. The last value is 0, from the end of the last step on.
         """
         steps = recording.steps
         time_s, counts = self.joined(steps, steps[name].astype(np.int64), getattr(self, name))
@@ -81,7 +81,8 @@ class Gaps:
     def joined(
         self, steps: Steps, of_steps: npt.NDArray[Any], of_gaps: npt.NDArray[Any]
     ) -> tuple[FloatArray, npt.NDArray[Any]]:
-        """Return a figure over time, as two arrays: times in seconds, and values, which hold from their times on.
+        """Return a figure over time, as two arrays: times in seconds, and values. Each is valid from its time to the
+        next time.
 
         `of_steps` has the figure while each of `steps` is the newest, and `of_gaps` the figure in each gap. After the
         last output, the figure is 0.
@@ -91,7 +92,9 @@ class Gaps:
 
 
 def steps_before_gaps(steps: Steps) -> IntArray:
-    """Return the steps after whose output no step is in flight, and whose output comes before the next step begins."""
+    """Return the numbers of the steps before gaps: their output comes before the next step begins, and none is in
+    flight then.
+    """
     is_last = (steps.output_seq[:-1] < steps.schedule_seq[1:]) & (steps.end_s[:-1] < steps.start_s[1:])
     found: IntArray = np.flatnonzero(is_last)
     return found
@@ -100,10 +103,10 @@ def steps_before_gaps(steps: Steps) -> IntArray:
 def _with_arrivals_in_gaps(
     recording: Recording | Outline, gaps: Gaps, time_s: FloatArray, waiting: IntArray
 ) -> tuple[FloatArray, IntArray]:
-    """Return the number of requests that wait for a static batch over time, including changes inside the gaps.
+    """Return the number of requests that wait for a static batch over time, with the changes inside the gaps.
 
-    Requests that arrive in a gap wait for a batch to begin, and may leave before it does. `time_s` and `waiting` are
-    without these changes; the result has the same form.
+    Requests that arrive in a gap wait for a batch to begin, and may leave before it begins. `time_s` and `waiting` are
+    the numbers without these changes. The result has the same form.
     """
     requests = recording.requests
     waited = requests.status != RequestStatus.REFUSED
@@ -132,10 +135,10 @@ def _arrived(recording: Recording, step: IntArray) -> IntArray:
 
 
 def _chosen_before_output(replay: Replay) -> IntArray:
-    """Count the requests that are admitted between the schedule and the output of each step.
+    """Count the requests that are admitted between the schedule and the output of each step of the recording.
 
-    With `disable_consecutive_prefill_overlap`, SGLang chooses a prefill before the output of the previous prefill, and
-    launches it after that output. The chosen requests already hold memory.
+    With `disable_consecutive_prefill_overlap`, SGLang chooses a prefill before the output of the prefill before it, and
+    launches it after that output. The chosen requests hold memory in between.
     """
     steps, held = replay.recording.steps, replay.ledger.tables.residencies
     if replay.recording.meta.policy_name != Radix.name:
@@ -146,7 +149,8 @@ def _chosen_before_output(replay: Replay) -> IntArray:
 
 
 def _ended(replay: Replay) -> tuple[IntArray, IntArray]:
-    """Count, for each step, the running and the waiting requests that end with an output while the step is the newest.
+    """Count, for each step, the running and the waiting requests that end with an output before the next step is
+    scheduled.
 
     A preempted request waits, and may end with an output that was in flight.
     """

@@ -1,7 +1,7 @@
 """Totals of several KV-cache groups at every frame of a recording; `engine.totals` computes the same during a run.
 
-Most totals are running sums of allocations and releases. Expired tokens are counted block by block, for the frames in
-which the block has expired tokens: from when a window passes the block's first token to the block's release.
+Most totals are running sums of allocations and releases. Expired tokens are counted block by block, in each frame from
+when a window passes the block's first token to the block's release.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ Numbers = npt.NDArray[np.int64]
 
 _NO_LIMIT = np.iinfo(np.int64).max // 2
 _PAIRS_AT_ONCE = 1 << 21
-"""Number of pairs of a block and a frame that are processed together; they take about 200 MB."""
+"""Number of pairs of a block and a frame that are processed together. They take about 200 MB."""
 
 
 def group_totals(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbers) -> SlotTotals:
-    """Return the totals of a pool with several KV-cache groups at every frame. A slot is a byte."""
+    """Return the totals of a pool with several KV-cache groups at every frame, in slots of one byte.
+
+    `free`, `cached` and `unusable` are numbers of slots at every frame, which the result has too.
+    """
     tables = replay.ledger.tables
     born, dead = frames_of(replay, tables.birth_seq), frames_of(replay, tables.death_seq)
     end = _end_of_tables(replay)
@@ -42,7 +45,7 @@ def group_totals(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbe
     useful, expired = np.zeros_like(written), np.zeros_like(written)
 
     def sum_of_held(amount: Numbers, extents: Numbers) -> Numbers:
-        """Return, at every frame, the sum of `amount` over the `extents` that are held."""
+        """Return, for every frame, the sum of `amount` over those of `extents` that are held at it."""
         return running_sum(replay.num_frames, (born[extents], amount), (dead[extents], -amount))
 
     for number, group in enumerate(replay.groups):
@@ -75,11 +78,11 @@ def _end_of_tables(replay: Replay) -> Numbers:
 def _null_slots(
     replay: Replay, group: TableGroup, extents: Numbers, born: Numbers, dead: Numbers, end: Numbers
 ) -> Numbers:
-    """Return, at every frame, the number of slots of computed tokens whose table entries are null.
+    """Return, for every frame, the number of slots of computed tokens whose table entries are null.
 
     An entry is null if the table skipped it at its start, or if its block was released while the table goes on.
-    `extents` are those of `group`. `born`, `dead` and `end` have, for every extent of the recording, the frames at
-    which it is allocated, at which it is freed, and at which its request releases all memory.
+    `extents` are those of `group`. `born`, `dead` and `end` are frames for every extent of the recording: at which it
+    is allocated, at which it is released, and at which its request releases all memory.
     """
     tables, size = replay.ledger.tables, group.block_size * group.token_slots
     first = extents[is_new(tables.table[extents])]
@@ -93,20 +96,21 @@ def _null_slots(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holders:
-    """All allocations and releases, sorted by block, and after each one the number of tables (`refs`) that hold the
-    block.
+    """All allocations and releases, sorted by block and then by time, with the number of tables that hold the block
+    after each.
     """
 
     address: IntArray
     seq: IntArray
     refs: npt.NDArray[np.int32]
+    """Number of tables that hold the block after the allocation or release."""
     group: IntArray
     order: npt.NDArray[np.int32]
-    """Number of each entry in the order of the recording."""
+    """Number of each allocation or release in the order of the recording."""
 
     @classmethod
     def of(cls, replay: Replay) -> _Holders:
-        """Sort all operations of a recording by block."""
+        """Sort all allocations and releases of a recording by block."""
         ledger = replay.ledger
         part = ledger.part(0, ledger.num_ops)
         assert part.group is not None
@@ -117,8 +121,9 @@ class _Holders:
 
 
 def _shared(replay: Replay, holders: _Holders) -> Numbers:
-    """Return, at every frame, the number of slots that sharing saves: a block's slots for each table that holds it but
-    one.
+    """Return, for every frame, the number of slots that sharing saves.
+
+    A block that n tables hold saves n - 1 times its slots.
     """
     sizes = np.array([group.state_slots or group.block_size * group.token_slots for group in replay.groups])
     after = np.maximum(holders.refs - 1, 0) * sizes[holders.group]
@@ -133,7 +138,10 @@ def _shared(replay: Replay, holders: _Holders) -> Numbers:
 def _expired(
     replay: Replay, group: TableGroup, extents: Numbers, born: Numbers, dead: Numbers, holders: _Holders
 ) -> Numbers:
-    """Return, at every frame, the number of slots in held blocks of a group that no table needs any more."""
+    """Return, for every frame, the number of slots in held blocks of a group that no table needs any more.
+
+    `born` and `dead` are the frames at which every extent of the recording is allocated and released.
+    """
     tables = replay.ledger.tables
     extents = extents[np.argsort(tables.address[extents], kind="stable")]
     begin = _first_expired(replay, group, extents, born, dead)
@@ -155,7 +163,10 @@ def _expired(
 
 
 def _first_expired(replay: Replay, group: TableGroup, extents: Numbers, born: Numbers, dead: Numbers) -> Numbers:
-    """Return, for each extent, the first frame in which tokens of its block have expired in its table."""
+    """Return, for each of `extents`, the first frame at which a token of its block has expired in its table.
+
+    It is the frame of the release if none expires before.
+    """
     tables = replay.ledger.tables
     if group.kind is CacheKind.MAMBA:
         following = np.minimum(extents + 1, len(born) - 1)
@@ -173,7 +184,7 @@ def _first_expired(replay: Replay, group: TableGroup, extents: Numbers, born: Nu
 
 
 def _expired_in_table(replay: Replay, group: TableGroup, extent: Numbers, frame: Numbers) -> Numbers:
-    """Return the number of tokens or states of each extent that its table no longer needs at the frame given for it."""
+    """Return, for each pair of an extent and a frame, the number of tokens or states that the table no longer needs."""
     if group.kind is CacheKind.MAMBA:
         return np.ones(len(extent), np.int64)
     tables = replay.ledger.tables
@@ -186,10 +197,10 @@ def _expired_in_table(replay: Replay, group: TableGroup, extent: Numbers, frame:
 def _expired_in_block(
     replay: Replay, holders: _Holders, address: Numbers, frame: Numbers, amount: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Return frames and amounts: how many tokens or states of a block all tables that hold it no longer need.
+    """Return, for pairs of a block and a frame, the frames, and how many tokens or states no table of the block needs.
 
-    `address`, `frame` and `amount` have an entry for each table that holds a block, at each frame. The result has an
-    entry for each block and frame, with the smallest amount of all tables; 0 if another table needs the whole block.
+    `address`, `frame` and `amount` have an entry for each table that holds a block, at each frame. A pair in the result
+    has the smallest amount of all tables; 0 if another table needs the whole block.
     """
     if not len(holders.refs) or int(holders.refs.max()) <= 1:
         return frame, amount

@@ -13,23 +13,24 @@ if TYPE_CHECKING:
 
 
 class PrefixHits(NamedTuple):
-    """Number of prompt tokens that were looked up in the prefix cache, and of those that were found."""
+    """Numbers of prompt tokens: looked up in the prefix cache, and found in it."""
 
     queried_tokens: int
     hit_tokens: int
     why_none: str
-    """Reason why there were no hits; empty if there was a hit."""
+    """Reason why there was no hit, in words; empty if there was one."""
 
     @property
     def rate(self) -> float:
-        """Hit tokens divided by queried tokens, 0 to 1; 0 without queries."""
+        """Hit tokens divided by queried tokens, 0 to 1; 0 if no tokens were looked up."""
         return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
 
 
 def prefix_hits(meta: Meta, requests: Requests) -> PrefixHits:
-    """Count the prefix hits of `requests`: each prompt counts once, when its request was first scheduled.
+    """Count the prefix hits of `requests`. Each prompt counts once, when its request was first scheduled.
 
-    vLLM counts the same way from 0.27 on. Earlier releases count a prompt again at every lookup that admits nothing.
+    vLLM counts in the same way from 0.27 on. Earlier releases count a prompt again at every look-up that admits
+    nothing.
     """
     looks_up = meta.prefix_caching or bool(meta.policy.get("kv_offloading_size"))
     begun = np.flatnonzero(~np.isnan(requests.first_scheduled_s))
@@ -39,8 +40,8 @@ def prefix_hits(meta: Meta, requests: Requests) -> PrefixHits:
 
 
 def repeated_tokens(meta: Meta, requests: Requests) -> int:
-    """Count the prompt tokens, in full blocks, that also begin an earlier prompt: the hits in a cache of unlimited
-    size.
+    """Count the prompt tokens, in full blocks, with which an earlier prompt begins too: the hits in a cache of
+    unlimited size.
     """
     hashes, per_block = requests.prompt_hashes, max(1, meta.pool.unit_tokens // max(1, meta.hash_block_size))
     within = np.arange(len(hashes.values)) - np.repeat(hashes.offsets[:-1], hashes.lengths)
@@ -49,7 +50,10 @@ def repeated_tokens(meta: Meta, requests: Requests) -> int:
 
 
 def _why_none(meta: Meta, requests: Requests, begun: npt.NDArray[np.intp], *, looks_up: bool) -> str:
-    """Return the reason why no prompt had a prefix hit; `begun` has the rows of the scheduled requests."""
+    """Return the reason why no prompt had a prefix hit, in words.
+
+    `begun` has the rows of the requests that were scheduled. `looks_up` is True if the engine has a prefix cache.
+    """
     if not looks_up:
         return "prefix caching is off" if meta.policy_name in ("paged", "radix") else "this policy has no prefix cache"
     if not len(begun):

@@ -25,9 +25,10 @@ from kvsim.replay import Replay
 
 
 def check_kept_prefixes(replay: Replay, file: Path) -> None:
-    """Check that `cached` of every release lies between the fewest and the most units that can stay cached.
+    """Check that `cached` of every release is between the smallest and the largest number of units that can stay
+    cached.
 
-    Both follow from the tokens that the request had computed. `file` is named in errors.
+    Both numbers follow from the tokens that the request had computed. `file` is named in errors.
     """
     recording, memory = replay.recording, replay.recording.memory
     meta, pool = recording.meta, recording.meta.pool
@@ -50,7 +51,10 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     is_dropped = np.isin(group, dropping)
 
     def kept(tokens: IntArray, together: IntArray | int, is_hit: IntArray) -> IntArray:
-        """Return the value that `cached` should have in each row, if the request has `tokens` cached tokens."""
+        """Return the `cached` that each row should have if the request has `tokens` tokens in the prefix cache.
+
+        Units are cached `together` tokens at a time. `is_hit` marks the rows whose single block a hit may need.
+        """
         num_full = tokens // together * together // size
         return np.where(is_whole, np.where(misses_part, 0, num_full), is_hit & (position < num_full))
 
@@ -73,10 +77,11 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
 
 
 def _check_kept_by_tree(replay: Replay, file: Path) -> None:
-    """Check that finished requests leave all their full pages in SGLang's tree, and retracted ones at most these pages.
+    """Check that finished requests leave all their full pages in SGLang's tree, and retracted ones at most their full
+    pages.
 
-    In a pool with windows, a finished request may leave fewer full pages, too: only the pages up to the end of a hit
-    whose windows were evicted.
+    In a pool with windows, a finished request may leave fewer: only the pages up to the end of a hit whose windows were
+    evicted.
     """
     recording, memory, steps = replay.recording, replay.recording.memory, replay.recording.steps
     assert memory.cached is not None
@@ -91,7 +96,7 @@ def _check_kept_by_tree(replay: Replay, file: Path) -> None:
 
 
 def _release_of(recording: Recording) -> str:
-    """Return the version of vLLM that the engine followed; `UNSTATED` if the recording has no valid version."""
+    """Return the vLLM release that the engine followed; `UNSTATED` if the recording states no valid release."""
     meta = recording.meta
     release = str(meta.stated_release)
     try:
@@ -102,16 +107,19 @@ def _release_of(recording: Recording) -> str:
 
 
 def _keeps_all(size: IntArray, aligned: int, rules: ReleaseRules) -> npt.NDArray[np.bool_]:
-    """Return a mask of block sizes: True if a release caches blocks of windows of that size even if no hit can need
+    """Tell, for each block size, whether the release caches blocks of windows of that size even if no hit can need
     them.
+
+    `aligned` is the common boundary of all groups, in tokens.
     """
     return (rules.left_out is LeftOut.NONE) | ((rules.left_out is LeftOut.SMALLER) & (aligned <= size))
 
 
 def _blocks_for_hit(group: KVCacheGroup, aligned: int) -> int:
-    """Return how many blocks of `group` are needed for a hit that ends at a common boundary of all groups.
+    """Return the number of blocks of `group` that a hit needs before its end, which is a common boundary of all groups.
 
-    The hit needs all blocks since the common boundary before, or fewer if the group has a window.
+    The hit needs all blocks since the previous common boundary, or fewer if the group has a window. `aligned` is the
+    number of tokens between two common boundaries.
     """
     per = aligned // group.block_size
     if group.kind is not CacheKind.SLIDING_WINDOW or group.window is None:
@@ -120,10 +128,11 @@ def _blocks_for_hit(group: KVCacheGroup, aligned: int) -> int:
 
 
 def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the smallest and the largest possible number of cached tokens of each request when `rows` release units.
+    """Return the smallest and the largest possible number of tokens in the prefix cache when each of `rows` releases
+    units.
 
-    A step caches the tokens that it computes. Tokens whose values come with outputs of earlier steps are cached only
-    when these outputs have come. A request that recomputes known tokens waits for no output.
+    A step caches the tokens that it computes. A token whose value is the output of an earlier step is cached only when
+    this output has come. A request that recomputes known tokens waits for no output.
     """
     recording, meta = replay.recording, replay.recording.meta
     request, seq = recording.memory.request[rows].astype(np.int64), recording.memory.seq[rows]
@@ -149,7 +158,10 @@ def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64
 
 
 def _cached_without_drafts(replay: Replay, request: IntArray, seq: IntArray, previous_end: IntArray) -> CachedTokens:
-    """Return the number of cached tokens of each request when it releases units at `seq`; see `cached_with_drafts`."""
+    """Return how many tokens each request has in the prefix cache when it releases units at `seq`.
+
+    The arguments and the result are as in `cached_with_drafts`.
+    """
     recording, progress = replay.recording, replay.progress
     moments = recording.steps.schedule_seq
     upto = np.searchsorted(moments, seq) - 1
@@ -168,11 +180,10 @@ def _cached_without_drafts(replay: Replay, request: IntArray, seq: IntArray, pre
 def _loaded_but_not_cached(
     replay: Replay, request: IntArray, seq: IntArray, upto: IntArray
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the tokens of each request's latest load before `seq`, 0 if a step has used the load, and whether one
-    could.
+    """Return two arrays about each request's latest load before `seq`: its tokens, and whether they may be cached.
 
-    Loaded blocks are cached in the first step after the report of their load. The second array tells whether such a
-    step is possible up to step `upto`.
+    Loaded blocks are cached in the first step after the end of their load is reported. The tokens are 0 if a step has
+    used the load. They may be cached if the end was reported before `seq`. `upto` is the last step before the release.
     """
     transfers = replay.recording.transfers
     if transfers is None or not len(transfers):
@@ -188,7 +199,7 @@ def _loaded_but_not_cached(
 
 
 def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: IntArray) -> npt.NDArray[np.int64]:
-    """Count, for each request, the steps up to `upto` whose outputs have not come at `moment`, a sequence number."""
+    """Count, for each request, its answering steps up to `upto` whose outputs have not come at `moment`, a `seq`."""
     recording, progress = replay.recording, replay.progress
     first = np.full(len(recording.requests), len(recording.steps))
     reached = TokenSteps.of(recording.schedule, recording.requests.prompt_tokens)
@@ -199,7 +210,7 @@ def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: In
 
 
 def _step_of_previous_end(recording: Recording, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Return the last step of each request before its latest release of all memory before `seq`; -1 without one."""
+    """Return the last step of each request before it last released all its memory before `seq`; -1 if it never did."""
     memory, ends = recording.memory, recording.memory.ends
     key = sort_key(memory.request[ends], memory.seq[ends])
     ends, key = ends[np.argsort(key)], np.sort(key)

@@ -1,4 +1,4 @@
-"""Names and colours of slot states, which are the same on the screen, in tables and in figures.
+"""Names and colours of slot states. They are the same on the screen, in tables and in figures.
 
 Columns of files and fields of the library keep the names of `SlotState`.
 """
@@ -34,7 +34,7 @@ STATE_MEANINGS: Final[dict[SlotState, str]] = {
     SlotState.EXTERNAL: "free, but in pieces",
     SlotState.FREE: "free and empty",
 }
-"""Meaning of each state, in at most 20 characters."""
+"""Meaning of each slot state, in at most 20 characters."""
 STATES_ON_DARK: Final[dict[SlotState, str]] = {
     SlotState.TOKEN: "#8ad0f7",
     SlotState.RESERVED: "#1f5fa8",
@@ -45,7 +45,7 @@ STATES_ON_DARK: Final[dict[SlotState, str]] = {
     SlotState.EXTERNAL: "#d58fb8",
     SlotState.FREE: "#3a424d",
 }
-"""Colours on a dark background: light blue, dark blue, orange, yellow, violet, green, pink and grey."""
+"""Colours of slot states on a dark background: light blue, dark blue, orange, yellow, violet, green, pink and grey."""
 STATES_ON_LIGHT: Final[dict[SlotState, str]] = {
     SlotState.TOKEN: "#72b8e4",
     SlotState.RESERVED: "#294782",
@@ -56,12 +56,12 @@ STATES_ON_LIGHT: Final[dict[SlotState, str]] = {
     SlotState.EXTERNAL: "#d46fad",
     SlotState.FREE: "#c1c7cf",
 }
-"""Colours of the same states on a light background and in print.
+"""Colours of slot states on a light background and in print.
 
 Any two colours differ by 8 of 100 steps of CIE L*, and for colour-blind readers by 16 or more in CIE 1976 Lab.
 """
 _SCATTERING: Final = (Paged.name, Radix.name)
-"""Policies in which a request's units lie anywhere in the pool."""
+"""Policies under which a request's units may be anywhere in the pool."""
 
 
 def tells_owners(recording: Recording) -> bool:

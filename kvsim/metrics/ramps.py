@@ -1,7 +1,7 @@
-"""Sums over the frames of a recording, built from jumps (an amount at one frame) and ramps (a constant amount per
-frame).
+"""Sums over requests at every frame of a recording, from jumps and ramps.
 
-The time to compute them grows with the rows of a recording, not with its tokens.
+A jump is an amount that is added at one frame; a ramp is an equal amount that is added at each of several frames. The
+time grows with the rows of a recording, not with its tokens.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def frames_of(replay: Replay, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Return the first frame at or after each sequence number in `seq`; `num_frames` if there is none."""
+    """Return the first frame at or after each of `seq`; `num_frames` if there is none."""
     return np.searchsorted(replay.frame_seq, seq)
 
 
 def running_sum(num_frames: int, *changes: tuple[IntArray, IntArray]) -> npt.NDArray[np.int64]:
-    """Return, for every frame, the sum of the amounts added up to it.
+    """Return, for every frame, the sum of all amounts that were added at this frame or before.
 
-    Each of `changes` is a pair of arrays: frames, and the amounts to add there. Changes after the last frame are
+    Each of `changes` is a pair of arrays: frames, and the amounts to add at them. Changes after the last frame are
     ignored.
     """
     total = np.zeros(num_frames + 1, np.int64)
@@ -36,7 +36,7 @@ def running_sum(num_frames: int, *changes: tuple[IntArray, IntArray]) -> npt.NDA
 
 
 def ramp(num_frames: int, begin: IntArray, step: IntArray, amount: IntArray) -> npt.NDArray[np.int64]:
-    """Return, for every frame, the sum of ramps that each grow by `step` per frame from frame `begin` on, up to
+    """Return, for every frame, the sum of ramps. Each grows by `step` per frame, from frame `begin` on, up to
     `amount`.
     """
     whole_steps = amount // step
@@ -49,7 +49,7 @@ class Ramps:
     """Computed tokens of every request while it holds memory: for each schedule row a jump, then one token per frame.
 
     A row has `first` computed tokens at frame `begin`, and one more in each of the next `rise` frames. It is valid
-    until frame `end`, at which the next row of the request begins or the request's memory is released.
+    until frame `end`, at which the next row of the request begins or the request releases its memory.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -84,8 +84,7 @@ class Ramps:
     ) -> npt.NDArray[np.int64]:
         """Return, for every frame, the number of computed tokens at positions [low, high), summed over all requests.
 
-        `low`, `high` and `weight` have an entry for each request. Each of its tokens counts `weight` times, by default
-        once.
+        `low`, `high` and `weight` have an entry for each request. Each of its tokens counts `weight` times; None: once.
         """
         low, high = low[self._request], high[self._request]
         each = np.ones(len(low), np.int64) if weight is None else weight[self._request]
@@ -99,7 +98,7 @@ class Ramps:
 
     @staticmethod
     def _end_of_residency(replay: Replay, request: IntArray, begin: IntArray) -> npt.NDArray[np.int64]:
-        """Return, for each row, the frame at which its request releases its memory; 0 if it holds none at frame
+        """Return the frame at which each schedule row's request releases its memory; 0 if it holds none at frame
         `begin`.
         """
         held = replay.ledger.tables.residencies

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Mean and percentiles of a set of values. All are NaN for an empty set."""
+    """Mean and percentiles of some values. All are NaN if there are no values."""
 
     mean: float
     p50: float
@@ -24,7 +24,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: FloatArray) -> Distribution:
-        """Return the distribution of the values that are not NaN; percentiles are interpolated linearly."""
+        """Return the distribution of those `values` that are not NaN. Percentiles are interpolated linearly."""
         values = values[~np.isnan(values)]
         if not len(values):
             return cls(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)
@@ -34,34 +34,34 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Latencies:
-    """Latencies of the finished requests, in row order."""
+    """Latencies of the finished requests, one entry each, in the order of `requests.parquet`."""
 
     request: IntArray
-    """Row of each request in `requests.parquet`."""
+    """Row of the request in `requests.parquet`."""
     ttft_s: FloatArray
-    """Time to first token in seconds, from `Requests.asked_s` to the first output."""
+    """Time to first token in seconds, from `Requests.asked_s` to the first output token."""
     tpot_s: FloatArray
-    """Time per output token after the first, in seconds; NaN for a single token."""
+    """Seconds per output token after the first; NaN for a single output token."""
     e2e_s: FloatArray
-    """End-to-end time in seconds, from `Requests.asked_s` to the last output."""
+    """End-to-end time in seconds, from `Requests.asked_s` to the last output token."""
     wait_s: FloatArray
-    """Seconds in the queue, from `Requests.asked_s` to the first schedule."""
+    """Seconds in the queue, from `Requests.asked_s` until first scheduled."""
 
 
 def latencies(recording: Recording) -> Latencies:
-    """Return the latencies of the finished requests of a recording; other requests have none."""
+    """Return the latencies of the finished requests of a recording."""
     return latencies_of(recording.requests)
 
 
 def latency_origin(requests: Requests) -> str:
-    """Return a clause that names the moment from which the latencies of requests count."""
+    """Return a clause for messages that names the moment from which latencies count."""
     if requests.sent_s is not None:
         return "TTFT and end to end count from when the server got a request"
     return "TTFT and end to end count from when the engine took a request; when it was sent was not recorded"
 
 
 def latencies_of(requests: Requests) -> Latencies:
-    """Return the latencies of the finished requests in a table of requests."""
+    """Return the latencies of the finished ones of `requests`."""
     rows = np.flatnonzero(requests.status == RequestStatus.FINISHED)
     return Latencies(
         request=rows,

@@ -1,9 +1,9 @@
-"""Check of blocks of windows and states that stay cached if vLLM keeps them only for hits at the end of a prompt.
+"""Check of cached blocks of windows and states, for vLLM releases that keep them only for hits at two ends.
 
 Since vLLM 0.30 a request keeps the blocks before two positions: the last block boundary of its prompt, and its
-junction. The junction is the end of the prefix that full-attention layers had cached at the request's admission, if
-that is longer than the hit. No table has the junction, so it is derived from the blocks that were cached then. For a
-request that was admitted several times, the junction of any admission is accepted.
+junction. The junction is the end of the prefix that full-attention layers had cached when the request was admitted, if
+that prefix is longer than the hit. No table has the junction, so it is derived from the blocks that were cached at the
+admission. For a request that was admitted several times, the junction may be anywhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 from kvsim.replay import Replay
 
 SPARSE = (CacheKind.SLIDING_WINDOW, CacheKind.MAMBA)
-"""Kinds of groups that may keep blocks for hits at only some boundaries."""
+"""Kinds of KV-cache groups that may keep blocks for hits at only some boundaries."""
 _UNKNOWN = -1
 _FULL = (CacheKind.FULL, CacheKind.MLA)
 _RULE = "cached should be the units before the end of the prompt, or before a longer prefix that other layers had"
@@ -59,13 +59,13 @@ def check_retained(replay: Replay, least: IntArray, most: IntArray, dropping: Se
 
 
 class _ReleasedBlocks(NamedTuple):
-    """Blocks of one group that requests released one by one; one entry for each block."""
+    """Blocks of one KV-cache group that requests released one by one; one entry for each block."""
 
     row: IntArray
     position: IntArray
     prompt_tokens: IntArray
     junction: IntArray
-    """Number of tokens before the junction of the block's request; `_UNKNOWN` if it may be anywhere."""
+    """Number of tokens before the junction of the block's request; 0 for none, `_UNKNOWN` if it may be anywhere."""
     is_hit: npt.NDArray[np.bool_]
     """True if the request got the block as a prefix hit."""
 
@@ -78,13 +78,13 @@ class _ReleasedBlocks(NamedTuple):
     def kept(
         self, recording: Recording, group: KVCacheGroup, *, drops: bool, ends_below: bool
     ) -> npt.NDArray[np.bool_]:
-        """Return a mask of the blocks that are needed by a hit that ends with the prompt or at the junction.
+        """Tell which blocks a hit needs that ends with the prompt or at the junction.
 
         Args:
             recording: the recording.
             group: the group of the blocks.
             drops: this group computes the last block of a hit again, so a hit needs one block more.
-            ends_below: some group does so; then hits of the prompt end one boundary earlier.
+            ends_below: some group computes it again; then hits of the prompt end one boundary earlier.
         """
         aligned, size = recording.meta.pool.unit_tokens, group.block_size
         extent = 1 if group.kind is CacheKind.MAMBA else -(-((group.window or 1) - 1) // size) + drops
@@ -106,9 +106,9 @@ class _ReleasedBlocks(NamedTuple):
         self, recording: Recording, group: KVCacheGroup, kept: npt.NDArray[np.bool_],
         least: IntArray, most: IntArray, file: Path,
     ) -> None:  # fmt: skip
-        """Check that prefix hits, and full blocks in `kept`, stay cached, and that no other blocks do.
+        """Check that prefix hits, and full blocks that are in `kept`, stay cached, and that no other blocks do.
 
-        `least` and `most` are bounds on the number of cached tokens; they determine which blocks are full.
+        `least` and `most` are bounds on the number of cached tokens. They determine which blocks are full.
         """
         assert recording.memory.cached is not None
         aligned, size = recording.meta.pool.unit_tokens, group.block_size
@@ -123,30 +123,30 @@ class _ReleasedBlocks(NamedTuple):
 
 
 def _junctions(recording: Recording, tables: Holdings, residency: IntArray) -> npt.NDArray[np.int64]:
-    """Return the number of tokens before the junction of each residency; 0 if it has none.
+    """Return the number of tokens before the junction of each residency; 0 for none.
 
     The number is `_UNKNOWN` if the recording does not show it. A residency is the time from an admission of a request
-    to the release of its memory. `residency` has its index for each extent.
+    to the release of its memory. `residency` has the index of each extent's residency.
     """
     held, pool, hashes = tables.residencies, recording.meta.pool, recording.requests.prompt_hashes
     junctions = np.full(len(held.request), _UNKNOWN)
     full = next((number for number, group in enumerate(pool.groups) if group.kind in _FULL), None)
     if full is None or recording.has_drafts or not len(recording.schedule):
         return junctions
-    turns = _ScheduleMoments(recording)
+    moments = _ScheduleMoments(recording)
     step = np.searchsorted(recording.steps.schedule_seq, held.birth_seq)
-    row = turns.row_in(held.request, step)
+    row = moments.row_in(held.request, step)
     # Only for the first residency of a request that computes at once, the schedule shows the hit.
     is_known = is_new(held.request) & (row >= 0)
     is_known[is_known] = recording.schedule.step[row[is_known]] == step[is_known]
-    kept = _CachedTimes.of(recording, tables, residency, full, turns)
+    kept = _CachedTimes.of(recording, tables, residency, full, moments)
     size, first = pool.groups[full].block_size, np.append(0, np.cumsum(hashes.lengths))
     per = size // recording.meta.hash_block_size
     for nth in np.flatnonzero(is_known).tolist():
         request = int(held.request[nth])
         keys = hashes.values[first[request] : first[request + 1]][per - 1 :: per]
         keys = keys[: (int(recording.requests.prompt_tokens[request]) - 1) // size]
-        is_cached = kept.at(keys, int(turns.moment(step[nth], row[nth])))
+        is_cached = kept.at(keys, int(moments.moment(step[nth], row[nth])))
         num_blocks = int(np.argmin(np.append(is_cached, False)))  # the index of the first key that is not cached
         tokens = num_blocks * size // pool.unit_tokens * pool.unit_tokens
         junctions[nth] = tokens if tokens > recording.schedule.computed_before[row[nth]] else 0
@@ -154,20 +154,20 @@ def _junctions(recording: Recording, tables: Holdings, residency: IntArray) -> n
 
 
 class _ScheduleMoments:
-    """Moments inside steps, as numbers. A step schedules requests one by one, in the order of its schedule rows.
+    """Numbers for moments inside steps. A step schedules requests one by one, in the order of its schedule rows.
 
-    The n-th row of the schedule begins at the odd moment 2n + 1; even moments lie between rows.
+    Schedule row n begins at the odd moment 2n + 1. Even moments are between rows.
     """
 
     def __init__(self, recording: Recording) -> None:
         self._schedule, self._by_request = recording.schedule, RowsByRequest.of(recording)
         self.row = self._by_request.row
-        """Schedule rows, sorted by request."""
+        """Numbers of the schedule rows, sorted by request and then by step."""
         self.span = 2 * len(recording.schedule) + 2
-        """A number larger than all moments."""
+        """Number larger than all moments."""
 
     def moment(self, step: IntArray, row: IntArray) -> npt.NDArray[np.int64]:
-        """Return the moment of `row` in `step`.
+        """Return the moment at which `step` schedules `row`.
 
         A row that began in an earlier step, or is -1, comes before all rows that begin in `step`.
         """
@@ -175,7 +175,7 @@ class _ScheduleMoments:
         return np.asarray(np.where(begins, 2 * row + 1, 2 * np.searchsorted(self._schedule.step, step)))
 
     def row_in(self, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
-        """Return the schedule row of each of `request` that covers `step`; -1 if none does."""
+        """Return the schedule row of each request that covers its `step`; -1 if none does."""
         row = self._by_request.newest(request, step + 1)
         schedule = self._schedule
         is_there = (schedule.request[row] == request) & (step < schedule.step[row] + schedule.repeats[row])
@@ -183,30 +183,30 @@ class _ScheduleMoments:
 
 
 class _CachedTimes(NamedTuple):
-    """Moments at which prefixes entered the cache of a group, and moments at which they were evicted."""
+    """Moments at which prefixes entered the cache of a KV-cache group, and moments at which they were evicted."""
 
     keys: IntArray
     """Keys of the prefixes, ascending. The index of a key is the prefix's number."""
     cached: npt.NDArray[np.int64]
-    """One number for each entry of a prefix into the cache, ascending: the prefix's number times `span`, plus the
-    moment.
+    """One entry for each time that a prefix enters the cache: the prefix's number times `span`, plus the moment;
+    ascending.
     """
     evicted: npt.NDArray[np.int64]
-    """One number for each eviction of a prefix, ascending: the prefix's number times `span`, plus the moment."""
+    """One entry for each eviction of a prefix: the prefix's number times `span`, plus the moment; ascending."""
     span: int
 
     @classmethod
     def of(
-        cls, recording: Recording, tables: Holdings, residency: IntArray, group: int, turns: _ScheduleMoments
+        cls, recording: Recording, tables: Holdings, residency: IntArray, group: int, moments: _ScheduleMoments
     ) -> _CachedTimes:
-        """Collect the moments for the blocks of prompts: when a step fills a block, and when it is evicted."""
+        """Collect, for the blocks of prompts, the moments at which a step fills each, and at which each is evicted."""
         memory, hashes = recording.memory, recording.requests.prompt_hashes
         size = recording.meta.pool.groups[group].block_size
         extents = np.flatnonzero((tables.group == group) & (memory.kind[tables.birth_row] == MemoryKind.APPEND))
         request = tables.request[extents]
         nth = (tables.position[extents].astype(np.int64) + 1) * (size // recording.meta.hash_block_size) - 1
         filled = np.where(
-            nth < hashes.lengths[request], _filled(recording, tables, residency, extents, size, turns), _UNKNOWN
+            nth < hashes.lengths[request], _filled(recording, tables, residency, extents, size, moments), _UNKNOWN
         )
         is_kept = filled >= 0
         extents, nth, request, filled = extents[is_kept], nth[is_kept], request[is_kept], filled[is_kept]
@@ -214,15 +214,13 @@ class _CachedTimes(NamedTuple):
         keys, number = np.unique(values, return_inverse=True)
         of_run = np.full(len(tables.request), _UNKNOWN)
         of_run[extents] = number
-        owner, lost = _evictions(recording, tables, turns)
+        owner, lost = _evictions(recording, tables, moments)
         in_group = of_run[owner] >= 0
-        evicted = np.sort(of_run[owner[in_group]] * turns.span + lost[in_group])
-        return cls(keys, np.sort(number * turns.span + filled), evicted, turns.span)
+        evicted = np.sort(of_run[owner[in_group]] * moments.span + lost[in_group])
+        return cls(keys, np.sort(number * moments.span + filled), evicted, moments.span)
 
     def at(self, keys: IntArray, moment: int) -> npt.NDArray[np.bool_]:
-        """Return a mask of `keys`: True if a key is cached before `moment`, having entered more often than it was
-        evicted.
-        """
+        """Tell which of `keys` are in the cache at `moment`: they entered it more often than they were evicted."""
         if not len(self.keys):
             return np.zeros(len(keys), np.bool_)
         number = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
@@ -234,15 +232,15 @@ class _CachedTimes(NamedTuple):
 
 
 def _filled(
-    recording: Recording, tables: Holdings, residency: IntArray, extents: IntArray, size: int, turns: _ScheduleMoments
+    recording: Recording, tables: Holdings, residency: IntArray, extents: IntArray, size: int, moments: _ScheduleMoments
 ) -> npt.NDArray[np.int64]:
     """Return the moment at which each of `extents` enters the cache; `_UNKNOWN` if it never does.
 
-    An extent enters the cache in the first step of its residency that computes tokens up to the next common boundary of
-    all groups.
+    It is the first step of the extent's residency that computes tokens up to the next common boundary of all groups.
+    `size` is the number of tokens in an extent.
     """
     schedule, held, aligned = recording.schedule, tables.residencies, recording.meta.pool.unit_tokens
-    row = turns.row
+    row = moments.row
     scheduled = sort_key(schedule.request[row], recording.steps.schedule_seq[schedule.step[row]])
     of_residency = np.searchsorted(sort_key(held.request, held.birth_seq), scheduled, side="right") - 1
     upto = sort_key(of_residency, computed_after(schedule)[row])
@@ -251,14 +249,16 @@ def _filled(
     at = np.minimum(np.searchsorted(upto, filled), len(upto) - 1)
     by = row[at]
     num_steps = -(-(tokens - schedule.computed_before[by]) // schedule.tokens[by])
-    moment = turns.moment(schedule.step[by] + np.maximum(num_steps - 1, 0), by)
+    moment = moments.moment(schedule.step[by] + np.maximum(num_steps - 1, 0), by)
     return np.where((of_residency[at] == residency[extents]) & (upto[at] >= filled), moment, _UNKNOWN)
 
 
 def _evictions(
-    recording: Recording, tables: Holdings, turns: _ScheduleMoments
+    recording: Recording, tables: Holdings, moments: _ScheduleMoments
 ) -> tuple[IntArray, npt.NDArray[np.int64]]:
-    """Return, for each eviction, the extent whose prefix is evicted, and the moment when a request takes the unit."""
+    """Return, for each eviction, the extent whose prefix is evicted, and the moment at which another request gets the
+    unit.
+    """
     memory = recording.memory
     extents = np.flatnonzero(memory.kind[tables.birth_row] == MemoryKind.APPEND)
     place = sort_key(tables.address[extents], tables.birth_row[extents])
@@ -269,4 +269,4 @@ def _evictions(
     rows, unit = rows[extent], memory.address[rows][extent] + offset
     at = np.searchsorted(place, sort_key(unit, rows))
     owner, taken_by = extents[np.maximum(at - 1, 0)], extents[np.minimum(at, len(extents) - 1)]
-    return owner, turns.moment(memory.step[rows], turns.row_in(tables.request[taken_by], memory.step[rows]))
+    return owner, moments.moment(memory.step[rows], moments.row_in(tables.request[taken_by], memory.step[rows]))

@@ -1,7 +1,7 @@
 """Judge a run in words: whether all requests were served, and which limit held them back.
 
-Input is a `Summary`; flags and tables are not read. A limit makes requests wait or preempts them: memory, the batch, or
-the tokens of a step. Without a limit, all time is spent in steps.
+The judgement uses only the `Summary`. A limit makes requests wait, or preempts them: memory, the batch, or the tokens
+of a step. If no limit does, all time is spent in steps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RunVerdict:
     is_good: bool
     """True if all requests were served, no token was computed twice, and no limit made requests wait."""
     limit: Limit | None
-    """Limit that held back most requests; None if there is none, or if it is unknown."""
+    """Limit that held back most requests; None if no limit did, or if it is unknown."""
     sentence: str
 
     def as_dict(self) -> dict[str, bool | str | None]:
@@ -47,7 +47,7 @@ class RunVerdict:
 
 
 def verdict_of(summary: Summary) -> RunVerdict:
-    """Return the verdict on the run with these figures."""
+    """Return the verdict on a run with this summary."""
     limit = limit_of(summary)
     num_lost = summary.num_refused + summary.num_aborted + summary.num_unfinished
     return RunVerdict(
@@ -56,8 +56,9 @@ def verdict_of(summary: Summary) -> RunVerdict:
 
 
 def limit_of(summary: Summary) -> Limit | None:
-    """Return the limit that held back most requests. If requests were preempted or aborted, it is memory in
-    any case.
+    """Return the limit that held back most requests; None if no limit did, or if it is unknown.
+
+    If requests were preempted or aborted, it is memory in any case.
     """
     if summary.num_preemptions or summary.num_aborted:
         return Limit.MEMORY
@@ -69,12 +70,12 @@ def limit_of(summary: Summary) -> Limit | None:
 
 
 def limit_words(limit: Limit | None) -> str:
-    """Return the name of the limit that held requests back, for a cell of a table."""
+    """Return the name of a limit for a cell of a table; also for None."""
     return "nothing" if limit is None else limit.value
 
 
 def _cause(summary: Summary, limit: Limit | None) -> str:
-    """Return a sentence about the limit that held requests back, and its effect."""
+    """Return a sentence about the limit that held requests back, and about its effect."""
     waits = summary.waiting_for
     if limit is Limit.MEMORY:
         return f"Memory is short: {_shortage(summary)}."
@@ -120,8 +121,8 @@ def peak_words(summary: Summary) -> str:
 
 
 def wasted_percent(summary: Summary) -> float:
-    """Return the mean share of the pool, in percent, that was held but never needed, or free but too
-    fragmented to use.
+    """Return the percentage of the pool that was held but never needed, or free but too fragmented to use; mean over
+    time.
     """
     return float(
         summary.waste.pool_percent[[SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL]].sum()

@@ -1,6 +1,6 @@
-"""Tokens of each turn's history that were in the prefix cache, and the evictions that removed the other tokens.
+"""Tokens of each turn's history that were in the prefix cache, and the evictions that removed the others.
 
-The command line and the plots show both for runs with sessions, so readers can see whether the cache is too small.
+The command line and the plots show both for runs with sessions, so that readers see whether the cache is too small.
 """
 
 from __future__ import annotations
@@ -28,33 +28,36 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SessionTurns(ColumnTable):
-    """One row per request of a run with sessions; requests are given by their rows in `requests`."""
+    """Table of the requests of a run with sessions, one row each. Other requests are named by their rows in
+    `requests`.
+    """
 
     name: ClassVar[str] = "turns"
 
     request: IntArray = column("int32")
     session: IntArray = column("int32")
-    """Number of the session, in the order in which sessions began."""
+    """Number of the session, from 0, in the order in which sessions began."""
     turn: IntArray = column("int32")
     """Number of the turn in its session, from 1."""
     after: IntArray = column("int32")
-    """Request that the turn waited for; -1 for a first turn."""
+    """Row of the request that the turn waited for; -1 for a first turn."""
     history_tokens: IntArray = column("int32")
-    """Number of leading tokens of the prompt that repeat the prompt and the answer of the request `after`."""
+    """Number of leading prompt tokens that repeat the prompt and the answer of request `after`."""
     hit_tokens: IntArray = column("int32")
-    """Number of prompt tokens that were in the cache when the turn was first scheduled."""
+    """Number of prompt tokens that were in the prefix cache when the turn was first scheduled."""
     lost_tokens: IntArray = column("int32")
     """Number of history tokens, in full blocks, that had been computed before and were computed again."""
     evicted_s: FloatArray = column("float64")
-    """Time in seconds at which the first lost block was evicted; NaN if none was lost, or if no eviction explains the
-    loss.
+    """Time in seconds at which the first lost block was evicted.
+
+    NaN if no block was lost, or if no eviction explains the loss.
     """
     evicted_for: IntArray = column("int32")
-    """Request for which the first lost block was evicted; -1 if `evicted_s` is NaN."""
+    """Row of the request for which the first lost block was evicted; -1 if `evicted_s` is NaN."""
 
 
 class TurnFigures(NamedTuple):
-    """Sums over the n-th turns of all sessions."""
+    """Sums over the turns with one number, for example over the second turns of all sessions."""
 
     turn: str
     """Number of the turn, from 1; "8+" for the 8th and all later turns."""
@@ -68,7 +71,10 @@ class TurnFigures(NamedTuple):
 
 
 def lost_tokens(requests: Requests, unit_tokens: int) -> IntArray:
-    """Return, for each request, how many tokens of its history had been in full units, but were not hit."""
+    """Return, for each request, the number of history tokens that were computed before in full units, but were no hit.
+
+    It is 0 without sessions. `unit_tokens` is the number of tokens in a unit.
+    """
     turns = requests.turns
     if turns is None:
         return np.zeros(len(requests), np.int32)
@@ -82,9 +88,7 @@ def lost_tokens(requests: Requests, unit_tokens: int) -> IntArray:
 
 
 def by_turn(requests: Requests, unit_tokens: int) -> list[TurnFigures]:
-    """Return the sums over all first turns, over all second turns, and so on; an empty list if the run has
-    no sessions.
-    """
+    """Return the sums over all first turns, over all second turns, and so on; an empty list without sessions."""
     turns = requests.turns
     if turns is None:
         return []
@@ -109,7 +113,11 @@ def by_turn(requests: Requests, unit_tokens: int) -> list[TurnFigures]:
 
 
 def session_turns(recording: Recording) -> SessionTurns:
-    """Return the turns of `recording`, each with the eviction of the first block that it had to compute again."""
+    """Return the turns of a recording, each with the eviction of the first block that it computed again.
+
+    Raises:
+        RecordingError: the recording has no sessions.
+    """
     requests = recording.requests
     turns = requests.turns
     if turns is None:
@@ -133,10 +141,11 @@ def session_turns(recording: Recording) -> SessionTurns:
 
 
 def _first_evictions(recording: Recording, lost: IntArray) -> tuple[FloatArray, IntArray]:
-    """Return the time in seconds at which each turn's first lost block was evicted, and the request that got the block.
+    """Return, for each turn, the time in seconds at which its first lost block was evicted, and the request that got
+    it.
 
     With several KV-cache groups, a hit ends at the first block that any group lacks. If several groups lack it, the
-    latest eviction counts.
+    latest eviction counts. `lost` has the lost tokens of each request.
     """
     requests, memory, hash_tokens = recording.requests, recording.memory, recording.meta.hash_block_size
     evicted_s, evicted_for = np.full(len(requests), np.nan), np.full(len(requests), NONE, np.int32)
@@ -170,18 +179,18 @@ def _block_sizes(recording: Recording) -> list[int]:
 
 
 class _Evictions(NamedTuple):
-    """Evictions, sorted by the key and the group of the evicted block, and then by time."""
+    """Evictions, sorted by the key and the KV-cache group of the evicted block, and then by time."""
 
     key: npt.NDArray[np.int64]
-    """Key of the block's prefix, times `num_groups`, plus the number of the group: a single number to search for."""
+    """Key of the block's prefix times `num_groups`, plus the number of its group: a single number to search for."""
     num_groups: int
     row: IntArray
-    """Row of the memory table with the eviction."""
+    """Row of `memory.parquet` with the eviction."""
     by: IntArray
-    """Request that took the block next."""
+    """Request that got the block next."""
 
     def slice_of(self, prefix_key: np.int64, group: int) -> slice:
-        """Return the slice of these columns that has the evictions of one block."""
+        """Return the slice of these columns with the evictions of one prefix in one KV-cache group."""
         key = prefix_key * self.num_groups + group
         return slice(int(np.searchsorted(self.key, key, "left")), int(np.searchsorted(self.key, key, "right")))
 
@@ -189,11 +198,11 @@ class _Evictions(NamedTuple):
 def _evictions(
     memory: Memory, keys: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], hashes_per_block: npt.NDArray[np.int64]
 ) -> _Evictions:
-    """Return the evictions of blocks that have a prefix key.
+    """Return the evictions of blocks whose prefix key is known.
 
-    The key follows from the last allocation of the block before the eviction: from its request and its position. The
-    next allocation of the block shows the request for which it was evicted. A block has the key of the last of its
-    `hashes_per_block` hashes.
+    The latest allocation of a block before its eviction tells the request and the position, which have a key in `keys`.
+    The next allocation tells the request that got the block. A block that covers several hashes has the key of the last
+    one. `keys[offsets[i]:offsets[i + 1]]` are the keys of request `i`.
     """
     rows = np.flatnonzero((memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.EVICT))
     extent, nth = expanded(memory.length[rows])

@@ -19,7 +19,7 @@ PAPER_CLASSES = {
     "internal": (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED),
     "external and others": (SlotState.EXTERNAL, SlotState.CACHED, SlotState.FREE),
 }
-"""Four classes of Figure 2 of the PagedAttention paper (SOSP 2023).
+"""Slot states by the four classes in Figure 2 of the PagedAttention paper (SOSP 2023).
 
 The paper has neither static batches nor windows. Padding and expired tokens are memory that a live sequence holds
 without needing it, so they count as internal.
@@ -28,20 +28,20 @@ without needing it, so they count as internal.
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WasteShares:
-    """Time-weighted mean shares in percent, in the order of `SlotState`; NaN if the denominator is 0."""
+    """Mean shares over time in percent, in the order of `SlotState`. All are NaN if there are no slots to divide by."""
 
     pool_percent: FloatArray
-    """Percent of the whole pool in each state: float64[8], sum 100."""
+    """Percentage of the pool's slots in each state: float64[8], sum 100."""
     allocated_percent: FloatArray
-    """Percent of the slots that live sequences requested and hold, in each state: float64[8], sum 100."""
+    """Percentage in each state of the slots that live sequences requested and hold: float64[8], sum 100."""
 
     @property
     def paper_percent(self) -> dict[str, float]:
-        """Shares of the pool by `PAPER_CLASSES`, sum 100."""
+        """Percentage of the pool's slots in each of `PAPER_CLASSES`, sum 100."""
         return {name: float(self.pool_percent[list(states)].sum()) for name, states in PAPER_CLASSES.items()}
 
     def as_dict(self) -> dict[str, dict[str, float]]:
-        """Return both kinds of shares by state name, and the paper's classes."""
+        """Return both kinds of shares by the name of the state, and those of the paper's classes."""
         names = [state.name.lower() for state in SlotState]
         return {
             "pool_percent": dict(zip(names, self.pool_percent.tolist(), strict=True)),
@@ -55,12 +55,14 @@ UNKNOWN_SHARES = WasteShares(pool_percent=np.full(NUM_STATES, np.nan), allocated
 
 
 def waste_shares(waste: Waste) -> WasteShares:
-    """Return the time-weighted mean share of each state."""
+    """Return the shares of the states, averaged over the time of `waste`."""
     return shares_of(waste.mean_slots(), waste.capacity)
 
 
 def shares_of(mean_slots: FloatArray, capacity: int) -> WasteShares:
-    """Return the share of each state in a pool of `capacity` slots, from the mean slots."""
+    """Return the shares of the states in a pool of `capacity` slots. `mean_slots` has the mean number of slots in each
+    state.
+    """
     allocated = np.zeros(NUM_STATES)
     allocated[list(HELD)] = mean_slots[list(HELD)]
     total = allocated.sum()
@@ -71,8 +73,9 @@ def shares_of(mean_slots: FloatArray, capacity: int) -> WasteShares:
 
 
 def whole_percents(*parts: float) -> list[int]:
-    """Round shares to whole percents that add up to 100. Parts that lose most by rounding down get the missing
-    percents.
+    """Round shares to whole percentages that add up to 100.
+
+    All are rounded down, and the missing percents go to those that lost most.
     """
     percents = 100 * np.array(parts) / (sum(parts) or 1.0)
     whole = np.floor(percents).astype(int)

@@ -2,7 +2,7 @@
 
 Summaries, plots of occupancy and `refuse_contradictions` use it. `Replay.slots` gives the same for one frame, unit by
 unit. This module computes all frames at once, by running sums, in time proportional to the rows of the recording: each
-extent of units adds its slots at its allocation and removes them at its release, and each row of the schedule adds its
+extent of units adds its slots at its allocation and removes them at its release, and each schedule row adds its
 computed tokens. A row that decodes for many steps is a ramp (see `ramps`).
 """
 
@@ -33,26 +33,26 @@ Numbers = npt.NDArray[np.int64]
 _NO_LIMIT = np.iinfo(np.int64).max // 2
 """Larger than any number of slots, and small enough that adding to it cannot overflow."""
 _EXTENTS_AT_ONCE = 1 << 20
-"""Number of extents that are processed together; their data takes about 100 MB."""
+"""Number of extents that are processed together. Their data takes about 100 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GapSlots:
-    """Number of slots in each state in the gaps between steps. One row for each gap."""
+    """Number of slots in each state in the gaps between steps, one row for each gap."""
 
     gaps: Gaps
     slots: npt.NDArray[np.int64]
     """Number of slots: int64[num_gaps, 8], in the order of `SlotState`."""
     held: npt.NDArray[np.int64]
-    """Number of slots held by requests, including those added by rounding: int64[num_gaps]."""
+    """Number of slots that requests hold, including those added by rounding: int64[num_gaps]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Waste:
-    """Number of slots in each state. One row for each frame: after each step was scheduled, and after the last step.
+    """Number of slots in each state, one row for each frame: after each step was scheduled, and after the last step.
 
-    The rows of `in_gaps` hold from the output of a step to the beginning of the next step, if no step is in flight in
-    between. `with_gaps` puts all rows in order of time.
+    If no step is in flight between the output of a step and the next step, `in_gaps` has the slots of that time.
+    `with_gaps` puts all rows in order of time.
     """
 
     time_s: FloatArray
@@ -60,14 +60,14 @@ class Waste:
     slots: npt.NDArray[np.int64]
     """Number of slots: int64[num_frames, 8], in the order of `SlotState`; every row adds up to `capacity`."""
     held: npt.NDArray[np.int64]
-    """Number of slots held by requests, including those added by rounding: int64[num_frames]."""
+    """Number of slots that requests hold, including those added by rounding: int64[num_frames]."""
     capacity: int
     """Number of slots in the pool."""
     in_gaps: GapSlots | None = None
-    """Slots in the gaps between steps; None in the result of `with_gaps`, whose rows include the gaps."""
+    """Slots in the gaps between steps. None in the result of `with_gaps`, which has the gaps among its rows."""
 
     def with_gaps(self) -> Waste:
-        """Return the slots over time: one row for each frame, and one for each gap whose slots differ from the step
+        """Return the slots with one row for each frame, and one for each gap whose slots differ from those of the step
         before.
         """
         if self.in_gaps is None:
@@ -83,8 +83,8 @@ class Waste:
         )
 
     def at(self, times_s: FloatArray) -> npt.NDArray[np.int64]:
-        """Return the slots by state at each of `times_s`: int64[num_times, 8]. Times before the first frame get its
-        slots.
+        """Return the slots in each state at each of `times_s`: int64[num_times, 8]. Before the first frame, they are
+        those of it.
         """
         over_time = self.with_gaps()
         row = np.searchsorted(over_time.time_s, times_s, side="right") - 1
@@ -92,11 +92,11 @@ class Waste:
 
     @property
     def occupancy(self) -> FloatArray:
-        """Share of the pool that is held by requests, 0 to 1: float64[num_frames]."""
+        """Share of the pool's slots that requests hold, 0 to 1: float64[num_frames]."""
         return self.held / self.capacity
 
     def to_arrow(self) -> pa.Table:
-        """Return a table with these rows: `time_s`, a column of slots for each state, and `held`."""
+        """Return the rows as a table: `time_s`, a column of slots for each state, and `held`."""
         import pyarrow as pa  # noqa: PLC0415  slow to import, and few callers need it
 
         states = {state.name.lower(): self.slots[:, state] for state in SlotState}
@@ -129,8 +129,8 @@ def time_mean(time_s: FloatArray, values: IntArray) -> FloatArray:
 def means_between(time_s: FloatArray, values: npt.NDArray[Any], edges_s: FloatArray) -> FloatArray:
     """Return the mean of `values` over time in each interval between consecutive `edges_s`, along the first axis.
 
-    Each value holds from its entry in `time_s` until the next one, and 0 holds outside. The means are linear: those of
-    columns with a constant sum have the same sum.
+    Each value is valid from its entry in `time_s` until the next one. Before the first and after the last, it is 0.
+    Means of columns with a constant sum have the same sum.
     """
     columns = values.reshape(len(values), -1).astype(np.float64)
     area = np.vstack((np.zeros(columns.shape[1]), np.cumsum(np.diff(time_s)[:, None] * columns[:-1], axis=0)))
@@ -142,7 +142,7 @@ def waste(source: Replay | Recording) -> Waste:
     """Count the slots of the pool in each of the eight states at every frame.
 
     Two kinds of slots are `external`: slots that the allocator added by rounding, and free slots that the engine
-    reported as unusable for the head of its queue. A shared unit counts once.
+    reported as unusable for the first request in its queue. A shared unit counts once.
 
     Raises:
         RecordingError: the recording has no steps.
@@ -161,7 +161,7 @@ def waste(source: Replay | Recording) -> Waste:
 
 
 def _in_gaps(replay: Replay, slots: Numbers, held: Numbers) -> GapSlots:
-    """Count the slots in the gaps between steps; `slots` and `held` are those of the frames."""
+    """Count the slots in the gaps between steps. `slots` and `held` are those of the frames."""
     gaps, recording = Gaps.of(replay), replay.recording
     after_schedule, after_output = (
         np.searchsorted(recording.memory.seq, seq[gaps.step], side="right")
@@ -176,7 +176,10 @@ def _in_gaps(replay: Replay, slots: Numbers, held: Numbers) -> GapSlots:
 
 
 def _account(replay: Replay, unusable: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the slots by state at every frame, of shape (num_frames, 8), and the number of held slots."""
+    """Return the slots in each state, int64[num_frames, 8], and the held slots, int64[num_frames].
+
+    `unusable` is the result of `_unusable`.
+    """
     from kvsim.metrics.group_totals import group_totals  # noqa: PLC0415
 
     capacity = replay.num_units * replay.unit_slots
@@ -210,7 +213,7 @@ def _totals_of_one_group(replay: Replay, free: Numbers, cached: Numbers, unusabl
 
 
 def _check_totals(replay: Replay, slots: npt.NDArray[np.int64], capacity: int) -> None:
-    """Check that every state has 0 to `capacity` slots at every frame; otherwise the tables contradict each other."""
+    """Check that every state has 0 to `capacity` slots at every frame. Otherwise the tables contradict each other."""
     wrong = (slots < 0) | (slots > capacity)
     if wrong.any():
         frame, state = (int(place[0]) for place in np.nonzero(wrong.T))
@@ -222,22 +225,20 @@ def _check_totals(replay: Replay, slots: npt.NDArray[np.int64], capacity: int) -
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _FrameSlots:
-    """Number of slots in all block tables at every frame: int64[num_frames]. A shared unit counts once for
-    each table.
-    """
+    """Numbers of slots in all block tables at every frame: int64[num_frames]. A shared unit counts once per table."""
 
     lengths: npt.NDArray[np.int64]
     """Number of allocated slots."""
     rounding: npt.NDArray[np.int64]
-    """Number of allocated slots that no request asked for: the allocator rounded up."""
+    """Number of allocated slots for which no request asked, because the allocator rounded up."""
     within_full: npt.NDArray[np.int64]
-    """Number of requested slots, padding included, up to the last token of their request that has KV."""
+    """Number of requested slots up to the last token of their request that gets KV, including padding."""
     within_pad: npt.NDArray[np.int64]
     """Number of requested slots before the first token of their request: padding."""
 
     @classmethod
     def of(cls, replay: Replay) -> _FrameSlots:
-        """Add up the slots of all extents; part by part, because a long recording has tens of millions of extents."""
+        """Add up the slots of all extents, in parts, because a long recording has tens of millions of extents."""
         total = {field.name: np.zeros(replay.num_frames, np.int64) for field in fields(cls)}
         first = replay.ledger.tables.together()
         end = np.append(first[1:], len(replay.ledger.tables.birth_row))
@@ -249,9 +250,9 @@ class _FrameSlots:
 
     @staticmethod
     def _of_groups(replay: Replay, first: IntArray, end: IntArray) -> dict[str, npt.NDArray[np.int64]]:
-        """Return the slots of groups of extents, by the name of a field of this class.
+        """Return the slots of groups of extents, by the names of the fields of this class.
 
-        The extents [first, end) of a group belong to one table, and were allocated and released together.
+        The extents [first, end) of a group are in one table, and were allocated and released together.
         """
         tables, unit_tokens = replay.ledger.tables, replay.unit_tokens
         extents = tables.at(first)
@@ -277,7 +278,7 @@ class _FrameSlots:
         step_slots = length[growing] // repeat[growing]
 
         def sum_over_frames(amount: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-            """Add up the `amount` of each group of extents at the frames from its allocation to its release."""
+            """Return, for every frame, the sum of `amount` over the groups of extents that are held at it."""
             if not len(growing):
                 return running_sum(replay.num_frames, (born, amount), (dead, -amount))
             at_once = np.where(repeat > 1, 0, amount)
@@ -294,7 +295,7 @@ class _FrameSlots:
 
 
 def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return, for every frame, the number of slots held by requests, and of free slots with a cached prefix."""
+    """Return, for every frame, the number of slots that requests hold, and of free slots with a cached prefix."""
     ledger, tables, unit_slots = replay.ledger, replay.ledger.tables, replay.unit_slots
     memory = replay.recording.memory
     rows, num_frames = np.searchsorted(memory.seq, replay.frame_seq, side="right"), replay.num_frames
@@ -327,7 +328,7 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
 def _add_changes(
     part: Successions, frame: IntArray, held: npt.NDArray[np.int64], cached: npt.NDArray[np.int64]
 ) -> None:
-    """Add the change at each frame to `cached`; correct `held` for units that several requests hold.
+    """Add the change at each frame to `cached`, and correct `held` for units that several requests hold.
 
     With the corrections, a shared unit counts once. `frame` has, for each row of the memory table, the first frame that
     shows it.
@@ -352,7 +353,7 @@ def _add_changes(
 
 
 def _unusable(replay: Replay) -> npt.NDArray[np.int64]:
-    """Return, for every frame, the number of free slots that the head of the queue cannot use; 0 after the
+    """Return, for every frame, the number of free slots that the first request in the queue cannot use; 0 after the
     last step.
     """
     units = replay.recording.steps.unusable_units

@@ -1,7 +1,7 @@
 """Find the part of a run with a steady rate, between warm-up and drain.
 
 The decision uses only the requests, so that it is the same for a recording and for measured requests. The time between
-the first and last arrival is split into quarters; the mean number of running requests must be equal in them. The queue
+the first and last arrival is split into quarters. The mean number of running requests must be equal in them. The queue
 may grow: an overloaded server has a steady rate too.
 """
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     Column = npt.NDArray[np.float64]
 
 FEWEST_REQUESTS = 20
-"""Minimum number of requests for a rate."""
+"""Smallest number of requests from which a rate is computed."""
 _LIVES = 4.0
-"""Smallest time between first and last arrival, as a multiple of a request's mean run time."""
+"""Smallest time from first to last arrival for a steady rate, in multiples of a request's mean run time."""
 _MANY_LIVES = 40.0
-"""Time from which on a drift is no warm-up, as a multiple of a request's mean run time.
+"""Time from first to last arrival above which a drift is no warm-up, in multiples of a request's mean run time.
 
 Near its limit, the load of a server drifts by chance.
 """
 _LIVES_IN_A_LOOP = 2.0
-"""Smallest time for a closed loop, as a multiple of a request's mean run time.
+"""Smallest time from first to last arrival in a closed loop, in multiples of a request's mean run time.
 
 The number of requests in a closed loop is constant, so only their ages have to mix.
 """
@@ -45,7 +45,7 @@ _SIGMAS = 2.0
 
 
 class Steadiness(Enum):
-    """Kind of a run, by its rate."""
+    """Kind of a run by its rate: steady, or the reason why it has no steady rate."""
 
     STEADY = "steady"
     SHORT = "too short"
@@ -58,24 +58,26 @@ class Steadiness(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyPart:
-    """Steady part of a run: whether there is one, its time span, and its rate."""
+    """Steady part of a run: its time span and rate, or the reason why there is none. Figures are NaN without one."""
 
     steadiness: Steadiness
     begin_s: float = np.nan
-    """Time at which the part begins, in seconds from the first event."""
+    """Begin of the steady part in seconds from the first event."""
     end_s: float = np.nan
-    """Time of the last arrival in seconds; the remaining outputs drain after it."""
+    """End of the steady part: the last arrival, in seconds from the first event. Later outputs only drain the
+    server.
+    """
     output_tokens_per_s: float = np.nan
     requests_per_s: float = np.nan
-    """Finished requests per second."""
+    """Requests per second that finish in the steady part."""
     arriving_s: float = np.nan
-    """Seconds from the first to the last arrival."""
+    """Seconds from the first to the last arrival of the run."""
     running_s: float = np.nan
-    """Mean seconds from the first step of a request to its end."""
+    """Seconds from the first step of a request to its end, mean over the requests."""
 
     @property
     def sentence(self) -> str:
-        """Description of the steady part, or of the reason for its absence."""
+        """Sentence about the steady part, or about the reason why there is none."""
         if self.steadiness is Steadiness.STEADY:
             return (
                 f"Steady from {self.begin_s:,.1f} s to {self.end_s:,.1f} s: {self.output_tokens_per_s:,.0f} output "
@@ -91,7 +93,7 @@ class SteadyPart:
         return "No steady rate: requests arrive at once, and the last answers are counted in."
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures for JSON; None stands for NaN."""
+        """Return the figures for JSON, with None in place of NaN."""
         figures = {name: getattr(self, name) for name in ("begin_s", "end_s", "output_tokens_per_s", "requests_per_s")}
         known = {name: None if value != value else value for name, value in figures.items()}
         return {"steadiness": self.steadiness.name.lower()} | known
@@ -140,12 +142,12 @@ def steady_part(requests: Requests) -> SteadyPart:
 
 
 def _mean_between(begin_s: Column, end_s: Column, low_s: float, high_s: float) -> float:
-    """Return the mean number of spans that cover a moment between `low_s` and `high_s`; spans are [begin_s, end_s)."""
+    """Return the mean number of spans [begin_s, end_s) that cover a moment between `low_s` and `high_s`."""
     return float((np.clip(end_s, low_s, high_s) - np.clip(begin_s, low_s, high_s)).sum()) / (high_s - low_s)
 
 
 def _varies(arrival_s: Column) -> bool:
-    """Tell whether arrivals vary: in some half or eighth of the time, their number differs by more than chance."""
+    """Tell whether arrivals vary: their number in some half or eighth of the time differs by more than chance."""
     gaps_s = np.diff(np.sort(arrival_s))
     variation = max(float(gaps_s.std() / gaps_s.mean()), 1.0)
     for num_parts, alike in ((2, 0.2), (8, 0.4)):
@@ -157,8 +159,8 @@ def _varies(arrival_s: Column) -> bool:
 
 
 def _tokens_between(first_s: Column, last_s: Column, tokens: npt.NDArray[Any], low_s: float, high_s: float) -> float:
-    """Count the output tokens between two times. A request's tokens after the first are evenly spaced until
-    its last.
+    """Count the output tokens between `low_s` and `high_s`. A request's tokens are taken to be evenly spaced after the
+    first.
     """
     firsts = np.count_nonzero((first_s > low_s) & (first_s <= high_s) & (tokens > 0))
     inside_s, later = np.clip(last_s, low_s, high_s) - np.clip(first_s, low_s, high_s), np.maximum(tokens - 1.0, 0.0)

@@ -1,4 +1,4 @@
-"""Summarize a recording by adding up its steps, in the same way as for a running simulation."""
+"""Summarize a recording by adding up its steps, in the same way as during a simulation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
-    """Return the summary of `recording`. If its slots by state are already computed, pass them as `slots`."""
+    """Return the summary of `recording`. `slots` are its slots by state; None: they are computed."""
     meta = recording.meta
     if slots is None and len(recording.steps):
         slots = waste(recording)

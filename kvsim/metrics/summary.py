@@ -15,10 +15,11 @@ from kvsim.metrics.waiting import Limits, WaitingFor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Summary:
-    """Figures of a run. Undefined figures, such as the mean of an empty set, are NaN.
+    """Figures of a run. Undefined figures, such as the mean of no values, are NaN.
 
     In means over time, the figures of a step count until the next step begins. If no step is in flight between its
-    output and the next step, they count until the output, and from then on the figures that the output leaves.
+    output and the next step, they count until the output; from there to the next step, the figures after the output
+    count.
     """
 
     name: str
@@ -30,41 +31,41 @@ class Summary:
     num_steps: int
     duration_s: float
     output_tokens: int
-    """Output tokens of all requests, unfinished ones included."""
+    """Number of output tokens of all requests, unfinished ones included."""
     output_tokens_per_s: float
     requests_per_s: float
-    """Finished requests per second."""
+    """Number of finished requests per second."""
     mean_batch: float
-    """Number of sequences in the batch, mean over time; 0 while the server is idle."""
+    """Number of sequences in the batch, mean over time. It counts as 0 while the server is idle."""
     peak_batch: int
     mean_occupancy: float
-    """Share of the pool held by requests, 0 to 1, mean over time."""
+    """Share of the pool that requests hold, 0 to 1, mean over time."""
     peak_occupancy: float
     num_preemptions: int
     num_fragmented_steps: int
-    """Number of steps in which the head of the queue waited because the free slots, though enough, were not
+    """Number of steps in which the first request in the queue waited although enough slots were free: they were not
     contiguous.
     """
     num_fragmented_requests: int
-    """Number of requests that waited at the head of the queue in such a step."""
+    """Number of requests that were first in the queue in such steps."""
     swapped_out_bytes: int
-    """Bytes copied to the host instead of being recomputed."""
+    """Number of bytes of preempted requests that were copied to the host, so that they need not be recomputed."""
     swapped_in_bytes: int
     prefix_queried_tokens: int
-    """Number of prompt tokens looked up in the prefix cache. Each prompt counts once, when its request was first
+    """Number of prompt tokens that were looked up in the prefix cache. Each prompt counts once, when first
     scheduled.
     """
     prefix_hit_tokens: int
-    """Number of queried tokens found in the cache or in host memory, which needed no computation."""
+    """Number of the queried tokens that were found in the cache or in host memory, and so were not computed."""
     prefix_hit_rate: float
-    """Hit tokens divided by queried tokens, 0 to 1; 0 without queries."""
+    """Hit tokens divided by queried tokens, 0 to 1; 0 if no tokens were looked up."""
     prefix_no_hits: str
-    """Reason for no hits, in words; empty if there was a hit."""
+    """Reason why there was no hit, in words; empty if there was one."""
     computed_tokens: int
-    """Tokens scheduled over all steps."""
+    """Number of tokens scheduled in all steps."""
     vain_tokens: int
-    """Number of computed tokens that no finished request needed: recomputed, beyond the end of an output,
-    or padding.
+    """Number of computed tokens that no finished request needed: recomputed, beyond the end of an output, or
+    padding.
     """
     mean_waiting: float
     """Number of requests in the queue, mean over time."""
@@ -77,18 +78,18 @@ class Summary:
     e2e_s: Distribution
     waste: WasteShares
     swapped_out_units: int = 0
-    """Units of the pool copied to the host."""
+    """Number of the pool's units that were copied to the host."""
     swapped_in_units: int = 0
-    """Units of the pool copied from the host."""
+    """Number of the pool's units that were copied back from the host."""
     loaded_tokens: int = 0
-    """Number of tokens in units copied from the host, which did not have to be computed."""
+    """Number of tokens in units copied from the host, which were not computed."""
     images_used: int = 0
-    """Images that requests used. An image counts once for each request, and again after a preemption."""
+    """Number of images that requests used. An image counts once for each request, and again after a preemption."""
     images_computed: int = 0
-    """Number of `images_used` that the encoder computed. All others were in its cache."""
+    """Number of the `images_used` that the encoder computed. The others were in its cache."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all figures as nested dictionaries, with None in place of NaN, which JSON does not have."""
+        """Return all figures as nested dictionaries for JSON, with None in place of NaN."""
         return {field.name: plain(getattr(self, field.name)) for field in fields(self)}
 
     def as_row(self) -> dict[str, Any]:
@@ -105,7 +106,7 @@ class Summary:
         return f"<table>{lines}</table>"
 
     def _shown(self) -> list[tuple[str, str]]:
-        """Return the most important figures, in words."""
+        """Return the most important figures as pairs of a label and a value in words."""
         return [
             ("finished", f"{self.num_finished:,}"),
             ("output tokens/s", f"{self.output_tokens_per_s:,.0f}"),
@@ -120,7 +121,7 @@ class Summary:
 
 
 def hit_words(summary: Summary) -> str:
-    """Return a text for a table: the share of prompt tokens found in the prefix cache, or the reason for no hits."""
+    """Return words for a table: the share of prompt tokens found in the prefix cache, or why there was no hit."""
     if summary.prefix_no_hits:
         return f"0 %: {summary.prefix_no_hits}"
     return f"{100 * summary.prefix_hit_rate:.1f} % of {summary.prefix_queried_tokens:,} prompt tokens"
@@ -135,7 +136,7 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def plain(value: Any) -> Any:
-    """Return figures as JSON has them: dictionaries, lists and numbers; None stands for NaN."""
+    """Return figures in the types of JSON: dictionaries, lists and numbers, with None in place of NaN."""
     if isinstance(value, WasteShares):
         value = value.as_dict()
     elif isinstance(value, Limits | WaitingFor | Distribution):

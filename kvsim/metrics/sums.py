@@ -1,8 +1,8 @@
 """Sum the steps of a run, during a simulation or from a recording, and build the summary.
 
-The figures of a step hold until the next step begins. If no step is in flight in between, they hold until the output of
-the step, and the figures after the output hold in the gap. Only integrals over time are kept, always added in the same
-order, so that a run and its recording have the same figures.
+The figures of a step count until the next step begins. If no step is in flight in between, they count until the step's
+output; from there to the next step, the figures after the output count. Only integrals over time are kept. They are
+always added in the same order, so that a run and its recording have the same figures.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from kvsim.recording.tables import Requests
 Numbers = npt.NDArray[np.integer]
 
 STEPS_TOGETHER = 4_096
-"""Number of steps that are added at once. More would not fit into the processor's cache; fewer would need
-more calls.
-"""
+"""Number of steps that are added at once. More would not fit into the CPU's cache; fewer would need more calls."""
 _SCHEDULED, _WAITING, _FOR_MEMORY, _FOR_BATCH, _FOR_TOKENS, _FOR_ADAPTERS, _HELD, _STATES = range(8)
-"""Rows of the integrals over time; the last eight rows are the slot states."""
+"""Rows of `Sums._integrals`. The row `_STATES` and the seven after it are the slot states."""
 _FREE_SHARE = 0.1
-"""Share of the pool that must be free so that requests count as waiting for an adapter, not for memory."""
+"""Share of the pool that must be free for requests to count as waiting for an adapter and not for memory."""
 _ROUNDING = 1e-9
-"""Share of the pool below which a mean counts as 0: differences of long sums leave rounding errors."""
+"""Share of the pool below which a mean counts as 0, because differences of long sums leave rounding errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,23 +41,24 @@ class StepFigures:
 
     start_s: npt.NDArray[np.float64]
     scheduled: Numbers
-    """Number of sequences that compute tokens."""
+    """Number of sequences that the step computes."""
     running: Numbers
     waiting: Numbers
     tokens: Numbers
-    """Number of computed tokens."""
+    """Number of tokens that the step computes."""
     preempted: Numbers
     held: Numbers
-    """Number of slots held by requests, those added by rounding included."""
+    """Number of slots that requests hold, including those added by rounding."""
     states: npt.NDArray[np.int64]
     """Number of slots in each state: int64[8, num_steps], in the order of `SlotState`."""
     is_fragmented: npt.NDArray[np.bool_]
-    """True if the free slots would suffice for the head of the queue, but no contiguous range does."""
+    """True if enough slots for the first request in the queue are free, but not contiguous."""
     admitted: Numbers
-    """Number of requests admitted so far."""
+    """Number of requests admitted in the run before the step."""
     swapped_out: Numbers
-    """Number of units copied to the host."""
+    """Number of units that the step copies to the host."""
     swapped_in: Numbers
+    """Number of units that the step copies back from the host."""
 
     def __len__(self) -> int:
         return len(self.start_s)
@@ -75,21 +74,21 @@ class StepFigures:
 class GapFigures:
     """Figures of the gaps between steps that a summary needs, one entry per gap, in order.
 
-    A gap may have no length, and may have the figures of the step before it.
+    A gap may have no length, and its figures may be equal to those of the step before it.
     """
 
     before: Numbers
-    """Number of the step that begins at the end of each gap, counted from 0 over the run."""
+    """Number of the step at the end of each gap, counted from 0 over the run."""
     begin_s: npt.NDArray[np.float64]
     running: Numbers
     waiting: Numbers
     held: Numbers
-    """Number of slots held by requests, those added by rounding included."""
+    """Number of slots that requests hold, including those added by rounding."""
     states: npt.NDArray[np.int64]
     """Number of slots in each state: int64[8, num_gaps], in the order of `SlotState`."""
 
     def between(self, begin: int, end: int) -> GapFigures:
-        """Return the gaps that come before the steps [begin, end)."""
+        """Return the gaps before the steps [begin, end)."""
         return self.some(slice(*np.searchsorted(self.before, (begin, end)).tolist()))
 
     def some(self, chosen: slice | npt.NDArray[np.bool_]) -> GapFigures:
@@ -101,9 +100,7 @@ class Sums:
     """Sums over the steps of a run, and over the gaps between them."""
 
     def __init__(self, capacity: int, limits: Limits | None) -> None:
-        """Create sums without steps, for a pool of `capacity` slots; `limits` is None if the engine's limits are
-        unknown.
-        """
+        """`capacity` is the number of slots in the pool. `limits` are those of one step; None if they are unknown."""
         self.num_steps = 0
         self._capacity, self._limits = capacity, limits
         self._begin_s = self._last_s = 0.0
@@ -117,9 +114,10 @@ class Sums:
         self._last_fragmented = -1
 
     def add(self, steps: StepFigures, gaps: GapFigures | None) -> None:
-        """Add at least one and at most `STEPS_TOGETHER` steps, and the gaps before them.
+        """Add at least one and at most `STEPS_TOGETHER` steps, and the gaps before them. All calls but the last add the
+        maximum.
 
-        All calls but the last add the maximum.
+        `gaps` is None if there are none.
         """
         totals = np.empty((len(self._last), len(steps)))
         totals[_SCHEDULED], totals[_WAITING], totals[_HELD] = steps.scheduled, steps.waiting, steps.held
@@ -145,7 +143,7 @@ class Sums:
     def _split_waiting(
         self, totals: npt.NDArray[np.float64], waiting: Numbers, running: Numbers, tokens: Numbers, held: Numbers
     ) -> None:
-        """Write the waiting requests of each step to the rows of `totals`, split by the limit for which they wait.
+        """Write the waiting requests of each step to four rows of `totals`, by the limit for which they wait.
 
         The limit follows from the running sequences, the computed tokens and the held slots of the step.
         """
@@ -160,9 +158,9 @@ class Sums:
     def _add_gaps(
         self, steps: StepFigures, totals: npt.NDArray[np.float64], gaps: GapFigures
     ) -> npt.NDArray[np.float64]:
-        """Add the gaps before `steps`, whose figures are in `totals`.
+        """Add the gaps before `steps`. `totals` has the figures of these steps.
 
-        Return, for each step, the time in seconds until which the figures of the step before it hold. A gap with the
+        Return, for each step, the time in seconds until which the figures of the step before it count. A gap with the
         same figures as the step before it counts as a part of that step.
         """
         index = gaps.before - self.num_steps
@@ -186,8 +184,9 @@ class Sums:
         return until_s
 
     def _add_fragmented(self, admitted: Numbers) -> None:
-        """Count fragmented steps, and the requests that they blocked. `admitted` has the number of admissions before
-        each step.
+        """Count fragmented steps, and the requests that waited at the head of the queue in them.
+
+        `admitted` has, for each such step, the number of requests admitted before it. It tells the waiting request.
         """
         self._num_fragmented_steps += len(admitted)
         if len(admitted):  # the number of admissions never falls
@@ -201,7 +200,7 @@ class Sums:
     def _waited_in_gaps(self, requests: Requests) -> float:
         """Return the seconds that all `requests` together waited in gaps between static batches.
 
-        A static batch may begin long after a request has arrived, and nothing happens in between.
+        A static batch may begin long after a request has arrived, without a step in between.
         """
         edges_s = np.concatenate(self._gap_edges_s)
         left_s = np.where(np.isnan(requests.first_scheduled_s), requests.finished_s, requests.first_scheduled_s)
@@ -216,7 +215,11 @@ class Sums:
         return float((until_left - until_arrival).sum())
 
     def _means(self, requests: Requests, time_s: float, end_s: float, useless_slot_s: float) -> npt.NDArray[np.float64]:
-        """Return the means of all integrals over the `time_s` seconds that end at `end_s`; NaN if `time_s` is 0."""
+        """Return the means over time of all integrals, for the `time_s` seconds that end at `end_s`; NaN if `time_s` is
+        0.
+
+        `useless_slot_s` is as in `summary`.
+        """
         integrals = self._integrals + self._last * (end_s - self._last_s)
         if self._is_static:
             integrals[[_WAITING, _FOR_BATCH]] += self._waited_in_gaps(requests)
@@ -227,7 +230,7 @@ class Sums:
         return mean
 
     def _waiting_for(self, mean: npt.NDArray[np.float64]) -> WaitingFor:
-        """Return the mean number of waiting requests for each limit; `mean` has the means of all integrals."""
+        """Return the mean number of requests that wait for each limit. `mean` is the result of `_means`."""
         if self._limits is None:
             return UNKNOWN
         memory, batch, tokens, adapters = mean[_FOR_MEMORY : _FOR_ADAPTERS + 1].tolist()
@@ -244,7 +247,7 @@ class Sums:
         images_used: int = 0,
         images_computed: int = 0,
     ) -> Summary:
-        """Return the summary of the steps and their requests; the last step ends at `end_s` seconds.
+        """Return the summary of the added steps and of `requests`. The last step ends at `end_s` seconds.
 
         `useless_slot_s` is the sum over time, in slot-seconds, of slots that counted as reserved but were never
         written. They are moved to the state `internal`.
@@ -302,7 +305,9 @@ def _of_requests(meta: Meta, requests: Requests, end_s: float) -> dict[str, Any]
 
 
 def _vain_tokens(computed: int, requests: Requests) -> int:
-    """Return how many of `computed` tokens no finished request needed, or were computed more than once."""
+    """Return how many of the `computed` tokens were not needed by a finished request, or were computed more than
+    once.
+    """
     rows = requests.status == RequestStatus.FINISHED
     lengths = (
         requests.prompt_tokens[rows].astype(np.int64) + requests.output_tokens[rows] - requests.cached_tokens[rows]

@@ -1,7 +1,7 @@
 """The limit for which requests wait: memory, a place in the batch, or tokens of the next step.
 
-A scheduler admits from the head of its queue until a limit stops it. The step shows which: it runs the largest number
-of sequences, or computes the largest number of tokens. Otherwise memory is short.
+A scheduler admits requests from the head of its queue until a limit stops it. The step shows the limit: the step runs
+the largest number of sequences, or computes the largest number of tokens. Otherwise memory is short.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ Column = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of one step of an engine. For a static batch, which admits no request before it ends, both are 0."""
+    """Limits of one step of an engine. For a static batch, which admits no request before it ends, all are 0."""
 
     seqs_setting: ClassVar[str] = "max_num_seqs"
-    """The setting that limits the sequences, as its engine calls it."""
+    """Name of the engine's setting that limits the number of sequences. Maximum number of adapters in use in a step; 0
+    if no request names an adapter.
+    """
     tokens_setting: ClassVar[str] = "max_num_batched_tokens"
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_loras: int = 0
-    """Maximum number of adapters in use at once; 0 if no request names an adapter."""
+    """Maximum number of adapters in use in a step; 0 for an engine without adapters."""
 
     @classmethod
     def of(cls, policy: Mapping[str, Any], engine: Mapping[str, Any] = MappingProxyType({})) -> Limits | None:
-        """Return the limits in the settings of an engine or a policy; None if they are missing."""
+        """Return the limits in the settings of a policy or an engine; None if they are missing."""
         if policy.get("name") == "static":
             return cls(max_num_seqs=0, max_num_batched_tokens=0)
         if policy.get("name") == "radix":
@@ -44,7 +46,8 @@ class Limits:
         return cls(max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, max_loras=slots or 0)
 
     def split(self, waiting: Column, running: Column, tokens: Column) -> tuple[Column, Column, Column]:
-        """Split the waiting requests of each step by limit: for memory, for the batch, and for tokens.
+        """Return three numbers of waiting requests for each step: those that wait for memory, for the batch, and for
+        tokens.
 
         All arrays have one entry per step: waiting requests, running sequences, computed tokens.
         """
@@ -58,8 +61,8 @@ class Limits:
 class SGLangLimits(Limits):
     """Limits of one step of SGLang.
 
-    It admits a request only if its longest answer fits beside the expected rest of the running requests, so requests
-    wait although memory is free.
+    It admits a request only if its longest answer fits beside the expected rest of the running requests. So requests
+    may wait although memory is free.
     """
 
     seqs_setting: ClassVar[str] = "max_running_requests"
@@ -86,13 +89,13 @@ class WaitingFor:
 
     memory: float
     batch: float
-    """Requests that wait for a place among the running sequences (`max_num_seqs`), or for the end of a static batch."""
+    """Number of requests that wait for a place among the running sequences, or for the end of a static batch."""
     tokens: float
-    """Requests that wait because a step has no tokens left (`max_num_batched_tokens`)."""
+    """Number of requests that wait because a step has no tokens left (`max_num_batched_tokens`)."""
     adapters: float = 0.0
-    """Requests that wait for a slot of their adapter (`max_loras`).
+    """Number of requests that wait for a slot of their adapter (`max_loras`).
 
-    This is inferred: in runs with adapters, requests count that wait for neither batch nor tokens while at least a
+    It is inferred: in runs with adapters, these are requests that wait for neither batch nor tokens while at least a
     tenth of the pool is free.
     """
 

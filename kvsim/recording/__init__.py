@@ -1,8 +1,8 @@
 """The format that kvsim's simulations and captured runs have in common: the events of a run, as columns.
 
-Both produce the same `Recording`, and all packages that use recordings treat both alike. `read` and `write` load a
-recording from disk and save it. During a run, `RecordingBuilder` makes one from the events of an engine, and
-`RecordingWriter` saves rows that are final. `kvsim.replay` replays one.
+Both produce a `Recording`, and everything that uses recordings treats both alike. `read` and `write` load a recording
+from disk and save it. During a run, `RecordingBuilder` makes one from the events of an engine, and `RecordingWriter`
+saves rows that are final. `kvsim.replay` replays one.
 
 Every name here is imported on first use.
 """
@@ -31,7 +31,7 @@ _HOME = by_name({
     "kvsim.recording.tables": "Memory MemoryKind RequestStatus Requests Schedule Steps",
     "kvsim.recording.writer": "RecordingWriter",
 })  # fmt: skip
-"""Module of each name that this package offers."""
+"""Module of each name that can be imported from `kvsim.recording`."""
 
 __all__ = [
     "AllocatorHistory",

@@ -24,7 +24,7 @@ FILE_NAME = "allocator.parquet"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AllocatorHistory:
-    """Events of the allocator: one row per event, in order."""
+    """Events of PyTorch's allocator, one row each, in order of time."""
 
     action: npt.NDArray[np.str_]
     """PyTorch's name of the event: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, ..."""
@@ -32,16 +32,16 @@ class AllocatorHistory:
     size_bytes: IntArray
     stream: IntArray
     time_us: IntArray
-    """Microseconds since the epoch."""
+    """Time of the event in microseconds since the Unix epoch."""
     step: IntArray
-    """Step of the recording during which the event happened."""
+    """Number of the recording's step during which the event happened."""
 
     def __len__(self) -> int:
         return len(self.action)
 
 
 def read_allocator(folder: str | os.PathLike[str]) -> AllocatorHistory | None:
-    """Return the allocation history in a recording's folder; None if it has none.
+    """Return the allocator's history beside the recording in `folder`; None if there is none.
 
     Raises:
         RecordingError: the file is damaged, lacks a column, or is part of another recording.
@@ -73,7 +73,7 @@ def read_allocator(folder: str | os.PathLike[str]) -> AllocatorHistory | None:
 
 
 def write_allocator(history: AllocatorHistory, folder: str | os.PathLike[str]) -> None:
-    """Write `history` into a recording's folder."""
+    """Write `history` beside the recording in `folder`."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 

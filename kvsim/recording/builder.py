@@ -1,7 +1,7 @@
 """Build a recording during a run: a recorded engine reports events, and the builder adds them to tables.
 
-Changes of ownership are reported while a step is being scheduled, and get the current sequence number. The engine of
-the simulator reports no events; its rows are final, and a `RowSink` receives many at a time.
+The engine reports who gets and releases memory while it schedules a step. Such an event gets the current sequence
+number. The engine of the simulator reports no events: its rows are final, and a `RowSink` receives many at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvsim.recording.tables import IntArray, MemoryKind, Requests, RequestStatus
 
 
 class RecordingBuilder:
-    """Builder of the recording of one run. Requests are numbered in order of arrival."""
+    """Builder of the recording of one run. Requests are numbered from 0 in order of arrival."""
 
     def __init__(self) -> None:
         self._seq = -1
@@ -33,11 +33,11 @@ class RecordingBuilder:
         """Transfers between this server and others."""
         self._images = ImagesSoFar()
         self._last_token_s = 0.0
-        """Time of the last output token in seconds. The output of its step is reported after the token."""
+        """Time in seconds of the last output token. A step's output event is reported after its tokens."""
         self._last_scheduled: list[int] = []
         self._previous_scheduled: list[int] = []
         self._preempted_since: list[int] = []
-        """Requests that were preempted since the last step was closed. They belong to the next step."""
+        """Requests that were preempted since the last step was closed. They count in the next step."""
         self._begun_since: list[int] = []
         """Requests that were scheduled for the first time since the last step was closed."""
 
@@ -58,13 +58,13 @@ class RecordingBuilder:
 
     @property
     def num_values(self) -> int:
-        """Number of stored rows plus stored prompt hashes, as a measure of the memory that the builder uses."""
+        """Number of stored rows plus stored prompt hashes: a measure of the builder's memory."""
         growing: list[Sized] = [self._requests, self._steps, self._schedule, self._memory, self._images]
         return sum(map(len, growing)) + self._requests.num_hashes
 
     def next_seq(self) -> int:
-        """Begin a change of the engine's state, and return its sequence number. Memory events until the next change get
-        it.
+        """Begin a change of the engine's state, and return its sequence number. All memory events before the next
+        change get it.
         """
         self._seq += 1
         return self._seq
@@ -82,9 +82,9 @@ class RecordingBuilder:
         adapter: int = 0,
         delay_s: float | None = None,
     ) -> int:
-        """Add a request that has arrived at the engine, and return its row. A refused request is never served.
+        """Add a request that has arrived at the engine, and return its number. A refused request is never served.
 
-        `delay_s` is the time in seconds since the front end of the server got the request; None if not known.
+        `delay_s` is the time in seconds since the server's front end got the request; None if not known.
         """
         sent = {} if delay_s is None else {"sent_s": round(time_s - delay_s, 9)}
         return self._requests.add(
@@ -106,9 +106,10 @@ class RecordingBuilder:
     def scheduled(
         self, request: int, computed_before: int, tokens: int, time_s: float, repeat: int = 1, known: int | None = None
     ) -> None:
-        """Record that `request` computes `tokens` tokens in each of `repeat` steps, from the current one on.
+        """Record that `request` computes `tokens` tokens in each of `repeat` steps, beginning with the open step.
 
-        In runs with drafts, `known` is the number of tokens of the request whose values are known.
+        `computed_before` is the number of its tokens that are computed before. In runs with drafts, `known` is the
+        number of its tokens whose values are known.
         """
         self._last_scheduled.append(request)
         first_scheduled_s = self._requests.columns["first_scheduled_s"]
@@ -119,12 +120,12 @@ class RecordingBuilder:
         self._schedule.add(self._num_steps, request, computed_before, tokens, repeat, known)
 
     def scheduled_again(self) -> None:
-        """Record that the requests of the previous step compute one more token each."""
+        """Record that each request of the last step computes one more token in the open step."""
         self._last_scheduled += self._previous_scheduled
         self._schedule.add_decode(self._previous_scheduled, self._num_steps)
 
     def check_step(self, columns: Mapping[str, Any]) -> None:
-        """Check the columns of a step from a file.
+        """Check the columns of a step that come from a file.
 
         Raises:
             ValueError: a column is not a number, is missing, or is given although earlier steps lack it.
@@ -132,16 +133,16 @@ class RecordingBuilder:
         self._steps.check_row(columns, given_elsewhere=("step", "schedule_seq", "output_seq", "end_s"))
 
     def check_output(self, step: int) -> None:
-        """Check that the output of `step` is pending.
+        """Check that the output of `step` has not been recorded yet, and is the next one.
 
         Raises:
-            IndexError: the output is not pending.
+            IndexError: it is not.
         """
         if not (0 <= step < len(self._steps) and self._steps.columns["output_seq"][step] < 0):
             raise IndexError(f"the output of step {step} is not awaited")
 
     def step(self, **columns: float) -> int:
-        """Close the current step, whose output is still to come, and return its number."""
+        """Close the open step, with values for the columns of the steps table. Return its number."""
         number = self._num_steps
         columns |= {"step": number, "schedule_seq": self._seq, "output_seq": -1, "end_s": np.nan}
         for name, column in self._steps.columns.items():
@@ -154,9 +155,9 @@ class RecordingBuilder:
         return number
 
     def output(self, step: int, time_s: float, outputs: Mapping[int, int] | None = None) -> None:
-        """Record that the output of `step` was processed.
+        """Record that the output of `step` was processed at `time_s`.
 
-        In runs with drafts, `outputs` has the number of tokens that each request got.
+        In runs with drafts, `outputs` has the number of output tokens of each request.
         """
         if outputs is not None:
             self._schedule.fill_in("outputs", step, outputs)
@@ -165,14 +166,14 @@ class RecordingBuilder:
         self.copies.processed(step)
 
     def proposed(self, step: int, drafts: Mapping[int, int]) -> None:
-        """Record how many `drafts` were proposed for each request after `step`, whose output is known."""
+        """Record the number of draft tokens that were proposed for each request after the output of `step`."""
         self._schedule.fill_in("proposed", step, drafts)
 
     def emitted(self, request: int, time_s: float, count: int = 1) -> None:
         """Record `count` more output tokens of `request`.
 
-        If the recorder joined a running engine, a request may get outputs of a step that was scheduled before the
-        recording began. Its first recorded output then counts as its first schedule.
+        If the recorder joined a running engine, a request may get an output of a step that was scheduled before the
+        recording began. This output then counts as the first time that the request was scheduled.
         """
         columns = self._requests.columns
         outputs, first_scheduled_s = columns["output_tokens"], columns["first_scheduled_s"]
@@ -189,20 +190,27 @@ class RecordingBuilder:
         self._preempted_since.append(request)
 
     def transfer(self, is_send: bool, request: int, position: int, blocks: int, tokens: int, time_s: float) -> None:
-        """Record that a load of blocks of `request` begins; with `is_send`, that they are kept for another server."""
+        """Record the begin of a transfer of `blocks` blocks of `request`, from index `position` of its table on.
+
+        It is a load of `tokens` tokens. With `is_send`, the blocks are kept for another server instead.
+        """
         kind = TransferKind.SEND if is_send else TransferKind.LOAD
         self.transfers.begin(kind, request, position, blocks, tokens, seq=self._seq, time_s=time_s)
 
     def transferred(self, request: int, time_s: float, failed: int) -> None:
-        """Record the end of a request's transfer; `failed` is the first table entry that did not load, or -1."""
+        """Record the end of a request's transfer. `failed` is the first table index that did not load; -1 if all
+        loaded.
+        """
         self.transfers.end(request, seq=self._seq, time_s=time_s, failed=failed)
 
     def has_images(self, request: int, images: Iterable[Sequence[Any]]) -> None:
-        """Record the images of a request that has arrived, by place; see `ImagesSoFar.add`."""
+        """Record the images of a request that has arrived, in the order of their places; `ImagesSoFar.add` says in
+        which form.
+        """
         self._images.add(request, images)
 
     def encoder_event(self, kind: str, request: int, image: int) -> None:
-        """Record an event of the encoder cache; `kind` is the name of an `ImageEventKind` in lower case."""
+        """Record an event of the encoder cache. `kind` is the name of an `ImageEventKind` in lower case."""
         self._images.happened(kind, request, image, seq=self._seq, step=self._num_steps)
 
     def ended(self, request: int, status: RequestStatus, time_s: float) -> None:
@@ -212,19 +220,22 @@ class RecordingBuilder:
         self._schedule.end(request)
 
     def append_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
-        """Record that `blocks` were appended to the block table of `request` in a KV-cache group."""
+        """Record that `blocks` were appended to the request's block table in KV-cache group `group`, at index
+        `position`.
+        """
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.APPEND, request, position, blocks, group)
 
     def share_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
-        """Record that `request` shares `blocks`, as a prefix hit."""
+        """Record that `blocks` of a prefix hit were added to the request's block table, at index `position`."""
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.SHARE, request, position, blocks, group)
 
     def append_extent(
         self, request: int, position: int, address: int, length: int, requested: int, repeat: int | None = None
     ) -> None:
-        """Record that `request` asked for `requested` slots, and got `length` slots at `address`.
+        """Record that `request` asked for `requested` slots, and got `length` slots at address `address`.
 
-        With `repeat`, it gets `length` more slots, right after the last ones, in each of the next `repeat - 1` steps.
+        `position` is the number of slots it held before. With `repeat`, it gets `length` more slots in each of the next
+        `repeat - 1` steps, each time right after the last ones.
         """
         self._memory.has_repeats |= repeat is not None
         self._memory.add(
@@ -233,7 +244,10 @@ class RecordingBuilder:
         )  # fmt: skip
 
     def release(self, request: int, num_units: int, num_cached: int, group: int = 0) -> None:
-        """Record that `request` released its table in a KV-cache group; the first `num_cached` units stay cached."""
+        """Record that `request` released its whole table in a KV-cache group. The first `num_cached` units stay cached.
+
+        `num_units` is the number of units in the table.
+        """
         self._memory.add(
             self._seq, self._num_steps, MemoryKind.RELEASE, request, 0, -1, num_units, num_units, num_cached,
             group=group,
@@ -242,9 +256,9 @@ class RecordingBuilder:
     def release_skipped(
         self, request: int, positions: Sequence[int], blocks: Sequence[int], kept: Sequence[int], group: int
     ) -> None:
-        """Record that `request` released some `blocks` of its table, in this order.
+        """Record that `request` released some `blocks` of its table, at the indices `positions`, in this order.
 
-        `kept` has 1 for each block that stays cached, else 0.
+        `kept` has 1 for each block that stays cached, otherwise 0.
         """
         for position, block, keeps in zip(positions, blocks, kept, strict=True):
             self._memory.add(
@@ -252,11 +266,11 @@ class RecordingBuilder:
             )
 
     def evict(self, blocks: Sequence[int]) -> None:
-        """Record that the cached prefixes in `blocks` were evicted."""
+        """Record that the prefixes that were cached in `blocks` were evicted."""
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.EVICT, -1, 0, blocks)
 
     def mark(self) -> Mark:
-        """Return the current position in the recording, to be passed to `since`. Call it only between engine steps."""
+        """Return the present position in the recording, for `since`. Call it only between steps of the engine."""
         return Mark(
             seq=self._seq,
             num_requests=len(self._requests),
@@ -268,9 +282,9 @@ class RecordingBuilder:
         )
 
     def since(self, mark: Mark, requests: IntArray) -> Since:
-        """Return the rows that were added or changed since `mark`.
+        """Return the rows that were added or changed after `mark`.
 
-        The table of requests in the result has the rows in `requests` (ascending), and all that arrived since `mark`.
+        The requests of the result are those that arrived after `mark`, and those in the rows `requests`, which ascend.
         """
         extended = mark.open_rows[self._schedule.last_step(mark.open_rows) >= mark.num_steps]
         rows = np.concatenate((extended, np.arange(mark.num_schedule_rows, len(self._schedule))))
@@ -286,7 +300,7 @@ class RecordingBuilder:
         )
 
     def finish(self, meta: Meta, name: str = "") -> Recording:
-        """Return everything recorded so far; steps whose output is pending end now."""
+        """Return everything recorded up to now as a recording. Steps without an output get one now."""
         return Recording(
             meta=meta,
             name=name,
@@ -301,7 +315,9 @@ class RecordingBuilder:
         )
 
     def _without_open_step(self, requests: Requests, rows: IntArray) -> Requests:
-        """Undo the changes of the open step in `requests`, a table of the given `rows`, and return this table."""
+        """Undo the changes that the open step made in `requests`, and return this table. `rows` are the numbers of its
+        requests.
+        """
         np.subtract.at(requests.preemptions, np.searchsorted(rows, self._preempted_since), 1)
         begun = np.searchsorted(rows, self._begun_since)
         requests.first_scheduled_s[begun], requests.cached_tokens[begun] = np.nan, 0
@@ -311,7 +327,9 @@ class RecordingBuilder:
         return requests
 
     def _outputs_so_far(self) -> IntArray:
-        """Return the number of outputs of each request in a run with drafts, by its known tokens."""
+        """Return the number of output tokens of each request in a run with drafts: its known tokens minus its
+        prompt.
+        """
         schedule, prompt = self._schedule.so_far(self._num_steps), np.array(self._requests.columns["prompt_tokens"])
         first, last = prompt.copy(), prompt.copy()
         assert schedule.known is not None

@@ -1,6 +1,6 @@
-"""Look up the schedule by request: first and last step, and the step that reaches a number of computed tokens.
+"""Look up the schedule by request: its first and last step, and the step that reaches a number of computed tokens.
 
-The table itself is sorted by step. The checks of a recording use these lookups.
+The schedule itself is sorted by step. The checks of a recording use these look-ups.
 """
 
 from __future__ import annotations
@@ -25,20 +25,23 @@ def first_rows(schedule: Schedule) -> tuple[IntArray, IntArray]:
 
 
 def last_steps(recording: Recording, never: int = 0) -> npt.NDArray[np.int64]:
-    """Return the last step that computes each request; `never` for requests that are not scheduled."""
+    """Return the last step that computes each request; `never` for a request that no step computes."""
     schedule, last = recording.schedule, np.full(len(recording.requests), never, np.int64)
     np.maximum.at(last, schedule.request, schedule.step + schedule.repeats - 1)
     return last
 
 
 def computed_after(schedule: Schedule) -> npt.NDArray[np.int64]:
-    """Return, for each row, the number of tokens that its request has computed after all steps of the row."""
+    """Return, for each schedule row, the number of tokens that its request has computed after the last step of the
+    row.
+    """
     return schedule.computed_before + schedule.tokens * schedule.repeats.astype(np.int64)
 
 
 def answered_rows(recording: Recording) -> Schedule:
-    """Return the schedule without steps whose output SGLang ignores, because it retracted the request before the
-    output.
+    """Return the schedule without the steps whose output SGLang ignores for a request.
+
+    It ignores the output if it retracted the request after the step was scheduled. Other engines have no such steps.
     """
     schedule, steps, memory = recording.schedule, recording.steps, recording.memory
     if recording.meta.policy_name != Radix.name or not recording.requests.preemptions.any():
@@ -53,17 +56,18 @@ def answered_rows(recording: Recording) -> Schedule:
 
 
 class TokenSteps(NamedTuple):
-    """Requests that reach certain numbers of computed tokens, and the first step in which each does."""
+    """Requests that reach a given number of computed tokens, and the first step after which each has."""
 
     request: IntArray
     step: IntArray
     is_end: npt.NDArray[np.bool_]
-    """True if the request has computed exactly this number of tokens after the step."""
+    """True if the request has computed exactly the given number of tokens after the step; False if more."""
 
     @classmethod
     def of(cls, schedule: Schedule, tokens: IntArray) -> TokenSteps:
-        """Return, for each request, the first step after which it has computed its number in `tokens`. 0 is
-        left out.
+        """Find, for each request, the first step after which it has computed `tokens[request]` tokens.
+
+        Requests with 0, and those that do not reach the number, are left out.
         """
         wanted, before = tokens[schedule.request], schedule.computed_before
         rows = np.flatnonzero((before < wanted) & (computed_after(schedule) >= wanted))
@@ -77,9 +81,9 @@ class RowsByRequest(NamedTuple):
     """Rows of the schedule, sorted by request and then by step."""
 
     row: npt.NDArray[np.int32]
-    """Numbers of the rows in the schedule."""
+    """Number of each row in the schedule."""
     key: npt.NDArray[np.int64]
-    """Ascending `sort_key` of the request and the step of each row."""
+    """`sort_key` of the request and the first step of each row, ascending."""
 
     @classmethod
     def of(cls, recording: Recording) -> RowsByRequest:
@@ -89,7 +93,9 @@ class RowsByRequest(NamedTuple):
         return cls(row, sort_key(schedule.request[row], schedule.step[row]))
 
     def newest(self, request: IntArray, step: IntArray) -> npt.NDArray[np.int32]:
-        """Return the newest row of each request before `step`. Every request must have one."""
+        """Return, for each request, the number of its last schedule row that begins before `step`. There must be
+        one.
+        """
         return self.row[np.searchsorted(self.key, sort_key(request, step)) - 1]
 
     def computed_before(self, schedule: Schedule, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
@@ -105,8 +111,8 @@ class RowsByRequest(NamedTuple):
 def first_rows_since(recording: Recording, request: IntArray, step: IntArray) -> IntArray:
     """Return the first schedule row of each residency; -1 if the residency ends without a step.
 
-    A residency is the time from an admission of a request to the release of its memory. `request` and `step` have the
-    request of each residency, and the step in which the residency begins.
+    A residency is the time from an admission of a request to the release of its memory. `request` has the request of
+    each residency, and `step` the step in which it begins.
     """
     by_request = RowsByRequest.of(recording)
     begins = sort_key(request, step)

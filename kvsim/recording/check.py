@@ -31,7 +31,7 @@ from kvsim.recording.tables import Copies, MemoryKind
 
 
 def check(recording: Recording, folder: Path) -> None:
-    """Check that the tables agree with each other and with the pool."""
+    """Check that the tables agree with each other and with the pool. `folder` is named in errors."""
     _check_moments(recording, folder)
     check_requests(recording, folder / "requests.parquet")
     check_steps(recording, folder / "steps.parquet")
@@ -56,9 +56,10 @@ def check(recording: Recording, folder: Path) -> None:
 
 
 def check_events(recording: Recording, folder: Path) -> None:
-    """Check that events are in order, and that the numbers of running and waiting requests follow from them.
+    """Check that events are in order, and that the steps' numbers of running and waiting requests follow from the
+    events.
 
-    Call `check` before.
+    `check` must have passed.
     """
     check_clock(recording, folder)
     if recording.meta.begins_in_the_middle:
@@ -75,7 +76,7 @@ def check_events(recording: Recording, folder: Path) -> None:
 
 
 def _check_moments(recording: Recording, folder: Path) -> None:
-    """Check that sequence numbers are below the bound of `sort_key`."""
+    """Check that sequence numbers are below `MOST_MOMENTS`, as `sort_key` needs."""
     for table in recording.tables:
         for name in (name for name, _ in table.columns() if name.endswith("seq")):
             is_below = getattr(table, name) < MOST_MOMENTS
@@ -83,7 +84,7 @@ def _check_moments(recording: Recording, folder: Path) -> None:
 
 
 def _check_memory(recording: Recording, file: Path) -> None:
-    """Check each row of the memory by itself and against its step: its request, `seq`, counts and units."""
+    """Check each row of the memory table by itself and against its step: its request, `seq`, counts and units."""
     memory, pool = recording.memory, recording.meta.pool
     has_request = memory.kind != MemoryKind.EVICT
     known = within(memory.request, len(recording.requests))
@@ -124,7 +125,9 @@ def _check_memory(recording: Recording, file: Path) -> None:
 
 
 def _check_growth(recording: Recording, file: Path) -> None:
-    """Check rows with a `repeat`: their steps must exist, and no unit of the pool may be shared or cached."""
+    """Check memory rows with a `repeat` above 1: their steps must exist, and no unit of the pool may be shared or
+    cached.
+    """
     memory, meta, steps = recording.memory, recording.meta, recording.steps
     assert memory.repeat is not None
     require(memory.repeat > 0, file, "repeat should be positive")
@@ -143,14 +146,14 @@ def _check_growth(recording: Recording, file: Path) -> None:
 
 
 def _check_first_rows(recording: Recording, file: Path) -> None:
-    """Check that each request computes its tokens from the first one on, in a batch whose memory is not recorded."""
+    """Check that each request computes its tokens from the first one on, for static batches without memory rows."""
     _, rows = first_rows(recording.schedule)
     begins = recording.schedule.computed_before[rows] == 0
     require(begins, file, "computed_before should be what the request has computed in earlier rows", rows)
 
 
 def _check_initial(recording: Recording, file: Path) -> None:
-    """Check that the lists of initial units in `meta.json` name existing units, each at most once, and fit the
+    """Check the lists of initial units in `meta.json`: they name existing units, each at most once, and fit the
     recording.
     """
     meta, pool = recording.meta, recording.meta.pool
@@ -173,7 +176,7 @@ def _check_initial(recording: Recording, file: Path) -> None:
 
 
 def _check_copies(recording: Recording, copies: Copies, file: Path) -> None:
-    """Check each copy by itself: its request, its slot, and that it is reported after it began."""
+    """Check each copy by itself: its request, its host block, and that its end is reported after its begin."""
     requests, num_steps = recording.requests, len(recording.steps)
     ordered = within(copies.begun_step, num_steps) & (copies.reported_step < num_steps)
     ordered &= (copies.reported_step < 0) | (copies.reported_step >= copies.begun_step)
@@ -183,11 +186,11 @@ def _check_copies(recording: Recording, copies: Copies, file: Path) -> None:
 
 
 def check_windows(recording: Recording, folder: Path) -> None:
-    """Check the numbers of units in the second pool against its size, and against allocations in the first pool.
+    """Check the numbers of units in SGLang's second pool against its size, and against allocations in the first pool.
 
-    With each unit that a table allocates in the first pool, it allocates one in the second pool. So a step allocates at
-    most as many units of the second pool as of the first, and holds at least these after it. The second pool never has
-    more held units than the first.
+    With each unit in the first pool, a table allocates one in the second. So a step allocates at most as many units in
+    the second pool as in the first, and the second pool holds at least those units after the step. It never holds more
+    units than the first.
     """
     steps, pool, file = recording.steps, recording.meta.pool, folder / "steps.parquet"
     windows, free, cached = pool.windows, steps.free_window_units, steps.cached_window_units

@@ -1,6 +1,6 @@
-"""Check admissions: the tokens that an admitted request does not compute were cached in the pool or on the host.
+"""Check admissions: the tokens that an admitted request need not compute were cached in the pool or on the host.
 
-The hit rates that kvsim reports follow from the memory events only if this holds.
+The hit rates that kvsim prints follow from the memory events only if this is true.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from kvsim.recording.tables import Copies, CopyKind, IntArray, MemoryKind
 
 
 def check_admissions(recording: Recording, residencies: ResidencyRows, folder: Path) -> None:
-    """Check that an admitted request begins to compute right after its hit: the prefix that it shares or loads.
+    """Check that an admitted request begins to compute right after its hit, the prefix that it shares or loads.
 
-    Also check the numbers of copied blocks in the steps.
+    The numbers of copied blocks in the steps are checked as well.
     """
     schedule, copies, file = recording.schedule, recording.copies, folder / "schedule.parquet"
     step = np.searchsorted(recording.steps.schedule_seq, residencies.birth_seq)
@@ -58,12 +58,12 @@ def check_admissions(recording: Recording, residencies: ResidencyRows, folder: P
 def _is_unread(
     recording: Recording, request: IntArray, before: IntArray, is_first: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Tell for each request whether its last attention chunk begins right after its first `before` tokens.
+    """Tell, for each request, whether its last attention chunk begins right after its first `before` tokens.
 
-    No later step reads tokens of earlier chunks. If all groups have chunked local attention, these tokens count as a
-    hit even if no unit holds them. The last chunk is the chunk of the newest known token: a token of the prompt at the
-    first admission, an output after a preemption. With one group, a request begins with the whole unit in which its
-    chunk begins; with several, at a common multiple of their chunks and blocks.
+    No later step reads tokens of earlier chunks. If all KV-cache groups have chunked local attention, these tokens
+    count as a hit even if no unit holds them. The last chunk is that of the newest known token: a prompt token at the
+    first admission, an output token after a preemption. With one group, a request begins with the whole unit in which
+    its last chunk begins; with several, at a common multiple of their chunks and blocks.
     """
     if not recording.meta.prefix_caching:
         return np.zeros(len(before), np.bool_)
@@ -80,7 +80,7 @@ def _is_unread(
 
 
 def _loaded_units(copies: Copies, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
-    """Count the units that each request began to load in the given step."""
+    """Count the units that each request began to load in its `step`."""
     is_load = copies.kind == CopyKind.LOAD
     loaded, wanted = np.sort(sort_key(copies.request[is_load], copies.begun_step[is_load])), sort_key(request, step)
     # Equal entries of a sorted array lie between its left and its right insertion point.
@@ -88,7 +88,9 @@ def _loaded_units(copies: Copies, request: IntArray, step: IntArray) -> npt.NDAr
 
 
 def _hits(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.int64]:
-    """Return the number of prefix-hit tokens of each residency: the longest hit among the tables of its groups."""
+    """Return the number of prefix-hit tokens at the begin of each residency: the longest hit in a table of its
+    groups.
+    """
     memory, pool = recording.memory, recording.meta.pool
     rows = np.flatnonzero(memory.kind == MemoryKind.SHARE)
     sizes = np.array([group.block_size for group in pool.groups] or [pool.unit_tokens])
@@ -103,7 +105,9 @@ def _hits(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.in
 
 
 def _check_copies(recording: Recording, copies: Copies, folder: Path) -> None:
-    """Check that a load fills new blocks of its request from slots stored before, and that steps count the copies."""
+    """Check that a load fills new blocks of its request from host blocks that were stored before, and that steps count
+    copies.
+    """
     steps, file = recording.steps, folder / "copies.parquet"
     memory = recording.memory
     rows = np.flatnonzero(memory.kind == MemoryKind.APPEND)

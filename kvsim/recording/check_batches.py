@@ -1,4 +1,4 @@
-"""Check the batches of a static policy: their requests start and end together, according to the lengths."""
+"""Check the batches of the static policy: requests of a batch start and end together, as their lengths require."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 
 def check_batches(recording: Recording, file: Path) -> None:
-    """Check that each batch is as wide as its longest prompt and as long as its longest answer, and fits into the pool.
+    """Check that each batch is as wide as its longest prompt, as long as its longest answer, and fits into the pool.
 
-    The end of a shorter answer, and the padding before a shorter prompt, follow from the lengths.
+    The padding before a shorter prompt and the end of a shorter answer are checked as well.
     """
     requests = recording.requests
     batches = _BatchRows.of(recording)
@@ -40,15 +40,15 @@ def check_batches(recording: Recording, file: Path) -> None:
 
 
 class _BatchRows(NamedTuple):
-    """Scheduled requests and their batches. Requests that start in the same step form a batch."""
+    """The scheduled requests and their batches, one entry each. Requests that start in the same step are a batch."""
 
     rows: IntArray
     number: IntArray
-    """Number of the batch of each request."""
+    """Number of the request's batch, from 0."""
     width: IntArray
-    """Width of the prompts in the batch of each request, in tokens."""
+    """Tokens of the longest prompt in the request's batch."""
     length: npt.NDArray[np.int64]
-    """Number of steps from the first to the last of each request."""
+    """Number of steps from the request's first step to its last."""
 
     @classmethod
     def of(cls, recording: Recording) -> _BatchRows:
@@ -59,15 +59,18 @@ class _BatchRows(NamedTuple):
         return cls(rows, np.unique(begin, return_inverse=True)[1], schedule.tokens[first], length)
 
     def longest(self, values: npt.NDArray[np.float64] | IntArray) -> npt.NDArray[np.float64]:
-        """Return the largest of `values` in the batch of each of `rows`; `values` has an entry for every request."""
+        """Return, for each entry, the largest of `values` in its batch. `values` has a value for every request of the
+        recording.
+        """
         most = np.full(self.number.max(initial=-1) + 1, -np.inf)
         np.fmax.at(most, self.number, values[self.rows])
         return most[self.number]
 
 
 def _check_room(recording: Recording, batches: _BatchRows, file: Path) -> None:
-    """Check that no batch exceeds the settings or the pool, and that a batch fails only if its next column does not
-    fit.
+    """Check that no batch exceeds the settings or the pool.
+
+    A batch that fails for lack of memory must have had no room for its next token in every row.
     """
     requests, memory, policy = recording.requests, recording.memory, recording.meta.policy
     rows, num_units = batches.rows, recording.meta.pool.num_units

@@ -27,7 +27,7 @@ _OF_TABLES = (
 )
 _OF_GROWTH = "the request's table still grows by an earlier row"
 _CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Sign with which each kind of row changes the number of held units. A shared unit is held already."""
+"""Change of the number of held units per unit of a memory row, by kind: 1, -1 or 0. A shared unit is held already."""
 _CHANGE[MemoryKind.APPEND], _CHANGE[MemoryKind.RELEASE] = 1, -1
 
 
@@ -62,30 +62,31 @@ def check_block_tables(recording: Recording, folder: Path) -> None:
 
 
 class _Tables:
-    """State of all tables after the rows that are processed, and the first row that breaks each rule."""
+    """State of all tables after the memory rows processed up to now, and the first row that breaks each rule."""
 
     def __init__(self, recording: Recording, moments: IntArray) -> None:
-        """Prepare to find, for each row of the schedule, the newest memory row of its request at the `seq` in
-        `moments`.
+        """Args:
+        recording: the recording to check.
+        moments: for each schedule row, the `seq` at which the table of its request is looked up.
         """
         self._memory, self._steps, self._schedule = recording.memory, recording.steps, recording.schedule
         num_requests = len(recording.requests)
         self._held = np.zeros(num_requests, np.int64)
         """Number of units in each request's table."""
         self._grows_upto = np.full(num_requests, -1, np.int64)
-        """`seq` until which the newest row of each request lengthens its table; -1 if that row does not repeat."""
+        """Last `seq` at which the request's newest row lengthens its table; -1 if that row does not repeat."""
         self._newest = np.full(num_requests, _NO_ROW, np.int32)
-        """Newest memory row of each request."""
+        """Newest processed memory row of each request; -1 for none."""
         self._replaces = replacing_rows(self._memory)
         self._broken_by: dict[str, int] = {}
         self.newest_row = np.full(len(moments), _NO_ROW, np.int32)
-        """Newest memory row of the request at the moment of each schedule row; -1 if there is none."""
+        """Newest memory row of the request at the moment of each schedule row; -1 for none."""
         self._upto = np.searchsorted(self._memory.seq, moments, side="right") - 1
-        """Newest memory row of any request at the moment of each schedule row."""
+        """Newest memory row of any request at the moment of each schedule row; -1 for none."""
         self._in_order = np.argsort(self._upto, kind="stable")
 
     def process(self, part: slice) -> None:
-        """Process the memory rows of `part`, which follow those processed so far."""
+        """Process the memory rows of `part`, which come right after the rows of the last call."""
         memory = self._memory
         of_tables = (memory.kind[part] != MemoryKind.EVICT) & ~self._replaces[part]
         rows = np.flatnonzero(of_tables).astype(np.int32) + np.int32(part.start)
@@ -112,12 +113,15 @@ class _Tables:
             raise RecordingError(f"{file}, row {self._broken_by[rule]}: {rule}.")
 
     def _check(self, rule: str, holds: npt.NDArray[np.bool_], rows: IntArray) -> None:
-        """Remember the first row that breaks `rule`. Errors are raised at the end, in the order of the rules."""
+        """Store the first of `rows` that breaks `rule`. Errors are raised at the end, in the order of the rules."""
         if rule not in self._broken_by and not holds.all():
             self._broken_by[rule] = int(rows[~holds].min())
 
     def _find_newest_rows(self, part: slice, rows: IntArray, request: IntArray) -> None:
-        """Set `newest_row` for the rows of the schedule whose moments lie in `part`."""
+        """Set `newest_row` of the schedule rows whose moment is in `part` of the memory rows.
+
+        `rows` are the memory rows of the part, sorted by request, and `request` has their requests.
+        """
         begin, end = np.searchsorted(self._upto, (part.start, part.stop), sorter=self._in_order).tolist()
         scheduled = self._in_order[begin:end]
         wanted = self._schedule.request[scheduled]
@@ -131,7 +135,7 @@ class _Tables:
 
 
 class _ByRequest(NamedTuple):
-    """Rows sorted by request and then by time, with the first and the last row of each request marked."""
+    """Rows sorted by request and then by time. Marks tell the first and the last row of each request."""
 
     request: IntArray
     is_first: npt.NDArray[np.bool_]
@@ -143,9 +147,9 @@ class _ByRequest(NamedTuple):
         return cls(request, is_first, np.append(is_first, True)[1:])
 
     def before(self, values: IntArray, newest: IntArray) -> IntArray:
-        """Return, for each row, the value in the row before of the same request.
+        """Return, for each row, the value of the same request's row before it.
 
-        `newest` has the last value of each request in earlier parts, and is updated.
+        `newest` has the value of each request's last row in earlier parts. It is updated with this part.
         """
         previous = np.empty_like(newest, shape=len(values))
         previous[1:] = values[:-1]
@@ -155,14 +159,15 @@ class _ByRequest(NamedTuple):
 
 
 def _repeat(memory: Memory, rows: IntArray) -> IntArray | int:
-    """Return the number of steps over which each of `rows` repeats."""
+    """Return the number of steps in which each of `rows` appends units."""
     return 1 if memory.repeat is None else memory.repeat[rows].astype(np.int64)
 
 
 def _check_free_units(recording: Recording, file: Path) -> None:
-    """Check `free_units` of the steps against the changes of ownership.
+    """Check `free_units` of the steps against the units that are allocated and released.
 
-    Skip this if units are shared, or if rows repeat over several steps: then lengths do not add up to held units.
+    Skip this if units are shared, or if rows repeat over several steps: the lengths of rows do not add up to held units
+    then.
     """
     memory, steps, num_units = recording.memory, recording.steps, recording.meta.pool.num_units
     grows = memory.repeat is not None and (memory.repeat > 1).any()
@@ -183,9 +188,9 @@ def _check_free_units(recording: Recording, file: Path) -> None:
 
 
 def _shown_in(memory: Memory, steps: Steps, rows: slice) -> IntArray:
-    """Return the first step whose `free_units` include each of `rows`; the number of steps if none does.
+    """Return, for each of `rows`, the first step whose `free_units` include it; the number of steps if none does.
 
-    This is the step of the row, or a later one for a release after that step was scheduled.
+    This is the step of the row. For a release after that step was scheduled, it is a later one.
     """
     shown = memory.step[rows].copy()
     back = np.flatnonzero((memory.kind[rows] == MemoryKind.RELEASE) & (shown < len(steps)))

@@ -1,4 +1,6 @@
-"""Check the block tables of a pool with several KV-cache groups. Windows release units before their table ends."""
+"""Check the block tables of a pool with several KV-cache groups. Their windows may release units before the request
+ends.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from kvsim.recording.rules import require, require_inside, within
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 
 _WITHOUT_GAPS = (CacheKind.FULL, CacheKind.MLA)
-"""Kinds whose tables have no gaps."""
+"""Kinds of KV-cache groups whose tables have no null blocks."""
 
 
 def check_tables_of_groups(recording: Recording, folder: Path) -> None:
@@ -36,7 +38,7 @@ def check_tables_of_groups(recording: Recording, folder: Path) -> None:
 
 
 def _check_rows(recording: Recording, file: Path) -> None:
-    """Check each row by itself: its group, its counts, and the addresses of a partial release."""
+    """Check each memory row by itself: its group, its counts, and the addresses in the release of a part of a table."""
     memory, pool = recording.memory, recording.meta.pool
     owned = memory.kind != MemoryKind.EVICT
     require(~owned | within(memory.groups, len(pool.groups)), file, "group is not one of meta.json's kv_cache_groups")
@@ -54,10 +56,10 @@ def _check_rows(recording: Recording, file: Path) -> None:
 
 
 def _check_growth(recording: Recording, file: Path) -> None:
-    """Check that each row appends at the end of its table.
+    """Check that each memory row appends at the end of its table.
 
-    Gaps are allowed before the first units of a group with windows, and between the states of a Mamba group. The
-    positions in a gap have null blocks.
+    A gap may be before the first units of a group with windows, and between the states of a Mamba group. A gap consists
+    of null blocks.
     """
     memory, groups = recording.memory, recording.meta.pool.groups
     whole = (memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE)
@@ -78,7 +80,7 @@ def _check_growth(recording: Recording, file: Path) -> None:
 
 
 def _check_ends(tables: Holdings, file: Path) -> None:
-    """Check that a request that frees its tables frees every table."""
+    """Check that a request that releases a whole table releases all its tables at the same moment."""
     held = tables.residencies
     end = np.repeat(held.death_seq, np.diff(held.first_extent, append=len(tables.request)))
     is_left = tables.death_seq > end
@@ -101,9 +103,9 @@ def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
 
 
 def _newest_runs(tables: Holdings, group: int, request: IntArray, seq: IntArray) -> IntArray:
-    """Return the newest extent that each request holds in its table of `group` at `seq`; -1 if it holds none.
+    """Return the newest extent that each request holds in its table of `group` at its `seq`; -1 if it holds none.
 
-    Extents are sorted by request and then by time. A key of both lets one search find the extent of every request.
+    Extents are sorted by request and then by time. So one search with a key of both finds the extent of every request.
     """
     extents = np.flatnonzero(tables.group == group)
     if not len(extents):
@@ -117,7 +119,9 @@ def _newest_runs(tables: Holdings, group: int, request: IntArray, seq: IntArray)
 
 
 def _check_free_units(recording: Recording, tables: Holdings, file: Path) -> None:
-    """Check `free_units` of the steps against the changes of ownership. Skip this if units are shared."""
+    """Check `free_units` of the steps against the units that are allocated and released. Skip this if units are
+    shared.
+    """
     memory, steps, num_units = recording.memory, recording.steps, recording.meta.pool.num_units
     if num_units is None or (memory.kind == MemoryKind.SHARE).any():
         return

@@ -1,4 +1,4 @@
-"""Check that each event of the encoder cache happens when it can: in a step, with an output, or at an abort."""
+"""Check that each event of the encoder cache is possible at its moment: in a step, with an output, or at an abort."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_moments(recording: Recording, images: PromptImages, events: EncoderEve
 
 
 def _released(recording: Recording) -> set[tuple[int, int]]:
-    """Return the pairs of a request and the `seq` at which it releases a table."""
+    """Return pairs: a request, and the `seq` at which it releases a table."""
     memory = recording.memory
     rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
     return set(zip(memory.request[rows].tolist(), memory.seq[rows].tolist(), strict=True))
@@ -69,7 +69,7 @@ def _sole_ends(images: PromptImages) -> dict[tuple[int, int], int]:
 
 
 class _RequestSteps:
-    """Steps of one request, and the number of its tokens that are computed when an output is processed."""
+    """Steps of one request, and how many of its tokens are computed when each output is processed."""
 
     def __init__(self, recording: Recording, request: int) -> None:
         schedule, steps = recording.schedule, recording.steps
@@ -88,9 +88,9 @@ class _RequestSteps:
     def may_let_go(self, seq: int, step: int, end: int | None) -> bool:
         """Tell whether the request may release an image at `seq`. `step` is the first step scheduled at `seq` or later.
 
-        An image is released with a step that does not schedule the request, or with the first output after which the
-        request does not need it. `end` is the number of tokens up to the end of the image; None if the image occurs
-        several times. In this case, and after a preemption, any output is possible.
+        A request releases an image in a step that does not schedule it, or with the first output after which it does
+        not need the image. `end` is the number of prompt tokens up to the end of the image; None if the image occurs
+        several times. In this case, and after a preemption, it may be released with any output.
         """
         outputs = self._done[self._done <= seq]
         if not len(outputs) or outputs[-1] != seq:
@@ -101,8 +101,9 @@ class _RequestSteps:
         return self._processed(seq) >= end > (self._processed(before) if before >= 0 else 0)
 
     def _processed(self, seq: int) -> int:
-        """Return the number of tokens that are computed when the output at `seq` is processed, without those still
-        awaited.
+        """Return the number of tokens that are computed when the output at `seq` is processed.
+
+        Tokens whose output is still awaited do not count.
         """
         begun = self._scheduled < seq
         awaited = int((begun & self._yields & (self._done >= seq)).sum())

@@ -1,4 +1,7 @@
-"""Check the images of prompts, and replay the events of the encoder cache to check that each is possible."""
+"""Check the images of prompts, and replay the events of the encoder cache to check that each is possible.
+
+The cache holds encoder outputs: one for each image token, or only for those tokens of an image that need one.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ def _check_places(recording: Recording, images: PromptImages, file: Path) -> Non
 
 
 def _are_runs(runs: np.ndarray, length: int) -> bool:
-    """Tell whether `runs` are separate, ordered ranges of tokens inside an image of `length` tokens."""
+    """Tell whether `runs`, pairs of a first token and a number of tokens, are separate ranges in order.
+
+    They must end within the `length` tokens of the image.
+    """
     if len(runs) % 2:
         return False
     begin, number = runs[::2], runs[1::2]
@@ -69,25 +75,25 @@ def _are_runs(runs: np.ndarray, length: int) -> bool:
 class _Cache:
     """State of the encoder cache, to which events are applied one by one.
 
-    The method for each kind of event returns an error message; an empty text if the event is possible.
+    The method for each kind of event returns an error message; it is empty if the event is possible.
     """
 
     def __init__(self, recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
         self._recording, self._events, self._file = recording, events, file
         initial = recording.meta.initial_images
         self._outputs_of = initial | dict(zip(images.image.tolist(), images.outputs.tolist(), strict=True))
-        """Number of encoder outputs of each image, one for each of its tokens that needs one."""
+        """Number of encoder outputs of each image."""
         self._images_of_prompts = set(zip(images.request.tolist(), images.image.tolist(), strict=True))
         """Pairs of a request and an image in its prompt."""
         self._users: dict[int, set[int]] = {image: set() for image in initial}
         """Requests that hold each image in the cache."""
         self._idle: dict[int, None] = dict.fromkeys(initial)
-        """Images in the cache that no request holds, in the order in which they are evicted."""
+        """Images in the cache that no request holds, the next to be evicted first."""
         self._num_outputs = sum(initial.values())
         """Number of encoder outputs in the cache."""
 
     def replay(self) -> None:
-        """Apply all events."""
+        """Apply all events in order. Raise an error about the first that is not possible."""
         events = self._events
         methods = {
             ImageEventKind.COMPUTE: self._compute,
@@ -143,9 +149,9 @@ class _Cache:
         return "request should be -1" if request != -1 else ""
 
     def _check_budget(self) -> None:
-        """Check that no step computes more image tokens than it may.
+        """Check that no step computes more encoder outputs than the limit in `meta.json`.
 
-        Steps with preemptions are skipped, because the preempted request's part of the limit was used again.
+        Steps with preemptions are skipped: they used the preempted request's part of the limit twice.
         """
         events, steps = self._events, self._recording.steps
         rows = np.flatnonzero(events.kind == ImageEventKind.COMPUTE)
@@ -159,7 +165,7 @@ class _Cache:
 
 
 def _check_computed(recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
-    """Check that a request holds an image in every step that computes tokens of that image."""
+    """Check that a request holds an image in the encoder cache in every step that computes tokens of the image."""
     held = _holding_steps(events, len(recording.steps))
     frees_repeated = not rules_of(recording.meta.stated_release or DEFAULT).counts_repeated_images
     # The first step of a recording that begins in the middle stands for all steps before it.
@@ -167,28 +173,31 @@ def _check_computed(recording: Recording, images: PromptImages, events: EncoderE
     seen = set[tuple[int, int]]()
     schedule = recording.schedule
     begin, end = schedule.computed_before.astype(np.int64), computed_after(schedule)
-    order = np.argsort(schedule.request, kind="stable")
-    bounds = np.searchsorted(schedule.request[order], np.stack((images.request, images.request + 1)))
-    for row in range(len(images)):
-        pair = int(images.request[row]), int(images.image[row])
+    by_request = np.argsort(schedule.request, kind="stable")
+    # The schedule rows of an image's request are by_request[bounds[0, image_row]:bounds[1, image_row]].
+    bounds = np.searchsorted(schedule.request[by_request], np.stack((images.request, images.request + 1)))
+    for image_row in range(len(images)):
+        pair = int(images.request[image_row]), int(images.image[image_row])
         if frees_repeated and pair in seen:
             continue  # this version of vLLM frees the image after its first place in the prompt
         seen.add(pair)
-        for place, length in _places_of_outputs(images, row):
-            rows = order[bounds[0, row] : bounds[1, row]]
+        for place, length in _places_of_outputs(images, image_row):
+            rows = by_request[bounds[0, image_row] : bounds[1, image_row]]
             rows = rows[(begin[rows] < place + length) & (end[rows] > place) & (schedule.step[rows] >= first_step)]
-            for at in rows.tolist():
-                first, last = _steps_over(schedule.step[at], begin[at], schedule.tokens[at], schedule.repeats[at],
+            for row in rows.tolist():
+                first, last = _steps_over(schedule.step[row], begin[row], schedule.tokens[row], schedule.repeats[row],
                                           place, length)  # fmt: skip
                 if not any(since <= first and last < until for since, until in held[pair]):
                     raise RecordingError(
-                        f"{file}, row {at}: it computes tokens of image {images.image[row]}, which encoder.parquet "
+                        f"{file}, row {row}: it computes tokens of image {pair[1]}, which encoder.parquet "
                         "does not have its request hold."
                     )
 
 
 def _places_of_outputs(images: PromptImages, row: int) -> list[tuple[int, int]]:
-    """Return the ranges of prompt tokens with an encoder output of an image, as pairs of first token and number."""
+    """Return the prompt tokens of the image in `row` that have an encoder output: pairs of a first token and a
+    number.
+    """
     place, length = int(images.place[row]), int(images.tokens[row])
     if images.embedded is None or not len(images.embedded[row]):
         return [(place, length)]
@@ -196,7 +205,7 @@ def _places_of_outputs(images: PromptImages, row: int) -> list[tuple[int, int]]:
 
 
 def _holding_steps(events: EncoderEvents, num_steps: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Return the ranges of steps [first, end) in which a request holds an image, by request and image."""
+    """Return, for each request and image, the ranges of steps [first, end) in which the request holds the image."""
     since: dict[tuple[int, int], int] = {}
     held: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     columns = (events.kind, events.step, events.request, events.image)
@@ -211,10 +220,10 @@ def _holding_steps(events: EncoderEvents, num_steps: int) -> dict[tuple[int, int
 
 
 def _steps_over(step: int, begin: int, tokens: int, repeat: int, place: int, length: int) -> tuple[int, int]:
-    """Return the first and the last step of a schedule row that compute tokens of an image.
+    """Return the first and the last step of a schedule row that compute tokens of a range of the prompt.
 
-    The row begins at `step` with `begin` computed tokens, and computes `tokens` more in each of `repeat` steps. The
-    image has `length` tokens from `place` on.
+    The row begins in `step` with `begin` computed tokens, and computes `tokens` more in each of `repeat` steps. The
+    range has `length` tokens, the first of which is token `place`.
     """
     first = max(int(place) - int(begin), 0) // int(tokens)
     last = min((int(place) + int(length) - int(begin) - 1) // int(tokens), int(repeat) - 1)

@@ -1,4 +1,5 @@
-"""Check the types and ranges of the fields in `meta.json` with which kvsim computes, because anyone may write the file.
+"""Check types and ranges of those fields in `meta.json` with which kvsim computes, because anyone may write such a
+file.
 
 All other fields are only displayed, and are not checked.
 """
@@ -15,9 +16,9 @@ from kvsim.policies.speculative_config import SpeculativeConfig
 from kvsim.recording.model import HASH_TOKENS
 
 _LARGEST = 1 << 53
-"""Largest whole number. Larger ones are not exact in every program that reads JSON, and no recording needs them."""
+"""Largest integer in `meta.json`. Larger ones are not exact in every program that reads JSON, and none is needed."""
 _MOST_STEPS = 10_000_000
-"""Largest number of steps in earlier batches, which are replayed one by one."""
+"""Largest number of steps in the batches that `generate()` ran before the recording. They are replayed one by one."""
 _MOST_LAYERS = 1 << 14
 _OF_LAYERS = ("num_layers", "num_hidden_layers", "num_attention_heads", "num_kv_heads")
 """Fields of a model's shape that are at most `_MOST_LAYERS`, because kvsim iterates over them."""
@@ -71,11 +72,13 @@ _RULES = (
     )),
     ("a list of whole numbers from 0 on", _are_whole, ("private_segment_bytes", "given_back_before")),
 )  # fmt: skip
-"""Forms of values: the name of each form in errors, its check, and the fields that must have it if they are present."""
+"""Rules for fields: the form of a value in words, the check of the form, and the fields that must have it if
+present.
+"""
 
 
 def check_meta(document: Mapping[str, Any], file: Path) -> None:
-    """Check the document of a `meta.json`, or of the first line of a log."""
+    """Check `document`, the contents of a `meta.json` or of the first line of a log."""
     policy = document.get("policy", {})
     names = ", ".join(EVERY_POLICY)
     _require(policy.get("name", "paged") in EVERY_POLICY, file, "policy.name", f"one of {names}", document)
@@ -91,7 +94,7 @@ def check_meta(document: Mapping[str, Any], file: Path) -> None:
 
 
 def _check_drafts(config: object, file: Path) -> None:
-    """Check the configuration of speculative decoding, which is a text as for vLLM's `--speculative-config`."""
+    """Check the configuration of speculative decoding: a text in the form of vLLM's `--speculative-config`."""
     try:
         SpeculativeConfig.parse(config if isinstance(config, str) else "")
     except UsageError as error:
@@ -99,7 +102,7 @@ def _check_drafts(config: object, file: Path) -> None:
 
 
 def _check_model(model: Mapping[str, Any], file: Path, document: Mapping[str, Any]) -> None:
-    """Check that all whole numbers in the shape of a model are in range, because sizes are products of these."""
+    """Check that all integers in the shape of a model are in range, because sizes are products of these integers."""
     for name, value in model.items():
         if isinstance(value, int) and not isinstance(value, bool):
             most = _MOST_LAYERS if name in _OF_LAYERS else _LARGEST
@@ -130,6 +133,6 @@ def _value_of(field: str, document: Mapping[str, Any]) -> Any:
 
 
 def _require(holds: bool, file: Path, name: str, what: str, document: Mapping[str, Any]) -> None:
-    """Raise an error unless `holds`: the field `name`, such as `pool.num_units`, should be `what`."""
+    """Raise an error unless `holds`. It says that the field `name`, such as `pool.num_units`, should be `what`."""
     if not holds:
         raise RecordingError(f"{file}: {name} should be {what}, not {shortened(_value_of(name, document))}.")

@@ -1,4 +1,4 @@
-"""Check preemptions: steps, requests and memory agree on their numbers, and units were lacking at each."""
+"""Check preemptions: steps, requests and memory rows agree on their number, and units were lacking at each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHORTAGE = "a step should preempt only where the free units are too few for one
 
 
 def check_preemptions(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
-    """Check the preemptions that the steps and the requests state, and that units were lacking at each."""
+    """Check the preemptions that steps and requests state, and that units were lacking at each."""
     if recording.meta.exchanges_kv:
         _check_numbers(recording, residencies, folder / "requests.parquet")
         return
@@ -40,8 +40,8 @@ def check_preemptions(recording: Recording, residencies: ResidencyRows, ends: En
 def _check_numbers(recording: Recording, residencies: ResidencyRows, file: Path) -> None:
     """Check the number of preemptions of a server that exchanges KV.
 
-    Memory events cannot show each preemption: a failed load also frees blocks during scheduling, and blocks that
-    another server reads are freed later.
+    Memory events cannot show each preemption of such a server: a failed load also frees blocks during scheduling, and
+    blocks that another server reads are freed later.
     """
     requests = recording.requests
     begun = np.bincount(residencies.birth_request, minlength=len(requests))
@@ -51,9 +51,7 @@ def _check_numbers(recording: Recording, residencies: ResidencyRows, file: Path)
 
 
 def _check_without_copies(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
-    """Check each release of a whole table. During scheduling, it is a preemption; with an output, it ends
-    the request.
-    """
+    """Check each release of a whole table: during scheduling it is a preemption, with an output it ends the request."""
     requests, steps = recording.requests, recording.steps
     step = np.minimum(residencies.end_step, len(steps) - 1)
     is_victim = (residencies.end_step == step) & (steps.schedule_seq[step] == residencies.end_seq)
@@ -77,9 +75,10 @@ def _check_without_copies(recording: Recording, residencies: ResidencyRows, ends
 
 
 def _check_with_copies(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
-    """Check preemptions of an engine with host memory, where blocks that are being copied are freed some time later.
+    """Check the preemptions of an engine that offloads.
 
-    A request frees its memory after its preemption, and before it resumes or ends.
+    A preempted request may keep its blocks until their copies end. So the blocks only must be freed after the
+    preemption, and before the request resumes or ends.
     """
     requests, steps = recording.requests, recording.steps
     begun = np.bincount(residencies.birth_request, minlength=len(requests))
@@ -105,11 +104,11 @@ def _check_with_copies(recording: Recording, residencies: ResidencyRows, ends: E
 
 
 def _check_intervals(recording: Recording, residencies: ResidencyRows, end: IntArray, file: Path) -> None:
-    """Check that each preemption fits a step that comes after the request's last step, and before it resumes or ends.
+    """Check that each preemption fits a step after the request's last step, and before the request resumes or ends.
 
-    Each step takes the candidates whose intervals end first, which finds an assignment if there is one. If the
-    preempted requests of a step free no units at once, the step must have too few free units for the candidate that
-    needs most.
+    Several requests may have been preempted in a step. Each step takes those candidates whose intervals end first,
+    which finds an assignment if there is one. If the preempted requests of a step free no units at once, the step must
+    have too few free units for the candidate that needs most.
     """
     steps, by_request = recording.steps, RowsByRequest.of(recording)
     birth = np.searchsorted(steps.schedule_seq, residencies.birth_seq)
@@ -140,7 +139,7 @@ def _check_intervals(recording: Recording, residencies: ResidencyRows, end: IntA
 
 
 def _begins(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.int64]:
-    """Count, for each step, the requests that compute in it for the first time since they were admitted."""
+    """Count, for each step, the requests that compute in it for the first time after an admission."""
     schedule, by_request = recording.schedule, RowsByRequest.of(recording)
     step = np.searchsorted(recording.steps.schedule_seq, residencies.birth_seq)
     at = np.searchsorted(by_request.key, sort_key(residencies.birth_request, step))
@@ -151,8 +150,8 @@ def _begins(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.
 def _check_shortage(recording: Recording, file: Path) -> None:
     """Check that a step of a paged policy preempts only if too few units were free for the request that needed more.
 
-    Before the last preempted request left, at least these units were free: the free units after scheduling, plus the
-    units allocated later in the step, minus the table of this request. Units that others share stay held.
+    When the last preempted request left, the number of free units was at least: the free units after scheduling, plus
+    the units allocated later in the step, minus the table of this request. Units that others share stay held.
     """
     memory, steps = recording.memory, recording.steps
     ends = memory.ends
@@ -190,7 +189,7 @@ def check_retractions(recording: Recording, file: Path) -> None:
     A copy between GPU and host may lock units of the radix tree, so steps during copies are not checked.
 
     The free units before scheduling are those after it, plus all units allocated in the step, minus those released.
-    Units of windows are allocated only after retractions, so their free units after the step before count.
+    Units of the second pool are allocated only after retractions, so its free units after the step count.
     """
     memory, steps = recording.memory, recording.steps
     rows = np.flatnonzero((steps.preempted > 0) & (steps.free_units >= 0) & ~_during_copies(recording))
@@ -209,7 +208,7 @@ def check_retractions(recording: Recording, file: Path) -> None:
 
 
 def _during_copies(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Tell for each step whether a copy between GPU and host is under way, or was when the step was scheduled."""
+    """Tell, for each step, whether a copy between GPU and host was under way when it was scheduled, or begins in it."""
     copies, num_steps = recording.copies, len(recording.steps)
     if copies is None:
         return np.zeros(num_steps, np.bool_)
@@ -220,7 +219,7 @@ def _during_copies(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def _most_to_grow(recording: Recording, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
-    """Return the largest number of units that each running request may ask for in `step`."""
+    """Return the largest number of units that each request may ask for in its `step` while it runs."""
     schedule, requests, meta = recording.schedule, recording.requests, recording.meta
     computed = RowsByRequest.of(recording).computed_before(schedule, request, step)
     left = requests.prompt_tokens[request].astype(np.int64) + requests.output_tokens[request] - computed

@@ -1,4 +1,4 @@
-"""Check the numbers of running and waiting requests of every step against arrivals, memory events and ends."""
+"""Check each step's numbers of running and waiting requests against arrivals, memory events and ends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 
 class ResidencyRows(NamedTuple):
-    """Rows of `memory.parquet` that begin and that end residencies, both sorted by request and time.
+    """Rows of `memory.parquet` that begin residencies, and those that end residencies, sorted by request and then by
+    time.
 
     A residency is the time from an admission of a request to the release of its memory. A preempted request has
-    several. A request whose units move releases and allocates at one `seq`, which neither ends nor begins a residency
-    here.
+    several. A request whose units move has a release and an allocation with the same `seq`: neither ends or begins a
+    residency here.
     """
 
     birth_row: IntArray
@@ -36,7 +37,7 @@ class ResidencyRows(NamedTuple):
 
     @classmethod
     def of(cls, recording: Recording) -> ResidencyRows:
-        """Find the rows."""
+        """Find the rows that begin and end residencies in a recording."""
         memory = recording.memory
         if recording.meta.pool.groups:
             births = tables_of_groups(memory, len(recording.requests))[0].residencies.birth_row
@@ -85,7 +86,7 @@ def check_queue(recording: Recording, residencies: ResidencyRows, ends: Ends, fi
 
 
 def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
-    """Return the sequence numbers at which finished and aborted requests leave.
+    """Return the `seq` at which each finished or aborted request leaves.
 
     A finished request leaves with its last output. An aborted request leaves with the output that reports its failed
     load, or otherwise at the next step.
@@ -104,8 +105,9 @@ def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
 
 
 def so_far(moments: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Return how many entries of `seq` are at most each of `moments`, which ascend. This is faster than to
-    sort `seq`.
+    """Count, for each of `moments`, the entries of `seq` that are at most that number. `moments` ascend.
+
+    This is faster than to sort `seq`.
     """
     count = np.bincount(np.searchsorted(moments, seq), minlength=len(moments) + 1)[:-1]
     return np.cumsum(count, out=count)

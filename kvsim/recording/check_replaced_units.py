@@ -21,7 +21,7 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 
 def replacing_rows(memory: Memory) -> npt.NDArray[np.bool_]:
-    """Tell which rows belong to replacements. They do not change the length of a table."""
+    """Tell which memory rows belong to a replacement. They do not change the length of a table."""
     replaces = memory.parts
     if not replaces.any():
         return replaces
@@ -57,7 +57,9 @@ def check_replaced_units(recording: Recording, file: Path) -> None:
 
 
 def _check_held(recording: Recording, parts: npt.NDArray[np.bool_], file: Path) -> None:
-    """Check that the request held each released unit in the stated position."""
+    """Check that the request held each released unit in the position that the row states. `parts` marks the
+    releases.
+    """
     memory = recording.memory
     tables, operations = tables_of_groups(memory, len(recording.requests))
     num_units = np.bincount(operations.row, minlength=len(memory))
@@ -66,7 +68,7 @@ def _check_held(recording: Recording, parts: npt.NDArray[np.bool_], file: Path) 
 
 
 def require_positions(memory: Memory, tables: Holdings, operations: Operations, file: Path) -> None:
-    """Check that each release of a part of a table states the positions at which the request held these units."""
+    """Check that each release of a part of a table states the positions in which the request held the units."""
     of_part = memory.parts[operations.row]
     row, extent = operations.row[of_part], operations.extent[of_part]
     holds = np.ones(len(memory), np.bool_)
@@ -77,7 +79,7 @@ def require_positions(memory: Memory, tables: Holdings, operations: Operations, 
 
 
 def _places(memory: Memory, rows: IntArray) -> npt.NDArray[np.int64]:
-    """Return a number for each unit of `rows`. Two numbers are equal if request, moment and position are equal."""
+    """Return a number for each unit of `rows`: equal for equal request, `seq` and position, otherwise different."""
     extent, offset = expanded(memory.length[rows])
     span, width = int(memory.seq[-1]) + 1, int((memory.position + memory.length).max()) + 1
     of = rows[extent]

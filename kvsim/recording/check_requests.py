@@ -18,7 +18,7 @@ _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
 
 
 def check_requests(recording: Recording | Outline, file: Path) -> None:
-    """Check every rule that needs no table but the requests."""
+    """Check all rules that need no other table than the requests."""
     requests = recording.requests
     require(requests.request == np.arange(len(requests)), file, "request should count the rows from 0")
     _check_names(requests, file)
@@ -59,7 +59,7 @@ def _check_names(requests: Requests, file: Path) -> None:
 def _check_lengths(requests: Requests, hash_tokens: int, ahead_tokens: int, file: Path) -> None:
     """Check the numbers of tokens, preemptions and prompt hashes.
 
-    A hash covers `hash_tokens` more tokens than the one before, and `ahead_tokens` after these.
+    Each hash covers `hash_tokens` more tokens than the hash before it, and `ahead_tokens` tokens after those.
     """
     require(requests.prompt_tokens > 0, file, "prompt_tokens should be positive")
     require(requests.output_tokens >= 0, file, "output_tokens should not be negative")
@@ -92,7 +92,7 @@ def _check_status(requests: Requests, file: Path) -> None:
 
 
 def _check_turns(requests: Requests, file: Path) -> None:
-    """Check that each turn of a session arrived after the end of the turn before it and the pause that followed."""
+    """Check that each turn of a session arrived when the turn before it had ended and the pause was over, or later."""
     has_column = [column is not None for column in (requests.after, requests.pause_s, requests.history_tokens)]
     if requests.after is None or requests.pause_s is None or requests.history_tokens is None:
         if any(has_column):

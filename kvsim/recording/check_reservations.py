@@ -1,5 +1,4 @@
-"""Check contiguous memory: the lengths of extents follow from the settings, and steps state which free units are
-unusable.
+"""Check contiguous memory: the settings imply the lengths of extents, and steps state which free units are unusable.
 
 kvsim computes fragmentation from these columns.
 """
@@ -19,11 +18,11 @@ from kvsim.recording.rules import NO_LIMIT, agree, require
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 _POOL = -1
-"""Key in place of a request, for the two ends of the pool. They bound the first and the last hole."""
+"""Key in place of a request for the two ends of the pool, which bound the first and the last hole."""
 
 
 def check_reservations(recording: Recording, residencies: ResidencyRows, folder: Path) -> None:
-    """Check the extents that kvsim's contiguous policies reserved, and the steps in which no hole was long enough."""
+    """Check the extents that kvsim's contiguous policies reserved, and the unusable units that steps state."""
     memory, meta = recording.memory, recording.meta
     if meta.policy_name != "contiguous" or "rules" in meta.policy or memory.requested is None:
         return
@@ -39,7 +38,9 @@ def check_reservations(recording: Recording, residencies: ResidencyRows, folder:
 
 
 def _check_requested(recording: Recording, rows: IntArray, requested: IntArray, file: Path) -> None:
-    """Check the `requested` lengths of extents, one for each of `rows`, against the setting `reserve` of the policy."""
+    """Check `requested`, the requested length of the extent in each of `rows`, against the policy's setting
+    `reserve`.
+    """
     requests, policy = recording.requests, recording.meta.policy
     request, longest = recording.memory.request[rows], policy.get("max_model_len", NO_LIMIT)
     prompt, output = requests.prompt_tokens.astype(np.int64), requests.output_tokens.astype(np.int64)
@@ -67,8 +68,8 @@ def _check_requested(recording: Recording, rows: IntArray, requested: IntArray, 
 
 
 def _check_unusable(recording: Recording, stated: IntArray, residencies: ResidencyRows, file: Path) -> None:
-    """Check that free units are stated as unusable if and only if no hole is long enough for the first request in the
-    queue.
+    """Check that a step states its free units as unusable exactly if no hole is long enough for the first request in
+    the queue.
     """
     memory, steps = recording.memory, recording.steps
     assert memory.requested is not None
@@ -85,10 +86,11 @@ def _check_unusable(recording: Recording, stated: IntArray, residencies: Residen
 
 
 def _births_of_heads(recording: Recording, residencies: ResidencyRows, steps: IntArray) -> IntArray:
-    """Return, for each step, the memory row that admits the first request in the queue; -1 if it is never admitted.
+    """Return, for each of `steps`, the memory row that admits the first request in the queue; -1 if it is never
+    admitted.
 
     The first request is the waiting request that is admitted next. A preempted request asks for more slots once its
-    token in flight arrives; until then, the result is -1, too.
+    token in flight arrives. Before that, the result is -1 too.
     """
     request, birth_seq = residencies.birth_request, residencies.birth_seq
     since = recording.requests.arrival_seq[request].astype(np.int64)
@@ -112,7 +114,9 @@ def _births_of_heads(recording: Recording, residencies: ResidencyRows, steps: In
 
 
 def _longest_holes(recording: Recording, steps: IntArray, *, buddies: bool) -> IntArray:
-    """Return the length of the longest hole in each step. With `buddies`, return that of the largest free block."""
+    """Return the length in slots of the longest hole in each of `steps`; with `buddies`, of the largest free buddy
+    block.
+    """
     memory, pool = recording.memory, recording.meta.pool
     assert pool.num_units is not None
     request, position, length = memory.request.tolist(), memory.position.tolist(), memory.length.tolist()
@@ -140,7 +144,10 @@ def _longest_holes(recording: Recording, steps: IntArray, *, buddies: bool) -> I
 
 
 def _longest_buddies(begin: IntArray, end: IntArray) -> npt.NDArray[np.int64]:
-    """Return the length of the largest buddy block in each hole: a power of two, at an address that is its multiple."""
+    """Return the size of the largest buddy block in each hole [begin, end).
+
+    A buddy block has a power of two as its size, and begins at a multiple of its size.
+    """
     # Begin with the largest power of two up to the length of the hole, from the exponent of the float.
     length = np.asarray(1 << (np.frexp(np.maximum(end - begin, 1))[1].astype(np.int64) - 1))
     while (too_long := (-(-begin // length) * length + length > end) & (length > 1)).any():

@@ -1,4 +1,4 @@
-"""Check the settings in `meta.json` against the engine's decisions, because new runs may be started with them."""
+"""Check the settings in `meta.json` against the engine's decisions, because new runs may start with these settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvsim.recording.tables import IntArray
 
 
 def check_settings(recording: Recording, folder: Path) -> None:
-    """Check that units have the size that the policy and the model imply, and that no step exceeds a limit."""
+    """Check that units have the size that policy and model imply, and that no step exceeds a limit of the scheduler."""
     if not recording.meta.pool.groups:
         _check_unit(recording, folder / "meta.json")
     if recording.meta.policy_name == "static" or recording.meta.begins_in_the_middle:
@@ -41,7 +41,7 @@ def check_settings(recording: Recording, folder: Path) -> None:
 def check_waiting(recording: Recording, file: Path) -> None:
     """Check that no request waits while the limits and the free units leave room for the longest request.
 
-    If one does, the engine has a lower limit than `meta.json` states. Engines in which a request may wait for another
+    If one waits, the engine has a lower limit than `meta.json` states. Engines in which a request may wait for another
     reason are not checked.
     """
     requests, steps, meta = recording.requests, recording.steps, recording.meta
@@ -73,7 +73,7 @@ def check_waiting(recording: Recording, file: Path) -> None:
 
 
 def _add_up_to(columns: tuple[IntArray, ...], most: int, rows: slice) -> np.ndarray:
-    """Tell for each of `rows` whether the columns add up to at most `most`."""
+    """Tell, for each of `rows`, whether the sum of `columns` is at most `most`."""
     total = np.zeros(rows.stop - rows.start, np.int64)
     for column in columns:
         total += column[rows]

@@ -20,12 +20,12 @@ _GIB = 1 << 30
 
 
 class Admissions(NamedTuple):
-    """Requests at the step in which they start to compute after an admission."""
+    """Admitted requests, each at the step in which it begins to compute."""
 
     request: IntArray
     step: IntArray
     computed: IntArray
-    """Tokens of the request that were in the pool before the step: prefix hits or swapped-in tokens."""
+    """Tokens of the request that were in the pool before the step, as prefix hits or because they were swapped in."""
     hits: IntArray
     """Tokens of the request that are prefix hits."""
 
@@ -33,7 +33,7 @@ class Admissions(NamedTuple):
 def check_swaps(recording: Recording, residencies: ResidencyRows, admitted: Admissions, file: Path) -> None:
     """Check that an admitted request begins with its hits, or with its swapped-out tokens if these are more.
 
-    Also check the numbers of swapped units in the steps.
+    The numbers of swapped units in the steps are checked as well. A recording without these columns is not checked.
     """
     steps = recording.steps
     if steps.swapped_in_units is None or steps.swapped_out_units is None:
@@ -52,15 +52,15 @@ def check_swaps(recording: Recording, residencies: ResidencyRows, admitted: Admi
 
 
 class _SwapEvent(NamedTuple):
-    """Abort, preemption or admission of a request. In one step, they happen in this order (`kind`)."""
+    """Abort, preemption or admission of a request. Within a step, these happen in the order of `kind`."""
 
     step: int
     kind: int
     row: int
-    """Number of the event among those of its kind; for an admission, its index in `Admissions`."""
+    """Number of the event among those of its kind, from 0. For an admission, this is its index in `Admissions`."""
     request: int
     computed: int = 0
-    """Number of computed tokens of a preempted request."""
+    """Number of computed tokens of a preempted request; 0 for other events."""
 
 
 _ABORT, _VICTIM, _ADMISSION = range(3)
@@ -89,19 +89,19 @@ def _events(recording: Recording, residencies: ResidencyRows, admitted: Admissio
 
 
 class _HostRoom:
-    """State of the host memory. It stores all computed tokens of a preempted request, or none if there is no room for
-    all.
+    """State of the host memory. It stores either all computed tokens of a preempted request or, without room for all,
+    none.
     """
 
     def __init__(self, recording: Recording, admitted: Admissions) -> None:
         self._unit_tokens, self._admitted = recording.meta.pool.unit_tokens, admitted
         self._num_free = int(recording.meta.policy["swap_gib"] * _GIB) // recording.meta.pool.bytes_per_unit
         self._parked: dict[int, int] = {}
-        """Number of tokens of each request on the host."""
+        """Number of tokens of each swapped-out request."""
         self.swapped_out = np.zeros(len(recording.steps), np.int64)
         """Number of units that are swapped out in each step."""
         self.wrong_steps: list[int] = []
-        """Steps in which a request starts with another number of tokens than it should."""
+        """Steps in which a request begins with another number of computed tokens than it should."""
 
     def apply(self, event: _SwapEvent) -> None:
         """Apply the next event."""

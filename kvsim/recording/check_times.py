@@ -1,4 +1,4 @@
-"""Check the times of a recording: each is the time of its event, and times rise in the order of events (`seq`).
+"""Check the times of a recording: each is the time of its event, and times rise in the order of `seq`.
 
 Latencies and throughput are differences of these times.
 """
@@ -19,8 +19,8 @@ from kvsim.recording.rules import CLOCK_S, agree, require, require_of
 from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStatus, TransferKind
 
 _OWN_READING_S = 0.01
-"""Longest time in seconds from the end of a step to an event of its output, if the recorder reads the clock
-for each.
+"""Longest time in seconds from the end of a step to an event of its output, if the recorder reads the clock for each
+event.
 """
 
 
@@ -62,18 +62,18 @@ def check_clock(recording: Recording, folder: Path) -> None:
 
 
 class Ends(NamedTuple):
-    """Finished requests, and for each the step whose output ended it."""
+    """Finished requests, and the step whose output ended each."""
 
     request: IntArray
     step: IntArray
 
     @classmethod
     def of(cls, recording: Recording) -> Ends:
-        """Return the step that ended each finished request.
+        """Find the step that ended each finished request.
 
         If the schedule has outputs, it is the step of the last output. With drafts, it is the step whose output frees
-        the memory of the request. In a static batch, it is the last step; otherwise, the step that computes the last
-        output token.
+        the memory of the request. In a static batch, it is the request's last step. Otherwise it is the step that
+        computes the last output token.
         """
         requests = recording.requests
         finished = (requests.status == RequestStatus.FINISHED) & ~begun_before(recording)
@@ -106,9 +106,9 @@ class Ends(NamedTuple):
 
 
 def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
-    """Check that the first and the last token of each request came with the outputs of the steps that computed them.
+    """Check that each request got its first and last token with the outputs of the steps that computed them.
 
-    If a recording begins in the middle, requests that were scheduled before are skipped.
+    Requests that were scheduled before the recording began are skipped.
     """
     requests, steps = recording.requests, recording.steps
     answered = (requests.output_tokens > 0) & ~begun_before(recording)
@@ -133,7 +133,8 @@ def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
 
 
 def _begins_with_drafts(recording: Recording, first: TokenSteps) -> npt.NDArray[np.bool_]:
-    """Tell for each request whether its step computes only the last prompt token, together with drafts.
+    """Tell, for each request, whether its first answering step computes only the last prompt token, together with
+    drafts.
 
     All other tokens of the prompt were a hit. Such a step ends after the prompt, not with it.
     """
@@ -144,10 +145,9 @@ def _begins_with_drafts(recording: Recording, first: TokenSteps) -> npt.NDArray[
 
 
 def _last_seq(recording: Recording) -> int:
-    """Return the last sequence number up to which all events are certainly recorded.
+    """Return the last `seq` up to which all events are certainly recorded.
 
-    It is that of the last output. If requests are unfinished, the outputs of a log may be cut off at its end, so it is
-    that of the last schedule, arrival or memory row.
+    It is the last `seq` of all. If all requests have ended, it is that of the last output.
     """
     requests, steps, memory = recording.requests, recording.steps, recording.memory
     if not (len(memory) and (requests.status == RequestStatus.UNFINISHED).any()):
@@ -156,7 +156,7 @@ def _last_seq(recording: Recording) -> int:
 
 
 def _check_aborted(recording: Recording, file: Path) -> None:
-    """Check that an aborted request did not leave with the output of its last token."""
+    """Check that an aborted request did not leave with the output of its last step."""
     requests, last_step = recording.requests, last_steps(recording, never=-1)
     if recording.has_failed_loads:  # the request may end with an error then
         return
@@ -170,13 +170,14 @@ def _check_aborted(recording: Recording, file: Path) -> None:
 def _are_of_one_reading(recording: Recording, late_s: FloatArray) -> bool:
     """Tell whether the recorder read the clock once for an output and all its events, as most recorders do.
 
-    `late_s` has the seconds from the end of each step to an event of its output. Their median is about 0 in this case.
+    `late_s` has the seconds from the end of each step to an event of its output. With one reading, their median is
+    about 0.
     """
     return recording.meta.source == "simulation" or bool(np.median(np.abs(late_s)) <= CLOCK_S if len(late_s) else True)
 
 
 def begun_before(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Tell for each request whether it was scheduled before the recorder joined a running engine."""
+    """Tell, for each request, whether it was scheduled before the recorder joined a running engine."""
     requests, steps, schedule = recording.requests, recording.steps, recording.schedule
     if not recording.meta.begins_in_the_middle or not len(steps):
         return np.zeros(len(requests), np.bool_)
@@ -190,7 +191,7 @@ def begun_before(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def _computed_by(recording: Recording, request: int, step: int) -> int:
-    """Return the number of computed tokens of a request after `step`; -1 if the step does not compute the request."""
+    """Return the number of a request's computed tokens after `step`; -1 if the step does not compute the request."""
     schedule = recording.schedule
     rows = np.flatnonzero(schedule.request == request)
     rows = rows[(schedule.step[rows] <= step) & (step < schedule.step[rows] + schedule.repeats[rows].astype(np.int64))]
@@ -201,14 +202,14 @@ def _computed_by(recording: Recording, request: int, step: int) -> int:
 
 
 def _step_of_last_release(recording: Recording) -> npt.NDArray[np.int64]:
-    """Return, for each request, the step whose output released its memory for the last time; -2 if no output did."""
+    """Return, for each request, the step whose output released its memory the last time; -2 if no output did."""
     output_seq, end_seq = recording.steps.output_seq, _last_release(recording)
     output = np.minimum(np.searchsorted(output_seq, end_seq), len(output_seq) - 1)
     return np.where(output_seq[output] == end_seq, output, -2)
 
 
 def _last_release(recording: Recording) -> IntArray:
-    """Return the `seq` of the last release of each request; -1 if it never released memory."""
+    """Return the `seq` of each request's last release of memory; -1 if it released none."""
     memory, last = recording.memory, np.full(len(recording.requests), -1)
     rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
     np.maximum.at(last, memory.request[rows], memory.seq[rows])
@@ -216,22 +217,23 @@ def _last_release(recording: Recording) -> IntArray:
 
 
 def least_tokens_for_outputs(recording: Recording) -> npt.NDArray[np.int64]:
-    """Return how many tokens of each request must at least be computed to sample its last output."""
+    """Return the fewest tokens of each request that must be computed to sample its last output."""
     tokens, unsure = _tokens_for_outputs(recording)
     return tokens - unsure
 
 
 def _tokens_for_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64], IntArray]:
-    """Return how many tokens of each request are computed when its last output is sampled, and how many fewer may
-    suffice.
+    """Return two numbers of tokens for each request: those computed when its last output is sampled, and an
+    uncertainty.
 
-    Normally, all tokens but the last output are computed. With pipeline parallelism, vLLM may resume a preempted
-    request while one of its tokens is in flight. The resumed steps may then sample this token a second time. The
-    request then has one more output without one more computed token:
+    The uncertainty is how many fewer computed tokens may suffice. Normally it is 0, and all tokens but the last output
+    are computed. But with pipeline parallelism, vLLM may resume a preempted request while one of its tokens is in
+    flight. The resumed steps may sample this token again. The request then has one more output without one more
+    computed token:
 
-    - They do if they reach that position before the first sample arrives.
-    - They may or may not if the first sample arrives in between: this is the uncertain case.
-    - They do not matter if the request ends before the second sample.
+    - It has if the resumed steps reach the token's position before the first sample arrives.
+    - It may or may not have if the first sample arrives in between: this is the uncertain case.
+    - It has not if the request ends before the second sample.
     """
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     tokens = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1

@@ -47,7 +47,7 @@ from kvsim.recording.tables import RequestStatus
 __all__ = ["FILE_NAME", "apply", "line", "replay"]
 
 FILE_NAME = LOG
-"""Name of the log in a recording's folder; it is removed once the recording is packed into Parquet."""
+"""Name of the log in a recording's folder. The log is removed when the recording is packed into Parquet files."""
 
 
 def apply(builder: RecordingBuilder, event: list[Any]) -> None:
@@ -64,7 +64,7 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:
 
 
 def _report(builder: RecordingBuilder, event: list[Any]) -> None:
-    """Call the method of `builder` for an event; an event with wrong values raises any error of Python."""
+    """Call the method of `builder` for an event. An event with wrong values raises an error of any Python type."""
     match event:
         case ["emit", request, time_s, count]:  # first, because most events are of this kind
             builder.emitted(_row(builder, request), time_s, count)
@@ -103,7 +103,7 @@ def _report(builder: RecordingBuilder, event: list[Any]) -> None:
 
 
 def _report_tokens(builder: RecordingBuilder, time_s: float, rows: list[Any]) -> None:
-    """Report the tokens of each request in the step that is being scheduled."""
+    """Report the tokens that each request computes in the step being scheduled."""
     requests = [row[0] for row in rows]
     for extreme in (min(requests), max(requests)) if requests else ():
         _row(builder, extreme)  # the others lie between these two
@@ -112,7 +112,7 @@ def _report_tokens(builder: RecordingBuilder, time_s: float, rows: list[Any]) ->
 
 
 def _report_memory(builder: RecordingBuilder, event: list[Any]) -> None:
-    """Call the method of `builder` for an event of blocks: their ownership, copies and transfers."""
+    """Call the method of `builder` for an event about blocks: who holds them, copies and transfers."""
     match event:
         case ["append", request, position, list(units), *group]:
             builder.append_blocks(_row(builder, request), position, units, *group)
@@ -139,7 +139,7 @@ def _report_memory(builder: RecordingBuilder, event: list[Any]) -> None:
 
 
 def _report_images(builder: RecordingBuilder, event: list[Any]) -> None:
-    """Call the method of `builder` for an event of images in prompts or of the encoder cache."""
+    """Call the method of `builder` for an event about images in prompts or the encoder cache."""
     match event:
         case ["images", request, list(images)]:
             builder.has_images(_row(builder, request), images)
@@ -150,14 +150,18 @@ def _report_images(builder: RecordingBuilder, event: list[Any]) -> None:
 
 
 def _row(builder: RecordingBuilder, request: int) -> int:
-    """Return `request` if it is the row of a request that has arrived; a negative row would count from the end."""
+    """Return `request`, after a check that such a request has arrived. Python would count a negative number from the
+    end.
+    """
     if not 0 <= request < builder.num_requests:
         raise IndexError(f"there is no request {shortened(request)}")
     return request
 
 
 def _configure(builder: RecordingBuilder, meta: dict[str, Any], source: str) -> None:
-    """Set which optional tables the recording has, from the contents of the first line."""
+    """Tell `builder` which optional tables the recording has. `meta` is the content of the first line, and `source` its
+    file.
+    """
     for name in ("policy", "engine"):
         if not isinstance(meta.get(name) or {}, dict):
             raise RecordingError(f"{source}, line 1: {name} should be an object, not {shortened(meta[name])}.")
@@ -172,9 +176,12 @@ def _configure(builder: RecordingBuilder, meta: dict[str, Any], source: str) -> 
 
 
 def replay(lines: Iterable[bytes], source: str) -> tuple[dict[str, Any], RecordingBuilder]:
-    """Read a log: return the contents of its first line, and a builder with the events of the rest.
+    """Read a log. Return the content of its first line, and a builder with the events of all other lines.
 
-    A last line without a line end, as after a crash, is ignored.
+    A last line without a line end, as after a crash, is ignored. `source` names the log in errors.
+
+    Raises:
+        RecordingError: a line is no JSON, or its event is not possible.
     """
     builder, meta = RecordingBuilder(), None
     for number, text in enumerate(lines, start=1):

@@ -1,6 +1,8 @@
-"""Read and write recordings: a folder with `meta.json` and one Parquet file per table, or the log of a running one.
+"""Read and write recordings. A recording is a folder with `meta.json` and a Parquet file per table; a running one is a
+log.
 
-A user's recording is checked at every read. Shipped recordings were checked by the tests; only damage is detected.
+A user's recording is checked at every read. The recordings that come with kvsim were checked by its tests, so that only
+damaged files are detected at a read.
 """
 
 from __future__ import annotations
@@ -22,18 +24,19 @@ from kvsim.recording.tables import Requests
 from kvsim.recording.writer import RecordingWriter
 
 _ATTEMPTS, _PAUSE_S = 20, 0.005
-"""Number of attempts to read a folder that is being replaced, and the step in seconds by which pauses grow.
+"""Number of attempts to read a folder that is being replaced; and the seconds by which each pause is longer than the
+last.
 
 All pauses together take one second.
 """
 _SERVER = re.compile(r"\d+|(prefill|decode)-\d+(-rank-\d+)?|server-\d+-rank-\d+")
-"""Names of the folders of a fleet's servers."""
+"""Pattern of the folder names of a fleet's servers."""
 _NUMBER = re.compile(r"\d+")
 _Read = TypeVar("_Read", Recording, Outline)
 
 
 class RecordedRequests(NamedTuple):
-    """Requests of a recording, and its provenance."""
+    """Requests of a recording and its provenance, without other tables."""
 
     meta: Meta
     requests: Requests
@@ -41,7 +44,7 @@ class RecordedRequests(NamedTuple):
 
 
 def read(path: str | os.PathLike[str], *, check_shipped: bool = False) -> Recording:
-    """Read and check the recording in the folder `path`. Read it again if it is replaced meanwhile.
+    """Read and check the recording in the folder `path`. If another process replaces it meanwhile, read it again.
 
     Args:
         path: folder of the recording.
@@ -61,7 +64,7 @@ def read(path: str | os.PathLike[str], *, check_shipped: bool = False) -> Record
 
 
 def read_outlines(folders: Sequence[Path]) -> Iterator[Outline]:
-    """Yield the requests and the steps of many recordings, read and checked, in the order of `folders`.
+    """Yield the outlines of many recordings, read and checked, in the order of `folders`.
 
     Raises:
         RecordingError: a table is missing, truncated or inconsistent in itself.
@@ -104,7 +107,7 @@ def read_requests(path: str | os.PathLike[str]) -> Recording | RecordedRequests:
 
 
 def server_folders(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the folders of a fleet's servers in `path`, sorted by number; empty if `path` is a recording itself."""
+    """Return the folders of a fleet's servers in `path`, sorted by number; empty if `path` is itself a recording."""
     folder = Path(path)
     try:
         if (folder / provenance.FILE_NAME).exists() or not folder.is_dir():
@@ -124,9 +127,9 @@ def server_folders(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-    """Write `recording` to the folder `path`.
+    """Write `recording` to the folder `path`, and return the folder.
 
-    A recording of the same source is replaced; with `overwrite`, a recording of any source.
+    An existing recording of the same source is replaced; with `overwrite`, a recording of any source.
 
     Raises:
         RecordingError: `path` exists and may not be replaced, or it cannot be written.
@@ -139,7 +142,7 @@ def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool
 
 
 def _read_undisturbed(folder: Path, read_once: Callable[[Path], _Read]) -> _Read:
-    """Return what `read_once` reads from `folder`. Read again if the folder changes meanwhile."""
+    """Return what `read_once` reads from `folder`. Read again if the folder was changed meanwhile."""
     for attempt in range(_ATTEMPTS):
         before = _stamp(folder)
         try:
@@ -155,7 +158,7 @@ def _read_undisturbed(folder: Path, read_once: Callable[[Path], _Read]) -> _Read
 
 
 def _stamp(folder: Path) -> tuple[int, ...]:
-    """Return a value that changes when the folder is replaced, or files in it are added, removed or renamed."""
+    """Return a value that changes if the folder is replaced, or if files in it are added, removed or renamed."""
     try:
         status = folder.stat()
     except OSError:
@@ -183,7 +186,7 @@ def _read_outline_once(folder: Path) -> Outline:
 
 
 def _read_log(folder: Path) -> Recording:
-    """Read a recording that is still growing, or whose engine was killed."""
+    """Read the log of a recording that is still growing, or whose engine was killed."""
     file = folder / eventlog.FILE_NAME
     try:
         with open_file(file) as log:

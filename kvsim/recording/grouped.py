@@ -1,9 +1,9 @@
 """Compute which request holds each unit at each time, for tables that release some units before they end.
 
 `kvsim.recording.holdings` does this for tables that are released as a whole. Here, an admitted request gets a table in
-every KV-cache group, and releases all tables together: one residency. Before that, a window releases the units that it
-has passed, one by one. A request of SGLang frees its own copies of units that the radix tree has, and shares the units
-of the tree in the same positions.
+every KV-cache group, and releases all its tables together at the end. Before that, the table of a window group releases
+units that the window has passed. A request of SGLang frees its own copies of units that the radix tree has, and shares
+the units of the tree in the same positions.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ NO_EXTENT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Operations:
-    """Operations on single units, in order."""
+    """Operations on single units, in order: allocations, releases and evictions."""
 
     row: IntArray
-    """Row of `memory.parquet`."""
+    """Row of `memory.parquet` that the operation is part of."""
     extent: IntArray
-    """Extent in `Holdings` that is allocated or released; `NO_EXTENT` for an eviction."""
+    """Index in `Holdings` of the extent that is allocated or released; `NO_EXTENT` for an eviction."""
     address: IntArray
 
 
 def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Operations]:
-    """Return the extents of all tables, each of one unit, and all operations on these."""
+    """Return the extents of all tables, each of one unit, and all operations on units."""
     ends = _TableReleases.of(memory)
     placed = (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE)
     run_row, offset = _units(memory, placed)
@@ -72,14 +72,17 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _TableReleases:
-    """Releases of all tables of a request at one moment, called ends. They are sorted by request and then by time."""
+    """Releases of whole tables, sorted by request and then by time.
+
+    A request releases all its tables at one moment, which is called an end.
+    """
 
     request: npt.NDArray[np.int64]
     seq: IntArray
     key: npt.NDArray[np.int64]
-    """Key of each table that an end releases: the index of the end, combined with the group of the table; ascending."""
+    """Key of each released table: the index of its end times `num_groups`, plus the number of its group; ascending."""
     row: npt.NDArray[np.int64]
-    """Row that releases each of these tables."""
+    """Memory row that releases each table, in the order of `key`."""
     num_groups: int
 
     @classmethod
@@ -93,19 +96,22 @@ class _TableReleases:
         return cls(request=request[first], seq=seq[first], key=key[order], row=whole[order], num_groups=num_groups)
 
     def following(self, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-        """Return the index of the first end at or after each moment. It may belong to the next request (see
-        `is_of`).
+        """Return the index of the first end of `request` at `seq` or later.
+
+        If there is none, the index is that of another request's end, or the number of ends (see `is_of`).
         """
         return np.searchsorted(sort_key(self.request, self.seq), sort_key(request, seq))
 
     def is_of(self, request: IntArray, end: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell for each index in `end` whether this end exists and belongs to `request`."""
+        """Tell, for each index in `end`, whether such an end exists and is an end of `request`."""
         exists = end < len(self.request)
         exists[exists] = self.request[end[exists]] == request[exists]
         return exists
 
     def rows(self, request: IntArray, end: IntArray, group: IntArray, never: int) -> npt.NDArray[np.int64]:
-        """Return the row in which the end with index `end` releases the table of `group`; `never` if it does not."""
+        """Return the memory row with which `end` releases the table of `group`; `never` if it releases no such
+        table.
+        """
         wanted = end * self.num_groups + group
         at = np.minimum(np.searchsorted(self.key, wanted), max(len(self.key) - 1, 0))
         exists = self.is_of(request, end)
@@ -116,7 +122,7 @@ class _TableReleases:
 
 
 def _units(memory: Memory, chosen: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int64], IntArray]:
-    """Return the row of every unit of the chosen rows, and its offset in the row."""
+    """Return two arrays with an entry for each unit in the chosen memory rows: the row, and the unit's offset in it."""
     rows = np.flatnonzero(chosen)
     extent, offset = expanded(memory.length[rows])
     return rows[extent], offset
@@ -127,7 +133,7 @@ def _released_early(
 ) -> npt.NDArray[np.int64]:
     """Return, for each extent, the row that released it before its table ended; the number of rows if none did.
 
-    A release names units, not extents. It releases the extent that allocated the unit last before.
+    A release names units, not extents. It releases the newest extent that the request got at this address.
     """
     death_row = np.full(len(request), len(memory), np.int64)
     rows, offset = _units(memory, memory.parts)

@@ -17,7 +17,7 @@ _ALL = slice(None)
 
 
 class GrowingTable:
-    """Table with columns of numbers that grow. A subclass keeps columns of texts and lists."""
+    """Growing table whose columns are numbers. A subclass adds columns of texts and lists."""
 
     __slots__ = ("_first_column", "_specs", "columns")
 
@@ -33,14 +33,14 @@ class GrowingTable:
         return len(self.columns[self._first_column])
 
     def append(self, *values: float) -> None:
-        """Add a row with a value for each column, in order."""
+        """Add a row. `values` are in the order of the columns."""
         for column, value in zip(self.columns.values(), values, strict=True):
             column.append(value if column.typecode == "d" else int(value))
 
     def check_row(self, columns: Mapping[str, Any], given_elsewhere: Iterable[str]) -> None:
-        """Check that `columns` are numbers, and that the same columns are present as in earlier rows.
+        """Check that the values in `columns` are numbers, and that the same columns are present as in earlier rows.
 
-        Columns in `given_elsewhere` are added to the row later, so they are not checked.
+        Columns in `given_elsewhere` are not checked, because their values are added to the row later.
         """
         for name, spec in self._specs.items():
             if name in given_elsewhere:
@@ -74,7 +74,7 @@ class GrowingTable:
 
 
 class GrowingRequests(GrowingTable):
-    """One row per request. Any row may change until the end."""
+    """Growing table of requests. Any row may change until the end of the run."""
 
     __slots__ = ("_hashes", "_ids", "_offsets")
 
@@ -85,13 +85,13 @@ class GrowingRequests(GrowingTable):
 
     @property
     def num_hashes(self) -> int:
-        """Number of block hashes in all prompts."""
+        """Number of prompt hashes of all requests together."""
         return len(self._hashes)
 
     def add(self, name: str, prompt_hashes: Iterable[int], **columns: float) -> int:
-        """Add a request and return its row; a column that is not passed is 0.
+        """Add a request and return its row. A column that is not passed is 0.
 
-        An optional column stays empty until its first value other than 0; earlier rows then get 0.
+        An optional column stays empty until its first value other than 0. Then it gets 0 in all earlier rows.
         """
         row = len(self._ids)
         self._ids.append(name)
@@ -108,7 +108,7 @@ class GrowingRequests(GrowingTable):
         return row
 
     def so_far(self, chosen: IntArray | None = None) -> Requests:
-        """Return a table of all requests that were added so far, or of those in the rows `chosen`."""
+        """Return a table of all requests up to now, or of those in the rows `chosen`."""
         if chosen is None:
             hashes = Ragged(np.array(self._hashes), np.array(self._offsets), np.int64)
             return Requests(id=text_column(self._ids, len(self._ids)), prompt_hashes=hashes, **self.rows())
@@ -119,7 +119,7 @@ class GrowingRequests(GrowingTable):
 
 
 class GrowingSteps(GrowingTable):
-    """One row per step. The last steps have no output yet."""
+    """Growing table of steps. The last steps may have no output yet."""
 
     __slots__ = ()
 
@@ -127,10 +127,10 @@ class GrowingSteps(GrowingTable):
         super().__init__(Steps)
 
     def so_far(self, next_seq: int, heard_s: float, first: int = 0) -> Steps:
-        """Return the steps from row `first` on.
+        """Return the steps from row `first` on, with an output for each.
 
-        Pending outputs get sequence numbers from `next_seq` on. Their steps end at the latest end of a step, or at
-        `heard_s` if that is later.
+        Steps in flight get outputs now: with sequence numbers from `next_seq` on, and at the latest end of a step or at
+        `heard_s` seconds, whichever is later.
         """
         steps = self.rows(slice(first, None))
         awaited = steps["output_seq"] < 0
@@ -141,9 +141,10 @@ class GrowingSteps(GrowingTable):
 
 
 class GrowingSchedule(GrowingTable):
-    """One row for a request over consecutive steps, in each of which it computes the same number of tokens.
+    """Growing table of the schedule: a row for a request and consecutive steps, in each of which it computes equal
+    tokens.
 
-    The last row of a request is "open": the next step extends it if it continues the row.
+    The last row of a request is open: the next step extends it if the step continues the row.
     """
 
     __slots__ = ("_before", "_known", "_late", "_open_row", "_repeat", "_request", "_step", "_tokens")
@@ -163,8 +164,8 @@ class GrowingSchedule(GrowingTable):
     ) -> None:
         """Record that `request` computes `tokens` tokens in `step` and in each of the next `repeat - 1` steps.
 
-        In runs with drafts, `known` is the number of the request's tokens whose values are known. Then `repeat` is 1,
-        and later steps do not extend the row.
+        `computed_before` is the number of its tokens that are computed before. In runs with drafts, `known` is the
+        number of its tokens whose values are known. Then `repeat` is 1, and later steps do not extend the row.
         """
         open_row = self._open_row.get(request)
         if known is not None:
@@ -189,14 +190,14 @@ class GrowingSchedule(GrowingTable):
                 column.append(0)
 
     def fill_in(self, name: str, step: int, numbers: Mapping[int, int]) -> None:
-        """Set the column `name` in the rows of `step`, by request; a request that `numbers` lacks gets 0."""
+        """Set the column `name` in the rows of `step`. `numbers` has a value for each request; without one it is 0."""
         column = self.columns[name]
         column.extend([0] * (len(self) - len(column)))
         for row in range(bisect_left(self._step, step), bisect_right(self._step, step)):
             column[row] = numbers.get(self._request[row], 0)
 
     def add_decode(self, requests: Iterable[int], step: int) -> None:
-        """Record that each of `requests`, which the previous step computed, computes one token in `step`."""
+        """Record that each of `requests` computes one token in `step`. The step before must have computed them too."""
         for request in requests:
             row = self._open_row[request]
             if self._tokens[row] == 1:
@@ -210,16 +211,16 @@ class GrowingSchedule(GrowingTable):
 
     @property
     def open_rows(self) -> IntArray:
-        """Numbers of the rows that may still be extended, ascending."""
+        """Numbers of the rows that later steps may still extend, ascending."""
         return np.sort(np.fromiter(self._open_row.values(), np.int64, len(self._open_row)))
 
     def last_step(self, rows: IntArray) -> IntArray:
-        """Return the last step that each of `rows` covers so far."""
+        """Return the last step that each of `rows` covers at present."""
         last: IntArray = np.asarray(self.columns["step"])[rows] + np.asarray(self.columns["repeat"])[rows] - 1
         return last
 
     def so_far(self, num_steps: int, chosen: slice | IntArray = _ALL) -> Schedule:
-        """Return the rows, or those `chosen`, up to step `num_steps - 1`.
+        """Return all rows, or those `chosen`, cut after step `num_steps - 1`.
 
         Rows may cover a later step, because a log may end before that step is complete.
         """
@@ -231,7 +232,7 @@ class GrowingSchedule(GrowingTable):
 
 
 class GrowingMemory(GrowingTable):
-    """One row per change of ownership. Rows never change."""
+    """Growing table of memory events: a row for each change of who holds units. Rows never change."""
 
     __slots__ = ("_has_groups", "has_repeats")
 
@@ -239,12 +240,12 @@ class GrowingMemory(GrowingTable):
         super().__init__(Memory)
         self._has_groups = False  # whether the column `group` is filled, from the first group other than 0
         self.has_repeats = False
-        """True if rows have the column `repeat`. Set it before the first row."""
+        """True if rows have the column `repeat`. Set it before the first row is added."""
 
     def add_runs(
         self, seq: int, step: int, kind: MemoryKind, request: int, position: int, units: Iterable[int], group: int = 0
     ) -> None:
-        """Add one row for each run of consecutive numbers in `units`."""
+        """Add one row for each run of consecutive addresses in `units`."""
         begin, length = -1, 0
         for unit in units:
             if unit == begin + length:
@@ -271,7 +272,7 @@ class GrowingMemory(GrowingTable):
         repeat: int = 1,
         group: int = 0,
     ) -> None:
-        """Add one row for a run of units."""
+        """Add one row for consecutive units."""
         columns = self.columns
         if group and not self.columns["group"]:
             columns["group"].extend([0] * len(self))
@@ -291,5 +292,5 @@ class GrowingMemory(GrowingTable):
             columns["repeat"].append(repeat)
 
     def so_far(self, first: int = 0) -> Memory:
-        """Return the rows from `first` on."""
+        """Return the rows from row `first` on."""
         return Memory(**self.rows(slice(first, None)))

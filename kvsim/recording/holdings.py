@@ -1,6 +1,7 @@
-"""Compute which request holds each unit at each time, from the rows that allocate and release units.
+"""Compute which request holds each unit at each time, from the memory rows that allocate and release units.
 
-The result is a list of extents: ranges of units that one row gave to a request. Checks, replays and figures read it.
+The result is a list of extents. An extent is a range of consecutive units that one memory row gives to a request.
+Checks, replays and figures read the list.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Residencies:
-    """Times in which requests hold memory, from an admission to the release."""
+    """Times in which requests hold memory, each from an admission to the release of the memory."""
 
     request: IntArray
     first_extent: IntArray
@@ -27,8 +28,8 @@ class Residencies:
 
     @property
     def is_moved(self) -> npt.NDArray[np.bool_]:
-        """True for a residency that continues the one before: its units moved, by a release and an allocation at one
-        `seq`.
+        """True for a residency that continues the one before. The request's units moved, by a release and an allocation
+        with the same `seq`.
         """
         moved = np.zeros(len(self.request), np.bool_)
         moved[1:] = (self.request[1:] == self.request[:-1]) & (self.birth_seq[1:] == self.death_seq[:-1])
@@ -37,21 +38,19 @@ class Residencies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deaths:
-    """Row that releases each extent, stored in one of two ways."""
+    """Memory row that releases each extent, stored in one of two ways."""
 
     by_birth_row: IntArray | None
-    """Row of the release, for each row that allocates; None if the extents of one row are released at
-    different times.
-    """
+    """Row of the release, for each row that allocates. None if extents of one row are released at different times."""
     by_extent: IntArray | None = None
-    """Row of the release for each extent; None if `by_birth_row` is given."""
+    """Row of the release for each extent; None if `by_birth_row` is not None."""
 
     def at(self, extents: IntArray | slice) -> Deaths:
-        """Return the releases of some extents."""
+        """Return the releases of the given extents."""
         return self if self.by_extent is None else Deaths(None, self.by_extent[extents])
 
     def rows_of(self, birth_row: IntArray) -> IntArray:
-        """Return the row that releases each extent; `birth_row` is the row that allocated it."""
+        """Return the row that releases each extent. `birth_row` has the row that allocates it."""
         if self.by_extent is not None:
             return self.by_extent
         assert self.by_birth_row is not None
@@ -59,42 +58,47 @@ class Deaths:
 
 
 class Extents:
-    """Extents of units: the request that held each, where and when. An extent is a range of units that one row
+    """Extents of units: which request holds each, where and when. An extent is a range of units that one memory row
     allocates.
 
-    A long recording has tens of millions of extents, so each column is computed on first use, in the smallest type.
+    A long recording has tens of millions of extents. So each column is computed on first use, in the smallest type.
     """
 
     def __init__(self, memory: Memory, birth_row: IntArray, offset: IntArray | None, death: Deaths) -> None:
-        """Store the extents that the rows `birth_row` allocated: whole rows, or the unit at `offset` of each row."""
+        """Args:
+        memory: the memory table.
+        birth_row: the row of `memory` that allocates each extent.
+        offset: offset of the extent's only unit in that row; None if an extent is a whole row.
+        death: the rows that release the extents.
+        """
         self._memory, self._offset, self._death = memory, offset, death
         self.birth_row = birth_row
-        """Row of `memory.parquet` that allocated each extent."""
+        """Row of `memory.parquet` that allocates each extent."""
 
     def at(self, extents: IntArray | slice) -> Extents:
-        """Return some of these extents."""
+        """Return the given extents only."""
         offset = None if self._offset is None else self._offset[extents]
         return Extents(self._memory, self.birth_row[extents], offset, self._death.at(extents))
 
     @cached_property
     def death_row(self) -> IntArray:
-        """Row that released the extent; the number of rows if it was never released."""
+        """Row of `memory.parquet` that releases each extent; the number of rows if none does."""
         return self._death.rows_of(self.birth_row)
 
     @cached_property
     def request(self) -> IntArray:
-        """Request that held the extent."""
+        """Request that holds each extent."""
         return self._memory.request.take(self.birth_row)
 
     @cached_property
     def group(self) -> IntArray:
-        """KV-cache group of the extent's table."""
+        """KV-cache group of each extent's table."""
         group = self._memory.group
         return np.broadcast_to(np.int32(0), len(self.birth_row)) if group is None else group.take(self.birth_row)
 
     @cached_property
     def position(self) -> IntArray:
-        """Position of the extent in its table, in units."""
+        """Index of each extent's first unit in its table, in units."""
         return self._from_offset(self._memory.position)
 
     @cached_property
@@ -104,17 +108,17 @@ class Extents:
 
     @cached_property
     def length(self) -> IntArray:
-        """Final length in units, after growing."""
+        """Number of units of each extent, at the end of its growth."""
         return self._of_rows(self._memory.length)
 
     @cached_property
     def requested(self) -> IntArray:
-        """Units of the extent that were requested."""
+        """Number of units of each extent that the request asked for; an allocator may round up."""
         return self._of_rows(self._memory.length if self._memory.requested is None else self._memory.requested)
 
     @cached_property
     def repeat(self) -> IntArray:
-        """Steps over which the extent grows by equal numbers of units; 1 if it does not grow."""
+        """Number of steps in which each extent grows by equal numbers of units; 1 if it does not grow."""
         repeat = self._memory.repeat
         if repeat is None or self._offset is not None:
             return np.broadcast_to(np.int32(1), len(self.birth_row))
@@ -122,12 +126,12 @@ class Extents:
 
     @cached_property
     def birth_seq(self) -> IntArray:
-        """Sequence number of the allocation."""
+        """`seq` of each extent's allocation."""
         return seq_of(self._memory, self.birth_row)
 
     @cached_property
     def death_seq(self) -> IntArray:
-        """Sequence number of the release; greater than all others if the extent was never released."""
+        """`seq` of each extent's release. If it is never released, a number above all others."""
         return seq_of(self._memory, self.death_row)
 
     def _from_offset(self, column: IntArray) -> IntArray:
@@ -137,14 +141,16 @@ class Extents:
         return values
 
     def _of_rows(self, column: IntArray) -> IntArray:
-        """Return the length of each extent from `column`, which has the length in one step; 1 for single units."""
+        """Return the final number of units of each extent, where `column` has its number per step. It is 1 for single
+        units.
+        """
         if self._offset is not None:
             return np.broadcast_to(np.int32(1), len(self.birth_row))
         return column.take(self.birth_row) * self.repeat
 
 
 class Holdings(Extents):
-    """Extents of units that requests held, sorted by request, then by time."""
+    """Extents of units that requests held, sorted by request and then by time."""
 
     def __init__(
         self, memory: Memory, *, birth_row: IntArray, offset: IntArray | None, death: Deaths,
@@ -152,19 +158,19 @@ class Holdings(Extents):
     ) -> None:  # fmt: skip
         super().__init__(memory, birth_row, offset, death)
         self.first_row = first_row
-        """First extent of each request, and the total number of extents."""
+        """Index of the first extent of each request; and at the end, the number of extents."""
         self.first_of_table = first_of_table
-        """First extent of each table, in order. There is one table for each residency and group."""
+        """Index of the first extent of each table, ascending. There is one table per residency and KV-cache group."""
         self.residencies = residencies
 
     @cached_property
     def table(self) -> IntArray:
-        """Number of the table of each extent."""
+        """Number of each extent's table, from 0."""
         lengths = np.diff(self.first_of_table, append=len(self.birth_row))
         return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
 
     def held(self, request: int, seq: int) -> IntArray:
-        """Return the extents that `request` holds after all events up to `seq`."""
+        """Return the indices of the extents that `request` holds after all events up to `seq`."""
         first, end = self.first_row[request : request + 2].tolist()
         extents: IntArray = first + np.flatnonzero(
             (self.birth_seq[first:end] <= seq) & (self.death_seq[first:end] > seq)
@@ -172,10 +178,10 @@ class Holdings(Extents):
         return extents
 
     def together(self) -> IntArray:
-        """Return the first extent of every sequence of adjacent extents that were allocated together and released
+        """Index of the first extent of each range of adjacent extents that are allocated together and released
         together.
 
-        A growing extent is a sequence of its own.
+        A growing extent is a range by itself.
         """
         parts = list[IntArray]()
         for part in in_parts(len(self.birth_row)):
@@ -195,18 +201,19 @@ class Holdings(Extents):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Releases:
-    """Rows of `memory.parquet` that release tables, in order, and the extents of each."""
+    """Rows of `memory.parquet` that release whole tables, in order, and the extents of each table."""
 
     row: IntArray
     last_extent: IntArray
-    """Last extent of the table, which is released first."""
+    """Index of the last extent of the table, which is released first."""
     num_extents: IntArray
 
 
 def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple[Holdings, Releases, IntArray]:
     """Return the extents of every table, the rows that release tables, and the releasing row for each row of `memory`.
 
-    The releasing row is the number of rows if the extent is never released, and 0 for rows without an allocation.
+    With `unit_by_unit`, each unit is an extent. The releasing row is the number of rows if the extent is never
+    released, and 0 for rows without an allocation.
     """
     birth_row, released = _rows_by_request(memory, num_requests)
     until = np.zeros(len(memory), np.int32)
@@ -244,8 +251,8 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
 
 
 def _offsets_in_runs(length: IntArray, end: IntArray) -> IntArray:
-    """Return the offset of each unit in its extent. Extents have `length` units; `end` is the sum of lengths up to
-    each.
+    """Return the offset of each unit in its extent. `length` has the units of each extent, and `end` the running sum of
+    these.
     """
     narrow = np.int16 if length.max(initial=0) <= np.iinfo(np.int16).max else np.int32
     offset: IntArray = np.ones(int(end[-1]) if len(end) else 0, narrow)
@@ -256,21 +263,23 @@ def _offsets_in_runs(length: IntArray, end: IntArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _ReleaseRows:
-    """Releases of tables, sorted by request and then by time, and the rows that extended each table.
+    """Releases of whole tables, and the rows that extend the tables. Both are sorted by request and then by time.
 
-    The rows that extend tables are sorted in the same way. Indices of rows refer to this order.
+    Indices of extending rows refer to this order.
     """
 
     releases: npt.NDArray[np.int32]
     request: IntArray
     begin: npt.NDArray[np.int64]
-    """Index of the first extending row that the release frees; it frees the rows [begin, end)."""
+    """Index of the first extending row that each release frees. It frees those from `begin` up to, not including,
+    `end`.
+    """
     end: npt.NDArray[np.int64]
     first_take: npt.NDArray[np.int64]
-    """Index of the first extending row of each request, and the total number of these rows."""
+    """Index of the first extending row of each request; and at the end, the number of extending rows."""
 
     def death_rows(self, num_takes: int, *, nothing: int) -> npt.NDArray[np.int32]:
-        """Return, for each row that extends a table, the row that releases it; `nothing` if none does."""
+        """Return the memory row that releases each of the `num_takes` extending rows; `nothing` if none does."""
         edges = np.zeros(2 * len(self.releases) + 2, np.int64)
         edges[1:-1:2], edges[2:-1:2], edges[-1] = self.begin, self.end, num_takes
         rows = np.full(2 * len(self.releases) + 1, nothing, np.int32)
@@ -278,14 +287,16 @@ class _ReleaseRows:
         return np.repeat(rows, np.diff(edges))
 
     def first_of_table(self) -> npt.NDArray[np.int64]:
-        """Return the index of the first extending row of each table: that of a request, or after a release."""
+        """Return the index of the first extending row of each table: a request's first one, or the first after a
+        release.
+        """
         first, end = self.first_take[:-1], self.first_take[1:]
         goes_on = self.end < end[self.request]
         return np.unique(np.concatenate((first[first < end], self.end[goes_on])))
 
 
 def _rows_by_request(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _ReleaseRows]:
-    """Return the rows that extend tables, by request and then in order, and the releases among them."""
+    """Return the rows that extend tables, sorted by request and then by time, and the releases of tables."""
     rows = np.arange(len(memory), dtype=np.int32)[memory.kind != MemoryKind.EVICT]
     rows = rows[stable_order(memory.request[rows], num_requests)]
     released = memory.kind.take(rows) == MemoryKind.RELEASE
@@ -300,9 +311,9 @@ def _rows_by_request(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.
 
 
 def seq_of(memory: Memory, rows: IntArray) -> IntArray:
-    """Return the `seq` of each of `rows`, as int32 if this suffices for the recording, otherwise as int64.
+    """Return the `seq` of each of `rows`: int32 if that suffices for the recording, otherwise int64.
 
-    A row after the last gets the largest number of the type.
+    A row number equal to the number of rows gets the largest number of the type.
     """
     narrow = np.int32 if not len(memory) or memory.seq[-1] < np.iinfo(np.int32).max else np.int64
     seq: IntArray = np.full(len(rows), np.iinfo(narrow).max, narrow)

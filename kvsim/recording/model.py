@@ -43,12 +43,14 @@ MAX_POOL_BYTES = 1 << 45
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPool:
-    """SGLang's second pool, for layers with sliding windows; its units have as many tokens as those of the first."""
+    """SGLang's second pool, for layers with sliding windows. Its units have as many tokens as those of the first
+    pool.
+    """
 
     num_units: int
     bytes_per_unit: int
     window_tokens: int
-    """Number of earlier tokens that a layer with a window reads. The new token does not count."""
+    """Number of earlier tokens that a layer with a window reads, not counting the new token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +63,20 @@ class Pool:
     With several KV-cache groups, it is the smallest number of tokens that fills whole blocks of every group.
     """
     num_units: int | None
-    """Number of units in the pool; None for an engine without a pool, whose cache grows."""
+    """Number of units in the pool. None for an engine without a pool, whose cache grows with its requests."""
     first_unit: int = 0
-    """Address of the first unit: 1 for vLLM, which keeps block 0 as its null block."""
+    """Address of the first unit. It is 1 for vLLM, which keeps block 0 as its null block."""
     bytes_per_unit: int
     groups: tuple[KVCacheGroup, ...] = ()
     """KV-cache groups that share the units; empty if all layers are in one group of full attention."""
     windows: WindowPool | None = None
-    """SGLang's second pool, for layers with windows; None without it. The first pool is then for all other layers."""
+    """SGLang's second pool, for layers with windows; the first pool is then for all other layers. None: there is one
+    pool.
+    """
 
     @property
     def units_in_words(self) -> str:
-        """Description of the units, such as "blocks of 16 tokens" or "slots"; with several groups, in bytes."""
+        """Description of the units, such as "blocks of 16 tokens" or "slots". With several groups, it states bytes."""
         if self.groups:
             tables = f"{len(self.groups)} tables" if len(self.groups) > 1 else "one table"
             return f"blocks of {self.bytes_per_unit / 2**20:.2f} MiB for {tables} a sequence"
@@ -81,13 +85,13 @@ class Pool:
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes of all units, including those of the second pool; 0 without a pool."""
+        """Number of bytes of all units, including those of a second pool; 0 without a pool."""
         windows = self.windows.num_units * self.windows.bytes_per_unit if self.windows else 0
         return (self.num_units or 0) * self.bytes_per_unit + windows
 
     @property
     def layout(self) -> KVCacheLayout | None:
-        """Layout of the groups in a unit; None if all layers are in one group of full attention."""
+        """Layout of the KV-cache groups in a unit; None if all layers are in one group of full attention."""
         if not self.groups:
             return None
         return KVCacheLayout(
@@ -115,7 +119,9 @@ class Pool:
 
 
 HASH_TOKENS = "prompt_hash_tokens"
-"""Key in `meta.json` for the number of tokens per prompt hash, if neither the pool nor the engine states it."""
+"""Key in `meta.json` for the number of tokens per prompt hash. It is absent if the pool or the engine implies the
+number.
+"""
 
 
 INITIAL_IMAGES = "initial_images"
@@ -133,11 +139,11 @@ class Meta:
     policy: Mapping[str, Any]
     pool: Pool
     initial_free: IntArray | None = None
-    """Ids of the free units at the start of the recording, in queue order; None for ascending order."""
+    """Addresses of the free units when the recording begins, in queue order; None for ascending order."""
     initial_cached: IntArray | None = None
-    """Ids of the free units with a cached prefix when the recorder joins a running engine; None for none."""
+    """Addresses of the free units with a cached prefix when the recorder joins a running engine; None for none."""
     initial_computed: IntArray | None = None
-    """Largest number of tokens ever computed for each request that was present at the start; None if there was none.
+    """Largest number of computed tokens that each request had before the recording began. None without such requests.
 
     A preemption may have discarded computed tokens whose outputs are known.
     """
@@ -145,7 +151,7 @@ class Meta:
     created: str = ""
     notes: str = ""
     extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Other contents of `meta.json`, kept when the recording is written again."""
+    """Contents of `meta.json` that kvsim does not know. They are kept when the recording is written again."""
 
     @property
     def policy_name(self) -> str:
@@ -154,23 +160,23 @@ class Meta:
 
     @property
     def stated_release(self) -> str | None:
-        """Release of vLLM that was recorded or simulated; None if it is not stated."""
+        """Release of vLLM that was recorded or simulated; None if the recording does not state it."""
         stated = self.engine.get("version") if self.source == "vllm" else self.policy.get("vllm")
         return None if stated is None else str(stated)
 
     @property
     def rules_name(self) -> str:
-        """Name of the policy that is shown: that of the custom policy if there is one, otherwise that of the built-in
+        """Name of the policy for display: that of the custom policy if there is one, otherwise that of the built-in
         policy.
         """
         return str(self.policy.get("rules", self.policy_name))
 
     @property
     def kv_bytes(self) -> int:
-        """Number of bytes of memory that gives a pool of the same size in a new run.
+        """Bytes of KV memory with which a new run gets a pool of the same size.
 
-        It is more than the bytes of the units. For vLLM, it includes the null block. SGLang divides it between its two
-        pools by a fixed ratio, so a part of the second pool may stay unused.
+        They are more than the bytes of the units. For vLLM they include the null block. SGLang divides them between its
+        two pools by a fixed ratio, so a part of the second pool may stay unused.
         """
         pool = self.pool
         if self.policy_name != Radix.name:
@@ -191,18 +197,20 @@ class Meta:
 
     @property
     def hash_block_size(self) -> int:
-        """Number of tokens by which each prompt hash covers more than the hash before it."""
+        """Number of tokens that each prompt hash covers in addition to the hash before it."""
         stated = self.engine.get("hash_block_size") if self.pool.groups else self.extra.get(HASH_TOKENS)
         return int(stated or self.pool.unit_tokens)
 
     @property
     def hash_ahead_tokens(self) -> int:
-        """Number of tokens after its block that a prompt hash also covers, in engines with drafts; else 0."""
+        """Number of tokens beyond the end of a block that the hash of the block also covers. 0 unless the engine
+        drafts.
+        """
         return int(self.engine.get("num_hash_lookahead_tokens", 0))
 
     @property
     def num_drafts(self) -> int:
-        """Largest number of tokens that are drafted per request and step; 0 without speculative decoding."""
+        """Largest number of tokens that are drafted for a request in a step; 0 without speculative decoding."""
         config = self.policy.get("speculative_config")
         return SpeculativeConfig.parse(config).num_tokens if config else 0
 
@@ -218,10 +226,11 @@ class Meta:
 
     @property
     def initial_images(self) -> dict[int, int]:
-        """Encoder outputs of the images that were cached at the start, by number; those evicted first come first.
+        """Number of encoder outputs of each image that was cached when the recording began, by image. The next to be
+        evicted is first.
 
         Raises:
-            RecordingError: `meta.json` states something else.
+            RecordingError: `meta.json` states something else than such numbers.
         """
         pairs = self.extra.get(INITIAL_IMAGES, [])
         are_pairs = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
@@ -231,12 +240,14 @@ class Meta:
 
     @property
     def begins_in_the_middle(self) -> bool:
-        """True if the recorder joined a running engine, so that events before that moment are only partly known."""
+        """True if the recorder joined a running engine. Events before that moment are only partly known."""
         return bool(self.extra.get("joined_at_step"))
 
 
 class Outline(NamedTuple):
-    """Provenance, requests, steps and transfers of a recording, for views of many recordings that need no more."""
+    """Provenance, requests, steps and transfers of a recording, for views of many recordings that need no other
+    tables.
+    """
 
     meta: Meta
     requests: Requests
@@ -282,7 +293,7 @@ class Recording:
 
     @property
     def tables(self) -> list[ColumnTable]:
-        """Tables of the recording, in the order of `TABLES`; optional ones only if they are there."""
+        """Tables of the recording, in the order of `TABLES`, without the optional tables that it lacks."""
         return [table for kind in TABLES if (table := getattr(self, kind.name)) is not None]
 
     @property
@@ -292,7 +303,9 @@ class Recording:
 
     @property
     def recorded_s(self) -> float:
-        """Duration of the recording in seconds; less than `duration_s` if the recorder joined a running engine."""
+        """Duration in seconds of what was recorded. It is less than `duration_s` if the recorder joined a running
+        engine.
+        """
         begin_s = float(self.steps.start_s[0]) if self.meta.begins_in_the_middle and len(self.steps) else 0.0
         return self.duration_s - begin_s
 

@@ -1,7 +1,7 @@
 """Collect, during a run, the tables that only some recordings have: copies, transfers between servers, and images.
 
-A step decides a copy between GPU and host, later steps may wait for it, and the output of another step reports that it
-has ended. A transfer is reported twice: at its beginning and at its end.
+A copy between GPU and host is decided by a step, may be awaited by later steps, and its end is reported with the output
+of another step. A transfer is reported twice: when it begins and when it has ended.
 """
 
 from __future__ import annotations
@@ -39,18 +39,20 @@ class _Copy:
 
 
 class CopiesUnderWay:
-    """Growing table of copies of blocks to and from host memory. A copy gets its rows when its end is reported."""
+    """Growing table of block copies between GPU and host memory. The rows of a copy are added when its end is
+    reported.
+    """
 
     def __init__(self) -> None:
         self._rows = GrowingTable(Copies)
         self._under_way: dict[int, _Copy] = {}
         self._reported: list[int] = []
-        """Rows of the copies that were reported since the last output."""
+        """Rows of the copies whose end was reported since the last output."""
         self._offloads = False
         self._units_per_slot = 1
 
     def configure(self, policy: Any) -> None:
-        """Set, from the settings of the policy, whether there is host memory, and the size of its blocks."""
+        """Set whether there is host memory, and the size of its blocks, from the policy's settings."""
         if isinstance(policy, dict) and isinstance(size := policy.get("kv_offloading_block_size"), int):
             self._offloads = "host_blocks" in policy
             self._units_per_slot = max(size // max(int(policy.get("block_size") or 1), 1), 1)
@@ -58,9 +60,10 @@ class CopiesUnderWay:
     def begin(
         self, number: int, is_load: bool, request: int, units: Sequence[int], slots: Sequence[int], step: int
     ) -> None:
-        """Record that the step being scheduled copies `units` to or from the host blocks `slots`.
+        """Record copy `number`, which the step being scheduled decides: GPU blocks `units` to or from host blocks
+        `slots`.
 
-        A load may begin inside the first of these.
+        A load may begin inside the first host block.
         """
         missing = len(slots) * self._units_per_slot - len(units)
         if number in self._under_way or not 0 <= missing < self._units_per_slot or (missing and not is_load):
@@ -74,26 +77,28 @@ class CopiesUnderWay:
         self._under_way[number] = _Copy(kind, request, step, units_of_slot)
 
     def awaited(self, numbers: Sequence[int], step: int) -> None:
-        """Record that the step being scheduled waits for copies."""
+        """Record that the step being scheduled waits for the copies `numbers`."""
         for number in numbers:
             copy = self._under_way[number]
             copy.awaited_step = step if copy.awaited_step == _NEVER else copy.awaited_step
 
     def report(self, number: int, slots: Sequence[int]) -> None:
-        """Record that a copy is complete, and that its host blocks became idle in this order."""
+        """Record that copy `number` has ended. Its host blocks became idle in the order of `slots`."""
         copy = self._under_way.pop(number)
         if sorted(slots) != sorted(copy.units_of_slot):
             raise ValueError(f"copy {number} is of other host blocks")
         self._add(number, copy, slots)
 
     def processed(self, step: int) -> None:
-        """Record that the output of `step` was processed, with the copies reported since the last output."""
+        """Record that the output of `step` was processed. It reported the ends of the copies in `_reported`."""
         for row in self._reported:
             self._rows.columns["reported_step"][row] = step
         self._reported.clear()
 
     def so_far(self) -> Copies | None:
-        """Return all copies, unreported ones last; None for an engine without host memory."""
+        """Return all copies up to now, those whose end was not reported last. None for an engine without host
+        memory.
+        """
         if not self._offloads and not len(self._rows) and not self._under_way:
             return None
         for number, copy in self._under_way.items():
@@ -110,12 +115,12 @@ class CopiesUnderWay:
 
 
 class TransfersUnderWay:
-    """Growing table of transfers, in the order in which they begin. A request has at most one at a time."""
+    """Growing table of transfers, in the order in which they begin. A request has at most one transfer at a time."""
 
     def __init__(self) -> None:
         self._rows = GrowingTable(Transfers)
         self._under_way: dict[int, int] = {}
-        """Row of the transfer of each request."""
+        """Row of the transfer of each request that has one under way."""
         self._exchanges = False
 
     def configure(self, exchanges: bool) -> None:
@@ -125,9 +130,9 @@ class TransfersUnderWay:
     def begin(
         self, kind: TransferKind, request: int, position: int, blocks: int, tokens: int, *, seq: int, time_s: float
     ) -> None:
-        """Record that a load of `blocks` blocks begins, or that they are kept to be sent. They have `tokens` tokens.
+        """Record that a transfer of `blocks` blocks begins, from index `position` of the request's table on.
 
-        The first of these blocks is entry `position` of the request's table.
+        A load brings `tokens` tokens. Blocks that are kept to be sent have `tokens` computed tokens.
         """
         if request in self._under_way:
             raise ValueError(f"a transfer of request {request} is under way")
@@ -135,16 +140,17 @@ class TransfersUnderWay:
         self._rows.append(kind, request, _NEVER, seq, _NEVER, time_s, np.nan, position, blocks, tokens, _NEVER)
 
     def end(self, request: int, *, seq: int, time_s: float, failed: int = _NEVER) -> None:
-        """Record that the end of a request's transfer was reported at `seq`.
+        """Record that the request's transfer has ended. `seq` is that of the event that reports it, `time_s` the time
+        of the end.
 
-        `failed` is the first entry of the request's table that did not load; -1 if all entries loaded.
+        `failed` is the first index in the request's table that did not load; -1 if all loaded.
         """
         row = self._under_way.pop(request)
         for name, value in (("ended_seq", seq), ("end_s", time_s), ("failed", failed)):
             self._rows.columns[name][row] = value
 
     def so_far(self) -> Transfers | None:
-        """Return all transfers; None for an engine that exchanges no KV."""
+        """Return all transfers up to now; None for an engine that exchanges no KV."""
         if not self._exchanges and not len(self._rows):
             return None
         return Transfers(**self._rows.rows())
@@ -169,8 +175,8 @@ class ImagesSoFar:
     def add(self, request: int, images: Iterable[Sequence[Any]]) -> None:
         """Record the images of a request, in the order of their places.
 
-        An image has a number, a place and a number of tokens. If only some tokens use an output of the encoder, their
-        ranges follow, each as first token and number of tokens.
+        An image is a number, a place in the prompt, and a number of tokens. If only some of its tokens have an encoder
+        output, their ranges follow, each as first token and number of tokens.
         """
         for image, place, tokens, *runs in images:
             self._images.append(request, image, place, tokens)
@@ -179,11 +185,11 @@ class ImagesSoFar:
         self._are_reported = True
 
     def happened(self, kind: str, request: int, image: int, *, seq: int, step: int) -> None:
-        """Record an event of the encoder cache; `kind` is the name of an `ImageEventKind` in lower case."""
+        """Record an event of the encoder cache. `kind` is the name of an `ImageEventKind` in lower case."""
         self._events.append(seq, step, ImageEventKind[kind.upper()], request, image)
 
     def images(self, requests: IntArray | None = None) -> PromptImages | None:
-        """Return the images of all `requests`, or of those in these rows; None if no prompt has an image."""
+        """Return the images of all requests, or of the requests in rows `requests`. None if no prompt has an image."""
         if not len(self._images):
             return None
         columns = self._images.rows()
@@ -194,6 +200,8 @@ class ImagesSoFar:
         return PromptImages(**{name: column[chosen] for name, column in columns.items()}, embedded=runs)
 
     def events(self, first: int = 0) -> EncoderEvents | None:
-        """Return the events from row `first` on; None without images, or without an encoder cache."""
+        """Return the events of the encoder cache from row `first` on. None without images, or without an encoder
+        cache.
+        """
         is_there = self._are_reported or len(self._events) > 0
         return EncoderEvents(**self._events.rows(slice(first, None))) if is_there else None

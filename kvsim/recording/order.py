@@ -14,18 +14,19 @@ ROWS_AT_ONCE = 1 << 16
 MOST_MOMENTS = 1 << 32
 """Number above all sequence numbers, steps, rows and numbers of tokens, so that `sort_key` can combine two numbers."""
 _DIGIT_BITS = 16
-"""Largest number of bits for which NumPy has a radix sort. To sort longer numbers is many times slower."""
+"""Largest number of bits for which NumPy has a radix sort. Sorting longer numbers takes many times longer."""
 
 
 def in_parts(num_rows: int) -> Iterator[slice]:
-    """Yield the rows of a long table in parts."""
+    """Yield slices of `ROWS_AT_ONCE` rows that together are a table of `num_rows` rows."""
     for begin in range(0, num_rows, ROWS_AT_ONCE):
         yield slice(begin, min(begin + ROWS_AT_ONCE, num_rows))
 
 
 def stable_order(keys: IntArray, bound: int) -> npt.NDArray[np.int32]:
-    """Return `np.argsort(keys, kind="stable")`, but faster. There must be fewer than 2**31 keys, from 0 to
-    `bound` - 1.
+    """Return `np.argsort(keys, kind="stable")`, but faster.
+
+    There must be fewer than 2**31 keys, each from 0 to `bound` - 1.
     """
     # Sort by the lowest 16 bits, then by the next 16 bits: each sort keeps the order of the sort before.
     order = np.argsort(keys.astype(np.uint16), kind="stable").astype(np.int32)
@@ -35,7 +36,7 @@ def stable_order(keys: IntArray, bound: int) -> npt.NDArray[np.int32]:
 
 
 def sort_key(first: IntArray, then: IntArray | int) -> npt.NDArray[np.int64]:
-    """Return a number for each pair, such as a request and a sequence number. It sorts by `first`, then by `then`.
+    """Return one number for each pair, such as a request and a `seq`. It sorts by `first`, and then by `then`.
 
     `then` must be below `MOST_MOMENTS`.
     """
@@ -43,16 +44,14 @@ def sort_key(first: IntArray, then: IntArray | int) -> npt.NDArray[np.int64]:
 
 
 def is_new(values: IntArray) -> npt.NDArray[np.bool_]:
-    """Tell for each of `values` whether it differs from the value before; the first always does."""
+    """Tell, for each of `values`, whether it differs from the value before it. It is True for the first value."""
     new = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=new[1:])
     return new
 
 
 def expanded(length: IntArray) -> tuple[IntArray, IntArray]:
-    """Expand extents (ranges of units) with these lengths: return the extent of each unit, and its offset in the
-    extent.
-    """
+    """Return, for each unit of extents of `length` units, the index of its extent and its offset in the extent."""
     extent = np.repeat(np.arange(len(length), dtype=np.int32), length)
     begins = (np.cumsum(length) - length).astype(np.int32)
     return extent, np.arange(len(extent), dtype=np.int32) - np.repeat(begins, length)

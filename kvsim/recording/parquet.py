@@ -1,4 +1,4 @@
-"""Read the Parquet tables of a recording as a whole; write them in row groups of a fixed size as rows arrive.
+"""Read the Parquet tables of a recording as a whole. Write them in row groups of a fixed size, as rows arrive.
 
 This is the only module of `kvsim.recording` that needs pyarrow to read and write tables. Import it inside functions:
 pyarrow takes longer to load than all of kvsim.
@@ -40,7 +40,7 @@ from kvsim.recording.tables import (
 from kvsim.workload import Ragged
 
 _ROWS_READ = 1 << 17
-"""Number of rows of a column that are converted at a time, so that only these are in memory twice."""
+"""Number of rows of a column that are converted at a time. Only these are in memory twice."""
 
 AnyTable = TypeVar("AnyTable", bound=ColumnTable)
 
@@ -60,16 +60,16 @@ class _Hashing(BufferedWriter):
 class TableFile:
     """Parquet file to which any number of rows can be appended at a time. Its bytes depend only on the rows.
 
-    The identity of a recording is computed from the digests of all its tables, and each file then contains it. So a
-    complete file is closed in two calls: `finish` returns its digest, and `close` writes the identity. `abandon` closes
-    a file that will be deleted.
+    The identity of a recording is computed from the digests of all its tables, and each file contains the identity. So
+    a complete file is closed in two calls: `finish` returns its digest, and `close` writes the identity. `abandon`
+    closes a file that will be deleted.
     """
 
     rows_per_group = 1 << 17
     """Number of rows in every row group but the last."""
 
     def __init__(self, file: Path) -> None:
-        """Prepare to write `file`, which is created when the first row group is written."""
+        """`file` is created when the first row group is written."""
         self._file = file
         self._writer: pq.ParquetWriter | None = None
         self._bytes: _Hashing | None = None
@@ -94,23 +94,24 @@ class TableFile:
             self._write(self._num_waiting // self.rows_per_group * self.rows_per_group)
 
     def finish(self) -> bytes:
-        """Write the remaining rows, and return a digest of the file; empty if no table was appended.
+        """Write the remaining rows, and return a digest of the file.
 
-        A table without rows creates a file without rows. If no table was appended, no file is created.
+        A table without rows creates a file without rows. If no table was appended, no file is created and the digest is
+        empty.
         """
         if self._num_waiting or (self._waiting and self._writer is None):
             self._write(self._num_waiting)
         return b"" if self._bytes is None else self._bytes.digest.digest()
 
     def close(self, identity: str) -> None:
-        """Write the recording's `identity` into the file, and close it. Call `finish` before."""
+        """Write the recording's `identity` into the file, and close it. `finish` must have been called."""
         if self._writer is not None and self._bytes is not None:
             self._writer.add_key_value_metadata({provenance.IDENTITY_KEY: identity})
             self._writer.close()
             self._bytes.close()
 
     def abandon(self) -> None:
-        """Close the incomplete file without raising an error; the caller deletes it."""
+        """Close the incomplete file without raising an error. The caller deletes it."""
         if self._writer is not None and self._bytes is not None:
             with suppress(OSError, ValueError, pa.ArrowException):  # such as the full disk for which it is abandoned
                 self._writer.close()
@@ -118,7 +119,7 @@ class TableFile:
                 self._bytes.close()
 
     def _write(self, num_rows: int) -> None:
-        """Write the first `num_rows` of the waiting rows."""
+        """Write the first `num_rows` of the rows that wait."""
         rows = pa.concat_tables(self._waiting)
         if self._writer is None:
             self._bytes = _Hashing(self._file)
@@ -143,9 +144,9 @@ class TableFile:
         self._waiting, self._num_waiting = [rows.slice(num_rows)], len(rows) - num_rows
 
     def _check_order(self, group: pa.Table) -> None:
-        """Check that no column of counters falls in `group`, which is about to be written.
+        """Check that no column with `Column.counts` falls in `group`, which is about to be written.
 
-        This is checked only now because rows may change while they wait.
+        Earlier it cannot be checked, because rows may change while they wait.
         """
         if not len(group):
             return
@@ -157,7 +158,7 @@ class TableFile:
 
 
 def _encodings(table: ColumnTable) -> dict[str, str]:
-    """Return the encodings of columns whose values rarely repeat; all others use a dictionary.
+    """Return the Parquet encodings of columns whose values rarely repeat. All other columns use a dictionary.
 
     This makes a file of steps a third as large, twice as fast to read and four times as fast to write.
     """
@@ -172,9 +173,9 @@ def identity_in(metadata: pq.FileMetaData) -> str:
 
 
 def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
-    """Read the file of `table` in `folder` without checking its values.
+    """Read the file of `table` in `folder`, without checking its values.
 
-    `identity` is that in the recording's `meta.json`, or empty. A file with another identity is refused.
+    `identity` is that in the recording's `meta.json`; empty if it has none. A file with another identity is refused.
     """
     file = folder / f"{table.name}.parquet"
     specs = dict(table.columns())
@@ -200,7 +201,7 @@ def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
 
 
 def _check_metadata(metadata: pq.FileMetaData, file: Path, identity: str) -> None:
-    """Check that `file` declares possible sizes, and belongs to the recording with this identity."""
+    """Check that `file` declares possible sizes, and that it is of the recording with `identity`."""
     declared = oversized(file)
     if declared is not None:
         raise RecordingError(f"{file} is damaged: it declares {declared}.")
@@ -211,7 +212,7 @@ def _check_metadata(metadata: pq.FileMetaData, file: Path, identity: str) -> Non
 
 
 def _check_columns(present: list[str], specs: dict[str, Column], file: Path) -> None:
-    """Check that each required column is `present` in the file, and none more than once."""
+    """Check that each required column is `present` in the file, and no column twice."""
     missing = [name for name, spec in specs.items() if not spec.optional and name not in present]
     if missing:
         raise RecordingError(f"{file} lacks the column {', '.join(missing)}.")
@@ -240,7 +241,7 @@ def _read_meta(folder: Path) -> tuple[Meta, str]:
 
 
 def read_tables(folder: Path) -> Recording:
-    """Read the files in `folder` without checking that they agree."""
+    """Read all tables in `folder`, without checking that they agree."""
     meta, identity = _read_meta(folder)
     has_memory = (folder / "memory.parquet").exists()
     if not has_memory and meta.pool.num_units is not None:
@@ -261,7 +262,7 @@ def read_tables(folder: Path) -> Recording:
 
 @contextmanager
 def _as_recording_error(file: Path) -> Iterator[None]:
-    """Raise errors about the content of `file` as a `RecordingError` that names it."""
+    """Turn errors about the content of `file` into a `RecordingError` that names the file."""
     try:
         yield
     except FileNotFoundError:
@@ -271,7 +272,7 @@ def _as_recording_error(file: Path) -> Iterator[None]:
 
 
 def _read_column(chunks: Iterable[pa.Array], num_rows: int, file: Path, name: str, spec: Column) -> Any:
-    """Return a whole column of `file`, which has `num_rows`, in the type of `spec`."""
+    """Return a whole column of `num_rows` rows, in the type of `spec`. `chunks` are its parts in the file."""
     parts = _parts(chunks, num_rows, file, name, spec)
     if spec.dtype.startswith("list"):
         return end_to_end([Ragged.empty(0, np.int64), *parts])
@@ -288,7 +289,7 @@ def _read_column(chunks: Iterable[pa.Array], num_rows: int, file: Path, name: st
 
 
 def _parts(chunks: Iterable[pa.Array], expected: int, file: Path, name: str, spec: Column) -> Iterator[Any]:
-    """Yield the rows of a column in parts, and check that there are as many as `expected`."""
+    """Yield a column in parts, and check that it has `expected` rows."""
     num_rows = 0
     for data in chunks:
         if data.null_count and spec.dtype != "float64":
@@ -306,18 +307,18 @@ def _parts(chunks: Iterable[pa.Array], expected: int, file: Path, name: str, spe
 
 
 def _all_chunks(parquet: pq.ParquetFile, names: list[str]) -> Callable[[str], Iterable[pa.Array]]:
-    """Read all columns of a small file, and return a function for the chunks of one.
+    """Read all columns of a small file. Return a function that yields the chunks of a column.
 
-    To read them one by one takes three times as long.
+    Reading the columns one by one would take three times as long.
     """
     rows = parquet.read(names, use_threads=False)
     return lambda name: rows.column(name).chunks
 
 
 def _chunks(parquet: pq.ParquetFile, name: str) -> Iterator[pa.Array]:
-    """Yield the rows of a column, at most `_ROWS_READ` at a time, so that no other column is in memory twice.
+    """Yield a column in parts of at most `_ROWS_READ` rows. No other column is in memory meanwhile.
 
-    Row groups are read one by one because `ParquetFile.iter_batches` keeps all decoded pages in memory until its end.
+    Row groups are read one by one, because `ParquetFile.iter_batches` keeps all decoded pages in memory until its end.
     """
     for group in range(parquet.metadata.num_row_groups):
         rows = parquet.read_row_group(group, columns=[name], use_threads=False)
@@ -327,7 +328,7 @@ def _chunks(parquet: pq.ParquetFile, name: str) -> Iterator[pa.Array]:
 
 
 def _converted(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) -> Any:
-    """Convert some rows of the column `name`, which has `num_rows`, to the type of `spec`."""
+    """Convert a part of the column `name`, which has `num_rows` rows in all, to the type of `spec`."""
     if spec.dtype.startswith("list"):
         return _lists(data, file, name)
     if spec.is_text:
@@ -340,7 +341,7 @@ def _converted(data: pa.Array, spec: Column, file: Path, name: str, num_rows: in
 
 
 def _members(encoded: pa.DictionaryArray, names: type[IntEnum], file: Path, name: str) -> npt.NDArray[np.uint8]:
-    """Return the value of the enumeration `names` for each row, which has the name of the member in lower case."""
+    """Return the value of the enumeration `names` for each row. The file has the names of its members in lower case."""
     values = {member.name.lower(): member.value for member in names}
     texts, index = encoded.dictionary.to_pylist(), to_numpy(encoded.indices)
     unknown = [nth for nth, text in enumerate(texts) if text not in values]
@@ -353,7 +354,7 @@ def _members(encoded: pa.DictionaryArray, names: type[IntEnum], file: Path, name
 
 
 def _numbers(data: pa.Array, spec: Column) -> Any:
-    """Return a part of a column of numbers; raise a TypeError if a value is not in the range of its type."""
+    """Convert a part of a column of numbers; raise a TypeError if a value is not in the range of the column's type."""
     wanted = pa.type_for_alias(spec.dtype)
     if not (pa.types.is_integer(wanted) and pa.types.is_integer(data.type)):
         return to_numpy(_cast(data, wanted))  # a null time becomes NaN
@@ -369,14 +370,14 @@ def _numbers(data: pa.Array, spec: Column) -> Any:
 def _cast(data: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Convert `data` to the type `wanted`.
 
-    Data of that type is returned as it is, without `cast`, because pyarrow's compute functions take 0.1 s to load. The
-    files that kvsim writes need no conversion.
+    Data of that type is returned as it is: pyarrow's compute functions, which `cast` needs, take 0.1 s to load, and
+    files of kvsim need no conversion.
     """
     return data if data.type == wanted else data.cast(wanted)
 
 
 def _lists(data: pa.Array, file: Path, name: str) -> Ragged[np.int64]:
-    """Return a part of a column of lists; all such columns are lists of int64."""
+    """Convert a part of a column of lists. All such columns are lists of int64."""
     offsets = to_numpy(data.offsets).astype(np.int64)
     values = _cast(data.values[int(offsets[0]) : int(offsets[-1])], pa.int64())
     if values.null_count:

@@ -1,6 +1,6 @@
-"""Read and write the provenance of a recording (`Meta`) as `meta.json`, or as the first line of a log.
+"""Read and write the provenance of a recording (`Meta`), as `meta.json` or as the first line of a log.
 
-Such a file may come from anyone, so every field that kvsim computes with is checked.
+Such a file may come from anyone, so every field with which kvsim computes is checked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvsim.recording.tables import IntArray
 
 FILE_NAME = META
 IDENTITY_KEY = b"kvsim_identity"
-"""Key of the recording's identity in the schema metadata of a Parquet file."""
+"""Key of the recording's identity in the metadata of a Parquet file."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LARGEST = {"num_units": MAX_UNITS, "unit_tokens": 1 << 24, "first_unit": MAX_UNITS, "bytes_per_unit": 1 << 40,
@@ -44,12 +44,12 @@ _META_KEYS = frozenset((
 
 
 def are_of_one(identity: str, other: str) -> bool:
-    """Tell whether the identities of two files are equal, or one is missing. Then they may belong to one recording."""
+    """Tell whether two files may be of one recording: their identities are equal, or one has none (empty)."""
     return not identity or not other or identity == other
 
 
 def source_of(file: Path) -> str:
-    """Return the source in a `meta.json`; "an unknown source" if it cannot be read."""
+    """Return the `source` in a `meta.json`, such as "simulation"; "an unknown source" if the file cannot be read."""
     try:
         return meta_from_document(read_document(file), file).source
     except RecordingError:
@@ -57,12 +57,12 @@ def source_of(file: Path) -> str:
 
 
 def identity_of(document: Any) -> str:
-    """Return the identity shared by all files of the recording; empty for older recordings."""
+    """Return the identity in the content of a `meta.json`; empty for older recordings."""
     return str(document.get("identity") or "") if isinstance(document, dict) else ""
 
 
 def read_document(file: Path) -> Any:
-    """Read `meta.json` without interpreting it."""
+    """Return the content of `meta.json` as parsed JSON."""
     try:
         text = _decoded(content_of(file, META_BYTES))
         return parse(text, parse_constant=refuse_constant, parse_float=_finite)
@@ -75,7 +75,7 @@ def read_document(file: Path) -> Any:
 
 
 def meta_from_document(document: Any, file: Path) -> Meta:
-    """Return the provenance in `meta.json`, or in the first line of a log."""
+    """Return the provenance in `document`, the content of a `meta.json` or of the first line of a log."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RecordingError(f'{file} is not a kvsim recording: it should say "format": "{FORMAT}".')
     if document.get("version") != VERSION:
@@ -112,7 +112,7 @@ def meta_from_document(document: Any, file: Path) -> Meta:
 
 
 def meta_as_text(meta: Meta, identity: str = "") -> str:
-    """Return the contents of `meta.json`. All files of the recording have the same `identity`."""
+    """Return the text of `meta.json`. `identity` is that of the recording; empty: the text has none."""
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -154,7 +154,7 @@ def refuse_constant(name: str) -> float:
 
 
 def _finite(text: str) -> float:
-    """Convert the text of a JSON number; refuse one that is too large, which would become infinite."""
+    """Convert the text of a JSON number. Refuse one that is too large for a float, which would become infinite."""
     number = float(text)
     if not isfinite(number):
         raise ValueError(f"{text[:20]} is larger than any number")
@@ -162,7 +162,7 @@ def _finite(text: str) -> float:
 
 
 def _decoded(content: bytes) -> str:
-    """Decode the text; refuse lone surrogates, which JSON can contain but no file can be written with."""
+    """Decode the text. Refuse lone surrogates, which JSON can contain but which cannot be written to a file."""
     text = content.decode("utf-8")
     if _SURROGATE.search(text):
         json.dumps(parse(text), ensure_ascii=False).encode()  # raises an error for a surrogate without its other half
@@ -170,7 +170,7 @@ def _decoded(content: bytes) -> str:
 
 
 def _mapping(document: Mapping[str, Any], key: str, file: Path) -> Mapping[str, Any]:
-    """Return the object in a field of `document`; an empty one if the field is absent."""
+    """Return the object in field `key` of `document`; an empty one if the field is absent."""
     value = document.get(key, {})
     if not isinstance(value, dict):
         raise RecordingError(f"{file}: {key!r} should be an object, not {shortened(value)}.")
@@ -202,7 +202,7 @@ def _pool(value: Mapping[str, Any], groups: object, file: Path) -> Pool:
 
 
 def _window_pool(pool: Mapping[str, Any], groups: object, file: Path) -> WindowPool | None:
-    """Return SGLang's second pool; None if there is none. A pool with KV-cache groups cannot have one."""
+    """Return SGLang's second pool; None without one. A pool with KV-cache groups cannot have a second pool."""
     if pool.get("windows") is None:
         return None
     value, names = _mapping(pool, "windows", file), ("num_units", "bytes_per_unit", "window_tokens")
@@ -212,7 +212,10 @@ def _window_pool(pool: Mapping[str, Any], groups: object, file: Path) -> WindowP
 
 
 def _integer(value: Mapping[str, Any], file: Path, where: str, key: str, default: int | None, minimum: int) -> int:
-    """Return the integer in field `key` of the object `value`, which errors call `where`."""
+    """Return the integer in field `key` of the object `value`. `where` is the name of the object in errors.
+
+    `default` is for an absent field; None: the field must be there. `minimum` is the smallest allowed integer.
+    """
     number = value.get(key, default)
     if not is_integer(number, minimum):
         raise RecordingError(
@@ -226,7 +229,7 @@ def _integer(value: Mapping[str, Any], file: Path, where: str, key: str, default
 
 
 def _units(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None:
-    """Return the list of unit ids in a field, which may be packed; None if the field is absent."""
+    """Return the unit addresses in a field, which may be packed (`unit_runs`). None if the field is absent."""
     value = document.get(key)
     if value is None:
         return None
@@ -239,7 +242,7 @@ def _units(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None
 
 
 def _counts(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None:
-    """Return the list of token counts in a field; None if the field is absent."""
+    """Return the token counts in a field; None if the field is absent."""
     value = document.get(key)
     if value is None:
         return None

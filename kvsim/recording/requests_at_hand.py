@@ -1,7 +1,7 @@
-"""Read the requests of a recording that comes with kvsim from JSON: loading pyarrow takes longer than serving them.
+"""Read the requests of a recording that comes with kvsim from JSON, without pyarrow.
 
-A file in the folder `at_hand` has the name of a recording. It has the columns of its `requests.parquet`, and a digest
-of that file. It is used only if the digest matches.
+Loading pyarrow takes longer than to serve such requests. A file in the folder `at_hand` has the name of a recording,
+the columns of its `requests.parquet`, and a digest of that file. It is used only if the digest is right.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Receivers of rows that are final: `RowsInMemory` keeps them; a `RecordingWriter` writes them to disk."""
+"""Receivers of final rows: `RowsInMemory` keeps them, and a `RecordingWriter` writes them to disk."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from kvsim.recording.model import Meta, Recording
 from kvsim.recording.tables import ColumnTable
 
 _PARTS_JOINED = 256
-"""Number of parts of a table that are joined during a run. Many small arrays take several times the memory of one."""
+"""Number of parts of a table after which these are joined. Many small arrays take several times the memory of one."""
 
 
 class RowSink(Protocol):
-    """Receiver of rows that are final."""
+    """Receiver of rows that do not change any more."""
 
     def append(self, table: ColumnTable) -> None:
-        """Add the next rows of a table."""
+        """Add the rows of `table` to the end of the table of this type."""
 
 
 class RowsInMemory:
-    """Receiver that keeps all rows for a `Recording`."""
+    """Receiver that keeps all rows in memory, for a `Recording`."""
 
     def __init__(self) -> None:
         self._parts: dict[type[ColumnTable], list[Any]] = defaultdict(list)
         self._latest: dict[type[ColumnTable], list[Any]] = defaultdict(list)
 
     def append(self, table: ColumnTable) -> None:
-        """Add the next rows of a table, whose arrays must not change afterwards."""
+        """Add the rows of `table` to the end of the table of this type. Its arrays must not change afterwards."""
         latest = self._latest[type(table)]
         latest.append(table)
         if len(latest) == _PARTS_JOINED:
@@ -35,7 +35,7 @@ class RowsInMemory:
             latest.clear()
 
     def finish(self, meta: Meta, name: str = "") -> Recording:
-        """Return the recording; it has the optional tables that were appended."""
+        """Return the recording. It has those optional tables that were appended."""
         kinds = self._latest.items()
         tables: dict[str, Any] = {kind.name: kind.joined(self._parts[kind] + latest) for kind, latest in kinds}
         return Recording(meta=meta, name=name, **tables)

@@ -1,6 +1,6 @@
 """Functions with which all `check_*` modules state the rules of a recording, each for a whole column at once.
 
-An error names the file, the first row that breaks the rule, and the rule. A rule for only some rows has the form
+An error names the file, the first row that breaks the rule, and the rule. A rule for only some rows is written as
 `~applies | holds`, which is true for all other rows.
 """
 
@@ -18,15 +18,15 @@ from kvsim.recording.tables import ColumnTable, IntArray, Memory
 from kvsim.workload import LONGEST_S
 
 CLOCK_S = 1e-6
-"""Longest time in seconds by which two recorded times of one event may differ, because of rounding."""
+"""Largest difference in seconds, due to rounding, between two recorded times of one event."""
 NO_LIMIT = 1 << 40
-"""Value of a limit that is not set: more tokens or requests than a recording can have."""
+"""Value for a limit that is not set: more tokens or requests than a recording can have."""
 
 
 def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = None) -> None:
-    """Raise an error with the message `rule` about the first entry of `holds` that is False.
+    """Raise an error with the message `rule` if an entry of `holds` is False. It names the first such row.
 
-    `holds` has one entry for each row of the file, or for each of `rows`.
+    `holds` has one entry for each row of the file, or with `rows` one for each of these rows.
     """
     if not holds.all():
         row = np.argmin(holds) if rows is None else rows[~holds].min()
@@ -37,10 +37,10 @@ def agree(
     stated: np.ndarray, found: np.ndarray, file: Path, column: str, source: str, rows: np.ndarray | None = None,
     *, within: float = 0,
 ) -> None:  # fmt: skip
-    """Raise an error about the first row in which a `stated` value differs from the value `found` in another table.
+    """Raise an error if a `stated` value differs from the value `found` in another table. It names the first such row.
 
-    `stated` is the column of `file`, and `source` the file from which `found` follows. If only some rows were checked,
-    `rows` has their numbers. Differences up to `within` are no errors.
+    `stated` is the column `column` of `file`, and `source` the file from which `found` follows. With `rows`, the values
+    are those of these rows only. Differences up to `within` are no errors.
     """
     wrong = stated != found if not within else ~(np.abs(stated - found) <= within)
     if wrong.any():
@@ -52,10 +52,10 @@ def agree(
 
 
 def require_of(holds: Callable[[slice], np.ndarray], table: ColumnTable, file: Path, rule: str) -> None:
-    """Check a rule as `require` does, for some rows at a time.
+    """Check a rule as `require` does, for a part of the table at a time.
 
     This is for rules whose intermediate results would take more memory than the columns. `holds` is called with a slice
-    of rows, and returns whether each row keeps the rule.
+    of rows, and returns bool[rows].
     """
     for rows in in_parts(len(table)):
         kept = holds(rows)
@@ -78,7 +78,7 @@ def require_inside(memory: Memory, pool: Pool, chosen: np.ndarray, file: Path) -
 
 
 def is_time(values: np.ndarray) -> np.ndarray:
-    """Return whether each value is a finite time, at most about thirty thousand years from the first event.
+    """Tell, for each value, whether it is a finite time, at most about thirty thousand years from the first event.
 
     Negative times are accepted; NaN is not.
     """
@@ -87,14 +87,14 @@ def is_time(values: np.ndarray) -> np.ndarray:
 
 
 def within(values: IntArray, size: int) -> np.ndarray:
-    """Return whether each value is at least 0 and below `size`."""
+    """Tell, for each value, whether it is at least 0 and below `size`."""
     return (values >= 0) & (values < size)
 
 
 def rises(values: np.ndarray, than: np.ufunc = np.greater_equal, *, least: float = 0) -> np.ndarray:
-    """Return whether each value is not less than the value before it, or than `least` for the first value.
+    """Tell, for each value, whether it is at least the value before it. The first value is compared with `least`.
 
-    With `than=np.greater`, equal values are not accepted either.
+    With `than=np.greater`, it must be above the value before it.
     """
     holds = np.ones(len(values), np.bool_)
     holds[:1] = values[:1] >= least
@@ -103,6 +103,8 @@ def rises(values: np.ndarray, than: np.ufunc = np.greater_equal, *, least: float
 
 
 def in_order(earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
-    """Return whether each time in `earlier` is not after the one in `later`; a missing time (NaN) is in order."""
+    """Tell, for each pair of times, whether the first is at most the second. A missing time (NaN) counts as in
+    order.
+    """
     holds: np.ndarray = ~(earlier > later)  # not `earlier <= later`, which is false for NaN
     return holds

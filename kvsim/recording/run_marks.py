@@ -1,6 +1,6 @@
-"""Mark a moment of a running recording, to get only the rows after it.
+"""Mark a moment of a growing recording, to get only the rows after it.
 
-A simulation that is watched while it runs shows its progress in this way, without copying all tables each time.
+With this, a simulation that is watched while it runs shows its progress without copying all tables each time.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from kvsim.recording.tables import EncoderEvents, IntArray, Memory, PromptImages
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mark:
-    """Numbers of rows at a moment of a run."""
+    """Numbers of rows of a growing recording at one moment."""
 
     seq: int
-    """Last sequence number."""
+    """Last sequence number of an event."""
     num_requests: int
     num_steps: int
     num_schedule_rows: int
@@ -27,14 +27,14 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Since:
-    """Rows that were reported after a mark, numbered as in the whole run."""
+    """Rows that were added after a mark. They have the same numbers as in the whole run."""
 
     rows: IntArray
-    """Rows of `requests` in the whole run, ascending."""
+    """Row of each entry of `requests` in the requests table of the whole run; ascending."""
     requests: Requests
     steps: Steps
     schedule: Schedule
-    """Rows added after the mark, and rows that were open at the mark, as a whole."""
+    """Rows that were added after the mark, and those that were open at the mark, each with all its steps."""
     memory: Memory
     images: PromptImages | None
     """Images of the requests in `rows`; None if no prompt has an image."""

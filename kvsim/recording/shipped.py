@@ -1,4 +1,4 @@
-"""Find the recordings shipped with kvsim, in the installed package or beside it in a checkout."""
+"""Find the recordings that come with kvsim, in the installed package or beside it in a checkout."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _PLACES = (_PACKAGE / "traces", _PACKAGE.parent / "traces")
 
 
 def shipped_names() -> list[str]:
-    """Return the names of the shipped recordings."""
+    """Return the names of the recordings that come with kvsim."""
     return sorted({folder.parent.name for place in _PLACES for folder in place.glob("*/meta.json")})
 
 
 def is_shipped(folder: Path) -> bool:
-    """Tell whether the recording in `folder` is shipped with kvsim, and so was checked by the tests."""
+    """Tell whether the recording in `folder` comes with kvsim. Such a recording was checked by kvsim's tests."""
     return folder.resolve().parent in _PLACES
 
 
 def find(name: str) -> Path:
-    """Return the folder of a recording given by path, or by the name of a shipped one.
+    """Return the folder of a recording. `name` is its path, or the name of a recording that comes with kvsim.
 
     Raises:
         UnknownNameError: there is no such path or name.

@@ -27,14 +27,14 @@ FloatArray = npt.NDArray[np.float64]
 
 
 WHOLE_TABLE = -1
-"""Address in a release that frees a whole table."""
+"""Value of `Memory.address` in a release of a whole table."""
 _LETTER_BYTES = 4
 _TEXT_BYTES = 1 << 30
 """Largest number of bytes of a text column in memory."""
 
 
 class RequestStatus(IntEnum):
-    """Final status of a request; the names in the file are in lower case."""
+    """Final status of a request. Files have the names in lower case."""
 
     UNFINISHED = 0
     FINISHED = 1
@@ -44,7 +44,7 @@ class RequestStatus(IntEnum):
 
 
 class CopyKind(IntEnum):
-    """Direction of a copy between GPU and host; the names in the file are in lower case."""
+    """Direction of a copy between GPU and host. Files have the names in lower case."""
 
     STORE = 0
     """Copy to the host."""
@@ -53,29 +53,31 @@ class CopyKind(IntEnum):
 
 
 class TransferKind(IntEnum):
-    """Direction of a transfer between servers; the names in the file are in lower case."""
+    """Direction of a transfer between servers. Files have the names in lower case."""
 
     LOAD = 0
-    """KV from outside is written into blocks of the request."""
+    """KV from another server or from a prefix store is written into blocks of the request."""
     SEND = 1
-    """Blocks are kept at the end of the request until another server has read them."""
+    """Blocks are kept after the end of the request until another server has read them."""
     WRITE = 2
-    """Blocks of the prompt are copied to a store that other servers read."""
+    """Blocks of the prompt are copied to a prefix store, which other servers read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Storage of a column: its NumPy type, or the enumeration whose names are in the file in lower case."""
+    """Type of a column: its NumPy type, or an enumeration. Files have the names of its members in lower case."""
 
     dtype: str
     names: type[IntEnum] | None = None
     optional: bool = False
     counts: bool = False
-    """True if the values never fall, and rise by small steps. The file then stores differences, which are smaller."""
+    """True if the values never fall, and rise by small steps. The file then stores their differences, which take less
+    space.
+    """
 
     @property
     def is_text(self) -> bool:
-        """True for a column of texts, or of the names of an enumeration's members."""
+        """True for a column that the file stores as texts: texts, or the names of an enumeration's members."""
         return self.names is not None or self.dtype == "str"
 
 
@@ -85,13 +87,14 @@ def column(dtype: str, *, names: type[IntEnum] | None = None, counts: bool = Fal
 
 
 def optional_column(dtype: str) -> Any:
-    """Declare a column that a file may lack. It is None then."""
+    """Declare a column that a file may lack. Its value is then None."""
     return field(default=None, metadata={"column": Column(dtype, optional=True)})
 
 
 def text_column(values: list[str], num_rows: int) -> npt.NDArray[np.str_]:
-    """Convert `values` to an array, as part of a column of `num_rows` rows. Every entry is as wide as the
-    longest text.
+    """Convert `values` to an array of texts. They are a part of a column of `num_rows` rows.
+
+    All entries take as much memory as the longest text. A column that would be too large is refused.
     """
     longest = max(map(len, values), default=0)
     if longest * num_rows * _LETTER_BYTES > _TEXT_BYTES:
@@ -100,7 +103,7 @@ def text_column(values: list[str], num_rows: int) -> npt.NDArray[np.str_]:
 
 
 def end_to_end(parts: Sequence[Any]) -> Any:
-    """Return the rows of all `parts` of a column one after the other. They are arrays of one type, or `Ragged`."""
+    """Concatenate `parts` of a column. They are arrays of one type, or `Ragged`."""
     if len(parts) == 1:
         return parts[0]
     if not isinstance(parts[0], Ragged):
@@ -115,13 +118,13 @@ class ColumnTable:
     __slots__ = ()
     name: ClassVar[str]
     is_optional: ClassVar[bool] = False
-    """True for a table that the recordings of some engines lack."""
+    """True for a table that recordings of some engines lack."""
     derived: ClassVar[tuple[str, ...]] = ()
-    """Properties that are computed from columns."""
+    """Names of properties that are computed from columns."""
 
     @classmethod
     def columns(cls) -> Iterator[tuple[str, Column]]:
-        """Yield the name and storage of every column, in file order."""
+        """Yield the name and the type of every column, in the order of the file."""
         for item in fields(cls):  # type: ignore[arg-type]
             yield item.name, item.metadata["column"]
 
@@ -134,7 +137,7 @@ class ColumnTable:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return a table with the rows of all `parts`. Parts with rows have the same optional columns."""
+        """Return a table with the rows of all `parts`. All parts that have rows must have the same optional columns."""
         filled = [part for part in parts if len(part)]
         if not filled:
             return cls.empty()
@@ -146,7 +149,7 @@ class ColumnTable:
         return len(getattr(self, first))
 
     def __getitem__(self, name: str) -> Any:
-        """Return a column, or a property that is computed from columns.
+        """Return the column `name`, or the property of that name in `derived`.
 
         Raises:
             UnknownNameError: the table has no such column.
@@ -163,7 +166,7 @@ class ColumnTable:
     def to_arrow(self) -> pa.Table:
         """Return the columns as a `pyarrow.Table`, with the types of a recording's Parquet file.
 
-        Enumerations are strings in lower case; `prompt_hashes` is a list of int64 for each row.
+        Enumerations are strings in lower case. `prompt_hashes` is a list of int64 in each row.
         """
         import pyarrow as pa  # noqa: PLC0415  slow to import, and few callers need it
 
@@ -201,7 +204,7 @@ def as_pandas(table: pa.Table) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Requests(ColumnTable):
-    """One row per request. Times are seconds from the first event, NaN for events that did not happen."""
+    """Table of requests, one row each. Times are seconds from the first event; NaN for an event that did not happen."""
 
     name: ClassVar[str] = "requests"
     derived: ClassVar[tuple[str, ...]] = ("wait_s", "ttft_s", "tpot_s", "e2e_s")
@@ -222,45 +225,44 @@ class Requests(ColumnTable):
     preemptions: IntArray = column("int32")
     cached_tokens: IntArray = column("int32")
     after: IntArray | None = optional_column("int32")
-    """Request whose end this turn of a session waited for; -1 for a first turn. Absent if there are no sessions."""
+    """Row of the request whose end this turn of a session waited for; -1 for a first turn. Absent without sessions."""
     pause_s: FloatArray | None = optional_column("float64")
-    """Seconds between the end of the request in `after` and the arrival."""
+    """Seconds from the end of request `after` to the arrival of this request."""
     history_tokens: IntArray | None = optional_column("int32")
-    """Number of leading prompt tokens that repeat the prompt and the answer of the request in `after`."""
+    """Number of leading prompt tokens that repeat the prompt and the answer of request `after`."""
     adapter: IntArray | None = optional_column("int32")
-    """Number of the adapter (LoRA) of the request, from 1 on; 0 for none. Absent if no request has an adapter."""
+    """Number of the request's adapter (LoRA), from 1; 0 for none. Absent if no request has an adapter."""
     sent_s: FloatArray | None = optional_column("float64")
-    """Time in seconds at which the front end of the server got the request. The engine takes it later, between two
-    steps.
+    """Time in seconds at which the server's front end got the request. The engine takes it in later, between two steps.
 
-    It may be negative, because the recording begins in the engine. Absent if the recorder did not know it.
+    It may be negative, because times count from the first event in the engine. Absent if the recorder did not know it.
     """
 
     @property
     def asked_s(self) -> FloatArray:
-        """Time from which latencies count: `sent_s` where the recording has it, else `arrival_s`."""
+        """Time in seconds from which latencies count: `sent_s` if the recording has it, otherwise `arrival_s`."""
         return self.arrival_s if self.sent_s is None else self.sent_s
 
     @property
     def turns(self) -> Turns | None:
-        """Turns of sessions: requests that waited for others; None if there are no sessions."""
+        """Turns of sessions: which requests waited for which. None without sessions."""
         if self.after is None:
             return None
         return Turns(after=self.after, pause_s=self.pause_s, history_tokens=self.history_tokens)
 
     @property
     def wait_s(self) -> FloatArray:
-        """Seconds in the queue, from `asked_s` to the first schedule."""
+        """Seconds in the queue, from `asked_s` until first scheduled; NaN for a request that was never scheduled."""
         return self.first_scheduled_s - self.asked_s
 
     @property
     def ttft_s(self) -> FloatArray:
-        """Time to first token in seconds, from `asked_s` to the first output."""
+        """Time to first token in seconds, from `asked_s` to the first output token."""
         return self.first_token_s - self.asked_s
 
     @property
     def tpot_s(self) -> FloatArray:
-        """Time per output token after the first, in seconds; NaN for a single token."""
+        """Seconds per output token after the first; NaN for a single output token."""
         later_tokens = self.output_tokens - 1
         tpot_s = np.full(len(self), np.nan)
         np.divide(self.finished_s - self.first_token_s, later_tokens, out=tpot_s, where=later_tokens > 0)
@@ -268,15 +270,13 @@ class Requests(ColumnTable):
 
     @property
     def e2e_s(self) -> FloatArray:
-        """End-to-end time in seconds, from `asked_s` to the last output."""
+        """End-to-end time in seconds, from `asked_s` to the last output token."""
         return self.finished_s - self.asked_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Steps(ColumnTable):
-    """One row per engine step. `start_s` is the time of scheduling, and `end_s` the time at which its output was
-    processed.
-    """
+    """Table of engine steps, one row each. A step is scheduled at `start_s`; its output is processed at `end_s`."""
 
     name: ClassVar[str] = "steps"
 
@@ -292,27 +292,25 @@ class Steps(ColumnTable):
     waiting: IntArray = column("int32")
     preempted: IntArray = column("int32")
     free_units: IntArray = column("int32")
-    """Number of free units after scheduling, including units with a cached prefix; -1 for an engine without a pool."""
+    """Number of free units after scheduling, including those with a cached prefix; -1 for an engine without a pool."""
     unusable_units: IntArray | None = optional_column("int32")
-    """Number of free units that lie in pieces too small for the first request in the queue, although their sum
+    """Number of free units in pieces that are too small for the first request in the queue, although their sum
     suffices.
     """
     running_after: IntArray | None = optional_column("int32")
-    """Number of running sequences after the output of the step; -1 if another step is in flight then."""
+    """Number of running requests after the output of the step; -1 if another step is in flight at that moment."""
     waiting_after: IntArray | None = optional_column("int32")
-    """Number of waiting requests after the output of the step; -1 if another step is in flight then."""
+    """Number of waiting requests after the output of the step; -1 if another step is in flight at that moment."""
     free_units_after: IntArray | None = optional_column("int32")
-    """Number of free units after the output of the step; -1 if another step is in flight then."""
+    """Number of free units after the output of the step; -1 if another step is in flight at that moment."""
     free_window_units: IntArray | None = optional_column("int32")
-    """Number of free units in the pool of windows after scheduling, including cached ones; absent without
-    such a pool.
-    """
+    """Number of free units in the second pool after scheduling, including cached ones; absent without a second pool."""
     cached_window_units: IntArray | None = optional_column("int32")
-    """Number of units in the pool of windows that only the radix tree holds; absent without such a pool."""
+    """Number of units in the second pool that only the radix tree holds; absent without a second pool."""
     free_window_units_after: IntArray | None = optional_column("int32")
-    """`free_window_units` after the output of the step; -1 if another step is in flight then."""
+    """`free_window_units` after the output of the step; -1 if another step is in flight at that moment."""
     cached_window_units_after: IntArray | None = optional_column("int32")
-    """`cached_window_units` after the output of the step; -1 if another step is in flight then."""
+    """`cached_window_units` after the output of the step; -1 if another step is in flight at that moment."""
     swapped_out_units: IntArray | None = optional_column("int32")
     """Number of units that the step copied to the host; absent without host memory."""
     swapped_in_units: IntArray | None = optional_column("int32")
@@ -327,7 +325,9 @@ class Steps(ColumnTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Schedule(ColumnTable):
-    """One row per request and consecutive steps, each of which computes `tokens` tokens."""
+    """Table of what steps compute: a row for a request and consecutive steps, with `tokens` tokens in each of these
+    steps.
+    """
 
     name: ClassVar[str] = "schedule"
 
@@ -337,21 +337,23 @@ class Schedule(ColumnTable):
     tokens: IntArray = column("int32")
     repeat: IntArray | None = optional_column("int32")
     known: IntArray | None = optional_column("int32")
-    """Number of known tokens when the step was scheduled. In runs with drafts, where each row covers one step."""
+    """Number of the request's known tokens when the step was scheduled. Only in runs with drafts, where a row is one
+    step.
+    """
     outputs: IntArray | None = optional_column("int32")
-    """Number of tokens that the output of the step gave the request. In runs with drafts."""
+    """Number of output tokens that the step gave the request. Only in runs with drafts."""
     proposed: IntArray | None = optional_column("int32")
-    """Number of drafts proposed after the step; in captured runs that schedule a step once its drafts are known."""
+    """Number of tokens drafted after the step. Only in captured runs that schedule a step when its drafts are known."""
 
     @property
     def repeats(self) -> IntArray:
-        """Number of steps of each row; 1 if the file lacks the column."""
+        """Number of steps of each row. It is 1 if the file lacks the column `repeat`."""
         return np.ones(len(self.step), np.int32) if self.repeat is None else self.repeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Memory(ColumnTable):
-    """One row per change of ownership, in order."""
+    """Table of memory events: a row for each change of which request holds consecutive units, in order."""
 
     name: ClassVar[str] = "memory"
     is_optional: ClassVar[bool] = True
@@ -364,19 +366,19 @@ class Memory(ColumnTable):
     address: IntArray = column("int32")
     length: IntArray = column("int32")
     requested: IntArray | None = optional_column("int32")
-    """Number of units that were requested, if the allocator rounded up; `length` if absent."""
+    """Number of units that the request asked for, if the allocator rounds up. Absent if it is always `length`."""
     cached: IntArray | None = optional_column("int32")
-    """Number of units at the beginning of the table that keep a cached prefix after a release."""
+    """Number of units at the beginning of a released table that keep a cached prefix."""
     group: IntArray | None = optional_column("int32")
-    """KV-cache group of the table; 0 if absent, and for evictions, which concern no table."""
+    """KV-cache group of the table; 0 for evictions, which concern no table. Absent with one group."""
     repeat: IntArray | None = optional_column("int32")
-    """Number of consecutive steps in which a row appends. Each adds `length` units right after those of the step
+    """Number of consecutive steps in which the row appends `length` units, each time right after those of the step
     before.
     """
 
     @property
     def groups(self) -> IntArray:
-        """KV-cache group of each row; 0 if the file lacks the column."""
+        """KV-cache group of each row. It is 0 if the file lacks the column `group`."""
         return np.zeros(len(self.step), np.int32) if self.group is None else self.group
 
     @property
@@ -386,8 +388,8 @@ class Memory(ColumnTable):
 
     @property
     def ends(self) -> IntArray:
-        """Numbers of the rows in which requests release whole tables. If several tables are released together, the last
-        row.
+        """Numbers of the rows that release whole tables. If a request releases several tables together, the last of
+        these rows.
         """
         rows = np.flatnonzero((self.kind == MemoryKind.RELEASE) & (self.address == WHOLE_TABLE))
         if self.group is None or not len(rows):
@@ -400,9 +402,9 @@ class Memory(ColumnTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Copies(ColumnTable):
-    """One row per block that is copied between GPU and host, in the order in which the ends of copies are reported.
+    """Table of copies between GPU and host: a row per GPU block, in the order in which the ends of copies are reported.
 
-    Rows of one copy are in the order in which the host memory became idle, which decides evictions. Copies that are
+    Rows of one copy are in the order in which its host blocks become idle, which decides evictions. Copies whose end is
     never reported come last.
     """
 
@@ -410,24 +412,26 @@ class Copies(ColumnTable):
     is_optional: ClassVar[bool] = True
 
     copy: IntArray = column("int32")
-    """Number of the copy, in the order in which copies were decided."""
+    """Number of the copy, from 0, in the order in which steps decided on copies."""
     kind: IntArray = column("uint8", names=CopyKind)
     request: IntArray = column("int32")
     begun_step: IntArray = column("int32")
-    """Step that decided the copy."""
+    """Number of the step that decided on the copy."""
     awaited_step: IntArray = column("int32")
-    """First step that waited for the copy, because it allocated blocks that were still being copied; -1 for none."""
+    """First step that waited for the copy, because it allocated blocks that were still being copied; -1 if none
+    waited.
+    """
     reported_step: IntArray = column("int32")
     """Step whose output reported the end of the copy; -1 if the recording ends before."""
     address: IntArray = column("int32")
-    """Block on the GPU."""
+    """Number of the GPU block."""
     slot: IntArray = column("int32")
     """Number of the host block. A host block may hold several GPU blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Transfers(ColumnTable):
-    """One row per transfer between a server and others, or a store, in the order in which they begin."""
+    """Table of transfers between this server and others, or a prefix store, in the order in which they begin."""
 
     name: ClassVar[str] = "transfers"
     is_optional: ClassVar[bool] = True
@@ -437,25 +441,25 @@ class Transfers(ColumnTable):
     server: IntArray = column("int32")
     """Number of the other server, counted separately for prefill and decode servers; -1 if it is not known."""
     begun_seq: IntArray = column("int64")
-    """`seq` at which a load allocates its blocks, or of the output that ends a sent request."""
+    """`seq` at which a load allocates its blocks; for sent blocks, that of the output that ends the request."""
     ended_seq: IntArray = column("int64")
-    """`seq` of the output with which its end was reported; -1 if the recording ends before."""
+    """`seq` of the output that reports the end of the transfer; -1 if the recording ends before."""
     begin_s: FloatArray = column("float64")
-    """Time in seconds at which a load begins to cross the link, or from which on blocks are kept to be sent."""
+    """Time in seconds at which a load begins to use the link, or from which on blocks are kept to be sent."""
     end_s: FloatArray = column("float64")
-    """Time in seconds at which the blocks were transferred; NaN if the recording ends before."""
+    """Time in seconds at which all blocks are transferred; NaN if the recording ends before."""
     position: IntArray = column("int32")
-    """First entry of the request's table that is transferred."""
+    """Index in the request's table of the first block that is transferred."""
     blocks: IntArray = column("int32")
     tokens: IntArray = column("int32")
-    """Number of tokens that a load brings, or of computed tokens in the blocks that are sent."""
+    """Number of tokens that a load brings; for sent blocks, the number of computed tokens in them."""
     failed: IntArray = column("int32")
-    """First entry of the request's table that failed to load; -1 for none."""
+    """First index in the request's table that failed to load; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class PromptImages(ColumnTable):
-    """One row per image of a prompt, sorted by request and place."""
+    """Table of images in prompts, one row each, sorted by request and place."""
 
     name: ClassVar[str] = "images"
     is_optional: ClassVar[bool] = True
@@ -469,15 +473,14 @@ class PromptImages(ColumnTable):
     tokens: IntArray = column("int32")
     """Number of prompt tokens of the image."""
     embedded: Ragged[np.int64] | None = optional_column("list<int64>")
-    """Ranges of these tokens that have an encoder output, as pairs of first token and number; empty if all tokens have
-    one.
+    """Ranges of the image's tokens that have an encoder output, as pairs of first token and number of tokens.
 
-    Absent if all tokens of every image have one.
+    Empty if all tokens have one. Absent if this is so for every image.
     """
 
     @property
     def outputs(self) -> IntArray:
-        """Number of encoder outputs of each image: int64[n]."""
+        """Number of encoder outputs of each image: int64[rows]."""
         outputs = self.tokens.astype(np.int64)
         if self.embedded is not None:
             rows = np.flatnonzero(self.embedded.lengths)
@@ -487,7 +490,7 @@ class PromptImages(ColumnTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class EncoderEvents(ColumnTable):
-    """One row per event of the encoder cache, in order."""
+    """Table of events of the encoder cache, one row each, in order."""
 
     name: ClassVar[str] = "encoder"
     is_optional: ClassVar[bool] = True
@@ -496,11 +499,11 @@ class EncoderEvents(ColumnTable):
     step: IntArray = column("int32", counts=True)
     kind: IntArray = column("uint8", names=ImageEventKind)
     request: IntArray = column("int32")
-    """Request that holds or releases the image; -1 if the image is computed or evicted."""
+    """Request that begins or ends to hold the image; -1 if the image is computed or evicted."""
     image: IntArray = column("int32")
 
 
 TABLES: tuple[type[ColumnTable], ...] = (
     Requests, Steps, Schedule, Memory, Copies, Transfers, PromptImages, EncoderEvents,
 )  # fmt: skip
-"""Tables of a recording, each in a file of its name."""
+"""Types of the tables of a recording. Each is in a file of its own."""

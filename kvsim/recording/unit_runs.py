@@ -1,6 +1,6 @@
-"""Pack lists of units into short JSON: `[17, [1000, 1900], 5]` has consecutive units as pairs of first and last.
+"""Pack lists of unit addresses into short JSON. In `[17, [1000, 1900], 5]`, a pair is all addresses from first to last.
 
-A free queue has tens of thousands of units, most of which are still in their initial order.
+A free queue has tens of thousands of units. Most are still in their initial order.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from kvsim.recording.order import expanded
 from kvsim.recording.tables import IntArray
 
 _SHORTEST_RUN = 3
-"""Smallest number of consecutive units for which a pair is shorter than the list."""
+"""Smallest number of consecutive addresses that are shorter as a pair than as a list."""
 
 Packed = list[int | list[int]]
 
 
 def pack(units: IntArray) -> Packed:
-    """Return `units` in order. Units that ascend or descend by one are replaced by a pair of the first and the last."""
+    """Return the addresses `units` in order, with a pair of first and last for those that ascend or descend by one."""
     step = np.diff(units)
     goes_on = np.abs(step) == 1
     breaks = ~goes_on
@@ -38,7 +38,7 @@ def pack(units: IntArray) -> Packed:
 
 
 def unpack(value: object) -> IntArray:
-    """Return the units that `pack` wrote, or those of a plain list."""
+    """Return the unit addresses in `value`, which `pack` returned; a plain list is accepted too."""
     # A pair is [first, last]; a single unit is both its first and its last.
     items: list[Any] = value if isinstance(value, list) else [value]
     first = _units([item[0] if _is_pair(item) else item for item in items])

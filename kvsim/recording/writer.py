@@ -24,26 +24,29 @@ if TYPE_CHECKING:
     from kvsim.recording.parquet import TableFile
 
 _MOST_ROWS_CHECKED = 1 << 22
-"""Largest number of rows of a recording that is read back and checked before the folder is renamed.
+"""Largest number of rows of a recording that is read back and checked before its folder is renamed.
 
-This takes a second or two. For a longer recording, only the order of the rows is checked, because the checks need
-memory for all rows. Its readers check the rest.
+This takes a second or two. For a longer recording, only the order of the rows is checked, because the other checks need
+memory for all rows. They are made when the recording is read.
 """
 _MOST_ROWS_REPLAYED = 200_000
-"""Largest number of rows of a recording that is also replayed, which takes some tenths of a second."""
+"""Largest number of rows of a recording that is also replayed before its folder is renamed.
+
+This takes some tenths of a second.
+"""
 
 
 class RecordingWriter:
     """Context manager that writes a recording: `append` rows, then `commit`. Without a commit, it leaves no files.
 
-    The bytes on disk depend only on the rows. All files of a recording have the same identity, a digest of its
-    contents, so that files of two recordings are never mixed up.
+    The bytes on disk depend only on the rows and the provenance. All files of a recording have the same identity, a
+    digest of its contents, so that files of two recordings are never mixed up.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Prepare to write to folder `path`.
+        """`path` is the folder to write.
 
-        A recording of the same source is replaced; with `overwrite`, a recording of any source.
+        An existing recording of the same source is replaced; with `overwrite`, a recording of any source.
         """
         self._target = Path(os.path.realpath(path))
         self._overwrite = overwrite
@@ -88,7 +91,7 @@ class RecordingWriter:
 
         Args:
             meta: provenance of the recording.
-            play: additional check of a short recording; raises RecordingError.
+            play: additional check of a short recording, which raises a RecordingError; None for none.
 
         Raises:
             RecordingError: the recording cannot be written, or the target is not a recording of the same source.
@@ -106,7 +109,7 @@ class RecordingWriter:
         return self._target
 
     def _check_what_was_written(self, play: Callable[[Recording, Path], object] | None) -> None:
-        """Read the recording and check it as every reader will."""
+        """Read the written recording, and check it as every reader will."""
         from kvsim.recording.check import check, check_events  # noqa: PLC0415  as above
         from kvsim.recording.parquet import read_tables  # noqa: PLC0415  as above
 
@@ -124,7 +127,7 @@ class RecordingWriter:
     def _refuse_anything_else(self, source: str = "") -> None:
         """Raise an error if the target exists and may not be replaced.
 
-        Only a recording may be replaced, and without `overwrite` only one of the same `source`; "" means any source.
+        Only a recording may be replaced, and without `overwrite` only one of the same `source`; empty for any source.
         """
         target = self._target
         if not target.exists():
@@ -145,7 +148,7 @@ class RecordingWriter:
 
     @contextmanager
     def _as_recording_error(self) -> Iterator[None]:
-        """Raise errors of the operating system as a `RecordingError` that names the target."""
+        """Turn errors of the operating system into a `RecordingError` that names the target."""
         try:
             yield
         except (FileExistsError, NotADirectoryError) as error:
