@@ -26,25 +26,29 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 PREEMPTED_SHARE = 0.05
-"""Preemptions per request from which a run gets a prediction interval."""
+"""Number of preemptions per request from which a run gets prediction intervals."""
 MOST_REQUESTS = 20_000
-"""Maximum number of requests for a prediction interval; with more, its runs would take minutes."""
+"""Maximum number of requests of a run that gets prediction intervals. With more, the additional runs would take
+minutes.
+"""
 CLOCKS = ("gpu", "host")
-"""Clocks whose errors are varied."""
+"""Clocks whose errors are varied: that of the GPU, and that of the host."""
 _PLACES = (-1.0, -0.5, 0.5, 1.0)
-"""Changes of the step times in the additional runs, in units of their typical error."""
+"""Changes of the step times in the additional runs, as multiples of their typical error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """Smallest and largest value of each figure."""
+    """Smallest and largest value of each figure in runs with varied step times."""
 
     gpu_percent: float
     """Percentage by which the GPU times were shortened and lengthened."""
     host_percent: float
     """Percentage by which the host times were shortened and lengthened."""
     ranges: Mapping[str, tuple[float, float]]
-    """Ranges of mean TTFT, TPOT and end-to-end time in seconds, output tokens per second, preemptions."""
+    """Smallest and largest value, by figure: mean TTFT, TPOT and end-to-end time in seconds, output tokens per second,
+    and preemptions.
+    """
 
     def as_dict(self) -> dict[str, Any]:
         """Return the intervals for JSON."""
@@ -52,7 +56,7 @@ class Band:
         return {"gpu_percent": self.gpu_percent, "host_percent": self.host_percent, **ranges}
 
     def words(self) -> str:
-        """Describe the variation, as one clause."""
+        """Describe in one clause by how much the step times were varied."""
         return f"the GPU's times {self.gpu_percent:.0f} % and the host's {self.host_percent:.0f} % shorter to longer"
 
 
@@ -68,7 +72,9 @@ def figures_of(summary: Summary) -> dict[str, float]:
 
 
 def is_worth_a_band(summary: Summary, num_requests: int) -> bool:
-    """Tell whether a run has enough preemptions to need a band, and is short enough to be repeated for it."""
+    """Tell whether a run has enough preemptions to need prediction intervals, and is short enough to be repeated for
+    them.
+    """
     return num_requests <= MOST_REQUESTS and summary.num_preemptions >= PREEMPTED_SHARE * num_requests
 
 
@@ -77,7 +83,7 @@ def band_of(
 ) -> Band | None:
     """Return the prediction intervals around `summary`, from runs with step times varied by their typical error.
 
-    The result is None for a custom model of step times, or if their error was never measured.
+    Return None if the step times are a custom model, or if their error was never measured.
     """
     times = machine.step_time.times if isinstance(machine.step_time, WatchedProfile) else machine.step_time
     known = interval_in(times_label(machine, machine.limited(policy), workload))

@@ -1,4 +1,4 @@
-"""Batches of calls to worker processes, because sending one call takes as long as a short simulation."""
+"""Batches of calls for worker processes. Sending a single call would take as long as a short simulation."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 _BATCH_S = 0.5
-"""Target duration of a batch in seconds; if its worker dies, this much work is lost."""
+"""Target duration of a batch in seconds. If its worker dies, this amount of work is lost."""
 
 
 class Batches:
-    """Queue of unsent tasks, divided into batches.
+    """Queue of tasks that were not sent yet, from which batches are taken.
 
-    A task has two arguments for the call. The first batches have one task. Once the mean time of a task is known, a
-    batch takes about `_BATCH_S`. Batches shrink towards the end, so that all workers end at about the same time.
+    A task is the two arguments of a call. The first batches have one task each. Once the mean time of a task is known,
+    a batch takes about `_BATCH_S`. Batches shrink towards the end, so that all workers end at about the same time.
     """
 
     def __init__(self, tasks: Mapping[str, tuple[Any, Any]], num_workers: int) -> None:
@@ -26,16 +26,20 @@ class Batches:
         self._num_workers = num_workers
         self._num_made, self._took_s = 0, 0.0
         self.under_way = set[str]()
-        """Keys of the tasks that were sent and whose results have not arrived."""
+        """Keys of the tasks that were sent and whose results have not arrived yet."""
 
     def shared(self) -> Iterator[tuple[int, Any]]:
-        """Yield the `id` and the value of each first argument that several tasks share: a cluster receives it once."""
+        """Yield the `id` and the value of each first argument that several tasks have. A cluster receives it only
+        once.
+        """
         by_id = [(id(common), common) for _, (common, _) in self._left]
         times = Counter(number for number, _ in by_id)
         yield from ((number, common) for number, common in dict(by_id).items() if times[number] > 1)
 
     def take(self, most: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Yield at most `most` batches: the first argument, which its tasks share, and the second arguments by key."""
+        """Yield at most `most` batches: the first argument, which all tasks of a batch share, and the second arguments
+        by key.
+        """
         for _ in range(most):
             if not self._left:
                 return
@@ -49,7 +53,7 @@ class Batches:
             yield common, second
 
     def came_back(self, made: Sequence[tuple[str, Any]], took_s: float) -> None:
-        """Record the results of a batch, by key, and its time in seconds."""
+        """Record the results of a batch, by key, and the seconds that the batch took."""
         self.under_way.difference_update(key for key, _ in made)
         self._num_made += len(made)
         self._took_s += took_s
@@ -64,7 +68,10 @@ class Batches:
 def make_batch(
     call: Callable[[Any, Any], Result], common: Any, second: Mapping[str, Any]
 ) -> tuple[list[tuple[str, Result]], float]:
-    """Make the calls of a batch, in a worker process; return the results with their keys, and the seconds they took."""
+    """Make the calls of a batch in a worker process. Return the results by key, and the seconds that they took.
+
+    `common` is the first argument of all calls, and `second` has the second arguments by key.
+    """
     begin_s = time.perf_counter()
     made = [(key, call(common, argument)) for key, argument in second.items()]
     return made, time.perf_counter() - begin_s

@@ -1,7 +1,8 @@
-"""Prefix hits of requests that are served one at a time: with vLLM's eviction, and the most with any rule.
+"""Prefix hits of requests that are served one at a time: with vLLM's eviction rule, and the most that any rule can
+reach.
 
-The upper bound shows how much a better eviction rule could gain. With a fixed order and no overlap, eviction changes
-neither the next request nor the number of blocks that it takes, so Belady's rule is optimal.
+This maximum shows how much a better eviction rule could gain. If the order is fixed and requests do not overlap,
+eviction changes neither the next request nor the number of blocks that it takes. So Belady's rule is optimal.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class _Blocks(NamedTuple):
     keys: list[int]
     """Keys of the leading full blocks that other requests may have in common with this one."""
     num_lookups: int
-    """Number of leading blocks that are looked up; the block of the last prompt token is always computed."""
+    """Number of leading blocks that are looked up. The block of the last prompt token is not, because it is always
+    computed.
+    """
     num_full: int
     num_blocks: int
 
@@ -36,8 +39,8 @@ def hits_in_order(
 ) -> npt.NDArray[np.int64]:
     """Return the number of prompt tokens that each request hits in the prefix cache if requests run one at a time.
 
-    With "optimal", no eviction rule finds more tokens in total. `kvsim.simulate` with `max_num_seqs` 1 finds the same
-    numbers with either rule.
+    With "optimal", no other eviction rule finds more tokens in total. `kvsim.simulate` with `max_num_seqs` 1 finds the
+    same numbers for both rules.
 
     Args:
         workload: Requests, which are served in their order; arrival times are ignored.
@@ -74,7 +77,9 @@ def _blocks_of(workload: Workload, block_size: int) -> Iterator[_Blocks]:
 
 
 def _optimal(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
-    """Yield the number of blocks that each request hits with Belady's rule: evict the block whose next use is last."""
+    """Yield the number of blocks that each request hits with Belady's rule, which evicts the block that is used again
+    last.
+    """
     uses: defaultdict[int, list[int]] = defaultdict(list)
     for number, request in reversed(list(enumerate(requests))):
         for key in request.keys[: request.num_lookups]:
@@ -101,9 +106,9 @@ def _optimal(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
 
 
 def _least_recent(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
-    """Yield the number of blocks that each request hits with vLLM's rule: evict the least recently freed block.
+    """Yield the number of blocks that each request hits with vLLM's rule, which evicts the least recently freed block.
 
-    Blocks without a cached prefix are used first. A request frees its blocks from the last to the first.
+    Blocks without a cached prefix are taken first. A request frees its blocks from the last to the first.
     """
     free: OrderedDict[int, int] = OrderedDict()  # keys of the cached free blocks, by serial number of the block
     blocks_of: defaultdict[int, list[int]] = defaultdict(list)  # cached blocks of each key, the oldest first

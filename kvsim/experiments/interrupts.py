@@ -1,4 +1,4 @@
-"""Delayed Ctrl-C: a terminal sends it to every process, and only the parent process should handle it."""
+"""Delayed Ctrl-C. A terminal sends it to every process, and only the parent process should handle it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from multiprocessing import resource_tracker
 
 @contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Hold Ctrl-C back until the end of the `with` block; threads and processes started inside ignore it for good."""
+    """Hold Ctrl-C back until the end of the `with` block. Threads and processes started inside the block ignore it for
+    good.
+    """
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
         return

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 @contextmanager
 def dask_workers(scheduler: str, num_jobs: int) -> Iterator[DaskWorkers]:
-    """Yield the cluster at `scheduler`, or one on this machine with `num_jobs` processes."""
+    """Yield the Dask cluster at address `scheduler`; empty starts one on this machine with `num_jobs` processes."""
     with ExitStack() as stack:
         if scheduler:
             client = stack.enter_context(Client(scheduler, set_as_default=False))
@@ -46,7 +46,7 @@ class DaskWorkers:
     """Implementation of `kvsim.experiments.workers.Workers`."""
 
     def __init__(self, client: Client, num_jobs: int) -> None:
-        """Make up to `num_jobs` calls at a time; -1 for one per thread."""
+        """Use `client` to make up to `num_jobs` calls at a time; -1 for one per thread of the cluster."""
         self._client, self._num_jobs = client, num_jobs
 
     def results(
@@ -75,7 +75,9 @@ class DaskWorkers:
             yield from made
 
     def _held(self, value: Any) -> Any:
-        """Return `value` as the result of a call, which the cluster can repeat when the worker that holds it dies."""
+        """Return `value` as the result of a call. The cluster repeats the call if the worker that holds the value
+        dies.
+        """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
             return self._client.submit(_given, value, pure=False)

@@ -20,7 +20,7 @@ from kvsim.experiments.batches import Batches, make_batch
 Result = TypeVar("Result")
 
 _WATCH_S = 1.0
-"""Seconds between two checks of a worker that its parent process exists."""
+"""Seconds between two checks in which a worker process looks whether its parent process exists."""
 
 
 @contextmanager
@@ -60,7 +60,10 @@ class LokyWorkers:
 
 
 def _begin(parent: int) -> None:
-    """End this process soon after its parent, which may be killed without a message; leave Ctrl-C to the parent."""
+    """End this process soon after its parent with process id `parent`, and ignore Ctrl-C.
+
+    The parent may be killed without sending a message.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:

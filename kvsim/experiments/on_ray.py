@@ -18,12 +18,15 @@ from kvsim.experiments.interrupts import interrupted_later
 Result = TypeVar("Result")
 
 _ANSWER_S = 10.0
-"""Maximum seconds for a cluster to accept a connection."""
+"""Maximum number of seconds in which a cluster must accept a connection."""
 
 
 @contextmanager
 def ray_workers(scheduler: str, num_jobs: int) -> Iterator[RayWorkers]:
-    """Yield the cluster at `scheduler`, or one on this machine: with a core per job, or all cores if `num_jobs` < 1."""
+    """Yield the Ray cluster at address `scheduler`; empty starts one on this machine.
+
+    That one has `num_jobs` cores, or all cores if `num_jobs` is below 1.
+    """
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if scheduler:
         _knock(scheduler)
@@ -36,7 +39,7 @@ def ray_workers(scheduler: str, num_jobs: int) -> Iterator[RayWorkers]:
 
 
 def _knock(address: str) -> None:
-    """Check that a server listens at the address: Ray would try for minutes."""
+    """Check that a server listens at `address`, because Ray would try to connect for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
@@ -45,7 +48,8 @@ def _knock(address: str) -> None:
 class RayWorkers:
     """Implementation of `kvsim.experiments.workers.Workers` with actors.
 
-    The process of an actor imports once and waits for calls; for tasks, Ray would look for a worker each time.
+    The process of an actor imports kvsim once, and then waits for calls. For tasks, Ray would look for a process each
+    time.
     """
 
     def __init__(self, number: int) -> None:

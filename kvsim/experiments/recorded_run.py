@@ -1,4 +1,6 @@
-"""Setup of a recorded run, so that it can be simulated again: its policy, its memory, and its requests as sent."""
+"""Setup with which a recorded run can be simulated again: its policy, its memory, and its requests as they were
+sent.
+"""
 
 from __future__ import annotations
 
@@ -68,12 +70,12 @@ def _host_memory(meta: Meta) -> dict[str, float]:
 
 
 def as_sent(recording: Recording) -> Workload:
-    """Return the requests of `recording` that have output, with their sending times, estimated if none are recorded.
+    """Return the requests of `recording` that have output, with the times at which they were sent.
 
-    An engine looks for new requests once per step, and takes all that have come since its previous look. Their sending
-    times are estimated as evenly spaced between the two looks. If the time of the look were used instead, half of the
-    requests would be just too late for their step in a slightly faster simulation. In a simulated recording, the
-    recorded arrivals are the exact sending times.
+    If no such times are recorded, they are estimated. An engine looks for new requests once per step, and takes all
+    that have come since its previous look. These are assumed to be sent at even intervals between the two looks. With
+    the time of the later look instead, a slightly faster simulation would schedule half of these requests one step too
+    late. In a simulated recording, the recorded arrivals are the exact times.
     """
     workload, requests = workload_of(recording, waiting=False), recording.requests
     if requests.sent_s is not None:
@@ -94,15 +96,17 @@ def as_sent(recording: Recording) -> Workload:
 
 
 def is_stamped_at_entry(recording: Recording) -> bool:
-    """Tell whether latencies of `recording` count from when the engine took a request, not from when it was sent."""
+    """Tell whether latencies of `recording` count from the time at which the engine took a request, not from its
+    sending.
+    """
     return recording.meta.source != "simulation" and recording.requests.sent_s is None
 
 
 def _looked_before_s(recording: Recording, taken_s: FloatArray) -> FloatArray:
-    """Return the time of the engine's previous look for requests, for each time at which it took requests.
+    """Return the time of the engine's look for requests before each of the looks at `taken_s`, in seconds.
 
-    The previous look was at the start of the previous step. For an idle engine, and for engines other than vLLM, the
-    result is `taken_s`.
+    That look was at the start of the previous step. For an idle engine, and for engines other than vLLM, the result is
+    `taken_s`.
     """
     steps, requests = recording.steps, recording.requests
     if recording.meta.policy_name != "paged" or not len(steps):
@@ -116,7 +120,7 @@ def _looked_before_s(recording: Recording, taken_s: FloatArray) -> FloatArray:
 
 
 def users_of(recording: Recording) -> int | None:
-    """Return the number of users of a closed loop; None for an open loop.
+    """Return the number of users of a recorded closed loop; None for an open loop.
 
     Calls of `generate()` are a closed loop with as many users as a batch has rows.
     """

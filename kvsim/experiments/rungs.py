@@ -1,8 +1,9 @@
-"""Ablation as a ladder: the same requests served one by one, then better and better, with one change on every rung.
+"""Ablation as a ladder: the same requests served one by one, then better and better, with one more change on every
+rung.
 
 Every rung runs twice: with the given memory, and with ample memory, which is enough for all requests. The gain of a
-rung is its throughput divided by that of the rung below. With ample memory, this ratio is the speed factor of the gain;
-the rest of the gain is the memory factor.
+rung is its throughput divided by the throughput of the rung below. It has two factors. The speed factor is the same
+ratio with ample memory. The memory factor is the gain divided by the speed factor.
 """
 
 from __future__ import annotations
@@ -26,21 +27,23 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 KEY: Final = "ladder"
-"""Key of the rung in the provenance of a recording."""
+"""Key in the provenance of a recording under which the rung is stored."""
 _MORE_THAN_PROMPT = 8
-"""Tokens by which SGLang's longest sequence exceeds a request, so that SGLang neither refuses nor cuts it."""
+"""Number of tokens by which SGLang's longest sequence must exceed a request, so that SGLang neither refuses nor cuts
+it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """Way to serve that differs from the rung below in one setting."""
+    """Way to serve requests that differs from the rung below in one setting."""
 
     name: str
     change: str
-    """Change from the rung below, in a few words."""
+    """Description of the change from the rung below, in a few words."""
     policy: Policy
     captured: bool
-    """True if steps are launched as captured graphs."""
+    """True if steps are launched as captured graphs (CUDA graphs)."""
 
 
 def rungs(
@@ -48,7 +51,7 @@ def rungs(
 ) -> tuple[Rung, ...]:
     """Return the eight rungs with the limits of `scheduler`.
 
-    On the rungs without chunked prefill, prompts are not split, so a step may have as many tokens as the longest
+    Without chunked prefill, prompts are not split, so a step of such a rung may have as many tokens as the longest
     sequence.
     """
     limits = replace(
@@ -82,15 +85,15 @@ def rungs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Climbed:
-    """Rung with its results. Throughputs are output tokens per second."""
+    """Rung with the results of its two runs. Throughputs are in output tokens per second."""
 
     name: str
     change: str
     tokens_per_s: float
     ample_tokens_per_s: float
-    """Output tokens per second with ample memory."""
+    """Throughput with ample memory, in output tokens per second."""
     mean_batch: float
-    """Scheduled sequences, mean over time."""
+    """Mean number of scheduled sequences over time."""
     duration_s: float
     preemptions: int
     gain: float
@@ -109,7 +112,9 @@ class Climbed:
 
 
 def at_once(workload: Workload) -> Workload:
-    """Return the requests of a workload, all arriving at the beginning, to measure the server and not the arrivals."""
+    """Return the requests of a workload, all of which arrive at second 0. So the server is measured, not the
+    arrivals.
+    """
     description = f"{workload.description} All at once.".strip()
     return replace(workload, arrival_s=np.zeros(len(workload)), description=description)
 
@@ -171,10 +176,11 @@ def rung_recordings(
 
 
 def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -> tuple[Machine, AnyPolicy]:
-    """Return `machine` with memory for every sequence that `policy` may run at a time, at its longest, and `policy`.
+    """Return `machine` with memory for all sequences that `policy` may run at once, each at its longest; and the
+    policy.
 
-    The longest sequence of the policy is reduced to that of the workload, because a reservation of more might exceed
-    any pool.
+    The longest sequence of the returned policy is that of the workload. With the original one, reservations might
+    exceed any pool.
     """
     limited: Any = machine.limited(policy)
     needed = int((workload.prompt_tokens.astype(np.int64) + workload.max_tokens).max()) + 1

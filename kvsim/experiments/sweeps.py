@@ -1,8 +1,8 @@
-"""Many simulations in parallel, each as one row of a table.
+"""Many simulations in parallel, each of which becomes one row of a table.
 
-Every result is stored at once beside the table: an interrupted sweep continues where it stopped, and a sweep with more
-points computes only the new ones. When a worker dies, only its point is lost. A point that cannot be served is a row
-with an error.
+Every row is stored beside the table as soon as it is known. So an interrupted sweep continues where it was interrupted,
+and a sweep with more points computes only the new ones. When a worker dies, only its point is lost. A point that cannot
+be served becomes a row with an error.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Point:
     """One simulation of a sweep."""
 
     settings: Mapping[str, Setting]
-    """Settings that identify the point; columns of the table."""
+    """Names and values that identify the point. They become columns of the table."""
     workload: Workload
     policy: AnyPolicy
     machine: Machine
@@ -59,7 +59,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        """Digest of everything that the result depends on: equal for equal runs."""
+        """Digest of everything on which the result depends. Points with equal keys have equal results."""
         machine, workload = self.machine, self.workload
         on = ", ".join(f"{field.name}={in_full(getattr(machine, field.name))}" for field in fields(machine))
         settings = sorted(describe(self.policy).items()) + source_of(self.policy)
@@ -88,7 +88,10 @@ class Point:
 
 
 def source_of(policy: AnyPolicy) -> list[tuple[str, str]]:
-    """Return the source of a custom policy: its module, or its class if typed in a session, and its arguments."""
+    """Return the source code and the arguments of a custom policy, as pairs of a name and a text.
+
+    The code is that of the policy's module; if the class was typed in a Python session, it is that of the class.
+    """
     if not isinstance(policy, CustomPolicy):
         return []
     kind = type(policy)
@@ -106,23 +109,25 @@ def source_of(policy: AnyPolicy) -> list[tuple[str, str]]:
 
 @dataclass(slots=True, kw_only=True)
 class SweepResult:
-    """Result of a sweep."""
+    """Result of a sweep: its rows, and the numbers of points."""
 
     table: Path
     num_done: int = 0
-    """Number of points simulated now."""
+    """Number of points that were simulated in this call."""
     num_kept: int = 0
-    """Number of points that were simulated earlier."""
+    """Number of points that were simulated in an earlier call."""
     num_failed: int = 0
-    """Number of points that could not be served: rows with an error."""
+    """Number of points that could not be served. Their rows have an error."""
     lost: list[Mapping[str, Setting]] = field(default_factory=list)
-    """Points whose worker died twice; they are not in the table."""
+    """Settings of the points whose worker died twice. They have no row in the table."""
     rows: list[Row] = field(default_factory=list)
-    """Rows of the points, in order; see `run_point`."""
+    """Rows of the points, in the order of the points; see `run_point`."""
 
     @property
     def best(self) -> Row | None:
-        """Row with the most output tokens per second, the first if several are equal; None if no point was served."""
+        """Row with the most output tokens per second, the first one if several are equal; None if no point was
+        served.
+        """
         served = [row for row in self.rows if not row["error"] and row.get("output_tokens_per_s") is not None]
         return max(served, key=lambda row: float(row["output_tokens_per_s"]), default=None)
 
@@ -136,7 +141,7 @@ def sweep(
     scheduler: str = "",
     progress: Progress | None = None,
 ) -> SweepResult:
-    """Simulate the `points` that are not yet in `table`, and rewrite the table.
+    """Simulate the `points` that are not yet in `table`, and write the table again with their rows.
 
     Args:
         points: points with the same names of settings.
@@ -163,7 +168,9 @@ def _sweep(
     scheduler: str,
     progress: Progress | None,
 ) -> SweepResult:
-    """Simulate the points without a row in `file` or `parts`. Store each row in `parts` at once, and all in `file`."""
+    """Simulate the points without a row in `file` or in folder `parts`. Each row is stored in `parts` at once, and all
+    in `file` at the end.
+    """
     rows = rows_of(file) | _rows_of_parts(parts)
     outcome = SweepResult(table=file, num_kept=sum(key in rows for key in by_key))
 
@@ -175,7 +182,9 @@ def _sweep(
             progress(outcome.num_kept + outcome.num_done, len(by_key))
 
     def run(on: Workers, keys: Iterable[str]) -> frozenset[str]:
-        """Run points and store each result; return the points that were running when a worker died."""
+        """Run the points with these keys and store their rows; return the keys of points that were running when a
+        worker died.
+        """
         tasks = {key: (by_key[key].workload, _without_workload(by_key[key])) for key in keys}
         try:
             with closing(on.results(_run, tasks)) as made:
@@ -209,7 +218,7 @@ def _sweep(
 
 @contextmanager
 def _alone(parts: Path, file: Path) -> Iterator[None]:
-    """Lock the folder of results against other sweeps, and remove it if it is empty at the end."""
+    """Lock the folder `parts` against other sweeps, and remove it at the end if it is empty."""
     with ExitStack() as stack:
         try:
             parts.mkdir(parents=True, exist_ok=True)
@@ -226,7 +235,9 @@ def _alone(parts: Path, file: Path) -> Iterator[None]:
 
 
 def _without_workload(point: Point) -> Callable[..., Point]:
-    """Return a function that makes `point` from its workload, so that a shared workload is sent once."""
+    """Return a function that makes `point` from a workload. It can be sent without the workload, which other points
+    share.
+    """
     return partial(Point, **{each.name: getattr(point, each.name) for each in fields(Point) if each.name != "workload"})
 
 
@@ -235,7 +246,7 @@ def _run(workload: Workload, point_of: Callable[..., Point]) -> Row:
 
 
 def run_point(point: Point) -> Row:
-    """Return one row: the settings and the figures, or the reason why the point could not be served."""
+    """Return the row of a point: its settings, and its figures or the reason why it could not be served."""
     pool = {
         "series": _series(point.policy),
         "unit_tokens": point.policy.unit_tokens,
@@ -266,11 +277,13 @@ def _figures(measured: Measured) -> Row:
 
 
 _HALF = "half"
-"""Name of the file of a row that is being written."""
+"""Name of the file in which a row is stored until it is complete."""
 
 
 def _keep(row: Row, file: Path) -> None:
-    """Write `row` to `file`, which appears when complete. No other process writes to its folder during the sweep."""
+    """Write `row` to `file`, which appears when it is complete. No other process writes to its folder during the
+    sweep.
+    """
     half = file.with_name(_HALF)
     try:
         half.write_text(json.dumps({"row": row, "digest": _digest(row)}), encoding="utf-8")
@@ -290,7 +303,7 @@ def _rows_of_parts(parts: Path) -> dict[str, Row]:
 
 
 def rows_of(file: Path) -> dict[str, Row]:
-    """Return the rows of a sweep's table, by the keys of their points; none if there is no file."""
+    """Return the rows of a sweep's table, by the keys of their points; empty if there is no file."""
     if not file.exists():
         return {}
     wrong = UsageError(f"{file} is there and is no table of a sweep; name another file.")

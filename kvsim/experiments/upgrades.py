@@ -1,6 +1,7 @@
 """Effect of another release of vLLM on a load: the decisions that differ, and the rules that cause them.
 
-Every rule that the newer release changed is added to the older release: alone, and together with all earlier changes.
+Every rule that the newer release changed is added to the older release twice: alone, and together with all earlier
+changes.
 """
 
 from __future__ import annotations
@@ -29,38 +30,40 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 Setup = Callable[[str], tuple[Paged, "Machine"]]
-"""Policy and machine of a release."""
+"""Function that returns the policy and the machine for a release."""
 Figures = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstDifference:
-    """The first decision in which the runs with two releases differ."""
+    """First decision in which the runs with two releases differ."""
 
     step: int
-    """Step that was scheduled, or whose output was processed."""
+    """Number of the step that was scheduled, or whose output was processed, when the decision was made."""
     at_s: float
     decisions: Difference
-    """Decisions of both runs; the older release is in the fields named `recorded`."""
+    """Decisions of both runs. Those of the older release are in the fields called `recorded`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """One change between two releases, and its effect on the load."""
+    """Change of one rule between two releases, and its effect on the load."""
 
     change: Change
     names_first: bool
-    """True if this change causes the first decision that differs."""
+    """True if this change causes the first decision that differs between the releases."""
     first_step: int | None
-    """First step that differs if the older release gets this change alone; None if no decision differs."""
+    """Number of the first step that differs if only this change is added to the older release; None if no decision
+    differs.
+    """
     alone: Figures
-    """Figures of the older release with this change alone; empty if it cannot run."""
+    """Figures of the older release with only this change; empty if it cannot run."""
     together: Figures
     """Figures of the older release with this change and all earlier ones; empty if it cannot run."""
     changes_together: bool
     """True if a decision or a figure changes when this change is added to all earlier ones."""
     problem: str
-    """Reason why vLLM does not serve the load with this change; empty if it does."""
+    """Reason why vLLM cannot serve the load with this change; empty if it can."""
 
     @property
     def matters(self) -> bool:
@@ -77,11 +80,11 @@ class Upgrade:
     before: Figures
     after: Figures
     first: FirstDifference | None
-    """First decision that differs; None if there is none."""
+    """First decision that differs between the releases; None if none does."""
     differs_from: Mapping[str, int]
-    """First step that differs, by kind of decision."""
+    """Number of the first step that differs, by kind of decision."""
     num_other: Mapping[str, int]
-    """Number of requests that differ in their preemptions, prefix hits, or time to first token, by these names."""
+    """Number of requests that differ, by what differs: their preemptions, prefix hits, or time to first token."""
     effects: tuple[Effect, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -109,9 +112,10 @@ class Upgrade:
 
 
 def explain_upgrade(old: str, new: str, workload: Workload, setup: Setup, **options: Unpack[Options]) -> Upgrade:
-    """Simulate `workload` with two releases, and with every changed rule added to the older one; compare the decisions.
+    """Simulate `workload` with two releases, and with each changed rule added to the older release. Compare the
+    decisions.
 
-    The option `progress` is called with the number of rules tried so far, and the number of all rules.
+    The option `progress` is called with the number of rules that were tried, and the number of all rules.
 
     Raises:
         UsageError: a release is not known, or `new` is older than `old`.
@@ -141,11 +145,11 @@ def _effects(
     old: str, changes: Sequence[Change], before: _Simulated, moment: int | None, run_with: Callable[[str], _Simulated],
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[Effect]:  # fmt: skip
-    """Yield the effect of each change, alone and with all earlier ones.
+    """Yield the effect of each change, alone and together with all earlier ones.
 
-    `moment` is the moment of the first decision that differs between the releases. A change is a cause if this decision
-    differs with the change alone. If no earlier change is a cause, it is also one if the decision differs with it and
-    all earlier ones, but not without it.
+    `moment` is the index of the first decision that differs between the releases; None if none does. A change causes
+    this difference if the decision differs with the change alone. If no earlier change causes it, a change also causes
+    it if the decision differs with the change and all earlier ones, but not with the earlier ones only.
     """
     last, together, is_named = before, dict[str, Any](), False
     for number, change in enumerate(changes):
@@ -180,7 +184,7 @@ def _tried(run_with: Callable[[str], _Simulated], release: str) -> tuple[_Simula
 
 
 class _Simulated:
-    """One simulated run: its decisions as columns, and its figures."""
+    """Decisions and figures of one simulated run."""
 
     def __init__(self, recording: Recording, policy: Paged, machine: Machine) -> None:
         self.recording = recording
@@ -191,21 +195,21 @@ class _Simulated:
         self.figures = _sizes(policy, machine) | _figures(recording)
 
     def differs(self, other: _Simulated) -> bool:
-        """Tell whether a decision or a figure differs."""
+        """Tell whether a decision or a figure differs between two runs."""
         return self.first_moment(other) is not None or repr(self.figures) != repr(other.figures)
 
     def first_moment(self, other: _Simulated) -> int | None:
-        """Return the first moment at which two runs differ."""
+        """Return the index of the first decision in which two runs differ; None if all are equal."""
         return self._events.first_difference(other._events)
 
     def step_at(self, moment: int, other: _Simulated) -> int:
-        """Return the number of the step at a moment, from the run that lasts until then."""
+        """Return the number of the step to which decision `moment` belongs, from the longer one of the two runs."""
         timeline = self._timeline if moment < len(self._timeline) else other._timeline
         steps = np.flatnonzero(timeline.kind[: moment + 1] == SCHEDULE)
         return int(timeline.row[steps[-1]]) if len(steps) else 0
 
     def steps_that_differ(self, other: _Simulated) -> dict[str, int]:
-        """Return the first step that differs, by kind of decision, in order of the steps."""
+        """Return the number of the first step that differs, by kind of decision, in ascending order."""
         found = {}
         for name, ours in self._kinds().items():
             theirs = other._kinds()[name]
@@ -227,7 +231,7 @@ class _Simulated:
         }
 
     def difference(self, other: _Simulated, moment: int) -> FirstDifference:
-        """Describe both runs at the first moment at which they differ."""
+        """Describe the decision `moment`, the first one that differs, in both runs."""
         step = self.step_at(moment, other)
         longer = self if step < len(self.recording.steps) else other
         is_schedule = moment < len(longer._timeline) and longer._timeline.kind[moment] == SCHEDULE
@@ -256,7 +260,7 @@ class _Simulated:
 
 
 def _sizes(policy: Paged, machine: Machine) -> dict[str, float]:
-    """Return the size of the pool, and the figures about it that vLLM logs at startup."""
+    """Return the size of the pool, and the figures about the pool that vLLM logs at startup."""
     limits, release = machine.limited(policy).scheduler, policy.scheduler.vllm
     pool, layout = machine.pool(policy), machine.layout(policy)
     assert isinstance(limits, type(policy.scheduler))

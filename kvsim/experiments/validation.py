@@ -1,6 +1,6 @@
-"""Validation of a profile: a simulation of a recording's requests, compared with the measured figures.
+"""Validation of step times: a simulation of a recording's requests, compared with the measured figures.
 
-Only the requests and the engine's settings come from the recording; schedule and times come from the simulation.
+Only the requests and the engine's settings come from the recording. The schedule and the times are simulated.
 """
 
 from __future__ import annotations
@@ -31,25 +31,29 @@ from kvsim.simulation import Machine, ProgressCallback, simulate
 from kvsim.steptime import Roofline, StepTimeModel
 
 _TIMELINE_POINTS = 2000
-"""Number of moments at which occupancy is compared."""
+"""Number of moments at which two occupancies are compared."""
 _SHOWN = ("throughput", "TTFT, mean", "TPOT, mean", "end to end, mean", "preemptions")
-"""Figures in the text of a `Validation`."""
+"""Figures that `repr` of a `Validation` lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationRow:
-    """Figure, measured and simulated."""
+    """Figure of a recording, measured and simulated."""
 
     name: str
     unit: str
     measured: float
     simulated: float
     relative: bool = True
-    """True if the error is a percentage of the measured value; otherwise it is a difference in the unit."""
+    """True if the error is in percent of the measured value; False if it is the difference, in the unit of the
+    figure.
+    """
 
     @property
     def error(self) -> float:
-        """Error of the simulation: percent, or the difference; NaN without a measured value."""
+        """Error of the simulated value, in percent or as a difference (see `relative`); NaN without a measured
+        value.
+        """
         if not self.relative:
             return self.simulated - self.measured
         if not self.measured:
@@ -58,31 +62,32 @@ class ValidationRow:
 
     @property
     def error_text(self) -> str:
-        """Error with its unit; a dash if undefined."""
+        """Error with its unit as text; a dash if it is undefined."""
         unit = "%" if self.relative else self.unit
         return "–" if self.error != self.error else f"{self.error:+.3g} {unit}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Validation:
-    """Recording, the simulation of its requests, and their differences."""
+    """Recording, the simulation of its requests, and the differences between the two."""
 
     measured: Recording
     simulated: Recording
     times_from: str
     """Source of the step times, in words."""
     held_out: bool
-    """True if this recording is not among those that the times were fitted to; also if they were never fitted."""
+    """True if the times were not fitted to this recording, or not fitted at all."""
     extrapolates: tuple[str, ...]
-    """Sentences about simulated steps outside the fitted range."""
+    """Sentences on simulated steps outside the range in which the times were fitted."""
     assumes: tuple[str, ...]
-    """Sentences about assumptions made because the recording lacks the information."""
+    """Sentences on assumptions for facts that the recording lacks."""
     rows: tuple[ValidationRow, ...]
     counts_from: str
-    """Sentence about the time from which TTFT and end to end count, on both sides."""
+    """Sentence on the moment from which TTFT and end-to-end time count, in the recording and in the simulation."""
     clocks: tuple[ClockError, ...] = ()
-    """Errors of the steps that waited for the GPU and for the host, with the recorded schedule; empty for step times of
-    stages or of a custom model.
+    """Errors of two kinds of steps with the recorded schedule: those that waited for the GPU, and those for the host.
+
+    It is empty for step times of pipeline stages or of a custom model.
     """
 
     def __repr__(self) -> str:
@@ -128,7 +133,7 @@ class Validation:
 def times_of(recording: Recording, source: str | None = None) -> StepTimeModel:
     """Return the step times for the engine, model and machine of `recording`.
 
-    `source` is a profile or a machine card, by file or name; None for the best shipped one.
+    `source` is a profile or a machine card, by file or name; None for the best one that comes with kvsim.
     """
     captured = not recording.meta.engine.get("enforce_eager")
     gpu, model = find_gpu(recording.meta.gpu), served_model(recording.meta)
@@ -148,10 +153,10 @@ def times_of(recording: Recording, source: str | None = None) -> StepTimeModel:
 def validate(
     times: StepTimeModel, recording: Recording, progress: ProgressCallback | None = None, vllm: str | None = None
 ) -> Validation:
-    """Simulate the requests of `recording` with `times` and compare.
+    """Simulate the requests of `recording` with `times`, and compare the figures.
 
-    A profile of another GPU is transferred to the GPU of the recording, and `Validation.times_from` says so. The rules
-    are those of the release `vllm` if it is given, else those of the recorded release.
+    A profile of another GPU is transferred to the GPU of the recording, and `Validation.times_from` says so. The
+    scheduler has the rules of release `vllm`; None: of the recorded release.
     """
     if recording.meta.source == "simulation":
         raise UsageError(f"{recording.name} is a simulation; validate against a recording of a real engine.")
@@ -189,7 +194,7 @@ def validate(
 
 
 def _of_release(policy: Policy, release: str, name: str) -> Policy:
-    """Return the policy of recording `name` with the rules of another release of vLLM."""
+    """Return `policy` with the rules of another release of vLLM. `name` is the recording's, for errors."""
     if not isinstance(policy, Paged):
         raise UsageError(f"{name} is of generate(), which follows no release of vLLM; leave --vllm out.")
     check_known(release, offloads=policy.cache.kv_offloading_size > 0)
@@ -205,7 +210,7 @@ def _clocks(times: StepTimeModel, recording: Recording) -> tuple[ClockError, ...
 
 
 def matching_profile(recording: Recording) -> Profile:
-    """Return the shipped profile of the recording's GPU, model and engine."""
+    """Return the profile of the recording's GPU, model and engine among those that come with kvsim."""
     gpu, model, engine = find_gpu(recording.meta.gpu), served_model(recording.meta), engine_of(recording)
     size = model.tensor_parallel_size
     profile = match(gpu, model, engine, tensor_parallel_size=size)
@@ -218,7 +223,9 @@ def matching_profile(recording: Recording) -> Profile:
 
 
 def _on_the_way(recording: Recording) -> str:
-    """Tell how long the requests of a server took to its engine; the simulation leaves this time out."""
+    """Describe how long requests took from a server's HTTP front end to its engine. The simulation leaves this time
+    out.
+    """
     requests = recording.requests
     if requests.sent_s is None or is_in_process(recording.meta) or not len(requests):
         return ""
@@ -227,7 +234,7 @@ def _on_the_way(recording: Recording) -> str:
 
 
 def _rows(measured: Recording, simulated: Recording) -> Iterator[ValidationRow]:
-    """Yield the figures that every recording has."""
+    """Yield the figures that every recording has, measured and simulated."""
     before, after = summarize(measured), summarize(simulated)
     yield ValidationRow(name="duration", unit="s", measured=before.duration_s, simulated=after.duration_s)
     yield ValidationRow(
@@ -260,7 +267,9 @@ def _rows(measured: Recording, simulated: Recording) -> Iterator[ValidationRow]:
 
 
 def _memory_rows(measured: Recording) -> Iterator[ValidationRow]:
-    """Compare the peak memory that PyTorch allocated and reserved with the simulated allocator, for Hugging Face."""
+    """Compare the peak memory that PyTorch allocated and reserved with that of a simulated allocator. Only for Hugging
+    Face.
+    """
     steps = measured.steps
     if measured.meta.policy_name != "static" or steps.peak_allocated_bytes is None or steps.reserved_bytes is None:
         return
@@ -279,7 +288,7 @@ def _statistic(summary: Summary, name: str, statistic: str) -> float:
 
 
 def _occupancy_error(measured: Recording, simulated: Recording) -> float:
-    """Return the mean absolute difference of the two occupancies over time, in percentage points."""
+    """Return the mean absolute difference of the occupancies of two recordings over time, in percentage points."""
     end_s = max(measured.duration_s, simulated.duration_s)
     moments = np.linspace(0.0, end_s, _TIMELINE_POINTS)
     return 100 * float(np.mean(np.abs(_occupancy(measured, moments) - _occupancy(simulated, moments))))

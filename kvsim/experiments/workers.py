@@ -1,6 +1,6 @@
-"""Calls in parallel, in processes of this machine or on a Dask or Ray cluster.
+"""Interface for calls in parallel, in processes of this machine or on a Dask or Ray cluster.
 
-Results arrive in order of completion. When a worker dies, only its calls are lost.
+Results arrive in order of completion. When a worker dies, only the calls that it was making are lost.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ Result = TypeVar("Result")
 
 
 class Workers(Protocol):
-    """Processes that wait for calls."""
+    """Worker processes that make calls."""
 
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
     ) -> Generator[tuple[str, Result], None, None]:
-        """Make `call` with the two arguments of each task, and yield keys and results in order of completion.
+        """Make `call` with the two arguments of each task. Yield the key and the result of each task in order of
+        completion.
 
-        The first argument may be shared: a cluster receives a shared object once.
+        Several tasks may have the same object as first argument, which a cluster receives only once.
         """
 
 
 @contextmanager
 def workers(backend: Backend, scheduler: str = "", *, num_jobs: int = -1) -> Iterator[Workers]:
-    """Yield the workers of `backend`: `loky` for processes of this machine.
+    """Yield the workers of `backend`: `loky` is processes of this machine.
 
-    `scheduler` is the address of a cluster; without it, one is started on this machine. `num_jobs` is the number of
-    calls at a time; -1 for all cores, or all workers of the cluster.
+    `scheduler` is the address of a cluster; empty starts one on this machine. `num_jobs` is the number of calls at a
+    time; -1 for all cores, or all workers of the cluster.
     """
     if backend == "loky" and scheduler:
         raise UsageError("a scheduler is the address of a cluster; say which kind it is: --backend dask or ray.")
@@ -52,7 +53,9 @@ def workers(backend: Backend, scheduler: str = "", *, num_jobs: int = -1) -> Ite
 
 
 def on_all_cores(call: Callable[[Any, int], Result], common: Any, numbers: range) -> Iterator[Result]:
-    """Make `call(common, number)` in processes of this machine; yield results in the order of `numbers`."""
+    """Make `call(common, number)` for all `numbers` in processes of this machine. Yield the results in the order of
+    `numbers`.
+    """
     made: dict[str, Result] = {}
     with workers("loky") as processes:
         results = processes.results(call, {str(number): (common, number) for number in numbers})

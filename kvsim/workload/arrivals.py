@@ -41,7 +41,8 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """Gamma-distributed gaps between arrivals. With a `cv` above 1, they come in bursts; below 1, they are steady.
+    """Gamma-distributed gaps between arrivals. With a `cv` above 1, requests come in bursts; below 1, they come
+    steadily.
 
     A `cv` of 1 is a Poisson process.
     """
@@ -91,7 +92,7 @@ class AllAtOnce:
         return "all at once"
 
     def sample(self, n: int, rng: np.random.Generator) -> FloatArray:  # noqa: ARG002 - nothing is drawn
-        """Return zeros: all `n` requests arrive at second 0: float64[n]."""
+        """Return zeros, because all `n` requests arrive at second 0: float64[n]."""
         return np.zeros(n)
 
 
@@ -101,7 +102,7 @@ def _after_gaps(gaps: FloatArray) -> FloatArray:
 
 
 def _at_rate(times: FloatArray, rate_per_s: float) -> FloatArray:
-    """Convert arrival times for a rate of one request per second to times for `rate_per_s`."""
+    """Return the arrival times for `rate_per_s`, from `times` for a rate of one request per second."""
     with np.errstate(over="ignore"):  # `Workload` refuses infinite times with a better message
         return times / rate_per_s
 

@@ -17,7 +17,7 @@ MAX_TOKENS = 2**31 - 1
 """Number of tokens in the longest sequence of a workload. Its columns are int32."""
 
 LONGEST_S = 1e12
-"""Latest time in seconds (30,000 years). Sums of later times would lose precision."""
+"""Latest valid arrival time in seconds (30,000 years). Sums of later times would lose precision."""
 
 Int32Array: TypeAlias = NDArray[np.int32]
 Int64Array: TypeAlias = NDArray[np.int64]
@@ -34,7 +34,7 @@ def frozen(column: NDArray[Scalar]) -> NDArray[Scalar]:
 
 
 def float_column(name: str, values: ArrayLike, num_rows: int | None = None) -> NDArray[np.float64]:
-    """Return a new, read-only float64 column with `num_rows` rows; with any number of rows if that is None.
+    """Return a new, read-only float64 column with `num_rows` rows; None allows any number of rows.
 
     `name` is the name of the column in errors.
     """
@@ -42,7 +42,7 @@ def float_column(name: str, values: ArrayLike, num_rows: int | None = None) -> N
 
 
 def int_column(name: str, values: ArrayLike, dtype: type[Integer], num_rows: int | None = None) -> NDArray[Integer]:
-    """Return a new, read-only column with `num_rows` integers; with any number of rows if that is None.
+    """Return a new, read-only column with `num_rows` integers; None allows any number of rows.
 
     Raises:
         UsageError: `values` is not one integer per row; floats are refused, not rounded.
@@ -129,7 +129,9 @@ def _check_offsets(offsets: Int64Array, num_values: int) -> None:
 
 
 class Numbered(Sequence[str]):
-    """Names `r0`, `r1`, ... that are created when they are read, so that they take no memory. `r` is the stem."""
+    """Sequence of the names `r0`, `r1`, ..., where `r` is the stem. A name is created when it is read, so names take no
+    memory.
+    """
 
     __slots__ = ("_numbers", "_stem")
 

@@ -1,4 +1,6 @@
-"""Images in the turns of sessions. A prompt begins with the prompt of the turn before, and so with its images."""
+"""Images in the turns of sessions. The prompt of a turn begins with the prompt of the turn before, and so with its
+images.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,14 @@ def check_histories(images: Images, turns: Turns, ids: Sequence[str]) -> None:
 
 
 def _before(images: Sequence[Image], end: int) -> list[Image]:
-    """Return the images that begin before token `end`."""
+    """Return the images that begin before token `end` of the prompt."""
     return [image for image in images if image.place < end]
 
 
 def with_histories(new: Images, turns: Turns, text_tokens: Int64Array) -> tuple[Images, Int64Array]:
-    """Return the images of all prompts: in each turn, first those of the turns before it, then its `new` ones.
+    """Return the images of all prompts: in each turn, first the images of the turns before it, then its `new` ones.
 
-    Also return how many tokens the images of earlier turns add to each prompt: int64[n]. The places in `new` do not
+    Also return the number of tokens that the images of earlier turns add to each prompt: int64[n]. `new.place` does not
     count these tokens. `text_tokens` is the number of tokens in the prompt and the answer of the turn before, without
     images: int64[n].
     """
@@ -55,8 +57,9 @@ def with_histories(new: Images, turns: Turns, text_tokens: Int64Array) -> tuple[
 
 
 def history_with_tokens(images: Images, measured: Images, turns: Turns) -> Turns:
-    """Return `turns` with longer histories. Each image in pixels adds the tokens that it has in `measured`, and its
-    marks.
+    """Return `turns` with the tokens of images added to the histories.
+
+    Each image in pixels adds the number of tokens that it has in `measured`, and its two marks.
     """
     in_history = images.in_pixels & (images.place < turns.history_tokens[images.row])
     added = np.bincount(images.row[in_history], measured.tokens[in_history] + MARKS, len(turns)).astype(np.int64)
@@ -64,5 +67,5 @@ def history_with_tokens(images: Images, measured: Images, turns: Turns) -> Turns
 
 
 def replace_history(turns: Turns, history_tokens: Int64Array) -> Turns:
-    """Return `turns` with `history_tokens` in place of their numbers of repeated tokens: int64[n]."""
+    """Return `turns` with `history_tokens` as the number of tokens that each prompt repeats: int64[n]."""
     return Turns(after=turns.after, pause_s=turns.pause_s, history_tokens=history_tokens, also_after=turns.also_after)

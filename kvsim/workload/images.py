@@ -1,7 +1,7 @@
 """Images in prompts: their sizes, where they begin, and which images are equal.
 
-The number of tokens of an image depends on the model. So an image has a size in pixels or in tokens. Tokens of images
-in pixels are added to the prompt once the model is known. Tokens of other images are part of `prompt_tokens`.
+The number of tokens of an image in pixels depends on the model. These tokens are added to the prompt once the model is
+known. An image may also have a stated number of tokens, which `prompt_tokens` includes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from kvsim.workload.columns import Int32Array, Int64Array
 
 _STREAM = 5
-"""Number that separates the random numbers for images from those of other draws with the same seed."""
+"""Number of the stream of random numbers for images. With the same seed, it differs from the streams of other draws."""
 _MOST_NUMBER = 1 << 10
-"""Largest mean number of images in a request."""
+"""Largest valid mean number of images in a request."""
 _SIZE = re.compile(r"(\d{1,6})[x×](\d{1,6})|(\d{1,6})")
-"""A size in pixels such as `1920x1080`, or in tokens such as `576`."""
+"""Pattern of a size in pixels such as `1920x1080`, or in tokens such as `576`."""
 
 
 class ImageSize(NamedTuple):
@@ -64,14 +64,13 @@ class Image(NamedTuple):
     content: int
     """Number of the image, from 1 on. Equal images have equal numbers."""
     place: int
-    """Number of tokens of the prompt before the image. Images in pixels count as 0 tokens."""
+    """Number of tokens of the prompt before the image. Earlier images in pixels count as 0 tokens."""
     size: ImageSize
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class Images:
-    """Images of all prompts in one table. Prompt `i` has the rows `offsets[i]` to `offsets[i + 1] - 1`, ordered by
-    `place`.
+    """Images of all prompts in one table. The rows of prompt `i` are `offsets[i]` to `offsets[i + 1] - 1`, by `place`.
 
     Raises:
         WorkloadError: a number does not fit into its column.
@@ -83,13 +82,13 @@ class Images:
     content: Int64Array
     """Number of each image, from 1 on; equal images have equal numbers: int64[num_images], as are all columns below."""
     place: Int64Array
-    """Number of tokens of the prompt before the image. Images in pixels count as 0 tokens."""
+    """Number of tokens of the prompt before each image. Earlier images in pixels count as 0 tokens."""
     tokens: Int64Array
-    """Number of tokens of the image; 0 if it is given in pixels and the model is not known yet."""
+    """Number of tokens of each image; 0 if it is given in pixels and the model is not known yet."""
     width: Int64Array
-    """Width in pixels; 0 if it is not known."""
+    """Width of each image in pixels; 0 if it is not known."""
     height: Int64Array
-    """Height in pixels; 0 if it is not known."""
+    """Height of each image in pixels; 0 if it is not known."""
 
     def __init__(
         self,
@@ -162,10 +161,10 @@ class Images:
         return Images(offsets=offsets, **{name: getattr(self, name)[chosen] for name in names})
 
     def measured(self, tokens_of: Callable[[int, int], int]) -> tuple[Images, Int64Array]:
-        """Return the images with a number of tokens for each image in pixels.
+        """Return the images with the number of tokens of each image in pixels filled in.
 
-        Also return how many tokens these images add to each prompt: int64[n]. `tokens_of(width, height)` returns the
-        number of tokens of an image, without the token before it and the token after it (its marks).
+        Also return the number of tokens that images in pixels add to each prompt: int64[n]. `tokens_of(width, height)`
+        returns the number of tokens of an image, without its two marks: the token before it and the token after it.
         """
         sides, which = np.unique(np.stack((self.width, self.height))[:, self.in_pixels], axis=1, return_inverse=True)
         of_sides = np.array([tokens_of(*pair) for pair in sides.T.tolist()], np.int64)
@@ -239,7 +238,7 @@ class ImageShare:
     number: float
     """Mean number of images in a request. With 1.3, each request has one image, and 30% have a second one."""
     sizes: tuple[ImageSize, ...]
-    """Sizes, each of which is drawn equally often."""
+    """Sizes from which the size of each image is drawn. All are equally likely."""
     num_different: int | None = None
     """Number of different images, which are drawn with replacement; None if no two images are equal."""
 
@@ -258,8 +257,8 @@ class ImageShare:
         return f"{self.number:g} images a request of {', '.join(map(str, self.sizes))}{kinds}"
 
     def draw(self, place: Int32Array, seed: int) -> Images:
-        """Draw the images of requests. Those of one request follow each other, from token `place[row]` of its prompt
-        on.
+        """Draw the images of requests. The first image of a request begins at token `place[row]` of its prompt, and the
+        others follow.
         """
         rng, whole = np.random.default_rng((seed, _STREAM)), math.floor(self.number)
         numbers = whole + (rng.random(len(place)) < self.number - whole)

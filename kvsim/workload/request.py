@@ -14,19 +14,16 @@ class SharedPrefix:
     """Leading tokens of a prompt that other prompts have, too."""
 
     group: str
-    """Name of the group. Two prompts of a group have their first tokens in common: as many as the smaller `tokens`
-    says.
-    """
+    """Name of the group. Two prompts of a group begin with the same tokens, up to the smaller of their `tokens`."""
     tokens: int
     """Number of leading tokens that the prompt takes from the text of its group, at least 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One row of a `Workload`. `Workload` checks the values.
+    """Request of a `Workload`, which is one row of its table. `Workload` checks the values.
 
-    What two prompts have in common can be given in three ways: by `prefix`, by `prompt_hashes`, or by
-    `prompt_token_ids`.
+    Equal beginnings of prompts can be given in three ways: by `prefix`, by `prompt_hashes`, or by `prompt_token_ids`.
     """
 
     id: str
@@ -45,7 +42,7 @@ class Request:
     prompt_hashes: tuple[int, ...] = ()
     """Chained hashes of the prompt, one for each full unit of `Workload.hash_unit_tokens` tokens.
 
-    If two prompts have the same hash, they are equal from the first token to the end of its unit.
+    Prompts with the same hash are equal from the first token to the end of the hash's unit.
     """
     prompt_token_ids: tuple[int, ...] | None = None
     """Token ids of the prompt; None if they are not known."""

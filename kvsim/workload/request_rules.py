@@ -1,4 +1,4 @@
-"""Rules for the rows of a `Workload`, which its constructor checks. Each violation has an error message."""
+"""Rules for the rows of a `Workload`, which its constructor checks. Each rule has an error message."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def check_rows(workload: _WorkloadColumns) -> None:
 
 
 def _check_images(workload: _WorkloadColumns, images: Images) -> None:
-    """Check the images. Refuse images in pixels if token ids or hashes describe the prompts, which cover all tokens."""
+    """Check the images. Images in pixels are refused if token ids or hashes describe whole prompts."""
     images.check(workload.prompt_tokens, workload.prefix_tokens, workload.ids)
     is_described = workload.prompt_token_ids is not None or len(workload.prompt_hashes.values) > 0
     if is_described and images.in_pixels.any():
@@ -124,7 +124,7 @@ def _check_unique(ids: Sequence[str]) -> None:
 
 
 def _rules(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Return the end of the error message of each rule, and True in the rows that violate it: bool[n]."""
+    """Return all rules: the end of a rule's error message, and True in the rows that violate the rule: bool[n]."""
     return [*_rules_of_lengths(workload), *_rules_of_prefixes(workload)]
 
 

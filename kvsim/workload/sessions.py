@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pauses:
-    """Distribution of the pause between the end of a turn and the next turn. It is log-normal: a user reads, or a tool
-    runs.
+    """Distribution of the pause between the end of a turn and the next turn: log-normal, as when users read or tools
+    run.
     """
 
     mean_s: float
     """Mean pause in seconds."""
     sigma: float = 0.0
-    """Standard deviation of the logarithm; 0 for pauses of equal length."""
+    """Standard deviation of ln(seconds); 0 for pauses of equal length."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.mean_s <= LONGEST_S:
@@ -104,7 +104,7 @@ def converse(
 
 
 def _in_words(arrivals: Arrivals, pauses: Pauses, prefixes: SharedPrefixes | None, new: Workload) -> str:
-    """Return the end of the description of a workload: arrivals, pauses, lengths and prefixes."""
+    """Return the end of a workload's description: its arrivals, pauses, lengths and prefixes."""
     lengths = new.description.partition("; ")[2]
     return f"{arrivals}, pauses of {pauses}; {lengths}{f', behind {prefixes}' if prefixes else ''}"
 
@@ -118,9 +118,10 @@ def _sizes(num_sessions: int, turns: Lengths, rng: np.random.Generator) -> Int64
 
 
 def _turns_of(first: Int64Array, pauses: Pauses, rng: np.random.Generator) -> Turns:
-    """Return the turns of all sessions. Each waits for the row before it; the first turn of a session waits for none.
+    """Return the turns of all sessions. Each turn waits for the row before it; the first turn of a session waits for
+    none.
 
-    `first` is the row of the first turn of each row's session.
+    `first` has, for each row, the row of the first turn of its session.
     """
     rows = np.arange(len(first))
     pause_s = pauses.sample(len(first), rng)
@@ -137,9 +138,10 @@ def _check_numbers(num_sessions: int, seed: int) -> None:
 
 
 def _with_histories(new: Workload, first: Int64Array) -> Int64Array:
-    """Return the number of tokens in each prompt with its history: all earlier prompts and answers of its session.
+    """Return the number of tokens in each prompt with its history, which is all earlier prompts and answers of its
+    session.
 
-    `new` has the new tokens of each turn. `first` is the row of the first turn of each row's session.
+    `new` has the new tokens of each turn. `first` has, for each row, the row of the first turn of its session.
     """
     through = np.cumsum(new.prompt_tokens.astype(np.int64) + new.output_tokens)
     return np.asarray(through - new.output_tokens - np.concatenate(([0], through))[first])

@@ -21,19 +21,20 @@ if TYPE_CHECKING:
 
 
 MOST_REQUESTS = 1 << 24
-"""Largest number of generated requests. Their columns take a gigabyte."""
+"""Largest number of generated requests. The columns of their workload take a gigabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefixes:
-    """Texts with which prompts begin, such as system prompts. Each prompt begins with one of these."""
+    """Texts with which prompts begin, such as system prompts. Each prompt begins with one text."""
 
     num_groups: int
-    """Number of different texts. The requests with one text are a group."""
+    """Number of different texts. The requests whose prompts begin with the same text are a group."""
     tokens: int
     """Number of tokens in each text."""
     skew: float = 0.0
-    """Exponent of the popularity: text `k`, from 0 on, is drawn in proportion to (k + 1) ** -skew.
+    """Exponent of the popularity. Text `k`, numbered from 0, is drawn with a probability proportional to (k + 1) **
+    -skew.
 
     0 gives equal popularity, and 1 gives Zipf's law.
     """
@@ -52,12 +53,14 @@ class SharedPrefixes:
         return f"one of {self.num_groups:,} prefixes of {self.tokens:,} tokens{skewed}"
 
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
-        """Draw the text of each of `n` requests, 0 to `num_groups - 1`: int64[n]."""
+        """Draw the number of the text with which each of `n` prompts begins, 0 to `num_groups - 1`: int64[n]."""
         weights = np.arange(1.0, self.num_groups + 1) ** -self.skew
         return rng.choice(self.num_groups, n, p=weights / weights.sum())
 
     def columns(self, group: Int64Array) -> dict[str, Any]:
-        """Return the columns of a `Workload` that describe shared prefixes, for requests with these texts."""
+        """Return the columns of a `Workload` that describe shared prefixes. `group` has the number of each request's
+        text.
+        """
         return {
             "prefix_group": group,
             "prefix_tokens": np.broadcast_to(self.tokens, len(group)),

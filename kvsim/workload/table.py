@@ -1,4 +1,4 @@
-"""A workload: the requests of a simulation as a table in order of arrival, with one array per field.
+"""Workload: the requests of a simulation as a table in order of arrival, with one array per field.
 
 Arrays keep a million requests in about 40 MB, and make statistics fast.
 """
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 
 
 _ADAPTERS = 4
-"""Number that separates the random numbers for adapters from those of other draws with the same seed."""
+"""Number of the stream of random numbers for adapters. With the same seed, it differs from the streams of other
+draws.
+"""
 _NO_TIME_S = 1e-12
-"""Longest time in seconds between the first and the last arrival that counts as none: all requests arrive at once."""
+"""Largest time in seconds between the first and the last arrival with which all requests count as arriving at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSummary:
-    """Numbers that describe a workload. With sessions, its arrivals are those of first turns."""
+    """Numbers that describe a workload. With sessions, only first turns count as arrivals."""
 
     num_requests: int
     duration_s: float
@@ -92,16 +94,18 @@ class Workload:
     prompt_hashes: Ragged[np.int64]
     """Chained hashes of each prompt, at most one for each full unit of `hash_unit_tokens` tokens: int64 values."""
     hash_unit_tokens: int
-    """Number of tokens that one hash adds to those before it."""
+    """Number of tokens in one unit. The hash of a unit also covers all units before it."""
     hash_ahead_tokens: int
-    """Number of tokens after its unit that a hash also covers: those of a server whose draft layers read ahead."""
+    """Number of tokens beyond the end of its unit that a hash also covers; above 0 only if the server's draft layers
+    read ahead.
+    """
     prompt_token_ids: Ragged[np.int32] | None
-    """Token ids of each prompt, in an empty row if they are not known; None if they are not known for any prompt."""
+    """Token ids of each prompt: an empty row where they are not known, None if they are not known for any prompt."""
     images: Images | None
     """Images in the prompts; None if no prompt has images.
 
-    `prompt_tokens` includes the tokens of images, except of images in pixels. Those depend on the model;
-    `with_image_tokens` adds them.
+    `prompt_tokens` does not include the tokens of images in pixels, which depend on the model: `with_image_tokens` adds
+    them. It includes the tokens of all other images.
     """
     turns: Turns | None
     """Turns of sessions: the requests that each request waits for; None without sessions."""
@@ -243,12 +247,12 @@ class Workload:
         return replace(self, **changes)
 
     def every(self, stride: int, first_row: int) -> Workload:
-        """Return the requests in rows `first_row`, `first_row + stride`, and so on, with the same ids as here."""
+        """Return the requests in rows `first_row`, `first_row + stride`, and so on. They keep their ids."""
         changes: dict[str, Any] = self._rows(np.arange(first_row, len(self), stride))
         return replace(self, **changes | {"ids": self.ids[first_row::stride]})
 
     def take(self, rows: Int64Array) -> Workload:
-        """Return the requests in `rows`, which ascend, with the same ids as here."""
+        """Return the requests in `rows`, which ascend. They keep their ids."""
         changes: dict[str, Any] = self._rows(rows)
         return replace(self, **changes | {"ids": [self.ids[row] for row in rows.tolist()]})
 
@@ -286,9 +290,9 @@ class Workload:
         )
 
     def with_adapters(self, number: int, skew: float, seed: int) -> Workload:
-        """Return the requests, each with an adapter that is drawn from `number` adapters.
+        """Return the requests, each with an adapter drawn from `number` adapters.
 
-        Adapter `n` is drawn 1 / n^`skew` times as often as adapter 1.
+        The probability of adapter `n`, numbered from 1, is proportional to 1 / n^`skew`.
         """
         weights = np.arange(1, number + 1, dtype=np.float64) ** -skew
         adapter = 1 + np.random.default_rng((seed, _ADAPTERS)).choice(number, len(self), p=weights / weights.sum())
@@ -296,9 +300,9 @@ class Workload:
         return replace(self, adapter=frozen(adapter.astype(np.int32)), description=f"{self.description}{said}")
 
     def with_images(self, share: ImageShare, seed: int) -> Workload:
-        """Return the requests with generated images. They follow the shared prefix of each prompt.
+        """Return the requests with generated images, which follow the shared prefix of each prompt.
 
-        In a turn of a session, they follow its history. The history has the images of the turns before.
+        In a turn of a session, they follow the history, which has the images of the turns before.
 
         Raises:
             UsageError: the requests have images, or token ids or hashes, which do not cover generated images.
@@ -318,10 +322,10 @@ class Workload:
         return replace(self, prompt_tokens=self.prompt_tokens + added, images=images, turns=turns, description=said)
 
     def with_image_tokens(self, tokens_of: Callable[[int, int], int]) -> Workload:
-        """Return the requests with longer prompts, which include the tokens of images in pixels.
+        """Return the requests with the tokens of images in pixels added to their prompts.
 
-        `tokens_of(width, height)` returns the number of tokens of an image, without the token before it and the token
-        after it.
+        `tokens_of(width, height)` returns the number of tokens of an image, without its two marks: the token before it
+        and the token after it.
         """
         if self.images is None or not self.images.in_pixels.any():
             return self
@@ -332,11 +336,13 @@ class Workload:
     def cut(self, max_model_len: int) -> Workload:
         """Return the requests, shortened so that a server with this `max_model_len` can serve all.
 
-        Prompts are cut to `max_model_len - 1` tokens, and answers to the rest. A session is not cut: it ends before its
-        first turn with a prompt that is too long. Nothing is cut if all prompts are too long.
+        Prompts are cut to `max_model_len - 1` tokens, and answers to the tokens that are left. The turns of a session
+        are not cut: the session ends before its first turn with a prompt that is too long. If all prompts are too long,
+        nothing is cut.
 
         Raises:
             UsageError: `max_model_len` is below 2, so that no request fits, or a prompt with images would be cut.
+            WorkloadError: a prompt with token ids or hashes would be cut.
         """
         if max_model_len < 2:
             raise UsageError(f"max_model_len is {max_model_len}; a prompt and its answer need at least 2 tokens.")
@@ -362,8 +368,8 @@ class Workload:
         )
 
     def _with_sessions_ended(self, max_model_len: int) -> Workload:
-        """Return the requests without turns whose prompts leave no room for an answer, and without the turns that
-        follow these.
+        """Return the requests without turns whose prompts leave no room for an answer, and without the turns after
+        them.
         """
         assert self.turns is not None
         kept = self.turns.closed(self.prompt_tokens < max_model_len)
@@ -392,7 +398,7 @@ class Workload:
         )
 
     def _rows(self, rows: Int64Array) -> dict[str, object]:
-        """Return the fields with one value per request, for the requests in these rows, in this order."""
+        """Return the fields with one value per request, for the requests in `rows`, in this order."""
         prompts = self.prompt_token_ids
         return {
             **{column: frozen(getattr(self, column)[rows]) for column in SCALAR_COLUMNS},
@@ -418,7 +424,9 @@ def _int_columns(n: int, **columns: ArrayLike | None) -> dict[str, Int32Array]:
 
 
 def _in_order(arrival_s: FloatArray, turns: Turns | None) -> Int64Array | None:
-    """Return the rows in order of arrival, each after the turn that it waits for; None if they have this order."""
+    """Return the rows in order of arrival, each turn after the turn that it waits for; None if they are in this order
+    already.
+    """
     if turns is not None and (turns.after >= np.arange(len(turns))).any():
         return np.lexsort((turns.turn, arrival_s))  # by arrival, then by number of the turn
     return np.argsort(arrival_s, kind="stable") if np.any(np.diff(arrival_s) < 0) else None

@@ -41,7 +41,8 @@ class _TokenColumns(Protocol):
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class Turns:
-    """Turn that each request waits for, the pause after it, and how many tokens of it the prompt repeats.
+    """Turn that each request waits for, the pause after that turn, and the number of its tokens that the prompt
+    repeats.
 
     Raises:
         UsageError: a column has the wrong shape or type.
@@ -61,7 +62,7 @@ class Turns:
     also_after: Ragged[np.int64]
     """Rows of further turns that each request waits for: n rows.
 
-    With these, the pause begins when the last turn that the request waits for has ended.
+    With several turns, the pause begins when the last one has ended.
     """
 
     def __init__(
@@ -90,9 +91,7 @@ class Turns:
 
     @property
     def turn(self) -> Int32Array:
-        """Number of each turn in its session, from 0 on; -1 for turns that wait for each other in a circle:
-        int32[n].
-        """
+        """Number of each turn in its session, from 0; -1 for a turn that waits in a circle: int32[n]."""
         turn = np.full(len(self), -1, np.int32)
         for number, rows in enumerate(self._levels()):
             turn[rows] = number
@@ -100,7 +99,7 @@ class Turns:
 
     @property
     def session(self) -> Int32Array:
-        """Number of the session of each turn; sessions are numbered by the rows of their first turns: int32[n]."""
+        """Number of the session of each turn. Sessions are numbered in the order of their first turns: int32[n]."""
         session = np.cumsum(self.after < 0, dtype=np.int32) - 1
         for rows in self._levels()[1:]:
             session[rows] = session[self.after[rows]]
@@ -156,16 +155,14 @@ class Turns:
         )
 
     def earliest_s(self, arrival_s: FloatArray) -> FloatArray:
-        """Return the arrival times, each raised to that of the turn in `after` if that is later."""
+        """Return the arrival times, where each is at least the arrival time of the turn in `after`."""
         earliest = arrival_s.copy()
         for rows in self._levels()[1:]:
             earliest[rows] = np.maximum(earliest[rows], earliest[self.after[rows]])
         return frozen(earliest)
 
     def take(self, rows: Int64Array) -> Turns:
-        """Return the turns in `rows`, in this order. A turn that waits for none of the other rows becomes a
-        first turn.
-        """
+        """Return the turns in `rows`, in this order. A turn whose `after` is not among `rows` becomes a first turn."""
         # The additional last entry translates NONE, which is index -1, to NONE.
         place = np.full(len(self) + 1, NONE, np.int64)
         place[rows] = np.arange(len(rows))
@@ -184,7 +181,7 @@ class Turns:
         return Turns(after=after, pause_s=self.pause_s[rows], history_tokens=history, also_after=also_after)
 
     def closed(self, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Tell which turns remain if all turns without True in `kept` are left out, and all turns that wait for these:
+        """Return the turns that remain if those without True in `kept` are left out, and all turns that wait for them:
         bool[n].
         """
         kept = kept.copy()
@@ -196,9 +193,9 @@ class Turns:
         return kept
 
     def _levels(self) -> list[Int64Array]:
-        """Return the rows of all first turns, then the rows of the turns that have these in `after`, and so on.
+        """Return the rows of all first turns, then the rows of turns whose `after` is a first turn, and so on.
 
-        Turns that wait for each other in a circle are in none of the lists.
+        Turns that wait in a circle are in none of the lists.
         """
         order = np.argsort(self.after, kind="stable")
         begin = np.searchsorted(self.after[order], np.arange(len(self) + 1))
@@ -211,7 +208,9 @@ class Turns:
         return levels[:-1]
 
     def _is_circular(self) -> NDArray[np.bool_]:
-        """Tell for each turn whether it never arrives because it waits for turns in a circle, or is in one: bool[n]."""
+        """Return True for each turn that never arrives, because it is in a circle or waits for a turn in one:
+        bool[n].
+        """
         waits, followers = self.num_awaited(), self.followers()
         ready = [row for row, number in enumerate(waits) if not number]
         while ready:
@@ -222,11 +221,11 @@ class Turns:
         return np.array(waits, np.int64) > 0
 
     def _bad_pauses(self) -> NDArray[np.bool_]:
-        """Tell for each turn whether its pause is out of range: bool[n]."""
+        """Return True for each turn whose pause is out of range: bool[n]."""
         return np.asarray(~((self.pause_s >= 0) & (self.pause_s <= LONGEST_S)))
 
     def _check_rows(self, workload: _TokenColumns) -> None:
-        """Check that all turns wait for rows that exist, and that none wait for each other in a circle."""
+        """Check that all turns wait for rows that exist, and that no turns wait for each other in a circle."""
         n = len(self)
         bad = (self.after < NONE) | (self.after >= n)
         if bad.any():

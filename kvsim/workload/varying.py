@@ -22,7 +22,7 @@ class Varying:
     """Poisson process with a rate that follows a profile: points of time and rate, with straight lines between."""
 
     time_s: Sequence[float]
-    """Times of the points in seconds: at least two, rising, from 0 on."""
+    """Times of the points in seconds: at least two, ascending, the first at 0."""
     rate_per_s: Sequence[float]
     """Rate at each point in requests per second, 0 or more."""
     repeats: bool = False
