@@ -9,10 +9,10 @@ from kvsim.api.rows import Rows
 
 
 class Comparison(RunsFigure, Mapping[str, Run]):
-    """Result of `kvsim.compare`: a run for each policy, by the name of the policy or by its index."""
+    """Result of `kvsim.compare`: a run for each policy. `result[key]` takes the name of a policy or its index."""
 
     def __init__(self, runs: Mapping[str, Run]) -> None:
-        """`runs` are keyed by the name of the policy."""
+        """Store `runs`, whose keys are the names of the policies."""
         self._by_name, self._runs = dict(runs), tuple(runs.values())
 
     def __getitem__(self, name: str | int) -> Run:
@@ -25,11 +25,11 @@ class Comparison(RunsFigure, Mapping[str, Run]):
         return len(self._runs)
 
     def summary(self) -> Rows:
-        """Return a row per policy with the columns of `Run.summary`; shares of the pool are in percent."""
+        """Return a row per policy, with the columns of `Run.summary`. Shares of the pool are in percent."""
         return Rows([run.summary().as_row() | {"policy": name} for name, run in self._by_name.items()])
 
     def play(self, *, at_s: float | None = None) -> None:
-        """Open the interface on all runs, on one clock. It raises the errors of `Run.play`."""
+        """Open the interface on all runs, which share one clock. The errors are those of `Run.play`."""
         play(list(self._runs), at_s=at_s)
 
     def __repr__(self) -> str:

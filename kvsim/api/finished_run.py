@@ -1,4 +1,4 @@
-"""The run that `kvsim.simulate` and `kvsim.read` return: a recording with methods to summarise, draw and play it."""
+"""Run that `kvsim.simulate` and `kvsim.read` return: a recording that can be summarised, drawn and played."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 class Run(Recording):
     """Run of one server, simulated or real, from `kvsim.simulate` or `kvsim.read`.
 
-    The tables `requests`, `steps`, `schedule` and `memory` hold one NumPy array per column, `run.requests.arrival_s` or
-    `run.requests["ttft_s"]`; `to_arrow()` and `to_pandas()` turn one into a table of another library. Times are seconds
-    from the first event.
+    The tables `requests`, `steps`, `schedule` and `memory` have one NumPy array per column: `run.requests.arrival_s` or
+    `run.requests["ttft_s"]`. `to_arrow()` and `to_pandas()` convert a table to one of another library. Times are
+    seconds from the first event.
     """
 
     @classmethod
     def of(cls, recording: Recording) -> Run:
-        """Return `recording` as a run; nothing is copied."""
+        """Return `recording` as a run. No data is copied."""
         if isinstance(recording, Run):
             return recording
         return cls(**{field.name: getattr(recording, field.name) for field in fields(Recording)})
 
     def summary(self) -> Summary:
-        """Return throughput, latencies, batch sizes, preemptions, and the shares of the eight states.
+        """Return throughput, latencies, batch sizes, preemptions, and the shares of the eight states of a slot.
 
         The names of the figures end in their units.
         """
@@ -43,15 +43,17 @@ class Run(Recording):
 
     @property
     def waste_over_time(self) -> Waste:
-        """Slots in each of the eight states over time; `to_arrow()` and `to_pandas()` give a table.
+        """Number of slots in each of the eight states over time; `to_arrow()` and `to_pandas()` convert it to a table.
 
-        It has a row for each step, and one for each gap between steps in which no step is in flight and slots differ.
+        There is a row for each step. There is also a row for each gap between steps in which no step is in flight, if
+        the states of slots then differ.
         """
         return waste(self).with_gaps()
 
     @property
     def turns(self) -> SessionTurns:
-        """Turns of sessions, a row per request: history, hits, recomputed tokens, and the evictions that caused these.
+        """Turns of sessions, one per request: history, hits, recomputed tokens, and the evictions that caused
+        recomputing.
 
         Raises:
             RecordingError: the requests are no turns of sessions.
@@ -85,10 +87,10 @@ class Run(Recording):
         return draw(kind, (self, *others), file=file, overwrite=overwrite, purpose=purpose, theme=theme)
 
     def picture(self, at_s: float | None = None, *, width: int = 84, height: int = 10) -> Still:
-        """Draw the memory pool at `at_s` seconds; without a time, at the moment that shows its problems best.
+        """Draw the memory pool at `at_s` seconds. None: at the moment that shows its problems best.
 
-        Each cell shows one unit of memory or several, coloured by their content. `width` and `height` are in
-        characters. A notebook displays the result; `str()` returns its SVG.
+        Each cell shows one or more units of memory, coloured by their content. `width` and `height` are in characters.
+        A notebook displays the result; `str()` returns its SVG.
 
         Raises:
             RecordingError: the run has no steps, or no pool with addresses.
@@ -107,7 +109,9 @@ class Run(Recording):
         return Still(svg_of_stills([(title, session)], ColorBy.STATE, width=width, height=height))
 
     def play(self, *, at_s: float | None = None) -> None:
-        """Open the interface on this run, in the terminal that Python runs in; return when the person quits.
+        """Open the interface on this run, in the terminal in which Python runs. Return when the user quits.
+
+        `at_s` is the time in seconds at which it begins; None: at the beginning of the run.
 
         Raises:
             UsageError: there is no terminal, as in a notebook, where `picture` works.
@@ -129,7 +133,7 @@ class Run(Recording):
 
 @dataclass(frozen=True, slots=True)
 class Still:
-    """Picture as SVG, which a notebook displays."""
+    """Picture of a memory pool as SVG, which a notebook displays."""
 
     svg: str
 
@@ -152,7 +156,7 @@ def draw(
     purpose: Purpose,
     theme: Theme,
 ) -> Picture:
-    """Draw the figure of `kind` from `runs`, and write it to `file` if given; see `Run.plot`."""
+    """Draw the figure of `kind` from `runs`; see `Run.plot`. It is written to `file`; None writes nothing."""
     from kvsim.plots import figure_of, may_save, save  # noqa: PLC0415  matplotlib takes half a second
 
     if file is not None:
@@ -164,7 +168,7 @@ def draw(
 
 
 class RunsFigure:
-    """Base class of the results of several runs: draws a figure that compares the runs."""
+    """Base class of results with several runs. It draws figures that compare the runs."""
 
     _runs: tuple[Run, ...]
 
@@ -182,7 +186,10 @@ class RunsFigure:
 
 
 def play(shown: Any, *, at_s: float | None = None) -> None:
-    """Open the interface on a run, or on several side by side."""
+    """Open the interface on `shown`, which is a run, or several runs side by side.
+
+    `at_s` is the time in seconds at which it begins; None: at the beginning.
+    """
     import sys  # noqa: PLC0415
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()) and "TEXTUAL_DRIVER" not in os.environ:

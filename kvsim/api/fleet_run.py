@@ -1,4 +1,4 @@
-"""Result of a simulated fleet, several servers with one router: a run for each server, and figures of all together."""
+"""Result of a simulated fleet (several servers with one router): a run for each server, and figures of all together."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 
 class FleetRun(RunsFigure, Sequence[Run]):
-    """Result of `kvsim.simulate(replicas=...)`: the run of each server, by the number of the server."""
+    """Result of `kvsim.simulate(replicas=...)`: the run of each server. `result[number]` takes the number of a
+    server.
+    """
 
     def __init__(self, recordings: Iterable[Recording], fleet: Fleet) -> None:
-        """`recordings` has one recording for each server; `fleet` has the figures of all servers together."""
+        """Store one recording for each server, and `fleet`, which has the figures of all servers together."""
         self._runs, self._fleet = tuple(map(Run.of, recordings)), fleet
 
     def __len__(self) -> int:
@@ -32,16 +34,18 @@ class FleetRun(RunsFigure, Sequence[Run]):
         return self._runs[number]
 
     def summary(self) -> FleetTotals:
-        """Return throughput, latencies, hits and imbalance of all servers together; names end in their units."""
+        """Return throughput, latencies, hits and imbalance of all servers together. The names of the figures end in
+        their units.
+        """
         return self._fleet.totals()
 
     def servers(self) -> Rows:
-        """Return a row per server with the columns of `Run.summary`; shares of the pool are in percent."""
+        """Return a row per server, with the columns of `Run.summary`. Shares of the pool are in percent."""
         rows = [summarize(run).as_row() | {"server": number} for number, run in enumerate(self._runs)]
         return Rows(rows, ("server",))
 
     def play(self, *, at_s: float | None = None) -> None:
-        """Open the interface on the pools of all servers, on one clock. It raises the errors of `Run.play`."""
+        """Open the interface on the pools of all servers, which share one clock. The errors are those of `Run.play`."""
 
         def fleet(report: object) -> object:
             del report
@@ -52,7 +56,9 @@ class FleetRun(RunsFigure, Sequence[Run]):
         play(fleet, at_s=at_s)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write a folder for each server into `path`, with the names that `kvsim run -o` gives; see `kvsim.write`."""
+        """Write a folder for each server into the folder `path`, with the names that `kvsim run -o` gives; see
+        `kvsim.write`.
+        """
         for name, run in zip(self._fleet.names, self._runs, strict=True):
             write(run, Path(path) / name, overwrite=overwrite)
         return Path(path)

@@ -30,12 +30,14 @@ from kvsim.sizing.sglang_budget import DEFAULT_RATIO, default_running_requests, 
 from kvsim.workload import Workload
 
 RecordingLike: TypeAlias = Recording | str | os.PathLike[str]
-"""A recording, its folder, or the name of one that comes with kvsim."""
+"""Recording: an object, its folder, or the name of one that comes with kvsim."""
 WorkloadLike: TypeAlias = Workload | Recording | str | os.PathLike[str]
 """Requests: a workload, a recording whose requests are served again, the name of a recording, or a trace file."""
 PolicyLike: TypeAlias = AnyPolicy | str
-"""A policy, a Python file with one (FILE.py:CLASS), or the name of a built-in one: "paged", "contiguous", "static" or
-"radix"."""
+"""Policy: an object, a Python file with one (FILE.py:CLASS), or the name of a built-in one.
+
+The names are "paged", "contiguous", "static" and "radix".
+"""
 
 
 def recording_of(given: RecordingLike) -> Recording:
@@ -48,7 +50,7 @@ def recording_of(given: RecordingLike) -> Recording:
 
 
 def requests_of(given: WorkloadLike) -> tuple[Workload, Recording | None]:
-    """Return the requests that are given or named, with the recording that they are from, if any.
+    """Return the requests that are given or named, and the recording that they come from; None if they come from none.
 
     Raises:
         UnknownNameError: there is no such recording or file.
@@ -75,7 +77,9 @@ def requests_of(given: WorkloadLike) -> tuple[Workload, Recording | None]:
 
 
 def checked(policy: PolicyLike) -> PolicyLike:
-    """Check `policy` and return it; for the name of a Python file, return the policy in the file."""
+    """Check that `policy` is a policy or the name of one. Return it; for a Python file, return the policy in the
+    file.
+    """
     if isinstance(policy, type):
         raise UsageError(f"{policy.__name__} is a class; give one of its objects, such as {policy.__name__}().")
     if isinstance(policy, str) and is_policy_file(policy):
@@ -93,9 +97,10 @@ def checked(policy: PolicyLike) -> PolicyLike:
 
 
 def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = None) -> AnyPolicy:
-    """Return `given` as a policy; one that is given by name has the engine's defaults on the GPU of `machine`.
+    """Return `given` as a policy. A policy that is given by name has the engine's default settings for the GPU of
+    `machine`.
 
-    `max_model_len` is the longest sequence in tokens; by default that of the model.
+    `max_model_len` is the longest sequence in tokens; None is that of the model.
 
     Raises:
         UsageError: vLLM would not start with the policy's settings.
@@ -124,5 +129,5 @@ def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = N
 
 
 def _kind(given: object) -> str:
-    """Return the value and the type of an argument, for a message."""
+    """Describe the value and the type of an argument, for an error message."""
     return f"{shortened(given)}, which is of the type {type(given).__name__}"

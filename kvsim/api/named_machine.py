@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from kvsim.steptime import StepTimeModel
 
 MachineLike: TypeAlias = Machine | Recording | str
-"""A machine, a recording of one, or "GPU/MODEL" such as "H200/Llama-3-8B" or "4xH100/Llama-3.1-70B-Instruct"."""
+"""Machine: an object, a recording of one, or "GPU/MODEL", such as "H200/Llama-3-8B" or
+"4xH100/Llama-3.1-70B-Instruct".
+"""
 DEFAULT_MACHINE = "H200/Meta-Llama-3-8B"
 
 
@@ -82,7 +84,7 @@ def machine(
 def _card_and_model(
     gpu: str | Gpu | os.PathLike[str], model: str | Model | os.PathLike[str] | None, stated: MachineSettings
 ) -> tuple[Gpu, Model, Any]:
-    """Return the GPU and the model that are named, and the source of the step times."""
+    """Return the GPU and the model that are named, and the source of the step times (None for the best known)."""
     source, tensor_parallel_size = stated.times, stated.tensor_parallel_size
     if not isinstance(gpu, Gpu):
         if not isinstance(gpu, str | os.PathLike):
@@ -113,7 +115,7 @@ def _kv_bytes(
     max_model_len: int | None,
     vllm: str,
 ) -> int:
-    """Return the number of bytes for keys and values: the stated size, or the memory that is left on the GPU."""
+    """Return the number of bytes for keys and values on each GPU: the stated size, or the memory that is left."""
     sizes = [name for name in ("kv_gib", "num_blocks", "mem_fraction_static") if getattr(stated, name) is not None]
     if len(sizes) > 1:
         raise UsageError(f"{' and '.join(sizes)} set the same value; give only one.")
@@ -144,9 +146,10 @@ def _kv_bytes(
 def machine_for(
     given: MachineLike | None, source: Recording | None, policy: AnyPolicy | str, vllm: str = DEFAULT
 ) -> Machine:
-    """Return the given machine, or build the named one with the step times of the engine that runs `policy`.
+    """Return the machine `given`. A machine given by name has the step times of the engine that runs `policy`.
 
-    If no machine is given, return that of `source`, the recording of the requests, or else `DEFAULT_MACHINE`.
+    If `given` is None, return the machine of `source`, the recording of the requests; without a recording, return
+    `DEFAULT_MACHINE`.
     """
     if isinstance(given, Machine):
         return given
@@ -156,7 +159,9 @@ def machine_for(
 
 
 def _gpus(text: str, settings: MachineSettings) -> tuple[Gpu, int | None]:
-    """Return the GPU that `text` names, and the number of GPUs of each data-parallel rank; None if it is not stated."""
+    """Return the GPU that `text` names, and the number of GPUs of each data-parallel rank; None if `text` does not
+    state it.
+    """
     (gpu, number), stated, num_ranks = find_gpus(text), settings.tensor_parallel_size, settings.data_parallel_size or 1
     if number is None:
         return gpu, stated

@@ -1,4 +1,4 @@
-"""Questions about a server: whether a load fits it, and why requests waited. Simulations find the answers."""
+"""Questions about a server: whether a load fits it, and why its requests waited. Simulations find the answers."""
 
 from __future__ import annotations
 

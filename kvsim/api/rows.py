@@ -1,4 +1,6 @@
-"""Table of results with a row per run, displayed in a notebook or terminal, and convertible to Arrow and pandas."""
+"""Table of results with a row per run. It is displayed in notebooks and terminals, and can be converted to Arrow and
+pandas.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,17 @@ _SHOWN = {
     "mean_occupancy": "occupancy",
     "error": "error",
 }
-"""Displayed columns with their headings; `to_arrow` has all columns."""
+"""Headings of the columns that are displayed, by column. `to_arrow` has all columns."""
 
 
 class Rows(Sequence[Mapping[str, Any]]):
-    """Results, one mapping of column to value per run; a value that a run does not define is None.
+    """Results with a row per run: a mapping of column to value. A value that a run does not define is None.
 
-    Columns of nested figures are joined by dots: "ttft_s.mean" is in seconds, "waste.pool_percent.token" in percent.
+    The names of nested figures are joined by dots: "ttft_s.mean" is in seconds, "waste.pool_percent.token" in percent.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], first: Sequence[str] = ()) -> None:
-        """`rows` are the mappings; the columns `first` are displayed before the others."""
+        """Store the mappings `rows`. The columns `first` are displayed before all others."""
         self._rows = tuple(rows)
         self._first = tuple(first)
 
@@ -80,7 +82,9 @@ class Rows(Sequence[Mapping[str, Any]]):
         return f"<table><tr>{names}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
     def _shown(self) -> list[list[str]]:
-        """Return the displayed cells: a list of headings, and a list per row, without empty columns."""
+        """Return the displayed cells: a list of headings, then a list per row. Columns without any value are left
+        out.
+        """
         names = dict.fromkeys(self._first)
         names |= dict.fromkeys(name for name in _SHOWN if any(row.get(name) not in (None, "") for row in self._rows))
         head = [_SHOWN.get(name, name.replace("_", " ")) for name in names]

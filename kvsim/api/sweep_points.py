@@ -1,4 +1,4 @@
-"""The runs of `kvsim.sweep`: one for each combination of the varied settings of the policy and the machine."""
+"""Runs of `kvsim.sweep`: one for each combination of the varied settings of the policy and the machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _OF_MACHINE = frozenset(each.name for each in settings_in(MachineSettings))
 _MEMORY = frozenset({"kv_gib", "num_blocks"})
-"""Settings that can be varied on any machine; the other settings need a machine that is given by name."""
+"""Settings that can be varied on any machine. All other settings of a machine need one that is given by name."""
 
 
 def points_of(
@@ -38,11 +38,12 @@ def points_of(
     longest: int | None,
     refuse_misfits: bool,
 ) -> list[Point]:
-    """Return the run of every combination of the values in `vary`, the last name varying fastest.
+    """Return a point of the sweep for every combination of the values in `vary`. The last name varies fastest.
 
-    `workload` has the requests; `source` is the recording that they are from, or None. `policy` and the machine `given`
-    have the settings that are not varied. `longest` is the `max_model_len` of policies that are given by name; None for
-    that of the machine. `refuse_misfits` lets a run go on without the requests that can never be served.
+    `workload` has the requests, and `source` is the recording that they come from; None if there is none. `policy` and
+    the machine `given` have the settings that are not varied. `longest` is the `max_model_len` of policies that are
+    given by name; None for that of the machine. With `refuse_misfits`, a run leaves out requests that can never be
+    served.
     """
     points = []
     for values in product(*vary.values()):
@@ -65,7 +66,9 @@ def points_of(
 def _machine_with(
     changes: Mapping[str, Any], given: MachineLike | None, source: Recording | None, policy: PolicyLike
 ) -> Machine:
-    """Return the given machine with some arguments of `kvsim.machine` changed; `num_blocks` needs the policy, too."""
+    """Return the machine `given` with some arguments of `kvsim.machine` changed. `policy` is needed for
+    `num_blocks`.
+    """
     if set(changes) <= _MEMORY:
         if len(changes) > 1:
             raise UsageError("kv_gib and num_blocks set the same value; vary only one.")
@@ -79,7 +82,9 @@ def _machine_with(
 
 
 def _with_blocks(on: Machine, num_blocks: int, policy: AnyPolicy) -> Machine:
-    """Return the machine with memory for `num_blocks` blocks of the policy, or of vLLM if the policy has no blocks."""
+    """Return the machine with memory for `num_blocks` blocks of `policy`; of vLLM's size if the policy has no
+    blocks.
+    """
     try:
         layout = on.layout(policy) or on.layout(Paged())
     except UsageError:
@@ -102,7 +107,7 @@ def _with_setting(policy: AnyPolicy, name: str, value: Any) -> AnyPolicy:
 
 
 def _in_table(value: Any) -> Any:
-    """Return a value for the table: a plain value as it is, an object by its name."""
+    """Return `value` for a cell of the table: a plain value as it is, and an object by its name."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     return str(getattr(value, "name", value))

@@ -1,7 +1,7 @@
 """Diagnosis of a server: preemptions and waiting requests, their causes, and settings that help.
 
-A recording shows when requests lost their memory, and which requests. Simulating the same requests with one change
-shows its effect. The metrics of a server show only whether memory is short (`kvsim.diagnosis.from_metrics`).
+A recording shows when requests lost their memory, and which requests. A simulation of the same requests with one change
+shows the effect of the change. The metrics of a server only show that memory is short (`kvsim.diagnosis.from_metrics`).
 """
 
 from kvsim.diagnosis.diagnosis import Diagnosis, diagnose

@@ -1,4 +1,4 @@
-"""Diagnosis of a recorded server in sentences: causes, times, affected requests, and certainty."""
+"""Diagnosis of a recorded server in sentences: causes, times, affected requests, and the error of the simulation."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _MOST = 5
-"""Maximum number of described spells of preemptions, those that lost most tokens."""
+"""Maximum number of spells of preemptions that are described. Those with the most lost tokens are chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Result of `diagnose`: a recording, its preemptions, and the simulated remedies."""
+    """Result of `diagnose`: a recording, its preemptions, and the simulated changes of the server."""
 
     recording: Recording
     summary: Summary
     """Summary of the measured run."""
     spells: tuple[Spell, ...]
-    """Spells of preemptions, in order of time."""
+    """Groups of preemptions that follow each other closely, in order of time."""
     server: Server
     load: Load
     measured: Outcome
-    """Figures of the recording."""
+    """Figures of the recorded run."""
     simulated: Outcome
     """Figures of a simulation of the same requests on the same server."""
     band: dict[str, tuple[float, float]]
     """Prediction intervals of the simulated figures."""
     remedies: tuple[Remedy, ...]
-    """Changes of the server that help."""
+    """Changes of the server that help, best first."""
     tried: tuple[Remedy, ...]
     """All changes that were simulated."""
 
@@ -57,23 +57,23 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """Outcome of the run, in a sentence or two."""
+        """Sentences on how the run went: one or two."""
         return verdict_of(self.summary).sentence
 
     @property
     def cause(self) -> str:
-        """Cause of waiting or preemptions, in a sentence."""
+        """Sentence on the cause of waiting or preemptions."""
         return _cause(self)
 
     @property
     def moments(self) -> list[str]:
-        """The costliest spells of preemptions, with their times and requests: a sentence each."""
+        """Sentences on the costliest spells of preemptions, with their times and requests; one for each spell."""
         costliest = sorted(self.spells, key=lambda spell: -spell.lost_tokens)[:_MOST]
         return [_spell_words(self, spell) for spell in sorted(costliest, key=lambda spell: spell.begin_s)]
 
     @property
     def hits(self) -> str:
-        """Share of prompt tokens found in the prefix cache, and the share that an endless cache would find."""
+        """Sentence on the share of prompt tokens found in the prefix cache, and on the share in an endless cache."""
         requests = self.recording.requests
         repeated, whole = (
             repeated_tokens(self.recording.meta, requests),
@@ -84,7 +84,7 @@ class Diagnosis:
 
     @property
     def sureness(self) -> str:
-        """Error of the simulation of the recording's own requests, in a sentence."""
+        """Sentence on the error of the simulation, compared with the recorded run."""
         return _sureness(self)
 
     def as_dict(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Diagnosis:
 
 
 def _cause(diagnosis: Diagnosis) -> str:
-    """Describe the limit that made requests wait, and the demand that met it."""
+    """Describe the limit that made requests wait, and how much memory they needed."""
     summary, server = diagnosis.summary, diagnosis.server
     limit = limit_of(summary)
     pool = diagnosis.recording.meta.pool
@@ -151,7 +151,9 @@ def _cascade(server: Server) -> str:
 
 
 def _demand_words(diagnosis: Diagnosis) -> str:
-    """Describe the mean number of requests, the blocks that they take at full length, and the blocks of the pool."""
+    """Describe the mean number of requests, the blocks that they take with their whole answers, and the blocks of the
+    pool.
+    """
     summary, requests, pool = diagnosis.summary, diagnosis.recording.requests, diagnosis.recording.meta.pool
     full = requests.prompt_tokens + requests.output_tokens
     present = summary.mean_batch + summary.mean_waiting
@@ -166,7 +168,7 @@ def _demand_words(diagnosis: Diagnosis) -> str:
 
 
 def _spell_words(diagnosis: Diagnosis, spell: Spell) -> str:
-    """Describe a spell of preemptions: the admission before it, the tokens lost, and the request that lost most."""
+    """Describe a spell of preemptions: the admission before it, the lost tokens, and the request that lost most."""
     names = diagnosis.recording.requests.id
     worst, cause = spell.worst, spell.cause
     said = ""
@@ -242,7 +244,7 @@ def diagnose(
 
 
 def missed_by(measured: Outcome, simulated: Outcome) -> dict[str, float]:
-    """Return the relative error of each simulated figure."""
+    """Return the relative error of each simulated figure, by the name of the figure."""
     before, after = figures_of(measured), figures_of(simulated)
     return {
         name: abs(after[name] - value) / after[name]

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from kvsim.live.metrics import ServerMetrics
 
 _FULL = 0.95
-"""Usage from which on a pool counts as full; a poll rarely meets the highest usage."""
+"""Pool usage above which the pool counts as full, 0 to 1. A poll rarely happens at the highest usage."""
 
 
 _LIMITS = {
     "vLLM": ("max_num_seqs", "max_num_batched_tokens"),
     "SGLang": ("max_running_requests", "schedule_conservativeness", "max_prefill_tokens"),
 }
-"""Settings that hold requests back while memory is free, by server."""
+"""Settings that can hold requests back while memory is free, by the kind of server."""
 _SHARES = {"vLLM": "gpu_memory_utilization", "SGLang": "mem_fraction_static"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glance:
-    """Diagnosis from several polls of a server's metrics."""
+    """Diagnosis of a server from several polls of its metrics."""
 
     load: ServerLoad
     verdict: str
@@ -40,7 +40,7 @@ class Glance:
     unknown: tuple[str, ...]
     """Questions that the metrics cannot answer."""
     to_record: str
-    """Command that records the missing data."""
+    """Command that records the data that the metrics lack."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as a dictionary for JSON."""
@@ -60,7 +60,10 @@ class Glance:
 
 
 def glance(looks: Sequence[ServerMetrics], cache: CacheLook | None = None) -> Glance:
-    """Diagnose a server by successive polls of its metrics (`looks`, at least one) and its KV events (`cache`)."""
+    """Diagnose a server from successive polls of its metrics (`looks`, at least one).
+
+    `cache` is what its KV events show; None if they were not followed.
+    """
     load = load_of(looks)
     now = load.now
     facts = [f"{100 * now.usage:.0f} % of the pool is in use{_blocks(now)}; {now.running:,} run, {now.waiting:,} wait"]
@@ -129,9 +132,10 @@ def _verdict(looks: Sequence[ServerMetrics], load: ServerLoad) -> str:
 
 
 def _why_waiting(for_room: list[int], now: ServerMetrics) -> str:
-    """Explain whether requests wait for the pool or for the scheduler.
+    """Describe whether requests wait for memory or because of the scheduler.
 
-    `for_room` has, for each poll, the number of requests that wait for memory or for a place in the batch.
+    `for_room` has, for each poll, the number of requests that wait for memory or for a place in the batch. `now` is the
+    last poll.
     """
     if now.fullest_usage >= _FULL:
         return f"Memory is short: the pool is full and {for_room[-1]:,} requests wait."
@@ -148,7 +152,7 @@ def _why_waiting(for_room: list[int], now: ServerMetrics) -> str:
 
 
 def _waiting_for_room(look: ServerMetrics) -> int:
-    """Count the requests that wait for memory or for a place in the batch."""
+    """Return the number of requests that wait for memory or for a place in the batch, in one poll."""
     return max(look.waiting - look.deferred, 0)
 
 

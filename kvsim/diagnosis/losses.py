@@ -20,42 +20,44 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _APART_S = 1.0
-"""Maximum seconds between two successive preemptions of one spell."""
+"""Largest number of seconds between two successive preemptions of one spell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """One preemption."""
+    """Preemption of one request, and what it cost."""
 
     at_s: float
-    """Time at which the step that took the memory was scheduled, in seconds from the first event."""
+    """Seconds from the first event to the scheduling of the step that took the memory."""
     step: int
     request: int
-    """Row of the request."""
+    """Row of the preempted request in the table of requests."""
     lost_tokens: int
-    """Computed tokens that had to be computed again, without those that the prefix cache still had."""
+    """Number of computed tokens that had to be computed again. Tokens that the prefix cache still had are not
+    counted.
+    """
     back_s: float
-    """Time at which the request was scheduled again, in seconds; NaN if it never was."""
+    """Seconds from the first event to the scheduling of the request's next step; NaN if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """A request that was given its first blocks."""
+    """Admission of a request: the step that gave it its first blocks."""
 
     at_s: float
     request: int
     num_blocks: int
     free_blocks: int
-    """Number of blocks that were free after the step that admitted the request."""
+    """Number of free blocks after the step that admitted the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spell:
-    """Preemptions that follow each other closely."""
+    """Spell of preemptions: each follows the one before within `_APART_S`."""
 
     losses: tuple[Loss, ...]
     cause: Admission | None
-    """Last admission before the first preemption, or None."""
+    """Last admission before the first preemption; None if there is none."""
 
     @property
     def begin_s(self) -> float:
@@ -69,12 +71,12 @@ class Spell:
 
     @property
     def lost_tokens(self) -> int:
-        """Computed tokens that all requests of the spell lost together."""
+        """Number of computed tokens that all requests of the spell lost."""
         return sum(loss.lost_tokens for loss in self.losses)
 
     @property
     def worst(self) -> Loss:
-        """Loss with the most tokens."""
+        """Preemption that lost the most tokens."""
         return max(self.losses, key=lambda loss: loss.lost_tokens)
 
 
@@ -98,10 +100,10 @@ def losses_of(recording: Recording) -> list[Loss]:
 
 
 def _is_whole_release(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Tell for each row of the memory table whether a request lost a whole block table in it.
+    """Return True for each row of the memory table in which a request lost a whole block table.
 
-    Of several KV-cache groups, one of full attention is used, because requests free blocks of windows and states while
-    they run.
+    With several KV-cache groups, only one group of full attention counts, because requests free blocks of windows and
+    states while they run.
     """
     memory, groups = recording.memory, recording.meta.pool.groups
     released: npt.NDArray[np.bool_] = memory.kind == MemoryKind.RELEASE
@@ -117,7 +119,7 @@ def _is_whole_release(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def spells_of(recording: Recording, losses: list[Loss]) -> list[Spell]:
-    """Group `losses` into spells, in order of time, each with the admission before it."""
+    """Group `losses` into spells in order of time. Each spell has the admission before it."""
     spells: list[list[Loss]] = []
     for loss in losses:
         if spells and loss.at_s - spells[-1][-1].at_s <= _APART_S:
@@ -128,7 +130,9 @@ def spells_of(recording: Recording, losses: list[Loss]) -> list[Spell]:
 
 
 def _schedule_by_request(recording: Recording) -> dict[int, list[tuple[int, int, int]]]:
-    """Return the schedule by request: first step, tokens computed before, and after all its steps."""
+    """Return the schedule of each request: a list of step, number of tokens computed before it, and number computed
+    after it.
+    """
     schedule = recording.schedule
     found: dict[int, list[tuple[int, int, int]]] = {}
     after = schedule.computed_before + schedule.tokens * schedule.repeats
@@ -139,7 +143,11 @@ def _schedule_by_request(recording: Recording) -> dict[int, list[tuple[int, int,
 
 
 def _around(rows: list[tuple[int, int, int]], step: int) -> tuple[int, tuple[int, int] | None]:
-    """Return a request's computed tokens before its preemption in `step`, and the step and tokens of its return."""
+    """Return how many tokens a request had computed before its preemption in `step`, and its return.
+
+    The return is the first later step of the request, and the number of tokens computed before that step; None if there
+    is none. `rows` is the schedule of the request.
+    """
     computed = 0
     for first, before, end in rows:
         if first >= step:

@@ -1,9 +1,9 @@
 """Retractions of SGLang: the cost of each, and the time for which throughput stays low after it.
 
 SGLang admits a request if there is room for its prompt, its maximum output, and a share of the outputs that running
-requests may still have (`new_token_ratio`). The share falls with each decode step. A retraction sets it to the share
-that the remaining requests have already output, nearly always close to 1. Then slots stay free while requests wait,
-until hundreds of steps have lowered the share again.
+requests may still have (`new_token_ratio`). Each decode step lowers the share. A retraction raises it to the share of
+their maximum that the remaining requests have output, which is nearly always close to 1. Then slots stay free while
+requests wait, until hundreds of steps have lowered the share again.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _FACTORS = (0.1, 0.3, 0.6, 1.5, 3)
-"""Factors on `schedule_conservativeness` that are tried."""
+"""Factors on the present `schedule_conservativeness` that are tried."""
 _MORE_MEMORY = 1.1
 _AWAY = 0.9
-"""Throughput counts as low after a retraction if it is below this share of the throughput before."""
+"""Ratio of the throughput after a retraction to the throughput before it, below which it counts as low."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Means over a span of time. From an output until the next step begins, the state after the output counts."""
+    """Mean values over a span of time. From an output until the next step begins, the state after the output counts."""
 
     running: float
     waiting: float
     unused_slots: float
-    """Slots that are free or can be evicted."""
+    """Mean number of slots that are free or can be evicted."""
     tokens_per_s: float
 
 
@@ -62,7 +62,7 @@ class _Course:
         ]
 
     def span(self, begin_s: float, end_s: float) -> Span:
-        """Return the means from `begin_s` to `end_s`; zeros if no time is between them."""
+        """Return the means from `begin_s` to `end_s`; zeros if `end_s` is not after `begin_s`."""
         steps = self._steps
         begin_s = max(begin_s, float(steps.start_s[0]))
         if not end_s > begin_s:
@@ -76,35 +76,38 @@ class _Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retraction:
-    """A step that retracted requests, and the time until the new-token ratio was as low as before."""
+    """Step that retracted requests, and the time until `new_token_ratio` is as low as before."""
 
     losses: tuple[Loss, ...]
     ratio_before: float
     """SGLang's `new_token_ratio` before the retraction."""
     ratio: float
-    """The same ratio after the retraction."""
+    """SGLang's `new_token_ratio` after the retraction."""
     back_s: float
-    """Time in seconds at which the ratio is as low as before, the next retraction comes, or the run ends."""
+    """Time in seconds at which the earliest of three things happens.
+
+    The ratio is as low as before, the next retraction comes, or the run ends.
+    """
     num_steps: int
     """Number of steps from the retraction to `back_s`."""
     before: Span
     """Mean queue, batch, unused slots and throughput over an equally long time before the retraction."""
     after: Span
-    """The same means from the retraction to `back_s`."""
+    """Mean queue, batch, unused slots and throughput from the retraction to `back_s`."""
 
     @property
     def at_s(self) -> float:
-        """Time of the step in seconds."""
+        """Time of the step that retracted requests, in seconds."""
         return self.losses[0].at_s
 
     @property
     def lost_tokens(self) -> int:
-        """Computed tokens that are computed again."""
+        """Number of computed tokens that must be computed again."""
         return sum(loss.lost_tokens for loss in self.losses)
 
     @property
     def stays_away(self) -> bool:
-        """True if throughput is lower than before although requests wait and more slots are unused."""
+        """True if throughput is lower than before the retraction, although requests wait and more slots are unused."""
         is_less = self.after.tokens_per_s < _AWAY * self.before.tokens_per_s
         return is_less and self.after.waiting > 1 and self.after.unused_slots > self.before.unused_slots
 
@@ -161,7 +164,7 @@ def expected_shares(recording: Recording) -> npt.NDArray[np.float64]:
 
 
 def _is_last_work(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Tell for each step whether the server was idle after it; SGLang then resets the ratio."""
+    """Return True for each step after which the server was idle, so that SGLang resets the ratio."""
     requests, steps = recording.requests, recording.steps
     served = requests.status != RequestStatus.REFUSED
     come = np.searchsorted(np.sort(requests.arrival_s[served]), steps.end_s, side="right")
@@ -171,10 +174,10 @@ def _is_last_work(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def _after_retractions(recording: Recording, settings: SGLangSettings) -> dict[int, float]:
-    """Return the ratio that each retraction sets, by step.
+    """Return the `new_token_ratio` that each retraction sets, by the number of its step.
 
-    It is the share of their `max_tokens` that the remaining requests have output, if each had output
-    `retract_decode_steps` tokens more.
+    It is the share of their `max_tokens` that the remaining requests have output, where `retract_decode_steps` tokens
+    are added to the output of each.
     """
     requests, schedule, steps = recording.requests, recording.schedule, recording.steps
     last = schedule.step + schedule.repeats - 1
@@ -191,7 +194,11 @@ def _after_retractions(recording: Recording, settings: SGLangSettings) -> dict[i
 
 
 def policy_of(recording: Recording) -> Radix:
-    """Return the policy of a recording, with its settings."""
+    """Return SGLang's policy with the settings of `recording`. Settings that the recording lacks have SGLang's
+    defaults.
+
+    A recording of another engine is not refused: it gives the defaults.
+    """
     known = recording.meta.policy
 
     def settings(kind: Any) -> Any:
@@ -202,11 +209,11 @@ def policy_of(recording: Recording) -> Radix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A change of one setting, simulated with the same requests."""
+    """Simulation of the same requests with one changed setting."""
 
     flags: str
     factor: float
-    """Factor on `schedule_conservativeness`; 1 for other changes."""
+    """Factor on the present `schedule_conservativeness`; 1 if another setting was changed."""
     tokens_per_s: float
     ttft_p99_s: float
     num_retractions: int

@@ -15,7 +15,7 @@ from kvsim.hardware import GIB
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
 _SIZE = rf"{_NUMBER} ?(?:GiB|GB)"
-"""Pattern of a size. Both servers divide by 2**30, whether a release writes GiB or GB."""
+"""Pattern of a size. Both servers divide bytes by 2**30, whether a release writes GiB or GB."""
 _BYTES: tuple[tuple[str, str], ...] = (
     ("requested", rf"gpu_memory_utilization \([\d.]+\) = {_SIZE}"),
     ("requested", rf"Requested memory: [\d.]+ \(util\), {_SIZE}"),
@@ -42,7 +42,7 @@ _BYTES: tuple[tuple[str, str], ...] = (
     ("pool", rf"KV Cache is allocated.* K size: {_SIZE}, V size: {_SIZE}"),
     ("after_pool", rf"Memory pool end\. avail mem={_SIZE}"),
 )
-"""Patterns of lines with a memory size, by name of the figure. Several sizes in one line are added."""
+"""Name of a figure in bytes, and pattern of the lines with it. Several sizes in one line are added."""
 _COUNTS: tuple[tuple[str, str], ...] = (
     ("tokens", rf"KV cache size: {_NUMBER} tokens"),
     ("tokens", rf"max_total_num_tokens={_NUMBER}"),
@@ -57,7 +57,7 @@ _COUNTS: tuple[tuple[str, str], ...] = (
     ("padding_layers", rf"Add {_NUMBER} padding layers"),
     ("encoder_tokens", rf"Encoder cache will be initialized with a budget of {_NUMBER} tokens"),
 )
-"""Patterns of lines with a count, by name of the figure."""
+"""Name of a figure that is a count, and pattern of the lines with it."""
 _COMPILED = [(name, re.compile(pattern), GIB) for name, pattern in _BYTES] + [
     (name, re.compile(pattern), 1) for name, pattern in _COUNTS
 ]
@@ -68,7 +68,7 @@ _FAILURES = {
     "not_enough": re.compile(r"Not enough memory\. Please try to increase --mem-fraction-static"),
     "out_of_memory": re.compile(r"CUDA out of memory|OutOfMemoryError"),
 }
-"""Patterns of lines with which a start fails, by reason."""
+"""Patterns of the lines that a server logs when it fails to start, by the reason."""
 _RELEASE = re.compile(r"(?:LLM engine \(v|version )(\d+\.\d+\.\d+)")
 _SETTINGS = {
     name: re.compile(pattern)
@@ -91,7 +91,7 @@ _SETTINGS = {
         ("mem_fraction_static", r"mem_fraction_static=([01]?\.\d{1,9})"),
     )
 }
-"""Patterns of settings in the lines with all arguments, by name of kvsim's flag."""
+"""Patterns of settings in the lines that list all arguments, by the name of kvsim's flag."""
 _ARGUMENTS = re.compile(
     r"non-default args|LLM engine \(v|server_args=|Chunked prefill is enabled|Requested memory|graph memory profiling"
 )
@@ -100,35 +100,37 @@ _NONE = frozenset(("none", "None", "auto"))
 
 @dataclass(frozen=True, slots=True)
 class LoggedFigure:
-    """A figure of a log: bytes, or a count."""
+    """Figure in a log, in bytes or as a count."""
 
     value: float
     line: int = 0
-    """Number of the line, from 1; 0 for a figure without a line."""
+    """Number of the line in the log, from 1; 0 if the figure has no line."""
 
 
 @dataclass(slots=True)
 class StartupLog:
-    """Memory figures and settings from a server's start-up log. If several processes log a figure, the first counts."""
+    """Memory figures and settings from a server's start-up log. If several processes log a figure, the first one
+    counts.
+    """
 
     server: str = "vllm"
     release: str = ""
     source: str = "log"
     """Kind of the text: a log, metrics, or a recording."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Text of each setting, by the name of kvsim's flag."""
+    """Value of each setting as text, by the name of kvsim's flag."""
     figures: dict[str, LoggedFigure] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
-    """Number of the line that states each reason for a failed start."""
+    """Number of the line that reports a failed start, by the reason of the failure."""
 
     @property
     def values(self) -> Mapping[str, float]:
-        """The figures without their lines."""
+        """Value of each figure in bytes or as a count, by the name of the figure, without its line number."""
         return {name: figure.value for name, figure in self.figures.items()}
 
 
 def read_startup_log(text: str) -> StartupLog:
-    """Read the memory figures and settings in a log; other lines are skipped."""
+    """Read the memory figures and settings in a log. Other lines are ignored."""
     log = StartupLog(server="sglang" if "server_args=" in text or "mem_fraction_static" in text else "vllm")
     for number, coloured in enumerate(text.splitlines(), 1):
         line = _COLOUR.sub("", coloured)

@@ -17,23 +17,26 @@ _SETTINGS = {
     "cache_dtype": ("kv_cache_dtype", r"(?!auto)[a-z]\w*"),
     "enable_prefix_caching": ("enable_prefix_caching", "True|False"),
 }
-"""Name of kvsim's flag and pattern of valid values, by label of `vllm:cache_config_info`."""
+"""Name of kvsim's flag and pattern of its valid values, by the label of `vllm:cache_config_info`."""
 _LABELS = {"num_gpu_blocks": "blocks", "num_gpu_blocks_override": "blocks_override", "kv_cache_size_tokens": "tokens"}
-"""Name of the figure, by label of `vllm:cache_config_info`."""
+"""Name of the figure in `StartupLog`, by the label of `vllm:cache_config_info`."""
 _GAUGES = {"vllm:kv_cache_usage_perc": "usage", "sglang:token_usage": "usage", "sglang:max_total_num_tokens": "tokens"}
 _USAGES = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
-"""Gauges that a complete page of metrics has. Only a complete page is checked; pasted lines may lack most metrics."""
+"""Gauges of which a complete page of metrics has one. Only a complete page is checked; pasted lines may lack most
+metrics.
+"""
 _MOST = 1e15
 _RECORDED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization")
 
 
 def is_page(text: str) -> bool:
-    """Tell whether one of the first 1,000 lines of a text begins like a metric."""
+    """Tell whether one of the first 1,000 lines of `text` begins like a metric."""
     return any(line.startswith(("vllm:", "sglang:", "# HELP ", "# TYPE ")) for line in text.splitlines()[:1000])
 
 
 def read_metrics_page(text: str) -> StartupLog:
-    """Read the memory figures and settings in a page of metrics; with several engines, those of the first.
+    """Read the memory figures and settings in a page of metrics. If it has several engines, those of the first are
+    read.
 
     Raises:
         RecordingError: a line is not a metric, or a complete page contradicts itself.
@@ -51,7 +54,9 @@ def read_metrics_page(text: str) -> StartupLog:
 
 
 def _add_sample(log: StartupLog, sample: Sample, line: int) -> None:
-    """Add the figures and settings in one sample of the metrics; the first sample with a figure counts."""
+    """Add the figures and settings in one sample of the metrics to `log`. If several samples have a figure, the first
+    counts.
+    """
     if name := sample.labels.get("model_name"):
         log.settings.setdefault("model", name)
     if sample.name in _GAUGES and 0 <= sample.value < _MOST:

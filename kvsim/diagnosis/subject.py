@@ -1,4 +1,4 @@
-"""Server and load of a recording, so that `kvsim.fitting` can simulate changes of that server."""
+"""Server and load of a recording, for simulating changes of that server with `kvsim.fitting`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from kvsim.simulation import EngineName
 
 _LEAST_SHARE = 0.9
-"""A pool with less than this share of the blocks that fit into the GPU must have been sized by hand."""
+"""Share of the blocks for which the GPU has room. A pool with fewer blocks must have a size that the user stated."""
 
 
 def load_of(recording: Recording) -> Load:
-    """Return the recording's own requests as a workload."""
+    """Return the requests of the recording as a load."""
     return Load(
         workload=as_sent(recording),
         users=users_of(recording),
@@ -41,13 +41,15 @@ def load_of(recording: Recording) -> Load:
 
 
 def engine_of(recording: Recording, num_runs: int) -> EngineName:
-    """Return the engine for `num_runs` simulations of the recording's own requests."""
+    """Return the engine for `num_runs` simulations of the recording's requests."""
     memory = TIERED if host_blocks_of(recording.meta) > 0 else PAGED
     return engine_for(load_of(recording), num_runs, memory)
 
 
 def server_of(recording: Recording, times: str | None = None) -> Server:
-    """Return the recorded server, with its pool.
+    """Return the recorded server with the pool that it had.
+
+    `times` is a profile or a machine card for its step times; None for the best that comes with kvsim.
 
     Raises:
         UsageError: the server had no paged cache, or its settings or its pool are not known.
@@ -85,9 +87,9 @@ def server_of(recording: Recording, times: str | None = None) -> Server:
 
 
 def _pace(recording: Recording, server: Server) -> Pace:
-    """Return the factors by which the recorded host and GPU were slower than usual; hosts differ by up to a third.
+    """Return the factors by which the recorded host and GPU were slower than usual. Hosts differ by up to a third.
 
-    A simulation, or a server with a custom model of step times, gets typical factors.
+    The factors are 1 for a recorded simulation, and for step times that are a custom model.
     """
     usual = server.step_time()
     times = usual.times if isinstance(usual, WatchedProfile) else usual
