@@ -99,7 +99,7 @@ _HOME = by_name({
         "Workload converse generate"
     ),
 })  # fmt: skip
-"""The module that each public name lives in."""
+"""Module of each public name, by the name."""
 
 __all__ = [
     "AllAtOnce",

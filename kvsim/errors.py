@@ -25,11 +25,11 @@ from difflib import get_close_matches
 from typing import ClassVar
 
 _MOST_NAMED = 8
-"""Largest number of names that a message lists completely; people do not read longer lists."""
+"""Largest number of names that a message lists completely, because people do not read longer lists."""
 
 
 def shortened(value: object, most: int = 60) -> str:
-    """Return `value` as Python writes it, cut to `most` letters, because values come from files and may be long."""
+    """Return `value` as Python's `repr` writes it, cut to `most` letters. Values come from files and may be long."""
     if isinstance(value, int) and value.bit_length() > 4 * most:
         return f"a whole number of some {value.bit_length() * 30103 // 100000:,} digits"
     text = repr(value)
@@ -39,7 +39,7 @@ def shortened(value: object, most: int = 60) -> str:
 def reason_of(error: BaseException, otherwise: str = "") -> str:
     """Return the first line of an error's message without its full stop, for a part of another message.
 
-    For an error without a message, this is `otherwise`, or the name of its class.
+    For an error without a message, return `otherwise` or, if that is empty, the name of the error's class.
     """
     message = (getattr(error, "strerror", None) or str(error)).strip()
     return message.splitlines()[0].rstrip(".") if message else otherwise or type(error).__name__
@@ -67,7 +67,10 @@ class BudgetError(KvsimError):
     """GPU memory is too small: nothing is left for the KV cache, or less than one request needs."""
 
     def __init__(self, sentence: str, account: Iterable[tuple[str, int, str]] = ()) -> None:
-        """`account` has a label, the bytes on one GPU and the reason of each term of a memory budget."""
+        """Store the message `sentence` and the terms of a memory budget.
+
+        `account` has a label, the bytes on one GPU and the reason of each term.
+        """
         super().__init__(sentence)
         self.account = tuple(account)
 
@@ -88,7 +91,7 @@ class WorkerDiedError(KvsimError):
     """A worker process was killed; the reason is unknown."""
 
     def __init__(self, under_way: Collection[str]) -> None:
-        """`under_way` has the keys of the calls that were sent to workers and have no result."""
+        """Store the keys of the calls that were sent to workers and have no result."""
         self.under_way = frozenset(under_way)
         super().__init__(
             "a worker process was killed, as a machine does when its memory is full; a smaller --jobs needs less of it."
@@ -116,7 +119,9 @@ class UnknownNameError(UsageError):
     """A name is not listed; the message suggests similar names, or some of the list."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, listed_by: str = "") -> None:
-        """`listed_by` is the command that lists all `known` names, for a message that is too short for them."""
+        """Compose the message. `listed_by` is the command that lists all `known` names, if they are too many for the
+        message.
+        """
         names = sorted(known, key=lambda known_name: (len(known_name) if known_name.isdecimal() else 0, known_name))
         by_folded_name = {known_name.casefold(): known_name for known_name in names}
         # People often write only the last part of a model's name, so "llama-3-8b" is compared with both
@@ -131,7 +136,7 @@ class UnknownNameError(UsageError):
 
 
 def _some(names: list[str], listed_by: str) -> str:
-    """Return a text that lists all names if they are few, or else the first ones and the command that lists all."""
+    """Return all names as text if they are few. Otherwise return the first ones, and the command that lists all."""
     if len(names) <= _MOST_NAMED:
         return f"there are {', '.join(names)}."
     num_named = _MOST_NAMED // 2

@@ -1,4 +1,4 @@
-"""Packages whose names are imported at first use: a caller loads only the modules that it needs."""
+"""Packages whose names are imported at first use, so that a caller loads only the modules that it needs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 
 def by_name(names: Mapping[str, str]) -> dict[str, str]:
-    """Return the module of each name, from the names of each module."""
+    """Return the module of each name. `names` has the names of each module, separated by spaces."""
     return {name: module for module, listed in names.items() for name in listed.split()}
 
 
 def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of `package`.
+    """Return the `__getattr__` of `package`, which imports a name at first use.
 
     Args:
         package: its `__name__`.
-        homes: the module that each of its public names lives in. No public name may be the name of a module in the
-            package, because the module would take its place once the module is imported.
+        homes: the module of each of its public names. No public name may be the name of a module in the package,
+            because the module would replace it once the module is imported.
     """
 
     def find(name: str) -> Any:

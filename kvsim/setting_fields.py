@@ -17,40 +17,39 @@ from typing import Any, get_args, get_type_hints
 from kvsim.errors import UsageError, shortened
 
 _BY_NAME = ("",)
-"""Flags of a setting whose flag has the name of its field, which `settings_in` fills in."""
+"""Value of `flags` that means: the flag has the name of its field. `settings_in` replaces it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Metadata of a dataclass field that is a setting."""
+    """Metadata of a dataclass field that is a setting: its help, flags, bounds and choices."""
 
     help: str
     """Description for the help and the reference, with the unit."""
     flags: tuple[str, ...] = ()
     """Spellings of the flag, in the syntax of click; empty for a setting without a flag.
 
-    A flag without a value sets the opposite of the default; "--x/--no-x" is a pair of flags.
+    "--x/--no-x" is a pair of flags. A single flag of a switch sets the opposite of the default.
     """
     unit: str | None = None
     """Placeholder of the value in the help, such as TOKENS."""
     section: str = ""
     """Heading in the help; empty for the heading of the class."""
     shown: str | None = None
-    """Text for the default in the help; None to show the value itself."""
+    """Default as the help shows it; None to show the value itself."""
     choices: Mapping[str, Any] | None = None
-    """Words that the flag accepts, and their values. With None, all members of an enumeration are accepted, or all
-    values of another type."""
+    """Values by the words that the flag accepts. None: all members of an enumeration, or all values of another type."""
     requires: str = ""
-    """Name of a setting without which this one has no effect."""
+    """Name of a setting without which this one has no effect; empty if there is none."""
     since: str = ""
-    """First release of vLLM with this setting; empty if all have it."""
+    """First release of vLLM with this setting; empty if all releases have it."""
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
     below: float | None = None
 
     def check(self, name: str, value: object) -> None:
-        """Check that a number is within the bounds; ignore other values.
+        """Check that a number is within the bounds. Other values are not checked.
 
         Raises:
             UsageError: the number is out of bounds; the message calls it `name`.
@@ -70,7 +69,7 @@ class Setting:
 def setting(default: Any, help: str, *flags: str, **metadata: Any) -> Any:  # noqa: A002  the word of argparse and click
     """Declare a dataclass field as a setting, with the flag of its name or with `flags`.
 
-    `metadata` has the other fields of `Setting`.
+    `metadata` has other fields of `Setting`.
     """
     declared = Setting(help=help, flags=flags or _BY_NAME, **metadata)
     if declared.since:
@@ -79,13 +78,13 @@ def setting(default: Any, help: str, *flags: str, **metadata: Any) -> Any:  # no
 
 
 def python_setting(default: Any, help: str, **metadata: Any) -> Any:  # noqa: A002
-    """Declare a dataclass field as a setting without a flag."""
+    """Declare a dataclass field as a setting without a flag. `metadata` has other fields of `Setting`."""
     return field(default=default, metadata={"setting": Setting(help=help, flags=(), **metadata)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """A setting of a dataclass, with the name, type and default of its field."""
+    """Declared setting of a dataclass, with the name, type and default of its field."""
 
     name: str
     kind: type
@@ -95,7 +94,7 @@ class Declared:
 
     @property
     def choices(self) -> dict[str, Any]:
-        """Words that the flag accepts, and their values; empty if any value of the type is accepted."""
+        """Values by the words that the flag accepts; empty if any value of the type is accepted."""
         if self.setting.choices is None and issubclass(self.kind, Enum):
             return {str(member.value): member for member in self.kind}
         return dict(self.setting.choices or {})
@@ -128,7 +127,8 @@ def settings_in(kind: Any) -> tuple[Declared, ...]:
 
 
 def check_settings(settings: Any) -> None:
-    """Check every setting of a dataclass against its bounds and choices; replace words by the values that they name.
+    """Check every setting of a dataclass against its bounds and choices. Words are replaced by the values that they
+    name.
 
     Raises:
         UsageError: a number is out of bounds, or a value is not among the choices.
@@ -149,7 +149,7 @@ def values_of(settings: Any) -> dict[str, Any]:
 
 
 def _plain(annotation: Any) -> type:
-    """Return the class of an annotation, without None; str if the annotation is not a class."""
+    """Return the class that an annotation allows beside None; str if the annotation is not a class."""
     if isinstance(annotation, UnionType):
         [annotation] = [kind for kind in get_args(annotation) if kind is not type(None)]
     return annotation if isinstance(annotation, type) and annotation is not Any else str

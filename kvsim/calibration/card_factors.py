@@ -1,8 +1,8 @@
 """Factors by which the GPU and the host of a machine are slower than its card predicts.
 
-There are three factors instead of thirty coefficients, so that a fit to recordings of one model is valid for every
-model on the machine. The fit matches the total time of each kind of step, because throughput depends on means. A robust
-fit would match medians, and predict too little time for a host with occasional stalls.
+Only three factors are fitted, not the thirty coefficients of step times. So a fit to recordings of one model is valid
+for every model on the machine. The fit matches the total time of each kind of step, because throughput depends on
+means. A robust fit would match medians, and so predict too little time for a host with occasional stalls.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from kvsim.steptime.reduction import never_asleep, on_machine
 from kvsim.steptime.roofline import Roofline
 
 _USUAL = {"gpu": 0.03, "host": 0.2, "woken": 0.2}
-"""Standard deviations of the factors around 1, which keep a factor near 1 if the recordings do not determine it.
+"""Standard deviation of each factor around 1. It keeps a factor near 1 if the recordings do not determine it.
 
-On seven machines with an H200, hosts that never sleep took 0.7 to 1.1 times the card's time, and the cost of sleeping
-was 0.75 to 1.1 times the usual cost.
+On seven machines with an H200, hosts that never sleep took 0.7 to 1.1 times the time on the card, and the cost of
+sleeping was 0.75 to 1.1 times the usual cost.
 """
 _COUNTS = 0.025
-"""Relative error of a kind of step that weighs as much as one standard deviation of a factor."""
+"""Relative error of one kind of step that counts in the fit as much as one standard deviation of a factor."""
 _REACH = float(np.log(4.0))
-"""Logarithm of the largest factor."""
+"""Natural logarithm of the largest factor that is tried."""
 _STALL_PERCENTILE = 99.8
-"""Percentile of absolute errors above which a step counts as a stall and is ignored."""
+"""Percentile of absolute errors. Steps with a larger error count as stalls and are ignored."""
 
 
 def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, tuple[Residual, ...]]:
@@ -68,10 +68,10 @@ def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, t
 
 
 def factors_of(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline], Observed]]) -> dict[str, float]:
-    """Fit the factors of a machine to its recordings.
+    """Return the factors of a machine, fitted to its recordings.
 
-    `observed` has, for each recording, a function that returns the step times of its engine and model for given
-    factors, and the recorded steps.
+    `observed` has two values for each recording: a function that returns step times for given factors, and the recorded
+    steps.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
 
@@ -93,11 +93,11 @@ def factors_of(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline
 
 
 def _missed(times: Roofline, item: Observed) -> list[float]:
-    """Return the error of each kind of step as a share of its recorded time.
+    """Return the error of each kind of step as a share of the recorded time of this kind.
 
-    The kinds are decode steps, captured steps with prompt tokens, and larger steps. Each is split into the steps that
-    waited for the host and those that waited for the GPU, so that errors of one do not cancel errors of the other. An
-    error is multiplied by the square root of the kind's share of the total time.
+    The kinds are decode steps, captured steps with prompt tokens, and larger steps. Each is split into steps that
+    waited for the host and steps that waited for the GPU, so that errors of the two do not cancel. An error is
+    multiplied by the square root of the kind's share of the total time.
     """
     predicted, duration = predict(times, item), step_durations(item)
     error, by_host = predicted.end_s - item.end_s, predicted.launch >= 0
@@ -114,7 +114,9 @@ def _missed(times: Roofline, item: Observed) -> list[float]:
 
 
 def awake_times(card: Card, recording: Recording) -> Roofline:
-    """Return the step times by `card` without factors for the model of `recording`, on a host that never sleeps."""
+    """Return the step times for the model of `recording` on a host that never sleeps, from `card` without its
+    factors.
+    """
     gpu = find_gpu(recording.meta.gpu)
     if recording.meta.source == "simulation" or engine_of(recording) != "vllm":
         raise UsageError(

@@ -1,8 +1,8 @@
-"""Error of step times, divided into that of the GPU and that of the host.
+"""Errors of step times, separately for steps that waited for the GPU and for the host.
 
 Each step is predicted from its recorded start, with the recorded scheduling decisions, so that errors of different
-steps do not add up. This shows whether the GPU or the host was slower than predicted, and when a shared host changed
-its speed.
+steps do not add up. The errors show whether the GPU or the host was slower than predicted, and when a shared host
+changed its speed.
 """
 
 from __future__ import annotations
@@ -19,32 +19,36 @@ from kvsim.recording.tables import FloatArray
 from kvsim.steptime import Roofline
 
 _PARTS = 8
-"""Number of equally long parts of a run; the host's speed is computed for each."""
+"""Number of equally long parts into which a run is divided. The host's speed is computed for each part."""
 _ENOUGH_STEPS = 5
-"""Minimum number of steps in a part from which the host's speed is computed."""
+"""Smallest number of steps of a part from which the host's speed in this part is computed."""
 _CHANGING = 1.25
-"""Ratio of the slowest to the fastest part above which the host's speed counts as changing."""
+"""Ratio of the host's times in the slowest part to those in the fastest part, above which its speed counts as
+changing.
+"""
 
 
 class ClockError(NamedTuple):
-    """Error of the steps that waited for one clock."""
+    """Error of the steps that waited for the GPU, or for the host."""
 
     clock: str
-    """"GPU" or "host"."""
+    """The clock for which the steps waited: "GPU" or "host"."""
     time_share: float
-    """Share of the recorded time that these steps took."""
+    """Share of the recorded time that these steps took, 0 to 1."""
     error_percent: float
-    """Predicted minus recorded time, as a percentage of the recorded."""
+    """Predicted minus recorded time of these steps, in percent of the recorded time."""
     host_paces: tuple[float, ...] = ()
-    """Ratio of the recorded to the predicted time of these steps in each part of the run that has enough steps; only
-    for the host."""
+    """Recorded time divided by predicted time of these steps, for each part of the run with enough steps.
+
+    It is empty for the GPU.
+    """
 
 
 def clock_errors(times: Roofline, observed: Observed) -> tuple[ClockError, ...]:
-    """Return the errors of `times` by the clock that each step waited for; clocks without such steps are left out.
+    """Return the errors of `times` for the steps that waited for the GPU, and for those that waited for the host.
 
-    On several GPUs, a step whose launch by a worker process takes longer than its kernels counts as waiting for the
-    host.
+    A clock for which no step waited is left out. On several GPUs, a step whose launch by a worker process takes longer
+    than its kernels counts as waiting for the host.
     """
     predicted, lasted_s = predict(times, observed), step_durations(observed)
     error_s = predicted.end_s - observed.end_s
@@ -79,7 +83,7 @@ def _paces(end_s: FloatArray, steps: Any, lasted_s: FloatArray, error_s: FloatAr
 
 
 def in_words(errors: Sequence[ClockError]) -> str:
-    """Describe the errors in one sentence."""
+    """Describe the errors in one sentence for the user."""
     parts = [
         f"{item.error_percent:+.1f} % where the {item.clock} was waited for ({item.time_share:.0%} of the time)"
         for item in errors

@@ -1,6 +1,6 @@
 """Fit of the coefficients of a profile to recordings, within physical limits that follow from data sheets.
 
-Every coefficient starts at a value from the data sheet, and may change by a limited factor. The fit is robust, so that
+Every coefficient starts at a value from the data sheet, and the fit changes it by a limited factor. The fit is robust:
 stalls of the host count as outliers. `kvsim.calibration.corrections` then corrects what a robust fit ignores.
 """
 
@@ -45,33 +45,33 @@ _FITTED = {
     "hf-dynamic": ("eager_launch_s", "masked_launch_s", "new_shape_s", *_GPU_COEFFICIENTS),
     "hf-static": _GPU_COEFFICIENTS,
 }
-"""Fitted coefficients by engine; all others keep their initial values."""
+"""Names of the fitted coefficients, by engine. All others keep their initial values."""
 READ_OFF = {
     "hf-dynamic": {"new_kernel_s": "new_kernels"},
     "hf-static": {"new_shape_s": "new_shape", "new_kernel_s": "new_kernels"},
 }
 """Coefficients of events that are too rare for a fit, each with the field of `StepShape` that counts the events."""
 _REACH = 6.0
-"""Largest factor between a coefficient and its initial value."""
+"""Largest ratio of a fitted coefficient to its initial value, and the reciprocal of the smallest."""
 _FASTEST = {
     "weights_s": MEMORY_EFFICIENCY / 0.95,
     "context_token_s": MEMORY_EFFICIENCY / 0.95,
     "token_s": ARITHMETIC_EFFICIENCY / 0.8,
     "attention_pair_s": ATTENTION_EFFICIENCY / 0.75,
 }
-"""Smallest values of coefficients, as shares of their initial values.
+"""Smallest ratio of a fitted coefficient to its initial value.
 
-The divisors are the largest shares of the data sheet's peak that kernels reach; a smaller coefficient would compensate
-an error in another one.
+The divisors are the largest shares of the data sheet's peak that kernels reach. A smaller coefficient would only
+compensate an error in another one.
 """
 _ROUNDS = 3
-"""Number of rounds; each fits the coefficients, then the paces of the machines, then the table of sizes."""
+"""Number of iterations of the fit. Each fits the coefficients, then the paces of the machines, then `of_size_s`."""
 _EVALUATIONS = 15
-"""Largest number of evaluations of the model in a round."""
+"""Largest number of evaluations of the model in one iteration of the fit."""
 _PRIOR_WEIGHT = 0.3
-"""Weight that keeps a coefficient near its initial value if the recordings do not determine it."""
+"""Weight in the fit that keeps a coefficient near its initial value if the recordings do not determine it."""
 _LIMITS = {"exposed_share": 0.5, "lone_share": 0.5, "shared_saving": 1.0}
-"""Upper limits of shares; beyond them, a step with more work would take less time."""
+"""Largest values of shares. Above them, a step with more work could take less time."""
 
 
 def calibrate(
@@ -155,7 +155,7 @@ def _same(what: str, values: Sequence[str]) -> str:
 def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline:
     """Return the step times fitted to `observed`, starting from `prior`.
 
-    The logarithms of the ratios to `prior` are fitted, so that coefficients stay positive.
+    The logarithm of each coefficient's ratio to `prior` is fitted, so coefficients stay positive.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
 
@@ -200,7 +200,7 @@ def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline
 def _at_their_paces(
     times: Roofline, observed: Sequence[Observed], errors: Callable[[Roofline, Observed], Any]
 ) -> list[Observed]:
-    """Return `observed` with the pace of each machine, fitted and scaled so that the median pace is 1."""
+    """Return `observed` with the fitted pace of each machine, scaled so that the median pace is 1."""
     machines = sorted({item.machine for item in observed})
 
     def pace(machine: str) -> Pace:
@@ -213,7 +213,9 @@ def _at_their_paces(
 
 
 def residual_of(observed: Observed, times: Roofline, without: Roofline | None = None) -> Residual:
-    """Return the errors of `times` for a recording; `without` are the times that were fitted without this recording."""
+    """Return the errors of `times` for a recording. `without` are times fitted without this recording; None if there
+    are none.
+    """
     mean_s = float(step_durations(observed).mean())
 
     def percent(model: Roofline) -> float:

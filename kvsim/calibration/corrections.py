@@ -1,6 +1,8 @@
-"""Corrections of fitted step times where a robust fit is wrong, because it follows medians and ignores rare events.
+"""Corrections of fitted step times. A robust fit follows medians and ignores rare events, so some coefficients need
+them.
 
-Means, costs of rare events, and costs that the recorded times show directly are set here.
+The corrected coefficients are set to means, to the costs of rare events, or to costs that the recorded times show
+directly.
 """
 
 from __future__ import annotations
@@ -18,19 +20,23 @@ from kvsim.recording.tables import FloatArray, IntArray
 from kvsim.steptime import NUM_SIZES, Roofline, size_place
 
 _MANY = 16
-"""Minimum number of sequences that join in a step from which the cost per sequence is computed."""
+"""Smallest number of sequences joining in a step from which the cost of a joining sequence is computed."""
 _STALL_PERCENTILE = 99.5
-"""Percentile of absolute errors above which a step counts as a stall, and is left out of means."""
+"""Percentile of absolute errors. Steps with a larger error count as stalls and are left out of means."""
 _FAR_S = 1e-3
-"""Error in seconds from which a step was delayed by something other than its kernels."""
+"""Error in seconds above which something other than its kernels must have delayed a step."""
 _ENOUGH_STEPS = 5
-"""Number of steps of a size for which half of their median excess is applied; with more steps, a larger share is."""
+"""Shrinkage of the correction for a size: with n steps of this size, n / (n + 5) of their median excess is applied."""
 _SIZE_ROUNDS = 10
-"""Number of rounds; each computes the median error of every group of steps, then the excess of every size over it."""
+"""Number of iterations of the fit by size, which alternates between the median error of each group of steps and the
+excess of each size.
+"""
 
 
 def with_mean_excess(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """Return `times` with the mean error of each kind of step, or of its launch, added to one coefficient per kind."""
+    """Return `times` with the mean error of each kind of step, or of its launch, added to one coefficient of this
+    kind.
+    """
     names = ("step_s", "piecewise_s", "piecewise_launch_s", "masked_launch_s", "eager_launch_s", "uncompiled_launch_s")
     errors: dict[str, list[Any]] = {name: [] for name in names}
     for item in observed:
@@ -64,7 +70,10 @@ def _trimmed_mean(values: Any) -> float:
 
 
 def is_first_use(observed: Observed, names: Mapping[str, str]) -> npt.NDArray[np.bool_]:
-    """Select the steps with a first use, whose cost `with_first_uses` sets: bool[steps]."""
+    """Return True for each step with a first use, whose cost `with_first_uses` sets: bool[steps].
+
+    `names` maps coefficients to fields of `StepShape` that count first uses.
+    """
     first = np.zeros(len(observed), bool)
     for field in names.values():
         first |= np.asarray(getattr(observed.shape, field)) > 0
@@ -72,10 +81,10 @@ def is_first_use(observed: Observed, names: Mapping[str, str]) -> npt.NDArray[np
 
 
 def with_first_uses(times: Roofline, observed: Sequence[Observed], names: Mapping[str, str]) -> Roofline:
-    """Return `times` with the costs of compiling and of building kernels, as means over their recorded first uses.
+    """Return `times` with the costs of compiling and of building kernels, which are means over recorded first uses.
 
-    They are so long and so rare that a robust fit takes them for stalls. `names` maps each coefficient to the field of
-    `StepShape` that counts its events.
+    First uses are so long and so rare that a robust fit treats them as stalls. `names` maps each coefficient to the
+    field of `StepShape` that counts its events.
     """
     costs: dict[str, Any] = {}
     for coefficient, field in names.items():
@@ -89,10 +98,10 @@ def with_first_uses(times: Roofline, observed: Sequence[Observed], names: Mappin
 
 
 def with_new_sequences(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """Return `times` with the host time per sequence that joins the batch.
+    """Return `times` with the fitted host time per sequence that joins the batch.
 
     It is computed from steps in which many sequences join, and after which the host launches the next step without
-    waiting: for example, when all requests arrive together.
+    waiting. For example, all requests arrive together.
     """
     longer_s, joined = [], []
     for item in observed:
@@ -130,9 +139,9 @@ def with_host_overheads(times: Roofline, observed: Sequence[Observed]) -> Roofli
 
 
 def _line(x: Any, y: Any, intercept: float, slope: float) -> tuple[float, float]:
-    """Fit a line through the points without stalls; return its intercept and slope, neither negative.
+    """Fit a line through the points without stalls. Return its intercept and its slope, neither of which is negative.
 
-    If there are fewer than two different x, return the given `intercept` and `slope`.
+    If there are fewer than two different `x`, return the given `intercept` and `slope`.
     """
     if not len(x):
         return intercept, slope
@@ -146,8 +155,8 @@ def _line(x: Any, y: Any, intercept: float, slope: float) -> tuple[float, float]
 def with_sizes(times: Roofline, observed: Sequence[Observed]) -> Roofline:
     """Return `times` with the median error of each captured size, over all recordings, added to `of_size_s`.
 
-    The steps of a recording form two groups: those with and those without prompt tokens. The median error of the group
-    is subtracted first, because it has other causes than the size.
+    The steps of a recording form two groups: those with prompt tokens and those without. The median error of the group
+    is subtracted first, because it does not come from the size.
     """
     sizes, groups, errors = map(np.concatenate, zip(*_errors_by_size(times, observed), strict=True))
     if not len(errors):
@@ -168,10 +177,10 @@ def with_sizes(times: Roofline, observed: Sequence[Observed]) -> Roofline:
 
 
 def _errors_by_size(times: Roofline, observed: Sequence[Observed]) -> list[tuple[IntArray, IntArray, FloatArray]]:
-    """Return for each recording, of its captured steps: the index in `of_size_s`, the group, and the error in seconds.
+    """Return three arrays for each recording, with one entry per captured step.
 
-    Steps that waited for the host, or were delayed, are left out. A recording has two groups: steps with and without
-    prompt tokens.
+    They are the index in `of_size_s`, the group, and the error in seconds. Steps that waited for the host, or were
+    delayed, are left out. A recording has two groups: steps with prompt tokens and steps without.
     """
     errors: list[tuple[IntArray, IntArray, FloatArray]] = []
     for number, item in enumerate(observed):

@@ -1,4 +1,4 @@
-"""Pace of each machine: by which factors its host and its GPU are slower than those of the profile.
+"""Pace of each machine: the factors by which its host and its GPU are slower than those of the profile.
 
 The pace is fitted together with the profile, so that a profile can use recordings of several machines with the same
 GPU. The times of hosts differ by a third, and those of two starts of the same engine by one or two percent. The profile
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from kvsim.calibration.observed import Observed
 
 _REACH = 4.0
-"""Largest factor of a machine's host or GPU."""
+"""Largest factor on the times of a machine's host or GPU."""
 _USUAL = Pace(host=0.1, gpu=0.01)
-"""Usual deviations of the two factors from 1. They keep a factor near 1 if the recordings do not determine it."""
+"""Standard deviations of the two factors around 1. They keep a factor near 1 if the recordings do not determine it."""
 _USUAL_WEIGHT = 5.0
-"""Weight of these deviations in the fit, relative to the errors of steps."""
+"""Weight in the fit of the factors' deviations from 1, relative to the errors of steps."""
 
 
 def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, gpu: bool = True) -> Pace:
-    """Return the factors of host and GPU with the smallest errors of step times, for recordings of one machine.
+    """Return the factors on host and GPU times with the smallest errors of step times, for recordings of one machine.
 
     `errors` returns the error of each step of a recording, divided by a usual error. If `gpu` is False, only the host's
     factor is fitted.

@@ -1,4 +1,4 @@
-"""A recording as the arrays that calibration needs: the contents of each step, and its recorded times."""
+"""Recording as the arrays that calibration needs: the contents of each step, and its recorded times."""
 
 from __future__ import annotations
 
@@ -24,33 +24,39 @@ from kvsim.steptime.kernels import KernelsSeen
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Observed:
-    """The steps of one recording, in order."""
+    """Steps of one recording in order, with one entry per step in each array unless its text says otherwise."""
 
     name: str
     machine: str
-    """Name of the machine; the name of the recording if no machine is stated."""
+    """Name of the machine; the name of the recording if it states no machine."""
     eager: bool
     """True if the engine captured no graphs."""
     shape: StepShape
-    """Contents of the steps: each field is an array with one entry per step."""
+    """Contents of the steps. Each field is an array with one entry per step."""
     start_s: FloatArray
-    """Times at which the steps were scheduled, in seconds: one entry per step."""
+    """Time in seconds at which each step was scheduled."""
     end_s: FloatArray
-    """Times at which the outputs of the steps had been processed, in seconds: one entry per step."""
+    """Time in seconds at which the output of each step had been processed."""
     launched_before_output: IntArray
-    """Index of the last step that was scheduled before each step's output came."""
+    """Index of the last step that was scheduled before the output of each step came."""
     next_step: IntArray
-    """Index of the step that was scheduled right after each step's output was processed; -1 if another event came."""
+    """Index of the step that was scheduled right after the output of each step was processed; -1 if another event came
+    first.
+    """
     launch_s: FloatArray
-    """Seconds that the host took to schedule and launch each step, if it scheduled the next one at once; else NaN."""
+    """Seconds in which the host scheduled and launched each step, if it scheduled the next step right after; else
+    NaN.
+    """
     entry_gap_s: FloatArray
-    """Seconds between each two requests that the engine received with no other event in between."""
+    """Seconds between two requests that the engine received with no other event in between; one entry per such pair."""
     entry_prompt_tokens: IntArray
-    """Number of prompt tokens of the second request of each such pair."""
+    """Number of prompt tokens of the second request of each pair in `entry_gap_s`."""
     offload_s: FloatArray
-    """Seconds that the host spent on copies between GPU and host memory before each launch, set by `with_offload`."""
+    """Seconds in which the host handled copies between GPU and host memory before each launch. `with_offload` sets
+    them.
+    """
     pace: Pace = TYPICAL
-    """Assumed pace of the machine."""
+    """Pace of the machine that predictions assume."""
 
     def __len__(self) -> int:
         return len(self.start_s)
@@ -70,11 +76,11 @@ def refuse_rank(recording: Recording) -> None:
 
 
 def observe(recording: Recording) -> Observed:
-    """Return the steps of `recording`, with their contents from its schedule.
+    """Return the steps of `recording`. Their contents come from its table `schedule`.
 
     Raises:
         UsageError: the engine had a pipeline, whose stages work on several steps at once, or was a data-parallel rank
-            that waited for others.
+            that waited for other ranks.
     """
     refuse_rank(recording)
     if int({**recording.meta.model, **recording.meta.engine}.get("pipeline_parallel_size", 1)) > 1:
@@ -125,7 +131,9 @@ def observe(recording: Recording) -> Observed:
 
 
 def _encoded(recording: Recording) -> dict[str, Any]:
-    """Return the work of the encoder in each step: images computed, the sum of their tokens, and of the squares."""
+    """Return the work of the image encoder in each step: the number of images, the sum of their tokens, and that of the
+    squares.
+    """
     events, images, num_steps = recording.encoder, recording.images, len(recording.steps)
     names = ("num_images", "image_tokens", "image_pairs")
     if events is None or images is None:
@@ -154,7 +162,7 @@ def check_distinct(recordings: Sequence[Recording]) -> None:
 
 
 def observe_on(card: Card, recording: Recording) -> Observed:
-    """Return the steps of `recording`, with the host time of its offload as on the machine of `card`."""
+    """Return the steps of `recording`, with the host time that its offload takes on the machine of `card`."""
     costs: dict[str, Any] = host_link(card)
     num_layers = served_model(recording.meta).num_layers
     return with_offload(observe(recording), recording, PagedSettings(**costs), num_layers)
@@ -163,8 +171,8 @@ def observe_on(card: Card, recording: Recording) -> Observed:
 def with_offload(observed: Observed, recording: Recording, cache: PagedSettings, num_layers: int) -> Observed:
     """Return `observed` with the host time of the offload in each step, by the costs in `cache`.
 
-    Each step has a constant cost and a cost per sequence, and each copy has a cost in the step that submits it. A load
-    is submitted in the step that decides it, a store in the next step. A copy has a piece for each GPU block and layer.
+    Each step has a constant cost and a cost per sequence. Each copy has a cost in the step that submits it: for a load
+    the step that decides it, for a store the step after. A copy has one piece per GPU block and layer.
     """
     copies, num_steps = recording.copies, len(observed)
     if copies is None:
@@ -184,7 +192,7 @@ def with_offload(observed: Observed, recording: Recording, cache: PagedSettings,
 
 
 def _launches(steps: Steps) -> FloatArray:
-    """Return the time from each step to the next if no output was processed in that time; else NaN."""
+    """Return the seconds from each step to the next; NaN if an output was processed in between."""
     lasted = np.append(np.diff(steps.start_s), np.nan)
     output_before = np.append(-np.inf, steps.end_s[:-1])
     output_between = np.append(steps.start_s[1:], np.inf) >= steps.end_s
@@ -192,9 +200,10 @@ def _launches(steps: Steps) -> FloatArray:
 
 
 def _joins(request: IntArray, step: IntArray, before: FloatArray, tokens: FloatArray) -> FloatArray:
-    """Return 1 for each schedule row in which its sequence joins the batch, else 0.
+    """Return 1 for each row of the schedule in which its sequence joins the batch, else 0.
 
-    This is the first row of a sequence, or a row with fewer computed tokens than the row before: tokens were lost.
+    A sequence joins in its first row, and in a row with fewer computed tokens than its row before, because it lost
+    tokens.
     """
     order = np.lexsort((step, request))
     continues = np.diff(request[order], prepend=-1) == 0
@@ -217,7 +226,9 @@ def _shared_tokens(recording: Recording, context_tokens: FloatArray) -> Any:
 
 
 def _first_uses(recording: Recording) -> dict[str, Any]:
-    """Return `StepShape.new_shape` and `new_kernels` of each step of `generate()`; zeros for other engines."""
+    """Return the fields `new_shape` and `new_kernels` of `StepShape` for each step of `generate()`; zeros for other
+    engines.
+    """
     if recording.meta.policy_name != "static":
         none = np.zeros(len(recording.steps))
         return {"new_shape": none, "new_kernels": none}

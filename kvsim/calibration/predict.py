@@ -1,7 +1,7 @@
-"""Prediction of the end of each recorded step from the recorded time at which it was scheduled.
+"""Prediction of the end of each recorded step from the recorded time at which the step was scheduled.
 
-The difference from the recorded end is the error of the step times. Each start is taken from the recording, so an error
-does not carry over to the next step.
+The difference from the recorded end is the error of the step times. Each start is the recorded one, so an error does
+not carry over to the next step.
 """
 
 from __future__ import annotations
@@ -15,25 +15,29 @@ from kvsim.recording.tables import FloatArray, IntArray
 from kvsim.steptime import UNTHROTTLED, Roofline, StepTime, StepTimeModel, at_pace, throttled_gpu_s
 
 SCALE_S, SCALE_SHARE = 0.1e-3, 0.02
-"""A fit divides each error by this number of seconds plus this share of the step's duration."""
+"""Scale of a step's error in a fit: this number of seconds, plus this share of the step's duration."""
 
 
 class Prediction(NamedTuple):
-    """Predicted end of each step, and whether it waited for the host or the GPU."""
+    """Predicted end of each step, and the clock for which it waited: the host or the GPU."""
 
     end_s: FloatArray
     launch: IntArray
-    """Index of the step whose launch by the host lasted until the predicted end; -1 if the step waited for the GPU."""
+    """Index of the step whose launch by the host ended at the predicted end; -1 if the step waited for the GPU."""
 
 
 def machine_of(times: Roofline, observed: Observed) -> Roofline:
-    """Return `times` at the pace of the machine of `observed`, and without graphs if its engine captured none."""
+    """Return `times` at the pace of the machine of `observed`. If its engine captured no graphs, they are times without
+    graphs.
+    """
     of_engine = times.uncaptured() if observed.eager else times
     return at_pace(observed.pace, of_engine)
 
 
 def predict(model: StepTimeModel, observed: Observed) -> Prediction:
-    """Predict the end of each step of `observed` from the times of `model`, keeping a time for the host and the GPU."""
+    """Predict the end of each step of `observed` from the times of `model`, on two clocks: that of the host and that of
+    the GPU.
+    """
     time, num_steps = model.step_time(observed.shape), len(observed)
     prepare_s, launch_s, alone_s, _, slowed_s = (np.broadcast_to(values, num_steps) for values in time)
     # The host submits copies first, then prepares and launches.
@@ -68,12 +72,14 @@ def step_errors(model: StepTimeModel, observed: Observed) -> FloatArray:
 
 
 def step_durations(observed: Observed) -> FloatArray:
-    """Return the seconds to the end of each step since the end of the step before, or since its start if later."""
+    """Return the seconds from the end of the step before, or from the start of the step if that is later, to its
+    end.
+    """
     return np.minimum(np.diff(observed.end_s, prepend=-np.inf), observed.end_s - observed.start_s)
 
 
 def counted_errors(times: Roofline, observed: Observed) -> FloatArray:
-    """Return the error of each step on the machine of `observed`, divided by `error_scale_s`."""
+    """Return the error of each step on the machine of `observed`, divided by its `error_scale_s`."""
     return step_errors(machine_of(times, observed), observed) / error_scale_s(observed)
 
 

@@ -12,12 +12,12 @@ from kvsim.hardware.gpu import GPUS, Gpu, read_gpu
 _VENDORS = frozenset(("nvidia", "amd", "geforce", "tesla", "instinct", "gpu", "workstation", "edition"))
 _FORMS = frozenset(("sxm", "sxm2", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"))
 _REQUIRED = frozenset(("pcie", "pro", "nvl"))
-"""Words that must not be left out: "H100" does not name a card that is listed as "H100 PCIe"."""
+"""Words of a GPU's name that must not be left out: "H100" does not name a card that is listed as "H100 PCIe"."""
 _SEVERAL = re.compile(r"(\d{1,4})\s*[x×*]\s*(\D.*)", re.IGNORECASE)
 
 
 def find_gpus(name: str) -> tuple[Gpu, int | None]:
-    """Parse a name such as "4xH100". Return the GPU, and the number of GPUs; None in place of the number without one.
+    """Parse a name such as "4xH100". Return the GPU and the number of GPUs, which is None if the name states no number.
 
     Raises:
         UnknownNameError: the name matches no listed GPU, or more than one.
@@ -32,12 +32,12 @@ def find_gpus(name: str) -> tuple[Gpu, int | None]:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the listed GPU with this name, such as "H200", "NVIDIA H200" or "nvidia-a100-sxm4-80gb", or the GPU in a
+    """Return the listed GPU called `name`, such as "H200", "NVIDIA H200" or "nvidia-a100-sxm4-80gb", or the GPU in a
     file.
 
     Upper and lower case are the same, and the vendor may be left out. Every word of `name` must occur in the listed
-    name. "A100" could be two cards and is refused. "H100" is the SXM card; the others are only found as "H100 PCIe" and
-    "H100 NVL". If the name ends in `.toml`, it is a path, and `read_gpu` reads the GPU from this file.
+    name. "A100" could be two cards and is refused. "H100" is the SXM card; the other cards are only found as "H100
+    PCIe" and "H100 NVL". If `name` ends in `.toml`, it is a path, and `read_gpu` reads the GPU from this file.
 
     Raises:
         UnknownNameError: the name matches no listed GPU, or more than one.
@@ -62,7 +62,9 @@ def _joined(name: str) -> str:
 
 
 def _matches(words: frozenset[str], of_gpu: frozenset[str], of_architecture: frozenset[str]) -> bool:
-    """Tell whether `words` are a name of the listed GPU that has the words `of_gpu` and `of_architecture`."""
+    """Tell whether `words` name the listed GPU whose name and architecture have the words `of_gpu` and
+    `of_architecture`.
+    """
     return words <= of_gpu | of_architecture and of_gpu & _REQUIRED <= words and bool(words & of_gpu)
 
 

@@ -1,4 +1,4 @@
-"""Data sheets of GPUs, from which sizes of caches and step times without measurements are computed."""
+"""Data sheets of GPUs. Sizes of caches follow from these figures, and step times of GPUs without measurements."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ GIGA = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """Data sheet of one type of GPU. FLOP/s are for dense matrices; vendors often advertise twice as many, for sparse
-    ones.
+    """Data sheet of one type of GPU.
+
+    FLOP/s are for dense matrices. Vendors often advertise twice as many, for sparse matrices.
     """
 
     name: str
-    """A short name, unique in `GPUS`."""
+    """Short name of the GPU, unique in `GPUS`."""
     memory_gb: int
     """Nominal size in GB, as printed on the box. It only names the card; sizes are computed from `memory_bytes`."""
     memory_bytes: int
-    """Number of bytes that the driver reports. vLLM's `gpu_memory_utilization` is a share of this total."""
+    """Number of bytes of memory that the driver reports. vLLM's `gpu_memory_utilization` is a share of this total."""
     bandwidth_bytes_per_s: float
     """Peak bandwidth of the memory, in bytes per second."""
     dense_flops: float
@@ -36,11 +37,11 @@ class Gpu:
     boost_hz: float
     """Clock rate in Hz if neither power nor temperature limits it."""
     architecture: str
-    """Generation and chip, such as "Hopper GH100"; empty if not known."""
+    """Generation and chip, such as "Hopper GH100"; empty if unknown."""
     sources: tuple[str, ...]
-    """Sources of the figures, such as addresses of data sheets."""
+    """Sources of the figures, such as web addresses of data sheets."""
     streamed_share: float | None = None
-    """Share of the peak bandwidth at which long data is read, as measured; None if no source states it."""
+    """Measured share of the peak bandwidth at which long data is read, 0 to 1; None if no source states it."""
     fp8_dense_flops: float | None = None
     """Peak FLOP/s of the tensor cores in fp8; None if they have no fp8."""
 
@@ -57,9 +58,9 @@ _KEYS = {
     "boost_mhz": (10, 100_000, "their clock, in MHz"),
     "fp8_dense_tflops": (0.01, 1_000_000, "dense TFLOP/s in fp8, where the card has it"),
 }
-"""Keys of a GPU file with a number: the lowest and the highest allowed value, and the meaning."""
+"""Keys of a GPU file with a number. Each has the smallest and the largest valid value, and its meaning."""
 _TEXTS = {"name": "a short name", "architecture": 'a text such as "Hopper GH100"'}
-"""Keys of a GPU file with a text, and the meaning."""
+"""Keys of a GPU file with a text. Each has its meaning."""
 _OPTIONAL = ("fp8_dense_tflops", "architecture")
 """Keys of a GPU file that may be left out."""
 
@@ -81,7 +82,7 @@ def read_gpu(file: Path) -> Gpu:
 
 
 def _gpu(fields: dict[str, Any], sources: tuple[str, ...]) -> Gpu:
-    """Return the GPU with these values of a GPU file, or of an entry in `listed.toml`."""
+    """Return the GPU with the values `fields` of a GPU file, or of an entry in `listed.toml`."""
     memory_bytes = fields.get("memory_bytes") or int(fields["memory_gib"] * GIB)
     fp8 = fields.get("fp8_dense_tflops")
     return Gpu(
@@ -100,7 +101,7 @@ def _gpu(fields: dict[str, Any], sources: tuple[str, ...]) -> Gpu:
 
 
 def _wrong(document: dict[str, Any]) -> list[str]:
-    """Return a description of each error in a GPU file; an empty list without errors."""
+    """Return a description of each error in a GPU file; an empty list if there is none."""
     found = []
     for key, (lowest, highest, meaning) in _KEYS.items():
         value = document.get(key)
@@ -120,7 +121,7 @@ def _wrong(document: dict[str, Any]) -> list[str]:
 
 
 def _problem(document: dict[str, Any], key: str, expected: str) -> list[str]:
-    """Return a description of the invalid or missing `key`; an empty list if it is missing and may be left out."""
+    """Return a description of the error in `key`; an empty list if it is valid, or missing and optional."""
     if key in document:
         return [f"{key} = {shortened(document[key])} must be {expected}"]
     return [] if key in _OPTIONAL else [f"{key} is missing, {expected}"]

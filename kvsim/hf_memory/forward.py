@@ -17,21 +17,24 @@ FLOAT32_BYTES = 4
 INT64_BYTES = 8
 
 _LAYERS_IN_FULL = 2
-"""Number of layers that are always simulated in full. If all temporary tensors are small, later layers reuse the same
-pieces of the small pool, so only their keys and values are allocated."""
+"""Number of layers that are always simulated in full.
+
+If all temporary tensors are small, later layers reuse the same pieces of the small pool. Then only the keys and values
+of later layers are allocated.
+"""
 
 
 class Forward:
-    """Forward passes over a batch of `rows` rows. Tensors are represented by their addresses."""
+    """Allocations of forward passes over a batch of `rows` rows. Tensors are represented by their addresses."""
 
     def __init__(self, model: Model, allocator: CachingAllocator, *, rows: int, masked: bool) -> None:
-        """Begin with an empty KV cache.
+        """Start with an empty KV cache.
 
         Args:
             model: the decoder.
             allocator: allocator of its tensors.
             rows: rows of the batch.
-            masked: True if attention gets a mask; then keys and values are copied for every query head, too.
+            masked: True if attention gets a mask; then keys and values are also copied for every query head.
         """
         self._model = model
         self._rows = rows
@@ -42,10 +45,11 @@ class Forward:
         """Addresses of the keys and of the values of each layer."""
 
     def run(self, positions: int, keys: int, *, keep_cache: bool = False) -> int:
-        """Run a forward pass of `positions` tokens per row that attend to `keys` tokens.
+        """Run a forward pass of `positions` tokens per row, which attend to `keys` tokens. Return the address of the
+        logits.
 
-        Return the logits of the last position. The KV cache is replaced by a cache of `keys` tokens; with `keep_cache`
-        it is preallocated and stays.
+        The logits are those of the last position. The KV cache is replaced by a cache of `keys` tokens. With
+        `keep_cache`, it is preallocated and not replaced.
         """
         take, give, model = self._take, self._give, self._model
         tokens = self._rows * positions
@@ -78,7 +82,11 @@ class Forward:
         return self._model.num_kv_heads * self._model.head_dim
 
     def _mask(self, positions: int, keys: int) -> tuple[int, ...]:
-        """Allocate the boolean attention mask: for each position and key, whether it may attend; none without mask."""
+        """Allocate the boolean attention mask, which tells for each position and key whether the position may attend to
+        it.
+
+        Return its address; an empty tuple if there is no mask.
+        """
         if not self._masked:
             return ()
         index = [self._take(self._rows * keys * INT64_BYTES) for _ in range(2)]
@@ -90,7 +98,11 @@ class Forward:
         return (mask,)
 
     def _rotary_angles(self, tokens: int) -> tuple[int, int]:
-        """Allocate the sines and cosines of every position: in single precision first, then in the weights' type."""
+        """Allocate the sines and cosines of the positions of `tokens`: first in single precision, then in the type of
+        the weights.
+
+        Return the addresses of both tensors.
+        """
         take, give, width = self._take, self._give, self._model.head_dim
         double = tokens * width * FLOAT32_BYTES
         scratch = [take(tokens * FLOAT32_BYTES), take(double // 2), take(double)]
@@ -105,7 +117,9 @@ class Forward:
         return sines, cosines
 
     def _layer(self, number: int, positions: int, keys: int, *, keep_cache: bool) -> int:
-        """Run a layer on `positions` tokens of each row, attending to `keys` tokens; return the output's address."""
+        """Run layer `number` on `positions` tokens of each row, which attend to `keys` tokens. Return the address of
+        the output.
+        """
         take, give, model = self._take, self._give, self._model
         tokens, element = self._rows * positions, model.dtype_bytes
         query_bytes, key_bytes = tokens * self._query_width * element, tokens * self._key_width * element
@@ -132,7 +146,9 @@ class Forward:
         return output
 
     def _norm(self, tokens: int) -> int:
-        """Compute a root-mean-square norm in single precision; return the result in the weights' type."""
+        """Allocate for a root-mean-square norm in single precision. Return the address of the result, which has the
+        type of the weights.
+        """
         take, give = self._take, self._give
         single = tokens * self._model.hidden_size * FLOAT32_BYTES
         converted, squared, mean = take(single), take(single), take(tokens * FLOAT32_BYTES)
@@ -149,7 +165,7 @@ class Forward:
         return output
 
     def _rotated(self, num_bytes: int) -> int:
-        """Apply the rotary position embedding to queries or keys of `num_bytes`; return the new tensor."""
+        """Allocate for rotary positions in queries or keys of `num_bytes`. Return the address of the new tensor."""
         take, give = self._take, self._give
         by_cosine, negated = take(num_bytes), take(num_bytes // 2)
         swapped = take(num_bytes)
@@ -162,7 +178,9 @@ class Forward:
         return output
 
     def _store(self, number: int, keys: int, *, keep_cache: bool) -> None:
-        """Replace the layer's keys, then its values, by new tensors for `keys` tokens."""
+        """Replace the keys of layer `number`, then its values, by new tensors for `keys` tokens; not if
+        `keep_cache`.
+        """
         if keep_cache and number < len(self.cache):
             return
         num_bytes = self._rows * keys * self._key_width * self._model.dtype_bytes
@@ -188,7 +206,9 @@ class Forward:
         return output
 
     def _copies(self, keys: int) -> tuple[int, ...]:
-        """Allocate copies of keys and values for every query head if heads share them; return their addresses."""
+        """Allocate copies of keys and values for every query head, if heads share them. Return the addresses of the
+        copies.
+        """
         if self._query_width == self._key_width:
             return ()
         num_bytes = self._rows * keys * self._query_width * self._model.dtype_bytes

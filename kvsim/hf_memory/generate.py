@@ -1,11 +1,12 @@
-"""Compute the GPU memory of calls of `generate()`: simulate their allocations step by step in PyTorch's allocator.
+"""Compute the GPU memory of calls of `generate()`, by simulating their allocations in PyTorch's allocator step by step.
 
     batches = [Batch(rows=16, prompt_width=405, new_tokens=898)]
     memory = generate_memory(find_model("llama-2-7b"), batches, capacity_bytes=gpu.memory_bytes)
     print(memory.peak_allocated_bytes[-1], memory.reserved_bytes.max())
 
-This is transformers 5.17 with PyTorch 2.11 on CUDA, checked tensor by tensor against allocation histories of an H200.
-Scalars and tensors of a few bytes per row are left out, because they fit into gaps of the small pool.
+The order of allocations is that of transformers 5.17 with PyTorch 2.11 on CUDA. It was checked tensor by tensor against
+allocation histories of an H200. Scalars and tensors of a few bytes per row are left out, because they fit into gaps of
+the small pool.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from kvsim.models import Model
 
 WORKSPACE_BYTES = 32 * MIB
-"""Size of cuBLAS's workspace on Hopper, allocated at the first matrix product of a process and kept."""
+"""Size of cuBLAS's workspace on Hopper. A process allocates it at its first matrix product, and keeps it."""
 
 _COLUMNS = (
     "allocated_bytes",
@@ -39,21 +40,25 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerateMemory:
-    """The allocator's counters after each step of all batches; columns named as in a recording's steps."""
+    """Counters of the allocator after each step of all batches. The columns have the names of a recording's table of
+    steps.
+    """
 
     baseline_allocated_bytes: int
-    """Bytes allocated before the first batch: weights, the workspace if it exists, and other tensors of the process."""
+    """Bytes allocated before the first batch: the weights, the workspace if it exists already, and other tensors of the
+    process.
+    """
     baseline_reserved_bytes: int
-    """Bytes reserved before the first batch, including the cached memory of earlier batches."""
+    """Bytes reserved before the first batch, including memory of earlier batches that is still cached."""
     allocated_bytes: IntArray
     reserved_bytes: IntArray
     inactive_split_bytes: IntArray
     requested_bytes: IntArray
     segments: IntArray
     peak_allocated_bytes: IntArray
-    """Largest number of allocated bytes so far."""
+    """Largest number of allocated bytes up to each step."""
     num_retries: int
-    """Number of times that the GPU was full and all cached memory was returned to the driver."""
+    """Number of times that the GPU was full, so that all cached memory was returned to the driver."""
 
 
 def generate_memory(
@@ -109,7 +114,10 @@ def generate_memory(
 
 
 def _prepare(model: Model, allocator: CachingAllocator, workspace_bytes: int, other_bytes: int, *, warm: bool) -> int:
-    """Allocate what a process holds before its first batch; return its bytes, with the workspace only if `warm`."""
+    """Allocate what a process holds before its first batch. Return the number of its bytes.
+
+    `workspace_bytes` are included only if `warm` is True.
+    """
     if other_bytes:
         allocator.allocate(other_bytes)
     _load(model, allocator)
@@ -150,7 +158,7 @@ def weights_bytes(model: Model) -> int:
 
 
 def _load(model: Model, allocator: CachingAllocator) -> None:
-    """Allocate the weights in the order in which the modules are made."""
+    """Allocate the weights in the order in which PyTorch makes the modules."""
     hidden, table = model.hidden_size, model.vocab_size * model.hidden_size * model.dtype_bytes
     queries, keys = (heads * model.head_dim * hidden for heads in (model.num_attention_heads, model.num_kv_heads))
     feed_forward = hidden * model.intermediate_size
@@ -166,7 +174,7 @@ def _load(model: Model, allocator: CachingAllocator) -> None:
 
 
 class _Call:
-    """The tensors of one call of `generate()`; integer attributes are addresses of live tensors."""
+    """Tensors of one call of `generate()`. Attributes such as `_ids` and `_mask` are the addresses of live tensors."""
 
     def __init__(self, model: Model, batch: Batch, allocator: CachingAllocator, *, least_length: bool) -> None:
         self._model = model
@@ -176,16 +184,19 @@ class _Call:
         self._least_length = least_length
         self._forward = Forward(model, allocator, rows=batch.rows, masked=batch.padded)
         self._width = batch.prompt_width
-        """Number of tokens of every row so far."""
+        """Number of tokens of each row, prompt and generated tokens together."""
         prompts = [self._take(batch.rows * self._width * INT64_BYTES) for _ in range(5)]
         *self._arguments, self._positions, self._mask, self._ids = prompts
         self._scores: list[int] = []
-        """Addresses of the scores from which the last token was chosen; they live until the next step."""
+        """Addresses of the scores by which the last token was chosen. They live until the next step."""
         self._logits: int | None = None
 
     def step(self) -> None:
-        """Run one forward pass and choose one token for every row. Stop before the stopping criteria: there a recorder
-        reads the allocator, while the logits are alive."""
+        """Run one forward pass and choose one token for every row.
+
+        The stopping criteria come after this step. A recorder reads the allocator before them, while the logits are
+        alive.
+        """
         self._drop_logits()
         self._logits = self._pass()
         self._width += 1
@@ -194,7 +205,7 @@ class _Call:
         self._ids = self._grown(self._ids)
 
     def end(self) -> None:
-        """Drop all tensors; keys and values from the last layer down."""
+        """Free all tensors. Keys and values are freed from the last layer to the first."""
         self._drop_logits()
         cache = [address for pair in reversed(self._forward.cache) for address in pair]
         for address in (self._positions, self._mask, *self._scores, *cache, self._ids, *self._arguments):
@@ -214,7 +225,7 @@ class _Call:
         return self._take(batch.rows * self._model.vocab_size * self._model.dtype_bytes)
 
     def _choose(self) -> None:
-        """Allocate the logits in single precision, and for each logits processor a copy and its result.
+        """Allocate the logits in single precision, and two tensors for each logits processor: a copy and the result.
 
         The scores of the last step are freed one after the other, when the variables that hold them are assigned again.
         """
@@ -236,7 +247,7 @@ class _Call:
             give(address)
 
     def _grown(self, tensor: int) -> int:
-        """Replace a tensor of integers by a tensor that is one token wider; return the new one."""
+        """Replace the tensor of integers at address `tensor` by one that is one token wider. Return the new address."""
         wider = self._take(self._batch.rows * self._width * INT64_BYTES)
         self._give(tensor)
         return wider

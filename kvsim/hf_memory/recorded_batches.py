@@ -1,4 +1,4 @@
-"""Read the batches of a recording of `generate()`, and compute their memory."""
+"""Batches in a recording of `generate()`, and the memory that they take."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ from kvsim.recording import Recording
 from kvsim.steptime.kernels import Batch
 
 _OUTSIDE_BYTES = 552_402_944
-"""Bytes that CUDA keeps for itself: an H200 has 150,109,880,320 bytes, of which 149,557,477,376 were free in a new
-process."""
+"""Bytes of an H200 that CUDA keeps for itself.
+
+An H200 has 150,109,880,320 bytes, of which 149,557,477,376 were free in a new process.
+"""
 _WARM_UP_TOKENS = 4
-"""New tokens of the warm-up that is assumed if a recording does not state one."""
+"""Number of new tokens in the warm-up that is assumed if a recording does not state one."""
 _GRAPH_BYTES = 174 * MIB
-"""Bytes of the captured graphs of a static cache, if a recording does not state them: a second cuBLAS workspace of 32
-MiB, two pieces of 60 MiB, one of 20 and one of 2, as in `hf-h200-granite-350m-heldout-batch32-static`."""
+"""Bytes of the captured graphs of a static cache, if a recording does not state them.
+
+They are a second cuBLAS workspace of 32 MiB, two pieces of 60 MiB, one of 20 MiB and one of 2 MiB, as in
+`hf-h200-granite-350m-heldout-batch32-static`.
+"""
 
 
 def batches_of(recording: Recording) -> list[Batch]:
@@ -57,10 +62,10 @@ def batches_of(recording: Recording) -> list[Batch]:
 
 
 def earlier_batches(recording: Recording) -> tuple[Batch, ...]:
-    """Return the batches that the process had run before a recording of `generate()`; empty for other engines.
+    """Return the batches that the process had run before the recording began; empty if the engine is not `generate()`.
 
-    A recording without this field (unlike one with an empty list) is assumed to have warmed up as benchmarks do: with
-    its own first batch, for four tokens.
+    A recording may lack this list. Then its process is assumed to have warmed up as benchmarks do: with the first batch
+    of the recording, for four tokens.
     """
     if recording.meta.policy_name != "static":
         return ()
@@ -82,7 +87,9 @@ def earlier_batches(recording: Recording) -> tuple[Batch, ...]:
 
 
 def assumptions_of(recording: Recording) -> tuple[str, ...]:
-    """Describe the assumptions about a recording of `generate()` where it states nothing; empty for other engines."""
+    """Describe what is assumed where a recording of `generate()` states nothing; empty if the engine is not
+    `generate()`.
+    """
     meta = recording.meta
     if meta.policy_name != "static":
         return ()
@@ -101,12 +108,12 @@ def assumptions_of(recording: Recording) -> tuple[str, ...]:
 def memory_of(recording: Recording, *, private_bytes: int | None = None) -> GenerateMemory:
     """Compute the memory of the batches of `recording` from their shapes and its stated baseline.
 
-    `private_bytes` is the memory that captured graphs of the process had reserved. The default is the figure in the
-    recording, or a typical one.
+    `private_bytes` is the memory that captured graphs of the process had reserved; None takes the figure in the
+    recording or, if it has none, a typical one.
 
     Raises:
         UsageError: it is not a recording of generate().
-        BudgetError: its GPU could not have run it.
+        BudgetError: the GPU of the recording is too small for the computed memory.
     """
     meta = recording.meta
     batches, earlier = batches_of(recording), earlier_batches(recording)
@@ -134,8 +141,8 @@ def memory_of(recording: Recording, *, private_bytes: int | None = None) -> Gene
 def _kept(recording: Recording, generated: Callable[..., GenerateMemory], earlier: Sequence[Batch]) -> bool:
     """Tell whether the memory of `earlier` batches was still reserved when the recording began.
 
-    This is decided by the reserved bytes that the recording states. Early recordings do not state them, and were made
-    by a program that had returned this memory to the driver.
+    The reserved bytes that the recording states decide this. Early recordings do not state them; the program that made
+    them had returned this memory to the driver.
     """
     reserved = recording.meta.extra.get("baseline_reserved_bytes")
     if not earlier or not isinstance(reserved, int):

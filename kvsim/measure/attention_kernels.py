@@ -1,6 +1,7 @@
 """Measure attention over a paged cache for a machine card: decodes, prompts, and both in one launch.
 
-Decodes show how fast the cache is read, prompts how fast attention computes, and mixes how much one slows the other.
+Decodes show how fast the cache is read, and prompts how fast attention computes. Launches with both show how much one
+slows the other.
 """
 
 from __future__ import annotations
@@ -15,26 +16,36 @@ from kvsim.measure.timing import seconds_per_call
 from kvsim.steptime.card import Attention
 
 HEADS = ((32, 8, 128), (32, 32, 128), (16, 4, 128), (8, 4, 256), (12, 4, 64))
-"""Numbers of query heads and KV heads, and head sizes, as common models have them on one GPU."""
+"""Heads that are measured: number of query heads, number of KV heads, and head size, as common models have on one
+GPU.
+"""
 DECODES = tuple((seqs, context) for seqs in (1, 8, 32, 128, 256) for context in (128, 512, 2048, 8192))
-"""Numbers of decoding sequences, and the context of each in tokens."""
+"""Decodes that are measured: number of sequences, and the context of each in tokens."""
 PREFILLS = ((256, 0), (1024, 0), (4096, 0), (8192, 0), (1024, 8192))
-"""Numbers of queries of one prompt, and of tokens computed before them."""
+"""Prompts that are measured: number of queries, and number of tokens computed before."""
 MIXES = ((32, 512, 512), (128, 512, 512), (128, 1024, 2048), (32, 2048, 2048), (256, 512, 256))
-"""Numbers of decoding sequences, the context of each, and the number of queries of one prompt in the same launch."""
+"""Launches that are measured with both: number of decoding sequences, the context of each, and number of queries of one
+prompt.
+"""
 _BLOCK = 16
-"""Tokens of a block of the paged cache."""
+"""Number of tokens in a block of the paged cache."""
 _MOST_BYTES = 16 << 30
-"""Batches with more keys and values than this are not measured: they might not fit into the GPU's memory."""
+"""Largest number of bytes of keys and values in a batch that is measured. Larger ones might not fit into the GPU's
+memory.
+"""
 _CACHE_BYTES = 160 << 20
-"""Bytes of keys and values that calls use in turn: several times the size of a GPU's cache, so that none hits it."""
+"""Bytes of keys and values through which calls rotate: several times a GPU's cache, so that no call finds its data
+there.
+"""
 _MOST_COPIES = 16
 _TOKEN_BYTES = 4
-"""Bytes of a key element and a value element in bfloat16."""
+"""Bytes of one key element and one value element in bfloat16 together."""
 
 
 def measure_attention(heads: Sequence[tuple[int, int, int]] = HEADS) -> tuple[str, tuple[Attention, ...]]:
-    """Return the name of the attention kernels, and their times for each of `heads` and each batch of the constants."""
+    """Return the name of the attention kernels, and their times for each of `heads` in all launches of the
+    constants.
+    """
     name, attend = _paged_attention()
     rows = []
     for queries, keys, width in heads:
@@ -76,7 +87,10 @@ def _paged_attention() -> tuple[str, Any]:
 def _vllm_attention(
     function: Any, version: int, batch: Sequence[tuple[int, int]], heads: int, kv_heads: int, width: int
 ) -> float:
-    """Return the seconds that vLLM's attention takes for a batch of (context, queries), with blocks in random order."""
+    """Return the seconds that vLLM's attention takes for a batch, with blocks in random order.
+
+    `batch` has the context and the number of queries of each sequence; `width` is the size of a head.
+    """
     contexts, tokens = [context for context, _ in batch], [count for _, count in batch]
     per_seq = -(-max(contexts) // _BLOCK)
     num_blocks = sum(-(-context // _BLOCK) for context in contexts)
@@ -107,7 +121,11 @@ def _vllm_attention(
 
 
 def _torch_attention(batch: Sequence[tuple[int, int]], heads: int, kv_heads: int, width: int) -> float:
-    """Measure PyTorch's attention without a paged cache: one call for all decodes, and one for each prompt."""
+    """Return the seconds of PyTorch's attention without a paged cache: one call for all decodes, and one for each
+    prompt.
+
+    `batch` has the context and the number of queries of each sequence; `width` is the size of a head.
+    """
     attend = torch.nn.functional.scaled_dot_product_attention
     decodes = [context for context, tokens in batch if tokens == 1]
     seconds = 0.0

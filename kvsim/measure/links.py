@@ -16,10 +16,10 @@ import torch
 from kvsim.measure.timing import seconds_per_call
 
 SIZES_BYTES = tuple(1 << power for power in range(12, 29, 2))
-"""Sizes of the reduced tensors in bytes, from 4 KiB to 256 MiB."""
+"""Sizes in bytes of the tensors that are reduced, from 4 KiB to 256 MiB."""
 _COPY_BYTES = 1 << 28
 _REDUCTIONS = 20
-"""Number of reductions in one captured graph, so that starting the graph takes a small part of its time."""
+"""Number of all-reduces in one captured graph, so that starting the graph takes a small part of its time."""
 
 
 def host_copy_rates() -> tuple[float, float]:
@@ -32,7 +32,7 @@ def host_copy_rates() -> tuple[float, float]:
 
 
 def all_reduce(num_gpus: int) -> tuple[str, tuple[tuple[int, float], ...]]:
-    """Return the name of the all-reduce over `num_gpus` GPUs of this host, and (bytes, seconds) for each size."""
+    """Return the name of the all-reduce over `num_gpus` GPUs of this host, and pairs of bytes and seconds."""
     if num_gpus == 1:
         return "", ()
     with tempfile.TemporaryDirectory() as scratch:
@@ -43,7 +43,7 @@ def all_reduce(num_gpus: int) -> tuple[str, tuple[tuple[int, float], ...]]:
 
 
 def _measure_rank(rank: int, num_gpus: int, port: int, result: str) -> None:
-    """Take part in all reductions as process `rank`; rank 0 saves name and seconds in the file `result`."""
+    """Take part in all reductions as process `rank`. Rank 0 saves the name and the seconds in the file `result`."""
     torch.cuda.set_device(rank)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     name, reduce, capturing = _connect(rank, num_gpus, port)
@@ -58,7 +58,7 @@ def _measure_rank(rank: int, num_gpus: int, port: int, result: str) -> None:
 
 
 def _reduce_s(reduce: Callable[[], Any], capturing: Any) -> float:
-    """Return the duration of one reduction in seconds: the median of five replays of a captured graph."""
+    """Return the seconds of one all-reduce: the median of five replays of a captured graph."""
     reduce()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -79,7 +79,7 @@ def _reduce_s(reduce: Callable[[], Any], capturing: Any) -> float:
 
 
 def _connect(rank: int, num_gpus: int, port: int) -> tuple[str, Callable[[Any], Any], Any]:
-    """Join the group of all ranks; return the name of its all-reduce, the function, and a context for capturing it.
+    """Join the group of all ranks. Return the name of its all-reduce, the function, and a context for capturing it.
 
     The all-reduce is that of vLLM if it can be imported, else that of NCCL.
     """

@@ -1,4 +1,4 @@
-"""Measure all parts of a machine card in turn: `kvsim measure`."""
+"""Measure all parts of a machine card in turn, for `kvsim measure`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SHAPES = (
     *((4096, 11008), (5120, 13824), (22016, 4096), (22016, 8192)),
     *((49152, 1024), (262144, 2560), (151936, 4096), (128256, 4096), (32000, 4096), (3072, 768), (768, 3072)),
 )
-"""Shapes of weights (outputs, inputs), from those of the smallest models to output projections.
+"""Shapes of weights (outputs, inputs) that are measured: from those of the smallest models to output projections.
 
-There are more shapes with 8,192 outputs, which occupy all processors of an H100 exactly once. Without these shapes, the
-predicted time of few tokens would be up to 9 % too long.
+There are additional shapes with 8,192 outputs, which occupy all processors of an H100 exactly once. Without these
+shapes, the predicted time of few tokens would be up to 9 % too long.
 """
 _FP8_SHAPES = tuple((n, k) for k in (2048, 4096, 8192, 14336) for n in (2048, 4096, 6144, 14336, 28672))
 """Shapes of weights (outputs, inputs) that are measured in fp8."""
@@ -34,7 +34,7 @@ _STREAM_BYTES = 4 << 30
 _SMALL_KERNELS = 200
 """Number of small kernels in the graph that measures the time from one kernel to the next."""
 _FP8_CAPABILITY = (8, 9)
-"""Least CUDA compute capability with fp8 tensor cores (Ada)."""
+"""Smallest CUDA compute capability with fp8 tensor cores (Ada)."""
 
 
 def measure(num_gpus: int = 1, progress: Callable[[str], None] = lambda _: None) -> Card:
@@ -120,7 +120,7 @@ def _check_gpus(num_gpus: int) -> None:
 
 
 def _vllm() -> str:
-    """Return the version of vLLM as a clause of the card's source; empty if vLLM is not installed."""
+    """Return the version of vLLM as a clause for the card's source; empty if vLLM is not installed."""
     try:
         return f", vLLM {importlib.metadata.version('vllm')}"
     except importlib.metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
 """Measure the time of kernels in a captured graph, as engines run them, and the time to launch one from Python.
 
 The launch time is the measure of a host's speed, because an engine's host interprets Python and launches kernels. The
-time of plain Python alone was a worse measure: of three machines, the slowest by it served fastest.
+time of plain Python alone was a worse measure: of three machines, the one with the slowest Python served fastest.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch
 
 _REPLAYS = 3
 _LONG_S = 2e-3
-"""Duration of a call, in seconds, from which a graph has only one call."""
+"""Seconds of a call on the GPU from which a graph contains only one call."""
 
 _LAUNCHES_S = 1.5
-"""Seconds for which launches are repeated, longer than a host is slowed down by other processes."""
+"""Seconds for which launches are repeated. Other processes slow a host down for a shorter time."""
 _LAUNCHES = 400
 
 
 def seconds_per_call(calls: Sequence[Callable[[], Any]]) -> float:
     """Return the mean seconds of a call on the GPU, when all `calls` run one after the other in a captured graph.
 
-    Calls should use different memory, so that none finds its inputs in the GPU's cache.
+    Calls should use different memory, so that no call finds its inputs in the GPU's cache.
     """
     calls[0]()  # libraries choose and load their kernels at the first call
     torch.cuda.synchronize()
@@ -49,9 +49,9 @@ def _elapsed_s(call: Callable[[], Any]) -> float:
 
 
 def launch_s() -> float:
-    """Return the seconds that this host takes to launch one small kernel with the GPU idle.
+    """Return the seconds in which this host launches one small kernel while the GPU is idle.
 
-    The best of many rounds counts, because other processes can only slow a round down.
+    The fastest of many rounds counts, because other processes can only slow a round down.
     """
     x = torch.zeros(8, device="cuda")
     best, until = float("inf"), time.perf_counter() + _LAUNCHES_S

@@ -3,7 +3,7 @@
 profile       a profile, and its transfer to another GPU
 file          reading and writing a profile as TOML
 known         the profiles that come with kvsim (calibrated/)
-extrapolation the check whether a simulation had steps outside the range that its profile was fitted to
+extrapolation the check whether a simulation had steps outside the range to which its profile was fitted
 """
 
 from kvsim.profiles.file import EXPLANATIONS, load, save

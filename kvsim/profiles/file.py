@@ -1,4 +1,4 @@
-"""Read and write profiles as TOML files, with a comment on every coefficient; a file is checked when it is read."""
+"""Read and write profiles as TOML files with a comment on every coefficient. A file is checked when it is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvsim.profiles.profile import Profile, Residual
 from kvsim.steptime import ALL_ALIKE, COEFFICIENTS, NUM_LISTED, NUM_SIZES, Roofline, StepShape
 
 _LONGEST_S = 1e3
-"""Upper limit of coefficients in seconds: steps take milliseconds, and a compilation some minutes."""
+"""Largest valid coefficient in seconds. Steps take milliseconds, and a compilation some minutes."""
 _LARGEST_SHAPE = 1e18
 _COEFFICIENTS = {
     "exposed_share": (0.0, 1.0),
@@ -61,7 +61,7 @@ def _text(name: str, value: object) -> str:
 
 
 def _within(name: str, value: Any, kind: type, low: float, high: float) -> Any:
-    """Return `value`, checked to be a number of `kind` from `low` to `high`; integers are valid floats."""
+    """Return `value`, checked to be a number of type `kind` from `low` to `high`. Integers are valid floats."""
     kinds = (int,) if kind is int else (int, float)
     what = "whole number" if kind is int else "number"
     if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value:
@@ -106,9 +106,9 @@ def _times(gpu: str, coefficients: Mapping[str, Any]) -> Roofline:
 
 
 def save(profile: Profile, path: str | os.PathLike[str], header: str = "", *, made_by: str = "") -> Path:
-    """Write a profile as TOML, with a comment on every coefficient; the file appears once it is complete.
+    """Write a profile as TOML with a comment on every coefficient. An interrupted call leaves no incomplete file.
 
-    `made_by` is the kvsim command that a comment in the file names as its origin.
+    `header` becomes comment lines. `made_by` is the kvsim command that a comment names as origin of the file.
     """
     file = Path(path)
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
@@ -142,7 +142,9 @@ def save(profile: Profile, path: str | os.PathLike[str], header: str = "", *, ma
 
 
 def _table(name: str, values: tuple[float, ...]) -> list[str]:
-    """Return the lines of a list of numbers; equal values at its end, which `_times` restores, are written once."""
+    """Return the lines of a list of numbers. Equal values at its end are written once; `_times` repeats them when
+    reading.
+    """
     listed = len(values)
     while listed > NUM_LISTED and values[listed - 1] == values[listed - 2]:
         listed -= 1
@@ -201,4 +203,4 @@ EXPLANATIONS = {
     "encoder_pair_s": "GPU, the encoder, per pair of tokens of an image",
     "of_size_s": "GPU, per step, what its number of tokens adds: up to 4 tokens, then 8, 16 to 512, and above",
 }
-"""One line for every coefficient: its meaning, and its clock; in seconds if no other unit is given."""
+"""Comment on every coefficient: what it is, and whose time. It is in seconds if no other unit is given."""

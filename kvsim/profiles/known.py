@@ -1,4 +1,4 @@
-"""Find a profile by name, or the one that comes with kvsim for a GPU, model and engine."""
+"""Find a profile by name, or the one for a GPU, model and engine that comes with kvsim."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shipped() -> tuple[Profile, ...]:
 
 @cache
 def _shipped(file: Path) -> Profile:
-    """Return the profile in `file`; cached, because a sweep needs it at every point."""
+    """Return the profile in `file`. It is kept in memory, because a sweep needs it at every point."""
     return load(file)
 
 
@@ -29,7 +29,7 @@ def find(name: str) -> Profile:
     """Return a profile by its path, or by the name of one that comes with kvsim.
 
     Raises:
-        UnknownNameError: it is neither.
+        UnknownNameError: there is no such file, and no such profile.
     """
     if Path(name).is_file():
         return load(name)
@@ -40,15 +40,17 @@ def find(name: str) -> Profile:
 
 
 def is_shipped(name: str) -> bool:
-    """Tell whether a profile that comes with kvsim has this name, and no file has it; a file would take precedence."""
+    """Tell whether `name` is that of a profile that comes with kvsim. A file with this name would be taken instead of
+    it.
+    """
     return not Path(name).is_file() and (_FOLDER / f"{name}.toml").is_file()
 
 
 def match(gpu: Gpu, model: Model, engine: str, *, tensor_parallel_size: int = 1) -> Profile | None:
-    """Return the shipped profile for exactly this GPU, model shape, engine and tensor-parallel size, or None.
+    """Return the profile for exactly this GPU, model shape, engine and tensor-parallel size; None if kvsim has none.
 
-    None is also returned if weights are quantized or the cache has another type than the model, because all shipped
-    profiles were fitted to recordings without either.
+    None is also returned if weights are quantized or the cache has another type than the model, because no profile of
+    kvsim was fitted to such recordings.
     """
     if not keeps_types(model):
         return None

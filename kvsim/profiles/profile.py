@@ -14,12 +14,12 @@ from kvsim.steptime import ALL_ALIKE, Roofline, StepShape, StepTime, copy_bytes_
 
 ENGINES = ("vllm", "hf-dynamic", "hf-static")
 _EVENTS = ("new_shape", "new_kernels", "num_new_seqs")
-"""Fields of `StepShape` that count events in a step. They are not checked against the fitted range."""
+"""Fields of `StepShape` that count events in a step. The check against the fitted range leaves them out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """Error of the model on one recording, step by step."""
+    """Error of the step times on one recording, step by step."""
 
     recording: str
     num_steps: int
@@ -27,20 +27,20 @@ class Residual:
     """Mean error of a step's time, in percent of the mean time."""
     median_abs_us: float
     held_out_percent: float | None
-    """Mean error in percent of a fit without this recording; None if it is the only recording."""
+    """Mean error, in percent, of times fitted without this recording; None if it is the only recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """`StepTimeModel` of one engine with one model on one GPU, fitted to recordings."""
+    """Step times of one engine with one model on one GPU, fitted to recordings."""
 
     gpu: str
     model: str
     engine: str
-    """One of `ENGINES`."""
+    """Name of the engine, one of `ENGINES`."""
     times: Roofline
     ranges: Mapping[str, tuple[float, float]]
-    """Smallest and largest value of each field of `StepShape` among the fitted steps."""
+    """Smallest and largest value of each field of `StepShape` in the steps to which the times were fitted."""
     residuals: tuple[Residual, ...]
     tensor_parallel_size: int = 1
     """Number of GPUs over which the model was split in the recordings."""
@@ -52,7 +52,7 @@ class Profile:
 
     @property
     def label(self) -> str:
-        """Description of the origin of the times."""
+        """Text about the origin of the times, for results."""
         if self.transferred_from:
             machines = f"from {self.transferred_from} to {self.gpu}"
             return f"transferred {machines} with {self.model} ({self.engine}), not measured there"
@@ -65,11 +65,11 @@ class Profile:
         return not self.transferred_from
 
     def step_time(self, shape: StepShape) -> StepTime:
-        """Return the duration of a step of that shape."""
+        """Return the times of a step of this shape."""
         return self.times.step_time(shape)
 
     def entry_s(self, prompt_tokens: int) -> float:
-        """Return the host's seconds to admit one request."""
+        """Return the seconds in which the host receives one request."""
         return self.times.entry_s(prompt_tokens)
 
     def outside(self, shape: StepShape) -> list[str]:
@@ -89,8 +89,8 @@ class Profile:
           (H100 and H200). For another chip it is unknown, and left out.
         - With the dynamic cache of `generate()`, `context_token_s` is the time to copy the context. It scales with the
           rate of copies, which the streaming multiprocessors (SMs) or the memory limit.
-        - `sequence_s` is inversely proportional to the number and the clock of the SMs, on which attention's thread
-          blocks start and drain. `full_seqs`, the number of sequences that occupy all SMs, is proportional to their
+        - `sequence_s` is inversely proportional to the number and the clock of the SMs, on which the thread blocks of
+          attention start and end. `full_seqs`, the number of sequences that occupy all SMs, is proportional to their
           number.
         """
         bandwidth = streamed_bytes_per_s(source) / streamed_bytes_per_s(target)
@@ -127,7 +127,7 @@ def _one_chip(source: Gpu, target: Gpu) -> bool:
 
 
 def carried(profile: Profile, gpu: Gpu, model: Model, engine: str, *, tensor_parallel_size: int = 1) -> Profile:
-    """Return `profile` for use with `model` on `gpu`: transferred, if it was fitted on another GPU.
+    """Return `profile` for use with `model` on `gpu`. If it was fitted on another GPU, it is transferred.
 
     Raises:
         UsageError: the profile is of another model, engine or tensor-parallel size.
@@ -153,7 +153,9 @@ def carried(profile: Profile, gpu: Gpu, model: Model, engine: str, *, tensor_par
 
 
 def keeps_types(model: Model) -> bool:
-    """Tell whether weights are not quantized and the cache has the model's type, as in all recordings for profiles."""
+    """Tell whether weights are not quantized and the cache has the model's type. Profiles are fitted only to such
+    recordings.
+    """
     return model.kv_cache_dtype in ("auto", model.dtype) and model.quantization is None
 
 
@@ -174,7 +176,9 @@ def listed_name(model: Model) -> str:
 
 
 def served_name(model: Model) -> str:
-    """Return the listed name of a model, and its tensor-parallel size and types unless they are the defaults."""
+    """Return the listed name of a model, followed by its tensor-parallel size and its types where they are not the
+    defaults.
+    """
     served = {
         "tensor parallel": model.tensor_parallel_size if model.tensor_parallel_size > 1 else None,
         "weights": model.quantization.method if model.quantization is not None else None,

@@ -1,7 +1,7 @@
-"""Published figures from papers, posts and logs, with their sources, tolerance bands and the runs that reproduce them.
+"""Published figures from papers, posts and logs, with their sources, tolerances and the runs that reproduce them.
 
-Figures about memory and scheduling are reproduced. Figures about speed are predicted without tuning, and some of those
-predictions are far off. A figure outside its band is reported as a failure.
+Figures about memory and scheduling are reproduced. Figures about speed are predicted without tuning, and some
+predictions are far off. A simulated figure outside its tolerance is reported as a failure.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def _row(stated: dict[str, Any]) -> PublishedRow:
 
 
 ROWS = tuple(map(_row, tomllib.loads(Path(__file__).with_name("rows.toml").read_text(encoding="utf-8"))["row"]))
-"""All published figures."""
+"""Published rows: tables, diagrams and sentences with their figures."""
 REPRODUCTIONS = tuple(row for row in ROWS if row.name not in posts.REPRODUCE)
-"""Figures about memory and scheduling."""
+"""Published rows about memory and scheduling, which kvsim must reproduce. Rows about speed from posts are left out."""
 
 
 def find_row(name: str) -> PublishedRow:
     """Return the row called `name`.
 
     Raises:
-        UnknownNameError: there is none.
+        UnknownNameError: there is no such row.
     """
     for row in ROWS:
         if row.name == name:

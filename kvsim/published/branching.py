@@ -1,4 +1,4 @@
-"""Memory saved by sharing, from the PagedAttention paper: parallel sampling and beam search."""
+"""Memory saved by sharing blocks in parallel sampling and beam search, from the PagedAttention paper."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from kvsim.published.figures import ProgressCallback
 
 RESHUFFLE = {"alpaca": 0.2, "sharegpt": 0.035}
-"""Share of tokens at which beams change places. It depends on model and text, and was chosen to match Figure 15b."""
+"""Share of steps in which beams are exchanged, by the data set. It depends on model and text, and was chosen to match
+Figure 15b.
+"""
 _WIDTHS = (2, 6)
 _NUM_REQUESTS = 160
 
 
 def saved_percent(name: str, width: int, reshuffle: float) -> float:
-    """Return the percentage of blocks of 16 tokens that sharing saves, averaged over time."""
+    """Return the percentage of blocks of 16 tokens that sharing saves, averaged over time.
+
+    `name` is the data set, `width` the number of sequences per request, and `reshuffle` as in `RESHUFFLE`.
+    """
     rng = np.random.default_rng(0)
     cache = BranchingCache(CountedBlocks(1999), block_size=16)
     lengths = np.column_stack(paper_lengths(name).sample(_NUM_REQUESTS, rng)).tolist()

@@ -1,4 +1,4 @@
-"""Data classes of published figures: the numbers, their tolerance bands, and the outcome of a reproduction.
+"""Published figures: their numbers, their tolerances, and the outcome of a reproduction.
 
 kvsim runs every published experiment itself, so that readers can see where it agrees and where it does not.
 """
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 ProgressCallback: TypeAlias = Callable[[int, int], None]
-"""Function called with the number of finished simulations of a row, and of all its simulations."""
+"""Function called with the number of finished simulations of a row, and the number of all its simulations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One published number, and the band in which a simulated number counts as equal."""
+    """Published number, and the range in which a simulated number counts as equal."""
 
     label: str
     published: float
@@ -25,9 +25,9 @@ class Figure:
 
     @classmethod
     def of(cls, label: str, stated: float | Mapping[str, Any], row: Mapping[str, Any]) -> Figure:
-        """Build a figure from `rows.toml`.
+        """Return a figure from `rows.toml`.
 
-        `stated` is a number, which has the unit and tolerance of its row, or a table that may state others.
+        `stated` is a number with the unit and tolerance of `row`, or a table that states others.
         """
         own: Mapping[str, Any] = stated if isinstance(stated, dict) else {"published": stated}
         published, rule = own["published"], row if own.keys() <= {"published", "unit"} else own
@@ -42,40 +42,41 @@ class Figure:
         )
 
     def holds(self, ours: float) -> bool:
-        """Tell whether `ours` is inside the band."""
+        """Tell whether the simulated number `ours` counts as equal."""
         return self.low <= ours <= self.high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRow:
-    """A published table, diagram or sentence, and the function that reproduces it."""
+    """Published table, diagram or sentence, and the function that simulates it."""
 
     name: str
-    """The name of the row on the command line."""
+    """Name of the row on the command line."""
     title: str
     source: str
     band: str
-    """Description of the band and the reason for its width."""
+    """Description of the tolerance, and the reason for its width."""
     figures: tuple[Figure, ...]
     reproduce: Callable[[ProgressCallback], Sequence[float]]
-    """Function that returns our numbers, in the order of `figures`."""
+    """Function that returns the simulated numbers, in the order of `figures`."""
     note: str = ""
     """Assumptions, and parameters that were chosen to match the published figures."""
     ceilings: Callable[[], Sequence[float]] | None = None
-    """Function that returns an upper bound of each figure: under the row's assumptions, no engine can exceed it on the
-    source's GPU, by the GPU's data sheet. None if there is no bound.
+    """Function that returns an upper bound of each figure; None if there are no bounds.
+
+    By its data sheet, the source's GPU cannot exceed the bound with any engine, under the row's assumptions.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """A row and the simulated numbers."""
+    """Published row, and the numbers that kvsim simulated for it."""
 
     row: PublishedRow
     ours: tuple[float, ...]
     """Simulated numbers, in the order of `row.figures`."""
     ceilings: tuple[float, ...] = ()
-    """Upper bound of each figure, see `PublishedRow.ceilings`; empty if there are none."""
+    """Upper bound of each figure, as `PublishedRow.ceilings` returns them; empty if there are none."""
 
     @property
     def beyond(self) -> tuple[str, ...]:
@@ -87,21 +88,23 @@ class Reproduction:
 
     @property
     def is_refuted(self) -> bool:
-        """True if a published figure exceeds its upper bound, so that the assumptions of the row must be wrong."""
+        """True if a published figure exceeds its upper bound, so that an assumption of the row must be wrong."""
         return bool(self.beyond)
 
     @property
     def passed(self) -> bool:
-        """True if all numbers are inside their bands."""
+        """True if all simulated numbers are within their tolerance."""
         return all(figure.holds(ours) for figure, ours in zip(self.row.figures, self.ours, strict=True))
 
     @property
     def failed(self) -> bool:
-        """True if a number is outside its band and the row is not refuted."""
+        """True if a simulated number is outside its tolerance, unless a published figure exceeds its upper bound
+        (`is_refuted`).
+        """
         return not self.passed and not self.is_refuted
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the outcome as nested dictionaries of strings and numbers."""
+        """Return the row and its outcome as nested dictionaries of strings and numbers."""
         return {
             "name": self.row.name,
             "title": self.row.title,
@@ -127,7 +130,7 @@ class Reproduction:
 
 
 def reproduce(row: PublishedRow, progress: ProgressCallback = lambda done, total: None) -> Reproduction:  # noqa: ARG005
-    """Run the simulations of `row` and return our numbers."""
+    """Run the simulations of `row`, and return the simulated numbers with it."""
     ours = tuple(float(number) for number in row.reproduce(progress))
     assert len(ours) == len(row.figures), f"{row.name} gave {len(ours)} numbers for {len(row.figures)} figures"
     ceilings = () if row.ceilings is None else tuple(row.ceilings())

@@ -1,7 +1,7 @@
 """Lengths of the requests in published experiments.
 
-Only means are published. `lengths.toml` has the distributions and their sources. A sample consists of evenly spaced
-quantiles in random order, so that its mean does not depend on the seed.
+Papers publish only the means. `lengths.toml` has whole distributions and their sources. A sample consists of evenly
+spaced quantiles in random order, so that its mean does not depend on the seed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ class PairedLengths:
 
     name: str
     about: str
-    """Source of the figures, for a workload's description."""
+    """Source of the lengths, for a workload's description."""
     limit_tokens: int
-    """Longest sequence in tokens, prompt and output together."""
+    """Largest length of a sequence in tokens, prompt and output together."""
     prompt_quantiles: tuple[float, ...]
     prompt_tokens: tuple[float, ...]
-    """Prompt lengths at `prompt_quantiles`."""
+    """Prompt length in tokens at each of `prompt_quantiles`."""
     output_quantiles: tuple[float, ...]
     output_tokens: tuple[tuple[float, ...], ...]
-    """Output lengths at `output_quantiles` for equal groups of prompts, from the shortest to the longest."""
+    """Output lengths in tokens at `output_quantiles`, for each of several equally large groups of prompts.
+
+    The first group has the shortest prompts.
+    """
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Int64Array, Int64Array]:
         """Draw `n` prompt lengths and their output lengths, in tokens: int64[n] each."""

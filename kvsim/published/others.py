@@ -36,7 +36,7 @@ def _a4000_tokens(progress: ProgressCallback) -> list[float]:  # noqa: ARG001  n
 
 
 def _four_sequences(progress: ProgressCallback) -> list[float]:  # noqa: ARG001  nothing is simulated
-    """Return how many of five sequences are admitted, and the percentage of the memory that is not used."""
+    """Return the number of admitted sequences, of five, and the percentage of the memory that is not used."""
     longest, lengths = 16_384, [80, 50, 120, 30, 10]
     workload = Workload(arrival_s=[0.0] * len(lengths), prompt_tokens=lengths, output_tokens=[1] * len(lengths))
     model, gpu = find_model("huggyllama/llama-13b"), find_gpu("A4000")
@@ -51,10 +51,10 @@ def _four_sequences(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 
 
 
 def _watermark(progress: ProgressCallback) -> list[float]:
-    """Return the number of preemptions at each watermark, averaged over draws of the lengths.
+    """Return the number of preemptions with each watermark, averaged over draws of the lengths.
 
-    For this scheduler, a closed loop of 128 users equals a queue of all requests with at most 128 in the batch:
-    requests never overtake, and preempted ones go first.
+    For this scheduler, 128 users in a closed loop equal a queue of all requests with at most 128 in the batch. The
+    reason is that requests never overtake each other, and preempted ones go first.
     """
     model, gpu = find_model("Qwen/Qwen2.5-7B-Instruct"), find_gpu("B200")
     kv_bytes, times = 299_584 * model.kv_bytes_per_token, step_times(gpu, model, "vllm")
@@ -74,7 +74,9 @@ def _watermark(progress: ProgressCallback) -> list[float]:
 
 
 def _held_bytes(model_name: str, num_tokens: int, *, uniform: bool) -> int:
-    """Return the KV bytes of a sequence while it decodes; with `uniform`, as if no layer had a window."""
+    """Return the KV bytes that a sequence of `num_tokens` holds while it decodes. With `uniform`, windows count as if
+    they kept every token.
+    """
     model = find_model(model_name)
     settings = CacheSettings(max_model_len=num_tokens, uniform=uniform)
     [block_bytes] = bytes_per_block(model, settings)
@@ -95,6 +97,6 @@ REPRODUCE = {
     "watermark": _watermark,
     "windows": _gpt_oss,
 }
-"""Functions that reproduce figures about memory from sources other than the PagedAttention paper, by the name of the
+"""Functions that simulate figures about memory from sources other than the PagedAttention paper, by the name of the
 row.
 """

@@ -1,4 +1,6 @@
-"""The PagedAttention paper: Kwon et al., Efficient Memory Management for Large Language Model Serving, SOSP 2023."""
+"""Figures of the PagedAttention paper: Kwon et al., Efficient Memory Management for Large Language Model Serving, SOSP
+2023.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,19 @@ if TYPE_CHECKING:
     from kvsim.published.figures import ProgressCallback
 
 RATES_PER_S = {"sharegpt": 2.0, "alpaca": 30.0}
-"""Request rates of Figure 13, per second."""
+"""Request rates of Figure 13 in requests per second, by data set."""
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Block sizes of Figure 18b, in tokens."""
 _WORTH_NOTICING = 1.1
-"""Ratio to the best latency below which a block size counts as good."""
+"""Largest ratio of a block size's latency to the best latency with which the block size counts as good."""
 
 _KV_POOLS = {"facebook/opt-13b": 12, "facebook/opt-66b": 21, "facebook/opt-175b": 264}
 _NUM_SATURATING = 1200
 _NUM_ARRIVING = {"sharegpt": 2400, "alpaca": 12_000}
 _NUM_DRAWS = 4
-"""Draws of arrivals for batches limited by time; close to overload, results differ by a tenth between draws."""
+"""Number of draws of arrivals for batches that time limits. Close to overload, results of two draws differ by a
+tenth.
+"""
 
 
 def _table1(progress: ProgressCallback) -> list[float]:  # noqa: ARG001  nothing is simulated
@@ -38,7 +42,7 @@ def _table1(progress: ProgressCallback) -> list[float]:  # noqa: ARG001  nothing
 
 @cache
 def _saturated_percent(server: str) -> dict[str, float]:
-    """Return the shares of the pool in percent, by the paper's four classes, while requests wait."""
+    """Return the shares of the pool in percent, by the paper's four classes, over the time in which requests wait."""
     workload = paper_lengths("sharegpt").workload(_NUM_SATURATING, arrivals=AllAtOnce())
     policy = SERVERS[server]
     return saturated_shares(simulate(workload, policy, machine(policy))).paper_percent
@@ -107,7 +111,10 @@ def _prefix_throughput_ratios(progress: ProgressCallback) -> list[float]:
 
 
 def _block_size_latencies(name: str, progress: ProgressCallback) -> list[float]:
-    """Return the mean end-to-end latency in seconds for each of `BLOCK_SIZES`, at the rate of Figure 13."""
+    """Return the mean end-to-end latency in seconds for each of `BLOCK_SIZES`, at the rate of Figure 13.
+
+    `name` is the data set.
+    """
     workload = paper_lengths(name).workload(_NUM_ARRIVING[name] // 4, arrivals=Poisson(rate_per_s=RATES_PER_S[name]))
     latencies = []
     for done, block_size in enumerate(BLOCK_SIZES):
@@ -135,4 +142,4 @@ REPRODUCE = {
     "block-size": _largest_good_block,
     "waste": _waste,
 }
-"""Functions that reproduce figures of this paper and of the launch post, by the name of the row."""
+"""Functions that simulate figures of this paper and of the launch post, by the name of the row."""

@@ -1,7 +1,7 @@
-"""Throughput and latency from posts and guides, and our predictions for the same GPUs.
+"""Throughput and latency from posts and guides, and predictions for the same GPUs.
 
-Nothing is fitted to these figures. Step times are the defaults for the GPU and the model; on GPUs other than the H200
-they are computed from the data sheet. No post describes its host, so that a typical host is assumed.
+Nothing is fitted to these figures. Step times are the defaults for the GPU and the model. On GPUs other than the H200,
+they are computed from the data sheet. No post describes its host, so a typical host is assumed.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 _GRANITE = "ibm-granite/granite-4.0-350m"
 _ONE_BY_ONE = 20
-"""Number of the 500 questions that the recording has; the other questions have the same rate."""
+"""Number of questions in the recording, of 500. The other questions are assumed to have the same rate."""
 _THREE_WAYS = ("hf-h200-granite-350m-one-by-one", "hf-h200-granite-350m-batch500", "vllm-h200-granite-350m-gsm8k")
-"""Recordings of the three ways of serving on an H200. The step times of each way have the host of its recording."""
+"""Recordings of the three ways of serving on an H200. The step times of each way are for the host of its recording."""
 _H200_KV_BYTES = 40 * GIB
-"""Bytes of KV cache: more than 500 answers need, as on the recorded machine."""
+"""Bytes of KV cache, as on the recorded machine: more than 500 answers need."""
 
 
 def _questions(count: int) -> Workload:
-    """Return the first `count` GSM8K questions, all at time 0, with the recorded lengths."""
+    """Return the first `count` GSM8K questions with the recorded lengths. All arrive at second 0."""
     asked = workload_of(read(find("hf-h200-granite-350m-batch500")))
     return Workload(
         arrival_s=np.zeros(count),
@@ -73,13 +73,13 @@ def _three_ways(
 
 
 _QUESTION, _ANSWER = 100, 500
-"""Assumed prompt and output lengths in tokens of a guide that does not state them."""
+"""Assumed lengths of prompt and output in tokens, for a guide that states none."""
 
 
 def _mistral_ceilings() -> list[float]:
-    """Return the most answers per second that an A100 allows, with 1, 16, 256 and 256 requests at a time.
+    """Return the largest number of answers per second that an A100 allows, with 1, 16, 256 and 256 requests at a time.
 
-    Each step reads the weights once. The arithmetic has 16 bits, even if the weights have 4.
+    Each step reads the weights once. The arithmetic has 16 bits, even if the weights have 4 bits.
     """
     gpu, model = find_gpu("A100-80G"), find_model("mistralai/Mistral-7B-Instruct-v0.3")
     quantized = model.served(quantization=find_quantization("awq"))
@@ -90,7 +90,7 @@ def _mistral_ceilings() -> list[float]:
 
 
 def _mistral(progress: ProgressCallback) -> list[float]:
-    """Return the answers per second, with 100 prompt tokens and 500 output tokens each."""
+    """Return the answers per second for requests with 100 prompt tokens and 500 output tokens."""
     gpu, model = find_gpu("A100-80G"), find_model("mistralai/Mistral-7B-Instruct-v0.3")
     quantized = model.served(quantization=find_quantization("awq"))
     paged = Paged(scheduler=ContinuousSettings(max_num_seqs=256, max_num_batched_tokens=16384, max_model_len=4096))
@@ -117,7 +117,7 @@ def _mistral(progress: ProgressCallback) -> list[float]:
 
 
 def _t4(progress: ProgressCallback) -> list[float]:
-    """Return the duration in seconds of one prompt of 20 tokens and 256 output tokens."""
+    """Return the seconds of one request with 20 prompt tokens and 256 output tokens."""
     gpu, model = find_gpu("T4"), find_model("meta-llama/Llama-2-7b-hf")
     workload = Workload(arrival_s=[0.0], prompt_tokens=[20], output_tokens=[256], name="one prompt")
     runs: list[tuple[str, Policy]] = [

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 KV_BYTES = 12 * GIB
 """KV memory in bytes. Table 1 of the paper says 12 GB and 15.7K slots; 12 GiB / 800 KiB is 15,728.6."""
 HOST_STEP_S = 5e-3
-"""Host seconds per step in the Python engines of 2023, not overlapped with the GPU."""
+"""Host seconds per step in the Python engines of 2023. The GPU does not compute meanwhile."""
 HOST_SEQUENCE_S = 0.101e-3
 """Host seconds per step and sequence, for sampling, bookkeeping and detokenization.
 
-The paper does not state these two times. They were chosen to match vLLM's two batches in Figure 13.
+The paper states neither this time nor `HOST_STEP_S`. Both were chosen to match vLLM's two batches in Figure 13.
 """
 WARM_UP = 0.1
-"""Share of a run's first steps that averages leave out, while sequences still start together."""
+"""Share of a run's steps, at its beginning, that averages leave out, because the sequences start together."""
 
 _SCHEDULER = ContinuousSettings(
     max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=2048, async_scheduling=False
@@ -41,12 +41,15 @@ _SCHEDULER = ContinuousSettings(
 
 
 def orca(reserve: Reserve) -> Contiguous:
-    """Return Orca as the authors of the paper rebuilt it: iteration-level scheduling and a buddy allocator."""
+    """Return Orca as the authors of the paper rebuilt it: iteration-level scheduling and a buddy allocator.
+
+    `reserve` is the length of the memory reserved for each request.
+    """
     return Contiguous(scheduler=_SCHEDULER, cache=ContiguousSettings(reserve=reserve, fit="buddy"))
 
 
 def vllm(block_size: int = 16, *, prefix_caching: bool = False) -> Paged:
-    """Return vLLM, with paging."""
+    """Return the policy of vLLM, with paging."""
     return Paged(scheduler=_SCHEDULER, cache=PagedSettings(block_size=block_size, enable_prefix_caching=prefix_caching))
 
 
@@ -56,11 +59,11 @@ SERVERS: dict[str, Policy] = {
     "Orca (Oracle)": orca(Reserve.ORACLE),
     "vLLM": vllm(),
 }
-"""Servers of the paper, in its order."""
+"""Policies of the servers in the paper, in its order."""
 
 
 def machine(policy: Policy, model: Model | None = None) -> Machine:
-    """Return the machine for `policy`, with `model` (by default OPT-13B) and 12 GiB of KV memory.
+    """Return the machine for `policy` with 12 GiB of KV memory. `model` None is OPT-13B.
 
     The engines of 2023 launched PyTorch's kernels one by one, and compute as fast as Hugging Face's modules.
     """

@@ -1,1 +1,1 @@
-"""Size of the pool of KV blocks: the GPU's memory minus everything else that the engine keeps there."""
+"""Size of the pool of KV blocks: the GPU's memory minus all other memory that the engine uses."""

@@ -1,6 +1,6 @@
 """Estimate the memory that vLLM 0.25.1 measures in a profiling run before it creates its cache.
 
-Besides the weights and the slots for adapters, three terms reduce a GPU's memory: the peak of the activations in the
+Weights and slots for adapters are not part of this estimate. It has three terms: the peak of the activations in the
 largest step, the memory of libraries outside PyTorch, and the captured graphs. The constants are fitted to the starts
 of real engines in `docs/sizing.md`, which states the errors.
 """
@@ -16,59 +16,65 @@ if TYPE_CHECKING:
     from kvsim.models import Model
 
 Estimate = tuple[int, str]
-"""Bytes, and their explanation."""
+"""Number of bytes, and an explanation of the number."""
 
 _MIB = 1 << 20
 
 RESIDUAL_COPIES = 3
-"""Number of tensors as wide as the residual stream that exist at once in a feed-forward layer."""
+"""Number of tensors with the width of the residual stream that exist at once in a feed-forward layer."""
 
 OUTSIDE_BYTES = 358 * _MIB
-"""Bytes of libraries after a model has run: contexts, workspaces, loaded kernels."""
+"""Bytes that libraries use after a model has run: contexts, workspaces and loaded kernels."""
 
 COMMUNICATOR_BYTES = 300 * _MIB
-"""Bytes on each GPU of a group for the exchange of results."""
+"""Bytes on each GPU of a tensor-parallel group, for the exchange of results."""
 
 GRAPH_BYTES = 450 * _MIB
 """Bytes that the older of vLLM's two model runners reserves for captured graphs."""
 
 EXPERT_GRAPH_BYTES = int(4.7 * _MIB)
+"""Bytes that captured graphs of models with experts take per captured size, in addition to those per layer."""
 EXPERT_GRAPH_LAYER_BYTES = int(0.3 * _MIB)
-"""Bytes that captured graphs of models with experts take: per captured size, and per captured size and layer.
+"""Bytes that captured graphs of models with experts take, per captured size and layer.
 
 Fitted to starts of Qwen3-30B-A3B with 48 layers and of Mixtral-8x7B with 16 layers on an H200, with 51 captured sizes.
 """
 RANK_GRAPH_LAYER_BYTES = int(0.58 * _MIB)
-"""Bytes per captured size and layer on data-parallel ranks that share experts; their graphs also exchange tokens.
+"""Bytes of captured graphs on data-parallel ranks that share experts, per captured size and layer. These graphs also
+exchange tokens.
 
 Fitted to a single start: vLLM 0.25.1 logged 1.12 GiB for two ranks of Qwen3-30B-A3B with 35 captured sizes.
 """
 
 SAMPLER_BYTES = 4
-"""Bytes of a logit's copy in float32."""
+"""Bytes per logit of the copy of the logits in float32."""
 OLDER_SAMPLER_BYTES = 3 * SAMPLER_BYTES
-"""Bytes per logit of the older model runner, which also samples: probabilities, and noise."""
+"""Bytes per logit on the older model runner, which also samples, with tensors of probabilities and of noise."""
 
 _CAPTURED_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16))
 _MOST_CAPTURED, _MOST_CAPTURED_OF_GPT_OSS = 512, 1024
-"""Largest number of tokens in a captured graph of vLLM. Except for gpt-oss, it is also at most twice `max_num_seqs`."""
+"""Largest number of tokens in a captured graph of vLLM, and in one of gpt-oss.
+
+Except for gpt-oss, the number is also at most twice `max_num_seqs`.
+"""
 
 _MIXTURES_ON_THE_NEWER = ("DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM")
-"""Architectures with experts that run on vLLM 0.25.1's newer model runner.
+"""Architectures with experts that run on the newer of vLLM 0.25.1's two model runners.
 
-Models without experts do, too, unless they have recurrent layers.
+Models without experts run on it, too, unless they have recurrent layers.
 """
 
 
 def on_older_runner(model: Model) -> bool:
-    """Tell whether vLLM 0.25.1 runs the model on the older of its two model runners, which needs more memory."""
+    """Tell whether vLLM 0.25.1 runs the model on the older of its two model runners, which uses more memory."""
     return bool(model.recurrent_layers) or (model.num_experts > 0 and model.architecture not in _MIXTURES_ON_THE_NEWER)
 
 
 def peak_activations(model: Model, num_tokens: int, num_seqs: int, *, samples: bool = True) -> Estimate:
-    """Return the larger of two separate peaks: inside a layer, and the logits with their float32 copy.
+    """Return the larger of two peaks: that inside a layer, and that of the logits with their float32 copy.
 
-    `num_tokens` and `num_seqs` are those of the largest step. In a pipeline, only the last stage `samples`.
+    `num_tokens` and `num_seqs` are those of the largest step. `samples` is False for a pipeline stage that is not the
+    last: it has no logits.
     """
     width = math.ceil(RESIDUAL_COPIES * model.hidden_size + _inner_width(model))
     layer = num_tokens * width * model.dtype_bytes
@@ -94,17 +100,17 @@ def _inner_width(model: Model) -> float:
 
 
 def outside_pytorch(model: Model) -> Estimate:
-    """Estimate the memory outside PyTorch's allocator."""
+    """Estimate the bytes that libraries take outside PyTorch's allocator."""
     if model.num_gpus * model.data_parallel_size == 1:
         return OUTSIDE_BYTES, "workspaces and kernels that libraries load"
     return OUTSIDE_BYTES + COMMUNICATOR_BYTES, "workspaces, kernels, and buffers to exchange results between GPUs"
 
 
 def captured_graphs(model: Model, num_layers: int, num_seqs: int) -> Estimate:
-    """Estimate the memory reserved for captured graphs before the cache is created; the newer model runner reserves
+    """Estimate the bytes that captured graphs reserve before the cache is created. The newer model runner reserves
     none.
 
-    The graphs are of `num_layers` layers, in steps of up to `num_seqs` sequences.
+    `num_layers` is the number of layers in the graphs, and `num_seqs` the largest number of sequences in a step.
     """
     if model.num_experts > 0 and on_older_runner(model):
         is_gpt_oss = model.architecture == "GptOssForCausalLM"
@@ -119,7 +125,7 @@ def captured_graphs(model: Model, num_layers: int, num_seqs: int) -> Estimate:
 
 
 def slot_bytes(model: Model, max_lora_rank: int) -> int:
-    """Return the bytes, on each GPU, of one slot for an adapter (LoRA), which vLLM allocates with the model.
+    """Return the bytes of one slot for an adapter (LoRA) on each GPU. vLLM allocates the slots with the model.
 
     For each projection of a layer, a slot has two matrices: A of rank x inputs, and B of outputs x rank. With tensor
     parallelism, a projection that divides its outputs divides B, and every GPU has the whole of A. A projection that

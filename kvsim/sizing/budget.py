@@ -1,8 +1,8 @@
 """Compute the pool of KV blocks from GPU memory, term by term, as vLLM 0.25.1 does.
 
-The pool is a share of the card, minus weights, activations, memory outside PyTorch and captured graphs. vLLM measures
-activations and overheads by running the model once. Here they are estimated from the shape
-(`kvsim.sizing.activations`), and their terms say so. State a known pool with `kv_memory_bytes` or `num_blocks`.
+The pool is a share of the GPU's memory, minus weights, activations, memory outside PyTorch and captured graphs. vLLM
+measures activations and overheads by running the model once. Here, `kvsim.sizing.activations` estimates them from the
+shape of the model, and their terms say so. A known pool can be stated with `kv_memory_bytes` or `num_blocks`.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafter:
-    """Layers that draft tokens: an additional head of the model, or a draft model."""
+    """Model or head that drafts tokens: its layers, and its weights."""
 
     layers: tuple[Layer, ...]
     """Draft layers that need a KV cache."""
     weight_bytes: int
-    """Bytes of the weights on each GPU."""
+    """Bytes of the weights of the drafter on each GPU."""
     why: str
-    """Explanation of `weight_bytes`."""
+    """Explanation of `weight_bytes`, for the budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetTerm:
-    """A line of the budget."""
+    """Line of the budget."""
 
     label: str
     size_bytes: int
-    """Bytes of the term; negative for memory used."""
+    """Bytes of the term; negative if this memory is not available to the pool."""
     why: str
     """Explanation of `size_bytes`: its source, or the calculation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """KV pool of one GPU, and the terms that led to it. All bytes are those of one GPU."""
+    """KV pool of one GPU, and the terms from which it follows. All bytes are those of one GPU."""
 
     gpu: Gpu
     model: Model
@@ -69,9 +69,11 @@ class Budget:
     terms: tuple[BudgetTerm, ...]
     """Terms of the budget in order; their sum is `kv_bytes`."""
     stage: int = 0
-    """Number of the pipeline stage with the least memory. The budget is that of a GPU of this stage."""
+    """Number of the pipeline stage with the least memory for the pool, from 0. The budget is that of a GPU of this
+    stage.
+    """
     encoder_cache_tokens: int = 0
-    """Number of image tokens that the encoder cache holds; 0 for a text model, or if that is not known."""
+    """Number of image tokens that the encoder cache holds; 0 for a text model, or if the number is unknown."""
 
     def __repr__(self) -> str:
         pool = f"{self.num_blocks:,} blocks, {self.capacity_tokens:,} tokens, {self.kv_bytes / GIB:.2f} GiB"
@@ -84,7 +86,9 @@ class Budget:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks as vLLM counts them: block 0, the null block, is included, and requests never use it."""
+        """Number of blocks as vLLM counts them. Block 0, the null block, is included, although requests never use
+        it.
+        """
         return self.plan.num_blocks
 
     @property
@@ -94,7 +98,7 @@ class Budget:
 
     @property
     def block_size(self) -> int:
-        """Smallest number of tokens per block of all groups."""
+        """Number of tokens in a block; with several KV-cache groups, the smallest number."""
         return min(group.block_size for group in self.plan.layout.groups)
 
     @property
@@ -109,24 +113,28 @@ class Budget:
 
     @property
     def num_usable_blocks(self) -> int:
-        """Blocks that requests can use."""
+        """Number of blocks that requests can use."""
         return self.num_blocks - 1
 
     @property
     def capacity_tokens(self) -> int:
-        """Number of tokens that the usable blocks hold; with several groups, if all sequences have `max_model_len`."""
+        """Number of tokens that the usable blocks hold. With several KV-cache groups, all sequences are assumed to have
+        `max_model_len`.
+        """
         if self.plan.layout.is_uniform:
             return self.num_usable_blocks * self.block_size
         length = self.plan.settings.max_model_len
         return self.num_usable_blocks * length // self.plan.blocks_for(length)
 
     def max_sequences(self, tokens: int) -> int:
-        """Return the number of sequences of `tokens` tokens that decode at once, each in whole blocks."""
+        """Return the number of sequences of `tokens` tokens that can decode at once. Each takes whole blocks."""
         _check_count("tokens", tokens)
         return self.plan.max_sequences(tokens)
 
     def with_full_layers(self) -> CachePlan | None:
-        """Return the plan for a pool of this size if every layer kept every token; None if no layer has a window."""
+        """Return the plan for a pool of the same size if every layer kept every token; None if no layer has a
+        window.
+        """
         is_windowed = any(group.kind is CacheKind.SLIDING_WINDOW for group in self.plan.layout.groups)
         if not is_windowed or self.model.recurrent_layers:
             return None
@@ -134,10 +142,10 @@ class Budget:
         return plan_cache(self.model, replace(self.plan.settings, uniform=True), pool, insist=True)
 
     def with_divided_latents(self) -> CachePlan | None:
-        """Return the plan of this pool if the GPUs divided every latent instead of each keeping a copy of it.
+        """Return the plan of the same pool if the GPUs divided every latent. Without this, each GPU keeps a copy of it.
 
-        Return None if there is nothing to divide: the model has no latent attention, there is one GPU, or the GPUs
-        divide the tokens of each sequence already.
+        Return None if the model has no latent attention, if there is one GPU, or if the GPUs divide the tokens of each
+        sequence already.
         """
         size = self.model.tensor_parallel_size
         if (
@@ -150,7 +158,9 @@ class Budget:
 
 
 def blocks_for(kv_memory_bytes: int, model: Model, block_size: int) -> int:
-    """Return how many blocks of `block_size` tokens fit into `kv_memory_bytes` of each GPU, null block included."""
+    """Return the number of blocks of `block_size` tokens that fit into `kv_memory_bytes` on each GPU, null block
+    included.
+    """
     _check_count("kv_memory_bytes", kv_memory_bytes)
     _check_count("block_size", block_size)
     settings = CacheSettings(max_model_len=model.max_position_embeddings, block_size=block_size)
@@ -164,42 +174,42 @@ class PoolSettings:
     gpu_memory_utilization: float = 0.92
     """Share of the GPU's memory that may be used, in (0, 1]."""
     max_num_batched_tokens: int = 16384
-    """Tokens of the largest step, which determine the activations and the blocks of windows."""
+    """Number of tokens in the largest step, from which activations and the blocks of windows follow."""
     max_in_flight_tokens: int | None = None
-    """Tokens of all steps in flight, which windows also hold; None for `max_num_batched_tokens`."""
+    """Number of tokens in all steps in flight, for which windows have room; None for `max_num_batched_tokens`."""
     max_num_seqs: int = 1024
-    """Sequences of the largest step, which determine the size of the logits."""
+    """Number of sequences in the largest step, from which the size of the logits follows."""
     max_model_len: int | None = None
-    """Longest sequence in tokens; None for the limit of the model, even if the pool is too small for it."""
+    """Longest sequence in tokens. None for the limit of the model, which may be more than the pool holds."""
     find_max_model_len: bool = False
     """True to reduce `max_model_len` to the longest sequence that fits."""
     block_size: int | None = None
-    """Tokens per block of full attention; None for the choice of the attention backend."""
+    """Number of tokens in a block of full attention; None for the choice of the attention backend."""
     enable_prefix_caching: bool | None = None
     """True to cache prefixes; None for vLLM's choice: True, except with recurrent layers."""
     keeps_every_state: bool = False
-    """True to keep the recurrent state at the end of every block, if the model can do so."""
+    """True to keep the recurrent state at the end of every block, if the model supports this."""
     hybrid_manager: bool = True
-    """True to give layers of different kinds separate groups."""
+    """True to give layers of different kinds separate KV-cache groups."""
     kv_memory_bytes: int | None = None
-    """Bytes of the pool on each GPU, before rounding. If given, nothing is estimated."""
+    """Bytes of the pool on each GPU, before rounding to blocks; None to estimate. If stated, no term is estimated."""
     num_blocks: int | None = None
-    """Exact number of blocks. If given, nothing is estimated."""
+    """Exact number of blocks; None to estimate. If stated, no term is estimated."""
     oversize: bool = False
-    """True to create the pool even if it exceeds the GPU's memory together with the weights."""
+    """True to create the pool even if the GPU's memory is too small for it and the weights."""
     estimates_graphs: bool = True
     """True if the memory of CUDA graphs reduces the pool."""
     drafter: Drafter | None = None
-    """Draft layers of speculative decoding."""
+    """Draft layers of speculative decoding; None without drafts."""
     num_drafts: int = 0
-    """Tokens drafted for every request and step; recurrent layers keep a state for each."""
+    """Number of tokens drafted for every request and step. Recurrent layers keep a state for each of these tokens."""
     max_loras: int = 0
     """Number of slots for adapters (LoRA)."""
     max_lora_rank: int = 16
-    """Rank for which each slot has room."""
+    """Rank for which each slot for an adapter has room."""
 
     def of_cache(self, gpu: Gpu, model: Model) -> CacheSettings:
-        """Return the settings from which the KV-cache groups of `model` follow."""
+        """Return the settings from which the KV-cache groups of `model` on `gpu` follow."""
         return CacheSettings(
             max_model_len=model.max_position_embeddings if self.max_model_len is None else self.max_model_len,
             max_num_batched_tokens=self.max_in_flight_tokens or self.max_num_batched_tokens,
@@ -241,20 +251,23 @@ def plan_budget(gpu: Gpu, model: Model, settings: PoolSettings | None = None) ->
 
 
 class _StageBudget(NamedTuple):
-    """The terms of one pipeline stage, and the memory that its weights must fit into."""
+    """Terms of the budget of one pipeline stage, and the memory into which its weights must fit."""
 
     terms: tuple[BudgetTerm, ...]
-    """Terms whose sum is left for the pool."""
+    """Terms of the budget. Their sum is the memory for the pool."""
     weights: tuple[BudgetTerm, ...]
     weight_limit_bytes: int
     limited_by: str
-    """Setting that determines `weight_limit_bytes`, for a message."""
+    """Name of the setting from which `weight_limit_bytes` follows, for an error message."""
 
 
 def _with_stated_pool(
     gpu: Gpu, model: Model, settings: PoolSettings, cache: CacheSettings, additions: tuple[BudgetTerm, ...]
 ) -> list[_StageBudget]:
-    """Return the stages if the size of the pool is stated: the weights may take the rest of the GPU."""
+    """Return the stages for a pool of stated size. Their weights may take all other memory of the GPU.
+
+    `additions` are the terms of the draft model and of slots for adapters.
+    """
     stages = []
     layers_of = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
     for layers, block_bytes in zip(layers_of, bytes_per_block(model, cache), strict=True):
@@ -267,7 +280,10 @@ def _with_stated_pool(
 def _with_estimated_pool(
     gpu: Gpu, model: Model, settings: PoolSettings, additions: tuple[BudgetTerm, ...]
 ) -> list[_StageBudget]:
-    """Return the stages; their pool is the memory that weights, activations and all else leave."""
+    """Return the stages for a pool that takes the memory left by weights, activations and all other terms.
+
+    `additions` are the terms of the draft model and of slots for adapters.
+    """
     allowance = _allowance(gpu, settings.gpu_memory_utilization)
     limit_bytes = sum(term.size_bytes for term in allowance)
     stages = []
@@ -295,8 +311,8 @@ def _fill(
 ) -> tuple[CachePlan, tuple[BudgetTerm, ...], int]:
     """Fill the pool with as many blocks as fit on the pipeline stage with the least memory.
 
-    `terms_of` has the terms of each stage, which leave the memory for the blocks. Return the plan, the terms of the
-    stage with the least memory, and the number of this stage.
+    `terms_of` has the terms of each stage, whose sum is the memory for blocks. Return the plan, the terms of the stage
+    with the least memory, and the number of this stage.
     """
     sizes = bytes_per_block(model, cache)
     available = [max(0, sum(term.size_bytes for term in terms)) for terms in terms_of]
@@ -337,9 +353,9 @@ def _allowance(gpu: Gpu, utilization: float) -> tuple[BudgetTerm, BudgetTerm]:
 
 
 def weight_terms(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
-    """Return the weights on one GPU of a pipeline stage.
+    """Return the terms of the weights on one GPU of a pipeline stage.
 
-    These are the layers in `stage`. The first stage also has the embedding, and the last stage the output head.
+    `stage` has the numbers of its layers. The first stage also has the embedding, and the last stage the output head.
     """
     table = model.vocab_size * model.hidden_size * model.dtype_bytes
     tables = table if model.tie_word_embeddings else 2 * table
@@ -364,7 +380,7 @@ def weight_terms(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
 
 
 def _additions(model: Model, settings: PoolSettings) -> tuple[BudgetTerm, ...]:
-    """Return the terms of the draft model and of the slots for adapters (LoRA)."""
+    """Return the terms of the draft model and of the slots for adapters (LoRA); none that is 0."""
     drafter, max_loras, rank = settings.drafter, settings.max_loras, settings.max_lora_rank
     if model.pipeline_parallel_size > 1 and (drafter or max_loras):
         raise UsageError("draft layers and slots of adapters are accounted for where one stage holds all layers; take "
@@ -380,7 +396,7 @@ def _additions(model: Model, settings: PoolSettings) -> tuple[BudgetTerm, ...]:
 
 
 def _overheads(model: Model, settings: PoolSettings, stage: range) -> tuple[BudgetTerm, ...]:
-    """Return the terms of one stage besides its weights."""
+    """Return all terms of one stage except those of its weights."""
     num_tokens, is_last = settings.max_num_batched_tokens, stage.stop == model.num_layers
     estimates = (
         ("activations", peak_activations(model, num_tokens, settings.max_num_seqs, samples=is_last)),
@@ -396,13 +412,15 @@ def _overheads(model: Model, settings: PoolSettings, stage: range) -> tuple[Budg
 
 
 def encoder_cache_tokens(model: Model, max_num_batched_tokens: int) -> int:
-    """Return how many image tokens the encoder cache holds; 0 for a text model, or if that is not known."""
+    """Return the number of image tokens that the encoder cache holds; 0 for a text model, or if the number is
+    unknown.
+    """
     rule = RULES.get(model.image_class)
     return max(max_num_batched_tokens, rule.most_tokens) if rule is not None else 0
 
 
 def _encoder_terms(model: Model, max_num_batched_tokens: int, stage: range) -> tuple[BudgetTerm, ...]:
-    """Return the term of the encoder cache, which only the first stage has."""
+    """Return the term of the encoder cache, which only the first stage has; empty for other stages."""
     tokens = encoder_cache_tokens(model, max_num_batched_tokens)
     if not tokens or stage.start:
         return ()

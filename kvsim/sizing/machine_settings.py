@@ -1,4 +1,4 @@
-"""The settings of a machine: the model, the GPU, and the memory for the KV cache.
+"""Settings of a machine: the model, the GPU, and the memory for the KV cache.
 
 The command line makes its flags from these fields, and `kvsim.machine` its keyword arguments.
 """
@@ -24,7 +24,7 @@ _OF_MODEL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSettings:
-    """A GPU that serves a model."""
+    """Settings of a GPU, or several, that serve a model."""
 
     model: Any = setting(
         None,
@@ -102,9 +102,9 @@ class MachineSettings:
 
 
 def served_with(model: Model, settings: Mapping[str, Any]) -> Model:
-    """Return `model` with the parallelism, cache type and quantization that `settings` states.
+    """Return `model` with the parallelism, cache type and quantization in `settings`.
 
-    Settings that are missing, None or False stay those of `model`.
+    A setting that is missing, None or False does not change `model`.
     """
     from kvsim.models import find_quantization  # noqa: PLC0415  the command line needs the fields without the models
 

@@ -1,7 +1,7 @@
-"""Compute the number of token slots in SGLang's KV cache, and the defaults that SGLang 0.5.23 takes by the GPU.
+"""Compute the number of token slots in SGLang's KV cache, and the defaults of SGLang 0.5.23 that depend on the GPU.
 
-Weights and slots together take `mem_fraction_static` of the memory that is free before the weights are loaded.
-Activations, captured graphs and all else use the rest. SGLang does not measure them, unlike vLLM.
+Weights and slots together take `mem_fraction_static` of the memory that is free before the weights are loaded. The rest
+is for activations, captured graphs and all else, which SGLang does not measure, unlike vLLM.
 """
 
 from __future__ import annotations
@@ -21,37 +21,41 @@ if TYPE_CHECKING:
     from kvsim.models import Model
 
 DEFAULT_RATIO = 0.8
-"""Default `swa_full_tokens_ratio`: slots of layers with windows for each slot of the others."""
+"""Default `swa_full_tokens_ratio`: number of slots in layers with windows, divided by that in all other layers."""
 _MIB = 1 << 20
 _GROUP_BYTES = int(2.43 * GIB)
-"""Bytes in use on each of several GPUs before the weights are loaded: contexts, and buffers to exchange results.
+"""Bytes in use on each GPU of a server with several, before the weights are loaded: contexts, and buffers for
+exchanges.
 
 Source: the log in sglang#11716, in which 137.29 of 139.72 GiB of each of eight H200 are free at that time.
 """
 _CARDS = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
-"""SGLang's defaults by the memory of the GPU: each entry is for GPUs with less memory than its first number, in GiB.
+"""SGLang's defaults by the memory of the GPU. An entry is for GPUs with less GiB than its first number.
 
-Then come `chunked_prefill_size`, the largest batch with a captured graph on up to three GPUs, and that on more GPUs.
+The next numbers are `chunked_prefill_size`, the largest batch with a captured graph on up to three GPUs, and the
+largest batch with one on more GPUs.
 """
 _LARGEST_CARD = (16384, 512, 512)
 """SGLang's defaults for GPUs with more memory than all entries of `_CARDS`."""
 _LARGE_CARD_MIB, _LEAST_RESERVE_MIB = 60 * 1024, 10 * 1024
 _META_MIB, _MIB_PER_TOKEN, _MIB_PER_GRAPH, _LEAST_TOKENS, _MIB_OF_GROUP = 512, 1.5, 2, 2048, 1024 / 8
 _MANY = 4
-"""Number of GPUs from which larger batches have a captured graph."""
+"""Number of GPUs from which the last column of `_CARDS` applies."""
 _RUNNING, _RUNNING_PER_CONTEXT = (2048, 4096), 512
-"""Bounds of the default `max_running_requests`, and requests per sequence of `context_length` that the slots hold."""
+"""Limits of the default `max_running_requests`, and its value per sequence of `context_length` for which the slots have
+room.
+"""
 _BLACKWELL = "Blackwell GB100"
-"""Architecture of B200, B300 and their kin, without those of workstations."""
+"""Beginning of the architecture of data-center GPUs such as B200 and B300, but not of workstation GPUs."""
 _PAGES_ON_BLACKWELL = (64, 16, 32, 128)
-"""Page sizes of the attention kernels that SGLang uses on data-center Blackwell GPUs; the first is the default."""
+"""Page sizes of SGLang's attention kernels on data-center Blackwell GPUs, in tokens. The first is the default."""
 _PAGE_OF_SPARSE = 64
-"""The page size of the kernels for sparse attention (DeepSeek-V3.2)."""
+"""Page size in tokens of the kernels for sparse attention (DeepSeek-V3.2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotBudget:
-    """Slots of one GPU, and the terms that led to them."""
+    """Slots of one GPU, and the terms of memory from which they follow."""
 
     gpu: Gpu
     model: Model
@@ -67,27 +71,29 @@ class SlotBudget:
 
     @property
     def num_slots(self) -> int:
-        """SGLang's `max_total_num_tokens`."""
+        """Number of slots, which is SGLang's `max_total_num_tokens`."""
         return SlotLayers.of(self.model).num_slots(self.kv_bytes, DEFAULT_RATIO)
 
     @property
     def num_window_slots(self) -> int:
-        """Number of slots in the separate pool of layers with windows; 0 if the model has no such pool."""
+        """Number of slots in the separate pool for layers with windows; 0 if the model has no such pool."""
         return int(self.num_slots * DEFAULT_RATIO) if SlotLayers.of(self.model).window_tokens else 0
 
     @property
     def free_later_bytes(self) -> int:
-        """Bytes left for activations, captured graphs and all else."""
+        """Bytes that weights and slots leave for activations, captured graphs and all else."""
         return -self.terms[-2].size_bytes  # the last term but one, before the rounding
 
 
 def defaults_on(gpu: Gpu, model: Model) -> dict[str, int]:
-    """Return SGLang's defaults by the GPU and the model: `chunked_prefill_size` and `page_size`."""
+    """Return SGLang's defaults that depend on the GPU and the model: `chunked_prefill_size` and `page_size`."""
     return {"chunked_prefill_size": _defaults(gpu)[0], "page_size": (page_sizes(gpu, model) or (1,))[0]}
 
 
 def page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
-    """Return the page sizes that SGLang's attention kernels allow, the default first; empty if they allow any size."""
+    """Return the page sizes in tokens that SGLang's attention kernels allow, the default first; empty if they allow any
+    size.
+    """
     if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
         return (_PAGE_OF_SPARSE,)
     has_latent = any(isinstance(layer, Mla) for layer in model.attention_layers)
@@ -95,7 +101,11 @@ def page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
 
 
 def check_chunk(chunked_prefill_size: int, page_size: int) -> None:
-    """Check that SGLang starts with this number of tokens in a chunk of a prompt and of slots in a page."""
+    """Check that SGLang starts with these two sizes in tokens: of a chunk of a prompt, and of a page.
+
+    Raises:
+        UsageError: it does not start.
+    """
     if chunked_prefill_size > 0 and chunked_prefill_size % page_size:
         raise UsageError(
             f"SGLang does not start with --chunked-prefill-size {chunked_prefill_size}, which is no multiple of "
@@ -109,21 +119,22 @@ def _defaults(gpu: Gpu) -> tuple[int, int, int]:
 
 
 def default_running_requests(num_slots: int, context_length: int) -> int:
-    """Return SGLang's `max_running_requests`, by the formula of its `resolve_max_num_reqs`."""
+    """Return SGLang's default `max_running_requests`, by the formula of its `resolve_max_num_reqs`."""
     lowest, highest = _RUNNING
     by_pool = max(min(int(num_slots / context_length * _RUNNING_PER_CONTEXT), highest), lowest)
     return max(min(by_pool, num_slots // 2), 1)
 
 
 def least_reserve(gpu: Gpu, model: Model) -> int:
-    """Return the bytes that SGLang's default leaves to graphs, metadata and the exchange between GPUs."""
+    """Return the bytes that SGLang's default reserves at least for graphs, metadata and exchanges between GPUs."""
     _, by_few, by_many = _defaults(gpu)
     captured = by_many if model.num_gpus >= _MANY else by_few
     return int(_MIB * (_META_MIB + _MIB_PER_GRAPH * captured + _MIB_OF_GROUP * model.num_gpus))
 
 
 def default_fraction(gpu: Gpu, model: Model, chunked_prefill_size: int) -> float:
-    """Return SGLang's default `mem_fraction_static`: the share of the GPU that a reserve for the largest step leaves.
+    """Return SGLang's default `mem_fraction_static`: the share of the GPU's memory beside a reserve for the largest
+    step.
 
     The formula and its constants are SGLang's.
     """
@@ -142,7 +153,7 @@ def plan_slots(
     chunked_prefill_size: int | None = None,
     page_size: int | None = None,
 ) -> SlotBudget:
-    """Return the slots that SGLang would create on `gpu` for `model`; None stands for SGLang's default on this GPU.
+    """Return the slots that SGLang would create on `gpu` for `model`. None means SGLang's default on this GPU.
 
     Raises:
         UsageError: `mem_fraction_static` is not between 0 and 1, or the model has several pipeline stages.

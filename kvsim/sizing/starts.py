@@ -1,4 +1,4 @@
-"""Find settings with which a server starts, if its memory is too small for the KV cache with the present settings.
+"""Find settings with which a server starts, if its present settings leave too little memory for the KV cache.
 
 The results are printed as advice after vLLM's refusal to start. Each result changes a single setting, and
 `max_model_len` if necessary.
@@ -14,9 +14,9 @@ from kvsim.errors import BudgetError, UsageError
 from kvsim.sizing.budget import Budget
 
 Plan = Callable[[Mapping[str, Any]], Budget]
-"""Function that returns the budget with some settings changed.
+"""Function that returns the budget after the given settings are changed.
 
-With `find_max_model_len` among these settings, the budget has the largest `max_model_len` that fits.
+If `find_max_model_len` is among the settings, the budget has the largest `max_model_len` that fits.
 """
 _LADDERS: Mapping[str, tuple[Any, ...]] = {
     "gpu_memory_utilization": (0.9, 0.94, 0.96, 0.98),
@@ -26,9 +26,11 @@ _LADDERS: Mapping[str, tuple[Any, ...]] = {
     "quantization": ("fp8",),
     "tensor_parallel_size": (2, 4, 8, 16),
 }
-"""Values of each setting to try, in order: a later value frees more memory, and costs more."""
+"""Values of each setting to try, in this order. A later value frees more memory, but has a greater effect on
+serving.
+"""
 _SHORTEST = 1024
-"""Smallest `max_model_len` that is suggested, because few requests fit into less."""
+"""Smallest `max_model_len` that is suggested, in tokens. Few requests fit into a smaller one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +42,15 @@ class StartingSettings:
 
     @property
     def flags(self) -> str:
-        """The settings as flags of vLLM."""
+        """Text of the settings as flags of vLLM."""
         return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items())
 
 
 def changes_that_start(plan: Plan, now: Mapping[str, Any]) -> list[StartingSettings]:
-    """Return, for each setting, the first value of its list with which the server starts.
+    """Return, for each setting, the first value in `_LADDERS` with which the server starts.
 
-    If no value is enough for the present `max_model_len`, the change also reduces `max_model_len`. Such changes are
-    left out if a smaller `max_model_len` is enough by itself.
+    If no value is enough for the present `max_model_len`, the change also reduces `max_model_len`. Such a change is
+    left out if reducing `max_model_len` alone is enough.
 
     Args:
         plan: Function that plans the budget; it raises BudgetError or UsageError if the server does not start.
