@@ -23,7 +23,7 @@ from kvsim.models.dtypes import DTYPE_BYTES
 from kvsim.models.layers import GatedDeltaNet
 from kvsim.steptime.card import Attention, Card, DeltaNet, Experts, LatentAttention, Products, SparseAttention
 from kvsim.steptime.curves import attention_cost, product_curve
-from kvsim.steptime.reduction import FP8_MIXED_SHARE
+from kvsim.steptime.kernel_constants import FP8_MIXED_SHARE
 from kvsim.steptime.sizes import captured_size
 from kvsim.steptime.work import Weights, attention_products, work_of
 

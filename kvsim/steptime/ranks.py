@@ -19,7 +19,7 @@ GROUP_SIZES = tuple(sorted({*range(1, 65), *(2**power for power in range(7, 21))
 """Numbers of tokens for which `RankTimes.group_s` has times, summed over the steps of all ranks. Others are
 interpolated.
 """
-IDLE_STEP = StepShape(1, 1, 0, 0, 0)
+IDLE_STEP = StepShape(num_seqs=1, num_tokens=1, num_prefill_tokens=0, context_tokens=0, attention_pairs=0)
 """Step of a rank without work: it computes one token without context."""
 
 
@@ -71,23 +71,27 @@ class RankTimes:
         """
         most = max(int(step.shape.num_tokens) for step in steps)
         is_captured = most <= self.own.max_captured_tokens
-        tokens = most * len(steps) if is_captured else sum(int(step.shape.num_tokens) for step in steps)
-        is_unequal = not is_captured and tokens < most * len(steps)
+        num_tokens = most * len(steps) if is_captured else sum(int(step.shape.num_tokens) for step in steps)
+        is_unequal = not is_captured and num_tokens < most * len(steps)
         costs = [
             self.own.step_time(step.shape._replace(num_tokens=most) if is_captured else step.shape) for step in steps
         ]
         if is_unequal:
             costs = [cost._replace(launch_s=cost.launch_s + self.unequal_s) for cost in costs]
-        begin_s = max(free_s, *(step.begin_s + cost.prepare_s for step, cost in zip(steps, costs, strict=True)))
-        experts_s = self.experts_s(tokens)
-        timed = [throttled_gpu_s(cost, begin_s, step.throttle) for step, cost in zip(steps, costs, strict=True)]
-        launched_s = max(step.begin_s + cost.launch_s for step, cost in zip(steps, costs, strict=True))
-        done_s = max(begin_s + max(gpu_s for gpu_s, _ in timed) + experts_s, launched_s)
+        kernels_begin_s = max(free_s, *(step.begin_s + cost.prepare_s for step, cost in zip(steps, costs, strict=True)))
+        on_gpu = [
+            throttled_gpu_s(cost, kernels_begin_s, step.throttle) for step, cost in zip(steps, costs, strict=True)
+        ]
+        kernels_end_s = kernels_begin_s + max(gpu_s for gpu_s, _ in on_gpu) + self.experts_s(num_tokens)
+        done_s = max(kernels_end_s, *(step.begin_s + cost.launch_s for step, cost in zip(steps, costs, strict=True)))
         return [
-            step._replace(done_s=done_s, launched_s=max(begin_s - cost.prepare_s, step.begin_s) + cost.launch_s,
-                          throttle=throttle)
-            for step, cost, (_, throttle) in zip(steps, costs, timed, strict=True)
-        ]  # fmt: skip
+            step._replace(
+                done_s=done_s,
+                launched_s=max(kernels_begin_s - cost.prepare_s, step.begin_s) + cost.launch_s,
+                throttle=throttle,
+            )
+            for step, cost, (_, throttle) in zip(steps, costs, on_gpu, strict=True)
+        ]
 
 
 class RankStep(NamedTuple):

@@ -2,8 +2,9 @@
 
 A step consists of matrix products at its size, attention, small kernels that read and write activations, all-reduces
 between GPUs, and the output projection for every sequence. Host times are multiples of the time to launch one kernel.
-The text of each constant states its source: a profiler, or the steps of vLLM 0.25.1 with seven shapes of models on an
-H100 and on H200s.
+
+A host that sleeps until its GPU is done is slower afterwards. So the times are computed in two parts: those of a host
+that never sleeps (`never_asleep`), and their conversion to a host that may sleep (`on_machine`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,49 @@ import numpy as np
 
 from kvsim.steptime.curves import AttentionCost, attention_cost, experts_s, product_curve, reduce_s
 from kvsim.steptime.encoder import encoder_coefficients
+from kvsim.steptime.host_constants import (
+    DIVIDED_EXPERT_LAUNCHES,
+    EAGER_LAUNCHES,
+    EXCHANGE_LAUNCHES,
+    EXCHANGED_TENSORS,
+    MXFP4_EXPERT_LAUNCHES,
+    NEW_SEQUENCE_LAUNCHES,
+    PIECEWISE_LAUNCHES,
+    PREPARE_LAUNCHES,
+    REQUEST_LAUNCHES,
+    REQUEST_TOKEN_LAUNCHES,
+    SEQUENCE_LAUNCHES,
+    STATE_TABLE_LAUNCHES,
+    STATE_TABLE_SEQUENCE_LAUNCHES,
+    TOKEN_LAUNCHES,
+    TURNAROUND_LAUNCHES,
+    TURNAROUND_SEQUENCE_LAUNCHES,
+    UNCOMPILED_SHARE,
+    WOKEN,
+    WOKEN_IN_PROCESS,
+    WORKER_SEQUENCE_LAUNCHES,
+    WORKER_STEP_S,
+)
+from kvsim.steptime.kernel_constants import (
+    ELEMENT_SHARE,
+    EXPERT_ARITHMETIC_SHARE,
+    EXPERT_READ_SHARE,
+    EXPERT_S,
+    FOUR_BIT_SHARE,
+    FP8_MIXED_SHARE,
+    FP8_PAIR_SHARE,
+    FP8_QUERY_S,
+    FP8_READ_SHARE,
+    FP8_SEQUENCE_SHARE,
+    PIECE_S,
+    PLAIN_KERNELS,
+    REDUCE_WAIT_S,
+    SAMPLED_BYTES,
+    SMALL_KERNEL,
+    SPLIT_ELEMENT_S,
+    SPLIT_S,
+    STEP_KERNELS,
+)
 from kvsim.steptime.overheads import GPT_OSS_CAPTURED_TOKENS, MAX_CAPTURED_TOKENS, SHARED_SAVING, THROTTLE_SHARE
 from kvsim.steptime.pace import WORKER_COEFFICIENTS, Pace, at_pace
 from kvsim.steptime.ranks import GROUP_SIZES, RankTimes
@@ -31,159 +75,14 @@ if TYPE_CHECKING:
     from kvsim.steptime.card import Card, SparseAttention
     from kvsim.steptime.work import AttentionKind, Weights, Work
 
-SMALL_KERNEL = 1.75
-"""Time of a norm or an activation with few tokens (1.5 to 2.1 us), as a multiple of a card's `kernel_s`."""
-ELEMENT_SHARE = 0.93
-"""Share of the read bandwidth that norms and activations of many tokens reach: 0.89 on an H200, 0.98 on an H100."""
-SPLIT_S = 3e-6
-"""Additional seconds of the attention in one layer in an engine's captured graph, where a second kernel adds up parts.
-
-That kernel takes 2.6 us for 32 sequences with 32 heads of 128 elements.
-"""
-SPLIT_ELEMENT_S = 6e-12
-"""Additional seconds per element of the queries, for the kernel that adds up parts of the attention (see `SPLIT_S`).
-
-The kernel takes 14.5 us for 480 sequences with 32 heads of 128 elements.
-"""
-FP8_READ_SHARE = 1.53
-"""Time to read a byte of an fp8 cache, relative to a byte of a bf16 cache.
-
-All constants for fp8 caches were measured with FlashAttention 3, called as in vLLM's engine, with three kinds of heads
-of 128 elements on an H200.
-"""
-FP8_SEQUENCE_SHARE = 1.7
-"""Time per sequence in addition to reading its cache, with an fp8 cache relative to a bf16 cache: 1.7 to 2.0."""
-FP8_PAIR_SHARE = 1.07
-"""Time per pair of a query in a prompt and a key, with an fp8 cache relative to a bf16 cache: 1.04 to 1.10."""
-FP8_MIXED_SHARE = 0.28
-"""Increase of `AttentionCost.mixed_share` with an fp8 cache: 0.22 to 0.33."""
-FP8_QUERY_S = 3e-6
-"""Additional seconds in which one layer converts its queries to fp8."""
-PIECE_S = 10e-6
-"""Seconds that a GPU idles around the attention of one layer, which runs between the captured pieces of a step.
-
-It is 5 to 15 us in the profiles of three models on an H200, which were fitted without a card.
-"""
-REDUCE_WAIT_S = 2e-6
-"""Seconds that GPUs wait for each other in an all-reduce."""
-STEP_KERNELS = 100
-"""Time of the kernels outside the layers (inputs, sampling, copies, gaps between two graphs), in multiples of a small
-kernel.
-"""
-SAMPLED_BYTES = 20
-"""Number of bytes that sampling reads and writes per logit, to convert, perturb and compare it.
-
-It takes 0.6 us for 128,256 logits on an H200.
-"""
-EXPERT_S = 24e-6
-"""Seconds to start the experts of one layer.
-
-The start was 20 us in 3,429 launches of 64 shapes that aiconfigurator-core 0.12.0 measured with vLLM 0.24.0 on an H100
-and an H200. Another 4 us were added, because layers took 4 us longer in decodes of Qwen3-30B-A3B on an H200. With
-equally many tokens per expert, the times are 8 % off (median) in all launches, and 6 % in those of at most 128 tokens.
-"""
-EXPERT_READ_SHARE = 0.95
-"""Share that experts reach of the rate at which other weights are read; see `EXPERT_S`."""
-EXPERT_ARITHMETIC_SHARE = 0.7
-"""Share that experts reach of the FLOP/s of other matrix products; see `EXPERT_S`."""
-FOUR_BIT_SHARE = 0.75
-"""Rate at which 4-bit weights are read, relative to the rate for weights that are not quantized. Not measured."""
-
-PLAIN_KERNELS = 11
-"""Number of kernels in a layer of plain attention: four products, attention and the sum of its parts, and five small
-ones.
-"""
-PREPARE_LAUNCHES = 265
-"""Host time of a step before its first kernel (scheduling, inputs), in multiples of the time to launch one kernel."""
-PIECEWISE_LAUNCHES = {"attention": 24, "latent": 39, "recurrent": 168, "delta net": 345}
-"""Host time to launch one layer of a captured step with prompt tokens, in multiples of the time to launch one kernel.
-
-Attention runs between the captured pieces of such a step.
-"""
-EAGER_LAUNCHES = {"attention": 78, "latent": 132, "recurrent": 252, "delta net": 790, "experts": 33}
-"""Host time to launch one compiled layer kernel by kernel, in multiples of the time to launch one kernel.
-
-"experts" is added for a layer with experts: relative to Llama-3-8B on the same H200, Qwen3-30B-A3B took 48 more, and
-Mixtral-8x7B 17 more. "delta net" includes all host time of Qwen3-Next that nothing else explains. It comes from two
-loads with 12 layers on one H100, beside other engines on its host. Whether the gated delta nets take this time, or the
-512 experts of every layer, is not known.
-"""
-DIVIDED_EXPERT_LAUNCHES = 85
-"""Value of "experts" in `EAGER_LAUNCHES` if the experts are divided among several GPUs.
-
-Steps of 257 to 1,024 tokens of Mixtral-8x7B with 16 layers took 23 ms on two H100s whose host launches a kernel in 6.8
-us, and 27 ms on two of another machine. The time did not depend on the number of tokens. The kernels take half of this
-time. What the additional host time consists of was not profiled.
-"""
-UNCOMPILED_SHARE = 0.8
-"""Host time to launch a layer that is not compiled, relative to its `EAGER_LAUNCHES`."""
-SEQUENCE_LAUNCHES = 2.4
-"""Host time of a step per sequence, in multiples of the time to launch one kernel."""
-TOKEN_LAUNCHES = 0.05
-"""Host time of a step per prompt token, in multiples of the time to launch one kernel."""
-NEW_SEQUENCE_LAUNCHES = 8
-"""Host time of a step per sequence that joins the batch, in multiples of the time to launch one kernel."""
-STATE_TABLE_LAUNCHES = 10
-"""Host time of a step per block table of recurrent states, in multiples of the time to launch one kernel."""
-STATE_TABLE_SEQUENCE_LAUNCHES = 0.3
-"""Host time per step, sequence and block table of recurrent states, in multiples of the time to launch one kernel.
-
-The states of each sequence are looked up in every table. Measured in decodes of Granite 4.0 H Micro, which has nine
-tables. Tables of windows cost almost nothing.
-"""
-TURNAROUND_LAUNCHES = 13
-"""Host time per step from an output to the next decision, in multiples of the time to launch one kernel."""
-TURNAROUND_SEQUENCE_LAUNCHES = 0.5
-"""Host time per sequence from an output to the next decision, in multiples of the time to launch one kernel."""
-REQUEST_LAUNCHES = 20
-"""Host time to receive one request, in multiples of the time to launch one kernel."""
-REQUEST_TOKEN_LAUNCHES = 0.025
-"""Host time to receive one prompt token of a request, in multiples of the time to launch one kernel."""
-WOKEN = 1.2
-"""Host time of a host that sleeps in every step until its GPU is done, relative to a host that never sleeps.
-
-It holds for plain Python and for launches: the host wakes with cold caches and shares its core. The ratio was 1.17, 1.2
-and 1.26 on three machines whose engines had a process of their own.
-"""
-WOKEN_IN_PROCESS = 1.45
-"""Value of `WOKEN` for an engine in the same process as its client, which sends requests and receives outputs.
-
-It compares launches of models of 3B to 14B with those of a 350M model, whose host never sleeps: 1.3 to 1.6 in runs of
-six machines, 1.1 on two earlier ones. A loop of plain Python in such a process took 13 us for some seconds, and 23 us
-for others.
-"""
-MXFP4_EXPERT_LAUNCHES = 136
-"""Value of "experts" in `EAGER_LAUNCHES` for weights in mxfp4, whose kernels are launched from Python.
-
-Steps of 1,025 to 1,536 tokens of gpt-oss-20b took the host 48 ms, on an H200 in process. No other machine was measured.
-"""
-EXCHANGED_TENSORS = 4
-"""Number of tensors that ranks exchange for one layer of experts.
-
-Three are exchanged before the experts (activations, chosen experts and their weights), and one after them (the sum).
-"""
-EXCHANGE_LAUNCHES = 6
-"""Host time to exchange one tensor of one rank, in multiples of the time to launch one kernel, if ranks have different
-numbers of tokens.
-
-vLLM then calls NCCL once for each rank and tensor. With this value, a step of 257 to 2,048 tokens of Qwen3-30B-A3B on
-two H100s takes 119 ms on the host of the H100's card. The host of the only measured run is not known: such steps took
-122 ms in the median, whatever their tokens, but 82 to 92 ms for five seconds. With four ranks, the predicted steps are
-11 % too long at light load; under load they are as long as those of the slowest of four hosts (`docs/fleets.md`). In a
-loop without an engine, the calls take two to three launches (`benchmarks/exchange.py`).
-"""
 _ACTIVATION_BYTES = 2
-WORKER_STEP_S = 0.28e-3
-"""Seconds in which a step is sent to the worker processes of several GPUs, and its output is sent back."""
-WORKER_SEQUENCE_LAUNCHES = 0.75
-"""Time per sequence in which a worker process prepares a step, in multiples of the time to launch one kernel.
-
-It took 3 to 8 us in two engines. The GPU waits for this unless it has a step to compute: prefills of 2,500 to 6,600
-tokens on two H200 took 4 to 6 ms longer than their kernels.
-"""
-
 _LARGE = (1024, 2048, 4096, 8192, 16384)
-_FEW, _MANY = 16, 256
+"""Sizes of steps, in tokens, from which the time per token in large steps is fitted."""
+_TYPICAL_BATCH, _LARGE_BATCH = 16, 256
+"""Numbers of sequences between which the time of the output projection is taken as linear.
+
+The first is also that of the decode step which decides how long a host sleeps.
+"""
 _SMALLEST = 3
 """Number of tokens in a step that uses the first entry of a table by size. It is padded to the captured size 4."""
 
@@ -212,8 +111,8 @@ def reduce_ranks(card: Card, model: Model, *, num_processors: int = 132) -> Rank
         exchanged_s = reduce_s(card.exchange, tokens * _ACTIVATION_BYTES * model.hidden_size) + 2 * REDUCE_WAIT_S
         seconds.append(_experts_s(card, work, tokens) + work.expert_layers * exchanged_s)
     # The GPU's time with experts decides how long the host sleeps.
-    few_s = float(np.interp(_FEW * model.data_parallel_size, GROUP_SIZES, seconds))
-    asleep = replace(awake, step_s=awake.step_s + few_s)
+    experts_s = float(np.interp(_TYPICAL_BATCH * model.data_parallel_size, GROUP_SIZES, seconds))
+    asleep = replace(awake, step_s=awake.step_s + experts_s)
     own = on_machine(asleep, card.launch_s, card.factors, in_process=True)
     own = replace(own, step_s=awake.step_s * card.factors.get("gpu", 1.0))
     host = own.turnaround_step_s / awake.turnaround_step_s
@@ -269,11 +168,13 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
     table, token_s, weights = _by_size(card, work)
     costs = _attention_costs(card, work, num_processors)
     dense = [reading for reading, _ in costs]
-    main = max(costs, key=lambda item: item[0].num_layers * item[0].bytes_per_token, default=None)
-    few = logits_s = 0.0
+    widest = max(costs, key=lambda item: item[0].num_layers * item[0].bytes_per_token, default=None)
+    output_s = logits_s = 0.0
     if work.output is not None:
-        few, many = map(product_curve(card.products["bfloat16"], *work.output), (_FEW, _MANY))
-        logits_s = max(many - few, 0.0) / (_MANY - _FEW) + SAMPLED_BYTES * work.output.n / card.read_bytes_per_s
+        projection_s = product_curve(card.products["bfloat16"], *work.output)
+        output_s = projection_s(_TYPICAL_BATCH)
+        more_s = max(projection_s(_LARGE_BATCH) - output_s, 0.0)
+        logits_s = more_s / (_LARGE_BATCH - _TYPICAL_BATCH) + SAMPLED_BYTES * work.output.n / card.read_bytes_per_s
     if card.delta_net is None:
         state_s = 2 * work.state_bytes / card.copy_bytes_per_s  # each state is read and written
     else:  # `_layers_s` has the cost of a token
@@ -288,7 +189,7 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
         new_shape_s=0.0,
         new_kernel_s=0.0,
         max_captured_tokens=_most_captured_tokens(model),
-        step_s=attention_s + STEP_KERNELS * card.kernel_s + few,
+        step_s=attention_s + STEP_KERNELS * card.kernel_s + output_s,
         **weights,
         token_s=token_s,
         logits_s=0.0,
@@ -297,13 +198,13 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
         context_token_s=sum(_read_s(*item) for item in costs if not item[0].window),
         window_tokens=float(max((reading.window for reading, _ in costs), default=0)),
         window_token_s=sum(_read_s(*item) for item in costs if item[0].window),
-        lone_share=main[1].lone_share if main else 0.0,
-        full_seqs=num_processors / (main[0].num_kv_heads if main else 1),
+        lone_share=widest[1].lone_share if widest else 0.0,
+        full_seqs=num_processors / (widest[0].num_kv_heads if widest else 1),
         shared_saving=SHARED_SAVING,
         piecewise_s=PIECE_S * work.num_layers,
         attention_pair_s=sum(_pair_s(*item) for item in costs if not item[0].window),
         window_pair_s=sum(_pair_s(*item) for item in costs if item[0].window),
-        mixed_share=main[1].mixed_share + FP8_MIXED_SHARE * main[0].is_fp8 if main else 0.0,
+        mixed_share=widest[1].mixed_share + FP8_MIXED_SHARE * widest[0].is_fp8 if widest else 0.0,
         throttle_share=0.0,
         power_share=THROTTLE_SHARE,
         **(encoder_coefficients(card, work.vision, work.tensor_parallel_size) if work.vision else {}),
@@ -371,8 +272,9 @@ def on_machine(
     """
     host = factors.get("host", 1.0)
     times = at_pace(Pace(host=host, gpu=factors.get("gpu", 1.0)), awake)
-    launches = PREPARE_LAUNCHES + TURNAROUND_LAUNCHES + _FEW * (SEQUENCE_LAUNCHES + TURNAROUND_SEQUENCE_LAUNCHES)
-    decode_s = times.step_time(StepShape(_FEW, _FEW, 0, 0, 0)).gpu_s
+    per_sequence = SEQUENCE_LAUNCHES + TURNAROUND_SEQUENCE_LAUNCHES
+    launches = PREPARE_LAUNCHES + TURNAROUND_LAUNCHES + _TYPICAL_BATCH * per_sequence
+    decode_s = times.step_time(StepShape(_TYPICAL_BATCH, _TYPICAL_BATCH, 0, 0, 0)).gpu_s
     usual = WOKEN_IN_PROCESS if in_process else WOKEN
     slowdown = max(min(decode_s / (launches * host * launch_s), usual * factors.get("woken", 1.0)), 1.0)
     woken = at_pace(Pace(host=slowdown), times)

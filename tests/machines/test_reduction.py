@@ -12,15 +12,9 @@ from kvsim.hardware import find_gpu
 from kvsim.machines import card_of, in_batches_of
 from kvsim.models import find_model, find_quantization
 from kvsim.steptime import Roofline, StepShape, reduce
-from kvsim.steptime.reduction import (
-    DIVIDED_EXPERT_LAUNCHES,
-    EAGER_LAUNCHES,
-    FP8_QUERY_S,
-    MXFP4_EXPERT_LAUNCHES,
-    WOKEN,
-    never_asleep,
-    on_machine,
-)
+from kvsim.steptime.host_constants import DIVIDED_EXPERT_LAUNCHES, EAGER_LAUNCHES, MXFP4_EXPERT_LAUNCHES, WOKEN
+from kvsim.steptime.kernel_constants import FP8_QUERY_S
+from kvsim.steptime.reduction import never_asleep, on_machine
 from kvsim.steptime.work import Weights, work_of
 
 H200 = find_gpu("H200")

@@ -1,0 +1,69 @@
+"""Constants of the kernels of vLLM's steps, for step times from a machine card.
+
+The text of each constant states its source: a profiler, or the steps of vLLM 0.25.1 with seven shapes of models on an
+H100 and on H200s.
+"""
+
+SMALL_KERNEL = 1.75
+"""Time of a norm or an activation with few tokens (1.5 to 2.1 us), as a multiple of a card's `kernel_s`."""
+ELEMENT_SHARE = 0.93
+"""Share of the read bandwidth that norms and activations of many tokens reach: 0.89 on an H200, 0.98 on an H100."""
+SPLIT_S = 3e-6
+"""Additional seconds of the attention in one layer in an engine's captured graph.
+
+Flash decoding divides the keys among processors, and a second kernel adds up the parts.
+That kernel takes 2.6 us for 32 sequences with 32 heads of 128 elements.
+"""
+SPLIT_ELEMENT_S = 6e-12
+"""Additional seconds per element of the queries, for the kernel that adds up parts of the attention (see `SPLIT_S`).
+
+The kernel takes 14.5 us for 480 sequences with 32 heads of 128 elements.
+"""
+FP8_READ_SHARE = 1.53
+"""Time to read a byte of an fp8 cache, relative to a byte of a bf16 cache.
+
+All constants for fp8 caches were measured with FlashAttention 3, called as in vLLM's engine, with three kinds of heads
+of 128 elements on an H200.
+"""
+FP8_SEQUENCE_SHARE = 1.7
+"""Time per sequence in addition to reading its cache, with an fp8 cache relative to a bf16 cache: 1.7 to 2.0."""
+FP8_PAIR_SHARE = 1.07
+"""Time per pair of a query in a prompt and a key, with an fp8 cache relative to a bf16 cache: 1.04 to 1.10."""
+FP8_MIXED_SHARE = 0.28
+"""Increase of `AttentionCost.mixed_share` with an fp8 cache: 0.22 to 0.33."""
+FP8_QUERY_S = 3e-6
+"""Additional seconds in which one layer converts its queries to fp8."""
+PIECE_S = 10e-6
+"""Seconds that a GPU idles around the attention of one layer, which runs between the captured pieces of a step.
+
+It is 5 to 15 us in the profiles of three models on an H200, which were fitted without a card.
+"""
+REDUCE_WAIT_S = 2e-6
+"""Seconds that GPUs wait for each other in an all-reduce."""
+STEP_KERNELS = 100
+"""Time of the kernels outside the layers (inputs, sampling, copies, gaps between two graphs), in multiples of a small
+kernel.
+"""
+SAMPLED_BYTES = 20
+"""Number of bytes that sampling reads and writes per logit, to convert, perturb and compare it.
+
+It takes 0.6 us for 128,256 logits on an H200.
+"""
+EXPERT_S = 24e-6
+"""Seconds to start the experts of one layer.
+
+The start was 20 us in 3,429 launches of 64 shapes that aiconfigurator-core 0.12.0 measured with vLLM 0.24.0 on an H100
+and an H200. Another 4 us were added, because layers took 4 us longer in decodes of Qwen3-30B-A3B on an H200. With
+equally many tokens per expert, the times are 8 % off (median) in all launches, and 6 % in those of at most 128 tokens.
+"""
+EXPERT_READ_SHARE = 0.95
+"""Share that experts reach of the rate at which other weights are read; see `EXPERT_S`."""
+EXPERT_ARITHMETIC_SHARE = 0.7
+"""Share that experts reach of the FLOP/s of other matrix products; see `EXPERT_S`."""
+FOUR_BIT_SHARE = 0.75
+"""Rate at which 4-bit weights are read, relative to the rate for weights that are not quantized. Not measured."""
+
+PLAIN_KERNELS = 11
+"""Number of kernels in a layer of plain attention: four products, attention and the sum of its parts, and five small
+ones.
+"""
