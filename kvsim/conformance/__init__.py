@@ -1,7 +1,7 @@
 """Comparison of kvsim with a real engine, decision by decision, up to the first difference.
 
-The real engine is either in a recording of vLLM on a GPU (`verify_recording`), or it is an oracle (`verify_answer`):
-vLLM's or SGLang's own scheduler, which serves a workload with a fake model and records its decisions.
+The real engine is in a recording of vLLM on a GPU (`verify_recording`), or it is an oracle (`verify_answer`). An oracle
+is vLLM's or SGLang's own scheduler, which serves a workload with a fake model and records its decisions.
 """
 
 from kvsim.conformance.answers import verify_answer

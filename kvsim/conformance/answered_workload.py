@@ -1,6 +1,6 @@
 """Comparison of vLLM's decisions for a workload with kvsim's decisions under the rules of a release.
 
-`kvsim conform` keeps every workload with vLLM's decisions, because explaining a difference repeats the comparison with
+`kvsim conform` keeps vLLM's decisions for every workload, because explaining a difference repeats the comparison with
 changed rules.
 """
 
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
     from kvsim.conformance.variants import Document, Variant
 
 UNAWAITED = "num_output_placeholders >= 0"
-"""Text of the assertion of vLLM that fails when its asynchronous scheduler gets an output that it does not await."""
+"""Text of a failed assertion of vLLM: its asynchronous scheduler got an output that it did not await."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnsweredWorkload:
-    """A workload, and the records of vLLM's decisions for it."""
+    """A workload, and the records of the decisions that vLLM made for it."""
 
     name: str
     document: Document
     records: list[dict[str, Any]]
     failure: str = ""
-    """Error with which vLLM stopped before the end; empty if it served the whole workload."""
+    """Error with which vLLM stopped early; empty if vLLM served the whole workload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerComparison:
-    """Result of the comparison of one workload."""
+    """Result of the comparison for one workload."""
 
     verdict: Verdict
     num_equal: int
-    """Number of records before the first difference, or of all records."""
+    """Number of records before the first difference; without a difference, the number of all records."""
     is_refused: bool = False
-    """Both vLLM and kvsim refuse the workload."""
+    """True if both vLLM and kvsim refuse the workload."""
 
     @property
     def equal(self) -> bool:
@@ -54,7 +54,7 @@ class AnswerComparison:
 
 
 def answer(engine: DrivenVllm, name: str, document: Document) -> AnsweredWorkload:
-    """Serve a workload with vLLM; return the workload with the records of vLLM's decisions."""
+    """Serve a workload with vLLM. Return it with the records of vLLM's decisions."""
     records: list[dict[str, Any]] = []
     try:
         records.extend(record for _, record in engine.records(document))
@@ -68,7 +68,8 @@ def compare(
 ) -> AnswerComparison:
     """Compare vLLM's decisions for a workload with kvsim's decisions under the rules of a release.
 
-    `variants` are rules and settings with other values. `decisions_only` skips the settings in the first record.
+    kvsim uses the values of `variants` in place of those rules and settings. With `decisions_only`, the settings in the
+    first record are not compared.
     """
     num_read = 0
 
@@ -101,8 +102,8 @@ def compare(
 
 
 def _is_foreseen(answered: AnsweredWorkload, verdict: Verdict) -> bool:
-    """Tell whether vLLM failed because its asynchronous scheduler got an output that it does not await, as kvsim
-    predicts.
+    """Tell whether vLLM failed because of an output that its scheduler did not await, and kvsim predicted such an
+    output.
     """
     return UNAWAITED in answered.failure and verdict.num_failures > 0
 

@@ -1,5 +1,6 @@
-"""Comparison of kvsim with the answer of an oracle: one engine of vLLM or SGLang, a pair of engines, or
-parallel ranks.
+"""Comparison of kvsim with the answer of an oracle.
+
+An oracle is one engine of vLLM or SGLang, a prefill and a decode engine, or data-parallel ranks.
 """
 
 from __future__ import annotations

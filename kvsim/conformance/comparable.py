@@ -1,4 +1,4 @@
-"""Checks that a recording can be compared block for block, and the settings of the recorded engine."""
+"""Checks that a recording can be compared block for block; and the settings of the recorded engine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus
 Settings = TypeVar("Settings", ContinuousSettings, PagedSettings, Pipeline)
 
 _VLLM_NAMES = {"order": "policy", "reserve_full_prompt": "scheduler_reserve_full_isl"}
-"""vLLM's names of the settings that have another name in kvsim."""
+"""Names in vLLM of settings that have another name in kvsim."""
 _LIKE_A_LIMIT = 16384
-"""Example of a value for limits whose default depends on the machine, used to check the type of a recorded limit."""
+"""Example of a limit whose default depends on the machine. It tells the type that a recorded limit must have."""
 _DEPEND_ON_THE_GPU = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
 def check_comparable(recording: Recording) -> None:
-    """Check that `recording` is of a paged engine and has all data that the comparison needs."""
+    """Check that a recording is of a paged engine, and has all data that the comparison needs."""
     meta, pool = recording.meta, recording.meta.pool
 
     def refuse(applies: object, problem: str) -> None:
@@ -66,7 +66,7 @@ def check_comparable(recording: Recording) -> None:
 
 
 def check_prompts(recording: Recording, max_model_len: int) -> None:
-    """Check that an engine with this `max_model_len` would have accepted every prompt."""
+    """Check that an engine with this `max_model_len` accepts every prompt of the recording."""
     requests = recording.requests
     too_long = (requests.prompt_tokens >= max_model_len) & (requests.status != RequestStatus.REFUSED)
     if too_long.any():
@@ -78,7 +78,7 @@ def check_prompts(recording: Recording, max_model_len: int) -> None:
 
 
 def release_of(recording: Recording) -> str:
-    """Return the release of vLLM whose rules the recorded engine followed.
+    """Return the vLLM release whose rules the recorded engine followed.
 
     Raises:
         RecordingError: kvsim does not know the release, or not the recorded features in it.
@@ -98,8 +98,8 @@ def release_of(recording: Recording) -> str:
 
 
 def retention_of(recording: Recording, release: str) -> int | None:
-    """Return the number of tokens between the boundaries at which windows and states are kept; None for all
-    boundaries.
+    """Return the number of tokens between two boundaries at which windows and states were kept. None: at every
+    boundary.
     """
     usual = defaults_of(release).retention_tokens
     stated = recording.meta.engine.get("prefix_cache_retention_interval", usual)
@@ -149,7 +149,7 @@ def _check_hashes(recording: Recording) -> None:
 
 
 def host_blocks_of(meta: Meta) -> int:
-    """Return the number of blocks in the host memory of the recorded engine; 0 without offloading."""
+    """Return the number of blocks in the recorded engine's host memory; 0 without offloading."""
     policy = meta.policy
     if int(policy.get("store_threshold") or 0) > 1:
         raise RecordingError(
@@ -165,7 +165,7 @@ def host_blocks_of(meta: Meta) -> int:
 
 
 def _types(default: object) -> tuple[type, ...]:
-    """Return the Python types of valid JSON values for a setting with this default."""
+    """Return the Python types that a JSON value of a setting may have. `default` is the setting's default."""
     if isinstance(default, Enum):
         return (str,)
     return (int, float) if isinstance(default, float) else (type(default),)

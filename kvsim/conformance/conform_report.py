@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def sentence_of(result: Conformity) -> str:
-    """Return a sentence that summarizes a result."""
+    """Return one sentence about the result of a comparison."""
     against = f"vLLM {result.installed} against kvsim's rules of {result.release}"
     served = result.num_workloads - result.num_refused
     refused = f"; {result.num_refused} more are refused by both" if result.num_refused else ""
@@ -32,13 +32,15 @@ def words_of(finding: Finding) -> str:
 
 
 def place_of(finding: Finding) -> str:
-    """Return a clause with the number of workloads that show a finding, and the first difference of its example."""
+    """Return a clause: in how many workloads a finding occurs, and where its example first differs."""
     shown = "workload shows" if finding.num_workloads == 1 else "workloads show"
     return f"{finding.num_workloads:,} {shown} it first, such as {finding.example.name} at {finding.difference.moment}"
 
 
 def as_dict(result: Conformity) -> dict[str, Any]:
-    """Return a result as a JSON object. Each finding has its example workload, so that it can be run again."""
+    """Return the result of a comparison as a JSON object. Each finding has its example workload, so that it can be run
+    again.
+    """
     return {
         "vllm": result.installed,
         "compared_with": result.release,
@@ -67,7 +69,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def as_markdown(result: Conformity) -> str:
-    """Return a result as Markdown."""
+    """Return the result of a comparison as Markdown."""
     parts = ["# vLLM against kvsim", sentence_of(result), *(f"Note: {note}." for note in result.notes)]
     for number, finding in enumerate(result.findings, 1):
         rows = [

@@ -29,14 +29,14 @@ _KINDS: dict[str, tuple[tuple[Callable[[Random], Document], int], ...]] = {
     "one": ((small, 16), (staged, 3), (realistic, 1)),
     "several": ((grouped, 17), (staged_groups, 3)),
 }
-"""Generators of workloads with one KV-cache group and with several, and their weights."""
+"""Generators of workloads with one KV-cache group and with several, each with its weight in the random choice."""
 _MOST_EQUAL = 120
 """Largest number of workloads without a difference that are kept to test explanations.
 
 A variant that explains a difference must not make any of these workloads differ.
 """
 _LONGEST = 150
-"""Largest number of records of a workload that is kept for this test."""
+"""Largest number of records of a workload that is kept to test explanations."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,17 +46,17 @@ class Conformity:
     installed: str
     """Version of the installed vLLM."""
     release: str
-    """Release whose rules kvsim followed."""
+    """vLLM release whose rules kvsim followed."""
     notes: list[str] = field(default_factory=list)
     num_workloads: int = 0
     num_refused: int = 0
     """Number of workloads that both vLLM and kvsim refuse."""
     totals: Counter[str] = field(default_factory=Counter)
-    """Numbers of equal steps, allocations, preemptions, hits, evictions and aborts, by their names in `COUNTS`."""
+    """Numbers of equal steps, allocations, preemptions, hits, evictions and aborts. The keys are those in `COUNTS`."""
     differing: list[str] = field(default_factory=list)
     """Names of the workloads that differ."""
     findings: list[Finding] = field(default_factory=list)
-    """Rules that differ."""
+    """Rules in which vLLM and kvsim differ."""
 
     @property
     def equal(self) -> bool:
@@ -65,15 +65,17 @@ class Conformity:
 
 
 def golden_workloads() -> list[tuple[str, Document]]:
-    """Return the golden workloads with their names; each is small and shows one rule in which releases differ."""
+    """Return the names and the documents of the golden workloads. Each is small and shows one rule in which releases
+    differ.
+    """
     text = files(__package__).joinpath("golden.json").read_text(encoding="utf-8")
     return list(json.loads(text).items())
 
 
 def workloads(*, count: int, seed: int, groups: str) -> Iterator[tuple[str, Document]]:
-    """Yield the names and documents of the golden workloads, then of `count` generated ones.
+    """Yield names and documents of workloads: the golden ones, then `count` generated ones.
 
-    `generated` generates the same workload again from its name.
+    `generated` makes the same workload again from its name.
     """
     for name, document in golden_workloads():
         if groups == "both" or ("groups" in document) == (groups == "several"):
@@ -84,8 +86,9 @@ def workloads(*, count: int, seed: int, groups: str) -> Iterator[tuple[str, Docu
 
 
 def generated(name: str) -> tuple[str, Document]:
-    """Generate the workload called `name`, such as `several-0-17` (groups, seed, number); return the name and the
-    workload.
+    """Generate the workload called `name`; return the name and the document.
+
+    A name such as `several-0-17` states the KV-cache groups, the seed, and the number of the workload.
     """
     makers, weights = zip(*_KINDS[name.partition("-")[0]], strict=True)
     random = Random(name)

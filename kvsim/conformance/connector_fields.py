@@ -1,4 +1,4 @@
-"""Fields of an oracle's workload about its KV connector, and about the exchange of KV for each request."""
+"""Read the fields of an oracle's workload about its KV connector, and about each request's exchange of KV."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KINDS = ("store", "nixl")
 
 
 def connector_of(document: Any, where: str) -> Connector | None:
-    """Return the KV connector of a workload; None without one."""
+    """Return the KV connector of the workload in `document`; None without one. `where` begins every error."""
     if not document:
         return None
     if not isinstance(document, dict) or document.get("connector") not in _KINDS:
@@ -32,7 +32,7 @@ def connector_of(document: Any, where: str) -> Connector | None:
 
 
 def exchange_of(document: Mapping[str, Any], connector: Connector, rank: int) -> Exchange:
-    """Return the exchange of KV for a request. Of requests whose loads fail in the same step, the lowest `rank` ends
+    """Return a request's exchange of KV. If loads of several requests fail in one step, the lowest `rank` ends
     first.
     """
     bad = tuple(int(place) for place in document.get("bad") or ())

@@ -1,4 +1,4 @@
-"""A process in which vLLM's own engine serves workloads with a fake model, and the records of its decisions.
+"""A process in which vLLM's own engine serves workloads with a fake model, and records its decisions.
 
 vLLM may be installed in another environment than kvsim; see `vllm_driver.py`.
 """
@@ -32,7 +32,7 @@ class EngineFailedError(KvsimError):
 
 
 class DrivenVllm:
-    """A process that serves workloads with vLLM's engine. `release` is its version of vLLM."""
+    """A process that serves workloads with vLLM's engine. `release` is the version of that vLLM."""
 
     def __init__(
         self,
@@ -41,8 +41,11 @@ class DrivenVllm:
         log: Path | None = None,
         **environment: str,
     ) -> None:
-        """Start the process with the interpreter `python`. Its standard error is written to `log`, or to a temporary
-        file.
+        """Args:
+        python: interpreter of an environment with vLLM.
+        script: path of the driver, and its arguments.
+        log: file for the process's standard error; None for a temporary file.
+        environment: further environment variables of the process.
         """
         self._python = python
         self._log = tempfile.TemporaryFile() if log is None else log.open("w+b")  # noqa: SIM115
@@ -95,7 +98,7 @@ class DrivenVllm:
         self._log.close()
 
     def records(self, workload: Mapping[str, Any], **order: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Serve `workload`; yield the decisions of the scheduler as numbered records of an oracle.
+        """Serve `workload`, and yield the records of the scheduler's decisions with their numbers.
 
         Raises:
             EngineFailedError: vLLM failed. It is raised after vLLM's last record.

@@ -1,6 +1,6 @@
-"""Events of an engine as columns, so that two engines are compared in a single pass over arrays.
+"""Events of an engine as columns, so that two engines are compared by a single pass over arrays.
 
-A moment is the number of a recorded event; see `timeline`.
+The moment of an event is its number in the order of the recording's events; see `timeline`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 Rows = npt.NDArray[np.int64]
 Change: TypeAlias = tuple[int, int, int, int, int]
-"""Change of a block table: kind, request, position in the table, block, KV-cache group.
+"""Change of a block table: kind, request, index in the table, block, KV-cache group.
 
-If a whole table is released, the position is `WHOLE_TABLE`, and the block is replaced by the number of blocks (or by
-`UNKNOWN_LENGTH`).
+For the release of a whole table, the index is `WHOLE_TABLE`. In place of the block it has the number of blocks, or
+`UNKNOWN_LENGTH`.
 """
 UNKNOWN_LENGTH = 0
 WHOLE_TABLE = -1
@@ -36,27 +36,36 @@ class EventColumns:
     """Events of one engine in five tables. Each row is an event, in order. The first column is its moment."""
 
     steps: Rows
-    """[n, 5]: moment; numbers of running, waiting and preempted sequences, and of free blocks (-1 if not compared)."""
+    """int[n, 5], one row per scheduled step: moment, running, waiting and preempted sequences, free blocks.
+
+    Free blocks are -1 if they are not compared.
+    """
     batch: Rows
-    """[n, 4]: moment, request, tokens that the step computes, tokens computed before; in scheduling order."""
+    """int[n, 4], one row per scheduled request: moment, request, tokens that the step computes, tokens computed before.
+
+    Rows are in the order of scheduling.
+    """
     changes: Rows
-    """[n, 6]: moment, kind, request, position, block and KV-cache group, as in a `Change`."""
+    """int[n, 6], one row per change of a block table: moment, and the five numbers of a `Change`."""
     evicted: Rows
-    """[n, 2]: moment, block."""
+    """int[n, 2], one row per eviction: moment, block."""
     encoder: Rows
-    """[n, 4]: moment, kind, request (-1 for none) and image; the events of the encoder cache."""
+    """int[n, 4], one row per event of the encoder cache: moment, kind, request (-1 for none), image."""
 
     def first_difference(self, other: EventColumns) -> int | None:
-        """Return the first moment at which the two engines differ, or None."""
+        """Return the first moment at which the events of two engines differ; None if all are equal."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in EventColumns.__slots__)
         return min((moment for pair in pairs if (moment := first_moment(*pair)) is not None), default=None)
 
     def has_step(self, moment: int) -> bool:
-        """Tell whether the moment is that of a scheduled step."""
+        """Tell whether a step was scheduled at `moment`."""
         return bool(_at(self.steps, moment))
 
     def step_at(self, moment: int, names: Sequence[str]) -> dict[str, Any]:
-        """Return the values of the step scheduled at `moment`, with the changes of block tables, for a report."""
+        """Return the figures of the step scheduled at `moment` and its changes of block tables, for a report.
+
+        `names` are those of the requests.
+        """
         ((running, waiting, preempted, free),) = _at(self.steps, moment)
         batch = _at(self.batch, moment)
         return {
@@ -83,11 +92,11 @@ class EventColumns:
         return [tuple(row) for row in _at(self.changes, moment)]  # type: ignore[misc]
 
     def evicted_at(self, moment: int) -> list[int]:
-        """Return the blocks whose prefix was evicted at `moment`, in order."""
+        """Return the blocks whose prefixes were evicted at `moment`, in order."""
         return [block for (block,) in _at(self.evicted, moment)]
 
     def before(self, moment: int) -> EventColumns:
-        """Return the rows before `moment`."""
+        """Return the events before `moment`."""
         return EventColumns(*(rows[: between(rows[:, 0], 0, moment)[1]] for rows in self._tables()))
 
     def _tables(self) -> tuple[Rows, ...]:
@@ -95,7 +104,7 @@ class EventColumns:
 
 
 def between(column: IntArray, begin: int, end: int) -> tuple[int, int]:
-    """Return two indices: the values in [begin, end) of an ascending column are at [first, last)."""
+    """Return the slice [first, last) of an ascending column that has the values in [begin, end)."""
     first, last = np.searchsorted(column, np.array((begin, end), column.dtype))
     return int(first), int(last)
 
@@ -118,10 +127,10 @@ def block_by_block(
     moment: IntArray, kind: IntArray, request: IntArray, position: IntArray, address: IntArray, length: IntArray,
     group: IntArray, *, with_lengths: bool,
 ) -> Rows:  # fmt: skip
-    """Return the changes of block tables, including evictions, with one row for each block.
+    """Return the changes of block tables, evictions included, with one row for each block: int[n, 6].
 
-    Each row of the input covers `length` consecutive blocks. The release of a whole table remains one row; with
-    `with_lengths`, it has the number of blocks in place of the block.
+    Each input row is about `length` consecutive blocks. The release of a whole table stays one row. With
+    `with_lengths`, it has the number of blocks in place of the block, otherwise `UNKNOWN_LENGTH`.
     """
     released = (kind == MemoryKind.RELEASE) & (address == WHOLE_TABLE)
     row, offset = expanded(np.where(released, 1, length))
@@ -137,7 +146,7 @@ def without_evictions(changes: Rows) -> tuple[Rows, Rows]:
 
 
 def first_moment(ours: Rows, theirs: Rows) -> int | None:
-    """Return the first moment at which the same table differs between two engines, or None."""
+    """Return the first moment at which one table differs between two engines; None if all rows are equal."""
     if np.array_equal(ours, theirs):
         return None
     both = min(len(ours), len(theirs))
@@ -154,7 +163,7 @@ def _at(rows: Rows, moment: int) -> list[list[int]]:
 
 
 def changes_in_words(changes: Sequence[Change], names: Sequence[str]) -> list[str]:
-    """Return a text for each change: `r5[12] gets 345` means that block 345 is allocated at position 12 of r5's table.
+    """Return a text for each change. `r5[12] gets 345`: block 345 is put at index 12 of the block table of request r5.
 
     For KV-cache groups after the first, the number of the group follows the request: `r5/2[12]`.
     """

@@ -1,7 +1,7 @@
 """Find the rules that explain the differences between vLLM and kvsim.
 
-A difference is first assigned to the rule that decides the field which differs. Then variants of the rules are tried,
-to find those with which the difference disappears.
+The first field that differs is assigned to the rule that decides it. Then variants of the rules are tried, to find
+those with which the difference disappears.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 _MOST_FINDINGS = 12
 _MOST_IN_PAIRS = 3
-"""Number of differing workloads on which pairs of variants are tried: the shortest ones. No variant changes the
-last-token rule, so pairs are not tried on workloads whose difference has that name."""
+"""Number of differing workloads on which pairs of variants are tried; the shortest ones are taken.
+
+No variant changes the last-token rule, so workloads that differ in that rule are left out.
+"""
 _RULES: tuple[tuple[str, str], ...] = (
     ("kind", "the engine's loop: when a step is scheduled, and when an output is processed"),
     ("preempted", "preemption: the request that gives way, and when one has to"),
@@ -48,10 +50,10 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("start", "the workloads that are refused at the start"),
     ("end", "the workloads that vLLM itself fails on"),
 )
-"""Fields of a record, and the rule that decides each. The first field in this list that differs names the rule."""
+"""Fields of a record, each with the rule that decides it. The first field in this order that differs names the rule."""
 _SETTINGS = "the settings that an engine makes of its flags"
 _NOTHING_LEFT = "num_new_tokens > 0"
-"""Text of the assertion of vLLM that fails when an admitted request has no token to compute after its prefix hit."""
+"""Text of a failed assertion of vLLM: an admitted request has no token to compute after its prefix hit."""
 _LAST_TOKEN = "the last-token rule of prefix hits: a hit ends before the last token of a request"
 
 
@@ -62,20 +64,24 @@ class Finding:
     rule: str
     """Rule that decides the first field that differs."""
     variants: tuple[tuple[Variant, ...], ...]
-    """Alternative explanations; each has one or two variants. Empty if there is none."""
+    """Explanations that are equally good. Each is one variant, or two together. Empty if no variant explains the
+    difference.
+    """
     num_workloads: int
-    """Number of workloads whose first difference has the same cause."""
+    """Number of workloads that this finding explains or, without an explanation, whose first difference is in this
+    rule.
+    """
     example: AnsweredWorkload
-    """The shortest of these workloads."""
+    """The shortest of these workloads, with vLLM's decisions."""
     difference: Difference
 
 
 def explain(differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkload], release: str) -> list[Finding]:
     """Find the rules in which vLLM differs from the rules of a release.
 
-    A variant is accepted if it delays some first differences and advances none, and if all `equal` workloads stay
-    equal. Accepted variants stay in force in the search for the next. Differences that no variant explains are grouped
-    by the rule that decides the field.
+    A variant is accepted if the first difference of some workloads comes later or disappears, that of no workload comes
+    earlier, and all `equal` workloads stay equal. The search for the next variant keeps the accepted ones. Differences
+    that no variant explains are grouped by the rule that decides the field.
     """
     search = _VariantSearch(differing, equal, release)
     findings: list[Finding] = []
@@ -88,14 +94,14 @@ def explain(differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkl
 
 
 class _VariantSearch:
-    """Search for variants one by one. It has the accepted variants, and the workloads that still differ."""
+    """Search for variants one by one. It keeps the accepted variants, and the workloads that still differ."""
 
     def __init__(self, differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkload], release: str) -> None:
         self._release, self._equal = release, equal
         self._accepted: tuple[Variant, ...] = ()
         ordered = sorted(differing, key=lambda answered: len(answered.records))
         self.open = self._outcomes(ordered)
-        """Workloads that still differ, the shortest first, each with the comparison of its decisions."""
+        """Workloads that still differ, the shortest first, each with the comparison under the accepted variants."""
         whole = {answered: compare(answered, release) for answered in ordered}
         self._settings = {answered: outcome for answered, outcome in whole.items() if _is_of_settings(outcome)}
 
@@ -107,7 +113,9 @@ class _VariantSearch:
         return compare(answered, self._release, (*self._accepted, *more), decisions_only=True)
 
     def next_variants(self) -> list[tuple[Variant, ...]]:
-        """Return the single variants that explain the most differences; if there are none, the pairs that do."""
+        """Return the single variants that explain most differences, all equally many. If none explains any, return
+        pairs.
+        """
         taken = {each.name for each in self._accepted}
         singles = [each for each in variants_of(self._release) if each.name not in taken]
         alone = self._best((each,) for each in singles)
@@ -121,7 +129,9 @@ class _VariantSearch:
         return any(self._compare(answered, variants).equal for answered in workloads)
 
     def _best(self, candidates: Iterable[tuple[Variant, ...]]) -> list[tuple[Variant, ...]]:
-        """Return the candidates with the highest score, of those with which all equal workloads stay equal."""
+        """Return those of `candidates` with the highest score. Candidates that make an equal workload differ are left
+        out.
+        """
         best: list[tuple[Variant, ...]] = []
         highest = (0, 1)
         for variants in candidates:
@@ -134,9 +144,9 @@ class _VariantSearch:
         return best
 
     def _score(self, variants: tuple[Variant, ...], least: tuple[int, int]) -> tuple[int, int] | None:
-        """Return the number of workloads that become equal, and of those that become equal or differ later.
+        """Return two numbers of workloads: those that become equal, and those that become equal or differ later.
 
-        Return None if a workload differs earlier, or as soon as the score cannot be `least` or higher.
+        Return None if a workload differs earlier than before, or as soon as the score cannot reach `least`.
         """
         num_equal, num_later = 0, 0
         for num_left, (answered, before) in zip(range(len(self.open) - 1, -1, -1), self.open.items(), strict=True):
@@ -153,7 +163,7 @@ class _VariantSearch:
         return all(self._compare(answered, variants).equal for answered in self._equal)
 
     def accept(self, found: list[tuple[Variant, ...]]) -> Finding:
-        """Accept the first of equally good explanations; return the finding. Further explanations are added to it."""
+        """Accept the first of the equally good explanations `found`, and return a finding that lists all of `found`."""
         before = self.open
         self._accepted = (*self._accepted, *found[0])
         self.open = self._outcomes(before)
@@ -165,7 +175,11 @@ class _VariantSearch:
         return _finding(tuple(found), improved, before)
 
     def unexplained(self) -> list[Finding]:
-        """Return a finding for each rule that decides a remaining first difference, the most frequent rule first."""
+        """Return a finding for each rule that decides the first difference of a workload in `open`, the most frequent
+        rule first.
+
+        If settings in the first record differ, a finding about them comes before.
+        """
         by_rule = defaultdict(list)
         for answered, outcome in self.open.items():
             by_rule[rule_of(answered, outcome)].append(answered)
@@ -215,7 +229,9 @@ def _is_of_settings(outcome: AnswerComparison) -> bool:
 
 
 def _is_last_token(line: VerdictLine, num_tokens: int, document: Document) -> bool:
-    """Tell whether kvsim's prefix hit in this line has the length that the last-token rule gives it."""
+    """Tell whether kvsim's prefix hit in `line` is as long as the last-token rule allows for a prompt of
+    `num_tokens`.
+    """
     if not (line.recorded.isdigit() and line.simulated.isdigit()):
         return False
     block_size = document.get("block_size", 16)

@@ -1,4 +1,4 @@
-"""A simulated engine that is run through the moments of a recording, so that its decisions can be compared."""
+"""A simulated engine that repeats the events of a recording in their order, so that its decisions can be compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import IntArray
 
 MAX_MOMENTS = 1 << 14
-"""Largest number of moments in one call of the engine."""
+"""Largest number of moments that the engine processes in one call."""
 
 
 class Follower:
@@ -53,7 +53,7 @@ class Follower:
         self.driver = Driver(plan.build(compiled=compiled), compiled=compiled)
 
     def play(self, begin: int, end: int) -> tuple[int, list[EventColumns]]:
-        """Run the moments [begin, end); return the next moment and the engine's events.
+        """Simulate the moments [begin, end). Return the next moment, and the engine's events in parts.
 
         Stop early after a call that schedules a step where the recording has none.
         """
@@ -68,7 +68,7 @@ class Follower:
         return at, parts
 
     def _done(self, begin: int, num_moments: int) -> EventColumns:
-        """Return the events of the last `num_moments` moments, from moment `begin` on."""
+        """Return the engine's events at the last `num_moments` moments, the first of which is `begin`."""
         engine, state = self.driver.engine, self.driver.engine.state
         num_steps, since = state.num_steps - state.first_step, int(state.seq) - num_moments + 1 - begin
         of_steps = [
@@ -92,9 +92,9 @@ class Follower:
         return EventColumns(stacked(*of_steps), stacked(*of_batch), *without_evictions(changes), encoder)
 
     def _reported_at(self, moments: IntArray) -> IntArray:
-        """Return the moments at which the recording reports changes made at `moments`.
+        """Return the moments at which the recording reports changes that were made at `moments`.
 
-        If a request leaves at a moment, the recording reports the changes with the next step.
+        If a request leaves at a moment, the recording reports the changes with the next step or output.
         """
         kind = self._timeline.kind
         while (early := kind[moments] == LEAVE).any():
@@ -102,7 +102,7 @@ class Follower:
         return moments
 
     def abort(self, row: int, moment: int) -> EventColumns:
-        """Abort the request in `row` at `moment`."""
+        """Abort the request in `row` at `moment`; return the engine's events."""
         self.driver.abort(row + 1)
         return self._done(moment, 1)
 

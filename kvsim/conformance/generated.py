@@ -50,16 +50,16 @@ def small(random: Random) -> Document:
 
 
 def staged(random: Random) -> Document:
-    """Generate a workload of `small` with pipeline stages."""
+    """Generate a workload as `small` does, and give it pipeline stages."""
     return with_stages(random, small(random))
 
 
 def with_stages(random: Random, document: Document) -> Document:
     """Return `document` with a pipeline of two to six stages.
 
-    With more than two stages, a synchronous scheduler may resume a sequence while one of its tokens is in flight, and
-    vLLM then outputs that token twice. The output after it is unknown, so stop tokens and prompts that contain an
-    earlier answer are removed.
+    With more than two stages, a synchronous scheduler may resume a sequence while one of its tokens is in flight. vLLM
+    then outputs that token twice, and the output after it is unknown. So stop tokens, and prompts that contain an
+    earlier answer, are removed.
     """
     document["pipeline_parallel_size"] = random.choice([2, 2, 2, 3, 3, 4, 5, 6])
     if not document["async_scheduling"] and document["pipeline_parallel_size"] > 2:
@@ -70,7 +70,7 @@ def with_stages(random: Random, document: Document) -> Document:
 
 
 def realistic(random: Random) -> Document:
-    """Generate requests with realistic lengths for a pool of a few hundred blocks, which they fill."""
+    """Generate requests with realistic lengths for a pool of a few hundred blocks. They fill the pool."""
     max_model_len = random.choice([2048, 4096, 8192])
     num_blocks = random.randint(150, 900)
     block_size = random.choice([16, 16, 16, 32])
@@ -105,7 +105,10 @@ def realistic(random: Random) -> Document:
 
 
 def random_settings(random: Random, *, chunked: bool) -> Document:
-    """Generate random values of an engine's on/off settings and of its queue order."""
+    """Generate random values for an engine's on/off settings and for the order of its queue.
+
+    `chunked` is the value for chunked prefill.
+    """
     return {
         "enable_prefix_caching": random.random() < 0.75,
         "async_scheduling": random.random() < 0.6,
@@ -117,7 +120,10 @@ def random_settings(random: Random, *, chunked: bool) -> Document:
 
 
 def random_request(random: Random, row: int, prompt: int, output: int, *, span: int) -> Document:
-    """Generate a request that arrives within `span` engine calls."""
+    """Generate request number `row`, which arrives before one of the first `span` engine calls.
+
+    It has `prompt` prompt tokens and at most `output` output tokens.
+    """
     grouped = random.random() < 0.7
     return {
         "id": f"r{row:02}",

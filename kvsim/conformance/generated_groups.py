@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def staged_groups(random: Random) -> Document:
-    """Generate a workload as `grouped` does, with pipeline stages."""
+    """Generate a workload as `grouped` does, and give it pipeline stages."""
     return with_stages(random, grouped(random))
 
 
@@ -129,7 +129,7 @@ _FAMILIES = (
     *(_gemma, _gemma, _two_windows, _block_sizes, _padded, _alike, _chunked),
     *(_recurrent, _recurrent, _recurrent, _recurrent_sizes, _two_kinds_of_full),
 )
-"""Families of models. Those listed several times are drawn more often."""
+"""Functions that generate the layers of a family of models. Those listed several times are chosen more often."""
 
 
 def _fit(random: Random, document: Document, longest: int) -> None:
@@ -146,7 +146,7 @@ def _fit(random: Random, document: Document, longest: int) -> None:
 
 
 def _settings(random: Random, document: Document, block_size: int) -> None:
-    """Change settings that vLLM would refuse for layers of these kinds."""
+    """Change those settings that vLLM would refuse for layers of these kinds."""
     longest = document["max_model_len"]
     mode = document.get("mamba_cache_mode")
     if mode is not None:

@@ -1,12 +1,12 @@
 """Comparison of the paged policy with a recording of a real engine, in lockstep.
 
 The recording gives the order in which requests arrived, steps were scheduled and outputs were processed. The simulated
-engine decides everything else, and its decisions are compared. The recording has no step for a call that scheduled
-nothing. Such calls are checked, too: an engine processes an output before its pipeline is full only if it had nothing
-more to schedule.
+engine decides everything else, and its decisions are compared. The recording has no step for a call of the scheduler
+that scheduled nothing. Such calls are checked too: an engine processes an output before its pipeline is full only if it
+had nothing more to schedule.
 
-Moments are simulated in ranges, and the events of both engines in a range are compared as columns. Only the recording
-shows when a client aborted a request, so a range ends at every abort.
+Moments, the numbered events of the recording, are simulated in ranges. The events of both engines in a range are
+compared as columns. Only the recording shows when a client aborted a request, so a range ends at every abort.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _LIVE = (RUNNING, LOADING, WAITING, PREEMPTED)
 _WORTH_LOADING, _WORTH_COMPILING = 2_000, 300_000
-"""Smallest numbers of steps from which on loading machine code from disk, and compiling it, save time."""
+"""Smallest numbers of steps for which loading machine code from disk, and compiling it, save time."""
 
 
 def verify_recording(
@@ -73,16 +73,16 @@ def _is_worth_compiling(recorded: Recorded) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Range:
-    """Events of both engines since the last comparison, before moment `end`."""
+    """Events of both engines from the last comparison up to, not including, moment `end`."""
 
     end: int
     ours: EventColumns
     theirs: EventColumns
     outside: Differing | None
-    """Recorded and simulated copies or transfers at the last moment of the range; None if they are equal."""
+    """Copies or transfers at the range's last moment, as recorded and as simulated; None if they are equal."""
 
     def first_difference(self) -> int | None:
-        """Return the first moment at which the two engines differ, or None."""
+        """Return the first moment at which the two engines differ; None if they are equal."""
         moment = self.ours.first_difference(self.theirs)
         return self.end - 1 if moment is None and self.outside is not None else moment
 
@@ -103,7 +103,7 @@ class _Lockstep:
         ]
         self._names: list[str] = recording.requests.id.tolist()
         self._aborts: dict[int, int] = {}
-        """Number of the moment in the timeline at which each aborted request was aborted, by its row."""
+        """Moment at which each aborted request was aborted, by the request's row."""
 
     def run(self, progress: Callable[[int, int], None] | None) -> Verdict:
         verdict, done = Verdict(), 0
@@ -137,7 +137,10 @@ class _Lockstep:
         return _Range(end=end, ours=ours, theirs=theirs, outside=outside)
 
     def _play_with_outside(self, begin: int, end: int) -> tuple[int, list[EventColumns], Differing | None]:
-        """Simulate the moments [begin, end) one by one, until copies or transfers differ."""
+        """Simulate the moments [begin, end) one by one, until copies or transfers differ.
+
+        Return the next moment, the engine's events, and the copies or transfers that differ (None if they are equal).
+        """
         parts: list[EventColumns] = []
         for moment in range(begin, end):
             kind, step = int(self._timeline.kind[moment]), int(self._timeline.row[moment])
@@ -152,7 +155,7 @@ class _Lockstep:
         return end, parts, None
 
     def _abort(self, moment: int, done: list[Change], recorded: list[Change]) -> list[EventColumns]:
-        """Abort requests in the simulated engine, if that explains the changes that only the recording has at `moment`.
+        """Abort requests in the simulated engine, if that explains changes at `moment` that only the recording has.
 
         `done` are the simulated changes at that moment, and `recorded` the recorded ones.
         """
@@ -211,7 +214,7 @@ class _Lockstep:
         return f"a call before {output}" if timeline.kind[moment] == LOOK else output
 
     def _broken_off(self, moment: int) -> Difference:
-        """Return the difference at `moment`, when the recording has more steps in flight than the engine can have."""
+        """Return the difference at `moment`, where the recording has more steps in flight than the engine can have."""
         timeline = self._timeline
         before = timeline.kind[:moment]
         if timeline.kind[moment] == UPDATE:
@@ -225,7 +228,7 @@ class _Lockstep:
         return difference(self._moment_in_words(moment), recorded, most)
 
     def _left_over(self) -> Difference | None:
-        """Return the requests that have finished in the recording but not in the simulation, as a difference; None for
+        """Return a difference that lists the requests that have finished only in the recording; None if there are
         none.
         """
         requests, ends_s = self._recording.requests, self._recording.steps.end_s

@@ -1,7 +1,7 @@
 """Comparison of the paged policy with an oracle: vLLM's own scheduler with a fake model, which records its decisions.
 
-kvsim runs the same workload and writes its decisions in the oracle's format. The records are compared one by one: all
-fields but timings, the order of the free queue included.
+kvsim serves the same workload and writes its decisions in the oracle's format. The records are compared one by one: all
+fields but timings, including the order of the free queue.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LIVE = (WAITING, RUNNING, PREEMPTED, LOADING)
 def verify_oracle(
     workload: OracleWorkload, records: Iterable[tuple[int, Mapping[str, Any]]], *, compiled: bool = False
 ) -> Verdict:
-    """Run `workload` in lockstep with the oracle's records; return a verdict on the calls before the first difference.
+    """Run `workload` in lockstep with the oracle's records. Return a verdict on the calls before the first difference.
 
     Args:
         workload: the workload that the oracle served.
@@ -88,8 +88,8 @@ def verify_oracle(
 
 
 def difference_of(line: int, recorded: Mapping[str, Any], ours: Mapping[str, Any]) -> Difference | None:
-    """Return the difference between a recorded record and ours; None if they are equal. `line` is its line
-    in the file.
+    """Return the difference between a recorded record and ours; None if they are equal. `line` is its line in the
+    file.
     """
     # Records of different kinds are compared only by kind. Fields that one side lacks are not compared: the order of
     # the free queue is optional in a file, and only the oracle has timings.
@@ -102,7 +102,7 @@ def difference_of(line: int, recorded: Mapping[str, Any], ours: Mapping[str, Any
 
 
 class OracleRun:
-    """Engine that serves an oracle's workload, and writes the records that the oracle would write."""
+    """Simulated engine that serves an oracle's workload, and writes the records that the oracle would write."""
 
     def __init__(self, workload: OracleWorkload, *, lease: int | None = None, compiled: bool = False) -> None:
         self._workload = workload
@@ -129,7 +129,7 @@ class OracleRun:
         self._images = EncoderRecords(workload.encoding, self._driver, self._name) if workload.encoding else None
         self._second_keys = SecondKeys(workload, self._driver)
         self._num_units: Counter[int] = Counter()
-        """Number of blocks that were allocated, shared, freed or evicted so far, by kind of change."""
+        """Number of blocks that were allocated, shared, freed or evicted up to now, by kind of change."""
         self._due = deque(sorted(enumerate(requests), key=lambda numbered: numbered[1].arrival_step))
         self._aborts = deque(
             sorted(
@@ -139,24 +139,26 @@ class OracleRun:
             )
         )
         self._arrived: list[int] = []
-        """Rows of the requests that have arrived, in order of arrival. The engine's number of a request is its row plus
+        """Rows of the requests that have arrived, in order of arrival. A request's number in the engine is its row plus
         1.
         """
         self._lengths: dict[int, dict[int, int]] = {}
-        """Lengths of block tables before the current step was scheduled: for each running sequence, by group."""
+        """Lengths of block tables before the last step was scheduled, for each running sequence and KV-cache group."""
         self._copies = CopyEngine(workload) if workload.cache.kv_offloading_size else None
         self.transfers = TransferEngine(workload, lease) if workload.connector is not None else None
         """Transfers with a store or another server; None without a connector."""
         self._pending: deque[tuple[int, list[int], list[int]]] = deque()
-        """Steps in flight: the step's number, the sequences in its batch, and the sequences that get an output."""
+        """Steps in flight, each with its number, the sequences in its batch, and the sequences that get an output from
+        it.
+        """
         self._unsent: list[str] = []
-        """Names of requests that have left since the last call of the scheduler. vLLM reports them to its workers at
-        the next.
+        """Names of requests that have left since the scheduler's last call. vLLM reports them to its workers at the
+        next call.
         """
         self._num_steps = self._num_preemptions = self._num_aborts = 0
 
     def equal_so_far(self) -> Verdict:
-        """Return a verdict without a difference, with the counts so far."""
+        """Return a verdict without a difference, with the counts up to now."""
         return Verdict(
             num_steps=self._num_steps,
             num_allocations=self._num_units[MemoryKind.APPEND],
@@ -169,7 +171,7 @@ class OracleRun:
 
     @property
     def num_failures(self) -> int:
-        """Number of outputs that the asynchronous scheduler did not await; each would stop vLLM."""
+        """Number of outputs that the asynchronous scheduler did not await. Each would stop vLLM."""
         return int(self._state.num_failures)
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -192,7 +194,9 @@ class OracleRun:
         return bool(self._pending) or self._driver.has_work()
 
     def step(self) -> Iterator[dict[str, Any]]:
-        """Yield the records of one engine call: the step that it schedules, and the output that it processes."""
+        """Yield the records of one engine call: that of the step which it schedules, and that of the output which it
+        processes.
+        """
         driver, state, pending = self._driver, self._state, self._pending
         while True:
             before = self._outputs_due(*pending[0][1:]) if pending else {}
@@ -212,7 +216,7 @@ class OracleRun:
                 return
 
     def _scheduled(self) -> dict[str, Any]:
-        """Return the record of the step that was scheduled last, and start the step's copies and transfers."""
+        """Return the record of the last scheduled step, and start the step's copies and transfers."""
         driver = self._driver
         record = self._schedule_record(driver.batch())
         if self._copies is not None:
@@ -226,10 +230,10 @@ class OracleRun:
         return record
 
     def _updated(self, before: dict[str, Any], num_ended: int) -> dict[str, Any]:
-        """Return the record of the output that was processed last.
+        """Return the record of the last processed output.
 
-        `before` has the fields that `_outputs_due` read before the output was processed, and `num_ended` is the number
-        of ended requests at that time.
+        `before` has the fields that `_outputs_due` read before the output was processed. `num_ended` is the number of
+        requests that had ended before.
         """
         driver, state = self._driver, self._state
         step, batch, _ = self._pending.popleft()
@@ -244,12 +248,12 @@ class OracleRun:
         return {"kind": "update", "i": step, "finished": finished} | before | self._state_record(proposed)
 
     def add(self, row: int) -> None:
-        """Add a request that arrives."""
+        """Let the request in `row` arrive."""
         self._arrived.append(row)
         self._driver.add(row + 1)
 
     def abort(self, row: int) -> None:
-        """Abort a request if it has arrived and not ended."""
+        """Abort the request in `row` if it has arrived and not ended."""
         if row in self._arrived and self._is_live(row + 1):
             self._driver.abort(row + 1)
             self._count_changes()
@@ -257,7 +261,7 @@ class OracleRun:
             self._num_aborts += 1
 
     def meta(self) -> dict[str, Any]:
-        """Return the first record: the settings of the engine."""
+        """Return the first record, with the settings of the engine."""
         settings, layout = self._workload.scheduler, self._workload.layout
         rules = self._driver.engine.settings
         meta = {
@@ -286,7 +290,7 @@ class OracleRun:
             self._num_units[int(row.kind)] += int(row.length)
 
     def _schedule_record(self, batch: dict[int, int]) -> dict[str, Any]:
-        """Return the record of the step that was scheduled last; `batch` has the tokens of each sequence in it."""
+        """Return the record of the last scheduled step. `batch` has the tokens of each sequence in it."""
         driver = self._driver
         preempted = driver.preempted()
         self._num_steps += 1
@@ -318,11 +322,13 @@ class OracleRun:
         )
 
     def _admitted(self, batch: dict[int, int]) -> list[int]:
-        """Return the sequences that a step admitted: those of its batch that were waiting before."""
+        """Return the sequences of the last scheduled step's `batch` that were waiting before the step."""
         return list(batch)[len(batch) - self._state.num_new_seqs :]
 
     def _transfers_ended(self, step: int, ended: list[int], outputs: Mapping[str, int]) -> dict[str, Any]:
-        """Return the record fields about the transfers that a step ended; `outputs` has the earlier outputs of each
+        """Return the record fields about the transfers that ended with `step`.
+
+        `ended` are the sequences that ended with its output. `outputs` has the earlier number of outputs of each
         request.
         """
         assert self.transfers is not None
@@ -335,7 +341,7 @@ class OracleRun:
         }
 
     def _drafts_of_step(self) -> dict[str, Any]:
-        """Return the record fields about the drafts that each request of the step verifies, and the number proposed
+        """Return the record fields about the number of drafts that the step verifies for each request, and proposes
         after it.
         """
         engine = self._driver.engine
@@ -360,15 +366,21 @@ class OracleRun:
         }
 
     def _outputs_of(self, before: dict[str, Any]) -> dict[str, Any]:
-        """Return the number of outputs that each request got in an update; accepted drafts count, too."""
+        """Return the record field with the number of outputs that each request got from a step, accepted drafts
+        included.
+
+        `before` is as in `_updated`.
+        """
         numbers = {request.name: row + 1 for row, request in enumerate(self._workload.requests)}
         gained = {name: self._num_outputs(numbers[name]) - before["prev_outputs"][name] for name in before["tokens"]}
         return {"tokens": {name: tokens for name, tokens in gained.items() if tokens}}
 
     def _drafts_record(self, live: dict[str, int], proposed: Collection[str]) -> dict[str, Any]:
-        """Return the drafts that each request verifies next, and its tokens in flight if vLLM counts these.
+        """Return the record fields about the drafts that each live request verifies next, and about its tokens in
+        flight.
 
-        Requests in `proposed` are left out of the drafts, because vLLM gets their drafts only after this record.
+        Requests in `proposed` are left out of the drafts, because vLLM gets their drafts only after this record. Tokens
+        in flight are there only if vLLM counts them. `live` has the engine's number of each request, by name.
         """
         sequences = {name: self._driver.sequence(number) for name, number in live.items()}
         waiting = {name: int(each.drafts) for name, each in sequences.items() if each.drafts}
@@ -378,7 +390,9 @@ class OracleRun:
         return record
 
     def _state_record(self, proposed: Collection[str] = ()) -> dict[str, Any]:
-        """Return the record fields about the state of the scheduler, as vLLM's driver writes them after a call."""
+        """Return the record fields about the state of the scheduler after a call. `proposed` is as in
+        `_drafts_record`.
+        """
         driver, num_free = self._driver, int(self._state.num_free)
         live = {self._name(row + 1): row + 1 for row in self._arrived if self._is_live(row + 1)}
         if self._copies is not None:
@@ -417,9 +431,10 @@ class OracleRun:
         return self._by_group([self._driver.blocks(number, group) for group in groups])
 
     def _new_entries(self, number: int) -> list[list[int]]:
-        """Return, for each group, the entries that the last step appended to a sequence's table, null blocks included.
+        """Return, for each KV-cache group, the blocks that the last step appended to a sequence's table, null blocks
+        included.
 
-        If the sequence did not run before the step, all its entries are returned.
+        If the sequence did not run before the step, these are all blocks of the table.
         """
         lengths = self._lengths.get(number, {})
         groups = range(self._driver.engine.settings.num_groups)
@@ -429,7 +444,7 @@ class OracleRun:
         return tables[0] if self._workload.layout is None else tables
 
     def _is_held(self, number: int) -> bool:
-        """Tell whether a request has ended and keeps its blocks until another server has read them."""
+        """Tell whether a request has ended but keeps its blocks until another server has read them."""
         return self.transfers is not None and bool(self._driver.engine.connector.transfers[number].is_held)
 
     def _is_live(self, number: int) -> bool:
@@ -450,7 +465,7 @@ class OracleRun:
 
 
 def _demand(workload: OracleWorkload, drafts: Drafts | None) -> Demand:
-    """Return the requests of the workload. Their positions in the list are their arrival times."""
+    """Return the requests of the workload as an engine's demand. The arrival time of a request is its row."""
     requests, longest = workload.requests, workload.scheduler.max_model_len
     prompt = np.array([len(request.prompt) for request in requests], np.int64)
     limit = np.array([request.output_tokens for request in requests], np.int64)
@@ -467,7 +482,7 @@ def _demand(workload: OracleWorkload, drafts: Drafts | None) -> Demand:
 
 
 def _keys(workload: OracleWorkload, ahead: int) -> list[list[int]]:
-    """Return the prefix keys of each request's full blocks; at its end, keys that no other request has are left out."""
+    """Return the prefix keys of each request's full blocks. Keys at its end that no other request has are left out."""
     keys = PrefixKeys(workload.cache.block_size)
     rows = [
         keys.from_tokens(_tokens(row, request), (request.adapter, request.salt), ahead, request.images)
@@ -481,7 +496,7 @@ def _keys(workload: OracleWorkload, ahead: int) -> list[list[int]]:
 
 
 def _tokens(row: int, request: OracleRequest) -> list[int]:
-    """Return the token ids of a request's prompt and of all outputs that the fake model can give it."""
+    """Return the token ids of a request: its prompt, and all outputs that the fake model can give it."""
     first = _FIRST_OUTPUT + _TOKENS_PER_REQUEST * (row + 1)
     outputs = list(range(first, first + request.output_tokens))
     if request.stop_at is not None:

@@ -1,4 +1,4 @@
-"""Reader of the two files of an oracle run, the workload and the records, which are checked.
+"""Read and check the two files of an oracle run: the workload, and the records of the oracle's decisions.
 
 Every error names the file, and the line if the file has lines.
 """
@@ -49,21 +49,21 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 """Required fields of each kind of record. The order of the free queue is optional."""
 _FIRST: Mapping[str, Mapping[str, tuple[str, ...]]] = {"meta": FIELDS, "engine": SGLANG_FIELDS}
-"""Required fields, for each kind of first record: `meta` begins vLLM's records, and `engine` SGLang's."""
+"""Required fields of all records, by the kind of the first record: `meta` for vLLM's records, `engine` for SGLang's."""
 _ENDS = ("end", "failed")
 
 _RECORDS_BYTES = 1 << 29
-"""Largest size in bytes of an unpacked file of records. A run of half an hour takes some megabytes."""
+"""Largest number of bytes of a file of records after decompression. A run of half an hour has some megabytes."""
 _BY_GROUP = {"groups", "ncached", "crc"}
-"""Fields that are written only by an oracle with several groups."""
+"""Fields that only an oracle with several KV-cache groups writes."""
 _LEFT_OUT = ("block_size", "reserve_full_isl", "blocks", "prev_outputs")
-"""Required fields that may be missing in records of an oracle with several groups."""
+"""Required fields that an oracle with several KV-cache groups may leave out."""
 _UNSUPPORTED_SETTINGS: Mapping[str, Any] = {"prefix_match_unit": None, "enable_mamba_shared_prefix_checkpoint": False}
-"""Settings of newer releases that kvsim does not simulate, with the only accepted values, which have no effect."""
+"""Settings of newer releases that kvsim does not simulate. Only these values, which have no effect, are accepted."""
 _LONGEST_MODEL = 131_072
-"""Largest default of `max_model_len`."""
+"""Largest default of `max_model_len`; a pool with fewer tokens has its number of tokens as default."""
 OFFLOAD_BLOCK_BYTES = 1 << 20
-"""Bytes of a block on the host: a power of two, so that sizes in GiB are exact."""
+"""Bytes of a block on the host. It is a power of two, so that sizes in GiB are exact."""
 _TOKENS_PER_REQUEST = 1_000_000
 _NO_EXCHANGE = Exchange()
 _LARGEST = 1 << 24
@@ -76,61 +76,59 @@ class OracleRequest:
 
     name: str
     prompt: tuple[int, ...]
-    """Token ids."""
+    """Token ids of the prompt."""
     output_tokens: int
-    """Maximum number of outputs, vLLM's `max_tokens`."""
+    """Maximum number of output tokens: vLLM's `max_tokens`."""
     stop_at: int | None
-    """Number of outputs up to and including the stop token; None if the model gives no stop token."""
+    """Number of output tokens up to and including the stop token; None if the model gives no stop token."""
     arrival_step: int
-    """Engine call before which the request arrives."""
+    """Number of the engine call, from 0, before which the request arrives."""
     abort_step: int | None
-    """Engine call before which the request is aborted."""
+    """Number of the engine call before which the request is aborted; None: it is not aborted."""
     priority: int
     accepted_drafts: tuple[int, ...] = ()
-    """Numbers of accepted drafts; the index is the number of outputs so far. Empty to accept all drafts."""
+    """Number of drafts that are accepted when the request has i outputs, at index i. Empty: all drafts are accepted."""
     images: tuple[ImageInput, ...] = ()
     proposed_drafts: tuple[int, ...] = ()
-    """Numbers of proposed drafts; the index is the number of outputs so far. Empty to propose the maximum."""
+    """Number of drafts that are proposed when the request has i outputs, at index i. Empty: the maximum is proposed."""
     exchange: Exchange = _NO_EXCHANGE
-    """Exchange of KV with a store or with another server."""
+    """The request's exchange of KV with a store or with another server."""
     load_steps: int = 1
-    """Number of steps that a load takes, including the step that starts it."""
+    """Number of steps that a load of the request takes, including the step that starts it."""
     send_steps: int = 1
-    """Number of steps from the request's end until another server has read its blocks."""
+    """Number of steps from the end of the request until another server has read its blocks."""
     adapter: int = 0
-    """Number of the adapter; 0 for none."""
+    """Number of the request's adapter (LoRA); 0 for none."""
     salt: str = ""
-    """vLLM's cache salt: requests with different salts share no prefix."""
+    """vLLM's cache salt. Requests with different salts share no prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OracleWorkload:
-    """Settings and requests of one oracle run."""
+    """Settings and requests of an oracle run."""
 
     num_blocks: int
     scheduler: ContinuousSettings
     cache: PagedSettings
     pipeline: Pipeline
-    """Pipeline stages, and the version of the model runner. Version 2 handles resumed requests like new ones."""
+    """Pipeline stages and the version of the model runner. Version 2 handles resumed requests like new ones."""
     requests: tuple[OracleRequest, ...]
     layout: KVCacheLayout | None = None
-    """KV-cache groups; None for one group of full attention."""
+    """Layout of the KV-cache groups; None for one group of full attention."""
     retention_tokens: int | None = None
-    """Number of tokens between the boundaries at which windows and states are kept; None to keep them at all
-    boundaries.
-    """
+    """Number of tokens between two boundaries at which windows and states are kept. None: at every boundary."""
     encoding: Encoding | None = None
-    """Images of the prompts and limits of the encoder; None without images."""
+    """Images of the prompts, and the limits of their encoder; None without images."""
     drafting: SpeculativeConfig | None = None
     connector: Connector | None = None
-    """Settings of the KV connector; None without one. `OracleRequest.exchange` is its part in serving a request."""
+    """Settings of the KV connector; None without one. `OracleRequest.exchange` says what it does for a request."""
     load_steps: int = 1
     """Number of steps that a copy from host memory takes, including the step that starts it."""
     store_steps: int = 1
     """Number of steps that a copy to host memory takes, including the step that starts it."""
 
     def of_release(self, release: str) -> OracleWorkload:
-        """Return the workload as a release of vLLM serves it.
+        """Return the workload with the defaults of a vLLM release.
 
         Raises:
             RecordingError: kvsim does not know the release, or not the features of the workload in it.
@@ -176,7 +174,7 @@ class OracleWorkload:
         )
 
     def drafts(self, release: str) -> Drafts | None:
-        """Return the speculative decoding of the workload in a release of vLLM; None without it."""
+        """Return the effects of speculative decoding in a vLLM release; None for a workload without it."""
         if self.drafting is None:
             return None
         drafts = Drafts.of(
@@ -214,7 +212,7 @@ def read_workload(file: Path) -> OracleWorkload:
 
 
 def read_document(file: Path) -> Any:
-    """Read the JSON of a workload."""
+    """Read the JSON of an oracle's workload."""
     try:
         text = content_of(file, TEXT_BYTES).decode()
     except FileNotFoundError:
@@ -230,7 +228,7 @@ def read_document(file: Path) -> Any:
 
 
 def parse_workload(document: Any, where: str) -> OracleWorkload:
-    """Build a workload from parsed JSON; `where` begins every error message.
+    """Build a workload from parsed JSON. `where` begins every error.
 
     Raises:
         WorkloadError: the document has an invalid value.
@@ -346,7 +344,7 @@ def _object(name: str, value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _offload(fields: _Fields, block_size: int) -> dict[str, Any]:
-    """Return the offload settings with which kvsim has the same number of host blocks as the oracle."""
+    """Return offload settings with which kvsim has as many host blocks as the oracle. `block_size` is in tokens."""
     if not fields.document:
         return {}
     if fields.integer("store_threshold", 0) > 1:
@@ -376,7 +374,7 @@ def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_pair_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of a prefill and a decode engine, each with its line number; each record names its engine."""
+    """Yield the records of a prefill and a decode engine, each with its line number. Each record names its engine."""
     line, kind = 0, None
     for line, text in _lines_of(file):
         record = _object_with(("kind",) if line > 1 else ("kind", "vllm"), text, f"{file}, line {line}")
@@ -386,7 +384,7 @@ def read_pair_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_rank_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the choices of data-parallel ranks, each with its line number."""
+    """Yield the records of a front end's choices of data-parallel ranks, each with its line number."""
     for line, text in _lines_of(file):
         record = _object_with(("add", "rank", "counts", "start", "inflight"), text, f"{file}, line {line}")
         if not isinstance(record["counts"], list) or not all(isinstance(each, list) for each in record["counts"]):
@@ -428,9 +426,10 @@ def _object_with(names: tuple[str, ...], text: str, where: str) -> dict[str, Any
 
 
 def _record(text: str, where: str, fields: Mapping[str, tuple[str, ...]] | None, *, after_end: bool) -> dict[str, Any]:
-    """Return a record after checking its kind and fields.
+    """Parse a record, and check its kind and fields.
 
-    `fields` are the required fields of each kind; None for the first record of a file.
+    `fields` are the required fields of each kind; None for the first record of a file. `after_end` is True if the
+    record that ends the run came before, which is an error.
     """
     record = _parsed(text, where)
     kind = str(record.get("kind")) if isinstance(record, dict) else "none"
@@ -478,8 +477,8 @@ def _exchanging(
 
 
 def _prefilled(request: OracleRequest, connector: Connector | None) -> OracleRequest:
-    """Return a request as its prefill server gets it: without the last tokens, which the decode server
-    computes itself.
+    """Return a request as its prefill server gets it, without those last prompt tokens that the decode server computes
+    itself.
     """
     backoff = 0 if connector is None else connector.backoff_tokens
     if request.exchange.remote is not Remote.READS or not 0 < backoff < len(request.prompt):
@@ -514,7 +513,9 @@ def _request(row: int, document: Any, where: str) -> OracleRequest:
 
 
 def _made_up_prompt(row: int, fields: _Fields) -> list[int]:
-    """Return the prompt that the oracle generates: first the tokens of its prefix group, then tokens of its own."""
+    """Return the token ids of the prompt that the oracle makes for request `row`: those of its prefix group, then its
+    own.
+    """
     # The driver (`vllm_driver.py`) gives every group and every request its own range of token ids.
     group = 0
     num_shared = 0
@@ -529,7 +530,7 @@ def _made_up_prompt(row: int, fields: _Fields) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """A JSON object whose fields are read with checks of type and range. `where` begins every error."""
+    """Fields of a JSON object, which are checked for type and range when they are read. `where` begins every error."""
 
     document: Mapping[str, Any]
     where: str

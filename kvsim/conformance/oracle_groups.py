@@ -1,6 +1,7 @@
 """KV-cache groups of an oracle's workload with several kinds of layers.
 
-The layers of the oracle's fake model have fixed, tiny sizes. They are repeated here, so that pages have the same bytes.
+The layers of the oracle's fake model have fixed, tiny sizes. The same sizes are stated here, so that pages have as many
+bytes as the oracle's.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _STATE_PAGE = 4096
 def layout_of(
     document: dict[str, Any], where: str, scheduler: ContinuousSettings, cache: PagedSettings
 ) -> KVCacheLayout:
-    """Return the groups that vLLM makes of the layers in `document["groups"]`."""
+    """Return the layout of the KV-cache groups that vLLM makes of the layers in `document["groups"]`."""
     try:
         entries: list[dict[str, Any]] = [dict(entry) for entry in document["groups"]]
         _check_ranks(entries, int(document.get("dcp", 1)))
@@ -53,7 +54,7 @@ def layout_of(
 
 
 def _check_ranks(entries: list[dict[str, Any]], num_ranks: int) -> None:
-    """Check that the layers allow decode context parallelism, and multiply block sizes by the number of ranks."""
+    """Check that the layers allow decode context parallelism, and multiply their block sizes by the number of ranks."""
     for entry in entries:
         if num_ranks > 1 and entry["type"] not in (_INDEXER, CacheKind.FULL.value, CacheKind.MLA.value):
             raise UsageError(
@@ -64,7 +65,7 @@ def _check_ranks(entries: list[dict[str, Any]], num_ranks: int) -> None:
 
 
 def _attention(entry: dict[str, Any], block_size: int) -> LayerSpec | None:
-    """Return the spec of attention layers; None for recurrent layers."""
+    """Return the spec of the attention layers that `entry` describes; None if these are recurrent layers."""
     if entry["type"] == _INDEXER:
         return LayerSpec(
             kind=CacheKind.MLA,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def images_of(documents: Any, where: str) -> tuple[ImageInput, ...]:
-    """Return the images of a request."""
+    """Return the images of a request from their JSON. `where` begins every error."""
     try:
         images = [
             ImageInput(
@@ -32,7 +32,10 @@ def images_of(documents: Any, where: str) -> tuple[ImageInput, ...]:
 
 
 def encoding_of(settings: Mapping[str, Any], inputs: Sequence[Sequence[ImageInput]], where: str) -> Encoding | None:
-    """Return the images of a workload with the encoder's budget and cache size; None without images."""
+    """Return the images of all requests, and the encoder's budget and cache size; None without images.
+
+    `inputs` has the images of each request.
+    """
     if not settings:
         return None
     compute, cache = settings.get("compute"), settings.get("cache")
@@ -44,7 +47,7 @@ def encoding_of(settings: Mapping[str, Any], inputs: Sequence[Sequence[ImageInpu
 
 
 class EncoderRecords:
-    """Writer of the fields of records about the encoder cache."""
+    """Writer of the record fields about the encoder and its cache."""
 
     def __init__(self, encoding: Encoding, driver: Driver, name: Callable[[int], str]) -> None:
         self._driver, self._name = driver, name
@@ -53,7 +56,9 @@ class EncoderRecords:
         self._inputs = encoding.inputs
 
     def of_step(self, batch: Iterable[int]) -> dict[str, Any]:
-        """Return the images that the step encodes for each sequence of its batch, and the evicted images."""
+        """Return the record fields about a step: the images that it encodes for each sequence in `batch`, and the
+        evicted images.
+        """
         engine = self._driver.engine
         cache, step = engine.encoder, int(engine.state.num_scheduled)
         encoded = {}
@@ -71,7 +76,9 @@ class EncoderRecords:
         return {"encoder": encoded, "encoder_freed": [self._hashes[number] for number in evicted]}
 
     def state(self) -> dict[str, Any]:
-        """Return the free slots of the cache, its order of eviction, and the requests that use each image."""
+        """Return the record fields about the cache: free slots, its order of eviction, and the requests that use each
+        image.
+        """
         cache = self._driver.engine.encoder
         users: dict[str, list[str]] = {
             self._hashes[number]: [] for number in range(1, len(self._hashes)) if cache.images[number].is_cached

@@ -1,7 +1,7 @@
 """Comparison of a prefill and a decode server with two engines of vLLM that exchange KV through a connector.
 
 One call is a step of the prefill engine, followed by a step of the decode engine. A request goes to the prefill engine
-first. When it ends there, it reaches the decode engine after the number of calls that the router needs. Blocks that the
+first. After it has ended there, it reaches the decode engine after as many calls as the router needs. Blocks that the
 decode engine has read are freed in the next step of the prefill engine.
 """
 
@@ -33,9 +33,9 @@ def is_pair(document: Any) -> bool:
 def verify_pair(
     document: Any, where: str, records: Iterable[tuple[int, Mapping[str, Any]]], *, compiled: bool = False
 ) -> Verdict:
-    """Run a workload for two engines in lockstep with the oracle's numbered records, and compare the records.
+    """Run a workload for two engines in lockstep with the oracle's records, and compare the records.
 
-    `where` begins every error.
+    Each record has its line number. `where` begins every error. With `compiled`, the engines run as machine code.
     """
     records = iter(records)
     first = next(records, None)
@@ -63,7 +63,7 @@ class PairRun:
         self._decode = OracleRun(sides["decode"], compiled=compiled)
 
     def equal_so_far(self) -> Verdict:
-        """Return a verdict without a difference, with the counts of both engines so far."""
+        """Return a verdict without a difference, with the counts of both engines up to now."""
         prefill, decode = self._prefill.equal_so_far(), self._decode.equal_so_far()
         return Verdict(**{name: getattr(prefill, name) + getattr(decode, name) for name in COUNTS})
 
@@ -113,7 +113,7 @@ class PairRun:
 
 
 def _side(document: Any, side: str, where: str) -> OracleWorkload:
-    """Return the workload of one engine, `prefill` or `decode`."""
+    """Return the workload of one of the two engines. `side` is "prefill" or "decode"."""
     settings, requests = document[side], document.get("requests")
     if not isinstance(settings, dict) or not isinstance(requests, list):
         raise WorkloadError(f"{where}: a pair of engines is an object with prefill, decode and a list of requests.")

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _WITH_USAGE, _WITHOUT_USAGE = "0.33.0", "0.25.1"
-"""Two releases: the coordinator of the first reports the usage of pools to front ends, that of the second does not.
+"""Examples of two kinds of releases: those in which the coordinator tells front ends how full pools are, and those
+without.
 
-The records of a front end name no release, so their number of fields shows which rule applies.
+The records of a front end name no release, so their number of fields shows which kind it is.
 """
 
 
@@ -25,7 +26,10 @@ def is_choice_of_ranks(document: Any) -> bool:
 
 
 def verify_ranks(document: Any, where: str, records: Iterable[tuple[int, Mapping[str, Any]]]) -> Verdict:
-    """Choose a rank for each request, and compare each choice with vLLM's numbered ones; `where` begins every error."""
+    """Choose a rank for each request, and compare the choices with vLLM's records.
+
+    Each record has its line number. `where` begins every error.
+    """
     verdict, simulated = Verdict(), None
     for line, recorded in records:
         if simulated is None:
@@ -39,7 +43,7 @@ def verify_ranks(document: Any, where: str, records: Iterable[tuple[int, Mapping
 
 
 def _choices(document: Mapping[str, Any], where: str, release: str) -> Iterator[dict[str, Any]]:
-    """Yield each request with its chosen rank, and what the front end has counted for each rank after the choice."""
+    """Yield a record for each request: its rank, and the front end's counts of each rank after the choice."""
     size = document["ranks"]
     if type(size) is not int or size < 1:
         raise WorkloadError(f"{where}: ranks should be a number from 1 on, not {size!r}.")

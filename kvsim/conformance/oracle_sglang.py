@@ -1,7 +1,8 @@
 """Comparison of the radix policy with SGLang's own scheduler, which runs with a fake model and records its decisions.
 
-kvsim runs the same workload and writes the same records, pass after pass of the scheduler's loop: batches with rows and
-slots, evictions from the radix tree, duplicates, retractions, queues, the new-token ratio and the free lists.
+kvsim serves the same workload and writes the same records, iteration by iteration of the scheduler's loop: batches with
+rows and slots, evictions from the radix tree, duplicates, retractions, queues, the new-token ratio and the free lists.
+A pass, in names and records, is one iteration of this loop.
 """
 
 from __future__ import annotations
@@ -45,18 +46,18 @@ _MODES = ("", "extend", "decode", "mixed")
 _STUCK = 1000
 """Number of consecutive passes without a batch or an arrival after which the oracle gives up on waiting requests."""
 _LISTED_PAGES = 1024
-"""Number of pages up to which the whole free list of a pool is recorded."""
+"""Largest number of pages of a pool whose whole free list is recorded."""
 _END_PAGES = 16
-"""Number of pages at the head, and at the tail, of the free list that are recorded for larger pools."""
+"""Number of pages at each end of the free list that are recorded for larger pools."""
 
 
 def verify_sglang(
     workload: SGLangWorkload, records: Iterable[tuple[int, Mapping[str, Any]]], *, compiled: bool = False
 ) -> Verdict:
-    """Run `workload` in lockstep with the numbered records of SGLang's scheduler, and compare the records.
+    """Run `workload` in lockstep with the records of SGLang's scheduler, and compare the records.
 
-    Return a verdict on the steps before the first difference. The first record has the scheduler's settings. With
-    `compiled`, the engine runs as machine code.
+    Each record has its line number; the first has the scheduler's settings. Return a verdict on the steps before the
+    first difference. With `compiled`, the engine runs as machine code.
     """
     listed = list(expanded(records))
     run = SGLangRun(workload, compiled=compiled)
@@ -89,7 +90,7 @@ class SGLangRun:
         self._num_pages = workload.num_slots // self._unit
         context = min(workload.policy.scheduler.context_length, workload.num_slots) - 1
         self._most_prompt_tokens = context - 5
-        """Number of tokens from which on a prompt is refused."""
+        """Smallest number of prompt tokens with which SGLang refuses a request."""
         self._is_refused = [len(request.prompt) >= self._most_prompt_tokens for request in self._requests]
         self._driver = Driver(self._plan(context).build(compiled=compiled), compiled=compiled)
         self._engine, self._radix = self._driver.engine, self._driver.engine.radix
@@ -108,13 +109,13 @@ class SGLangRun:
         self._left: set[int] = set()
         """Requests that SGLang serves without the last tokens of their prompts; see `_move_stops`."""
         self._has_launched = False
-        """The last pass launched a batch."""
+        """True if the last pass launched a batch."""
         self._copies: dict[int, Mapping[str, Any]] = {}
-        """Recorded ends of copies: the record of each pass in which SGLang found that copies have ended."""
+        """Records of the passes in which SGLang found that copies had ended, by the number of the pass."""
         self._num_steps = self._num_pages_taken = self._num_retracted = self._num_evicted = self._num_aborted = 0
 
     def _plan(self, longest: int) -> EnginePlan:
-        """Return the plan of an engine in which no sequence is longer than `longest` tokens."""
+        """Return the plan of an engine in which no sequence has more than `longest` tokens."""
         workload = self._workload
         num_window_slots = workload.policy.num_window_slots(workload.num_slots, workload.window_tokens)
         return EnginePlan(
@@ -130,7 +131,7 @@ class SGLangRun:
         )
 
     def equal_so_far(self) -> Verdict:
-        """Return a verdict without a difference, with the counts so far."""
+        """Return a verdict without a difference, with the counts up to now."""
         return Verdict(
             num_steps=self._num_steps,
             num_allocations=self._num_pages_taken,
@@ -140,7 +141,9 @@ class SGLangRun:
         )
 
     def tell_copies(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Set that copies between device and host end as these records state; otherwise each ends in the next pass."""
+        """Let copies between GPU and host end as `records` state. Without this call, each copy ends in the next
+        pass.
+        """
         self._radix.settings.copies_end = REPORTED
         self._copies = {record["pass"]: record for record in records if isinstance(record["pass"], int)}
 
@@ -201,8 +204,8 @@ class SGLangRun:
                 return
 
     def _end_copies(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """End as many of the oldest copies as a record states; return the record with the numbers of copies that have
-        ended.
+        """End as many of the oldest copies as `record` states, if there are as many. Return the record with the real
+        numbers.
         """
         state, ended = self._radix.state, {}
         for name, under_way in (("written", state.num_written), ("loaded", state.num_loading)):
@@ -214,7 +217,7 @@ class SGLangRun:
         """Move the stop token of each request that SGLang serves without the last tokens of its prompt.
 
         SGLang drops these tokens if it cuts two prompts in one pass. The fake model finds the stop token by its
-        position in the sequence, so the stop comes later by the number of dropped tokens.
+        position in the sequence, so the request gets as many more outputs before it as tokens were dropped.
         """
         for number in self._driver.batch():
             sequence, request = self._driver.sequence(number), self._requests[number - 1]
@@ -240,7 +243,10 @@ class SGLangRun:
         return come
 
     def _abort(self, number: int) -> list[str]:
-        """Process the aborts that are due. SGLang aborts every request whose name begins with the name in the abort."""
+        """Process the aborts that are due in pass `number`; return the names in them.
+
+        SGLang aborts every request whose name begins with the name in the abort.
+        """
         gone = []
         while self._aborts and self._aborts[0][0] <= number:
             name = self._aborts.popleft()[1]
@@ -284,13 +290,15 @@ class SGLangRun:
         )
 
     def _dropped(self) -> set[int]:
-        """Return the requests that have ended by a retraction since the last record."""
+        """Return the requests that a retraction has ended since the last record."""
         rows = [self._radix.events[index] for index in range(int(self._radix.state.num_events))]
         retracted = {int(row.subject) for row in rows if row.kind == RETRACTED}
         return {number for number in retracted if not self._is_live(number)}
 
     def _update(self, batch: list[int], dropped: set[int]) -> dict[str, Any]:
-        """Return the fields of an update record for a batch; `dropped` requests are not listed as finished."""
+        """Return the fields of the record about the output of `batch`. Requests in `dropped` are not listed as
+        finished.
+        """
         ended = [number for number in batch if number not in dropped and not self._is_live(number)]
         return {
             "outputs": {self._name(number): self._num_outputs(number) for number in batch},
@@ -317,8 +325,9 @@ class SGLangRun:
         return self._events() | self._sizes() | lists | free
 
     def _free_list(self, pool: int, num_pages: int, suffix: str) -> dict[str, Any]:
-        """Return the record field with the free pages of a pool. For a large pool, it has only the ends of the free
-        list.
+        """Return the record field with the free pages of a pool of `num_pages` pages; `suffix` ends its name.
+
+        For a large pool, it has only the two ends of the free list.
         """
         free = self._free_pages(pool)
         if num_pages > _LISTED_PAGES:
@@ -334,7 +343,7 @@ class SGLangRun:
         }
 
     def _events(self) -> dict[str, Any]:
-        """Return the record fields about evictions, duplicates and retractions since the last record, and clear the
+        """Return the record fields about evictions, duplicates and retractions since the last record, and forget the
         events.
         """
         evicted: list[dict[str, Any]] = []
@@ -376,7 +385,7 @@ class SGLangRun:
         ]
 
     def _free_pages(self, pool: int) -> list[int]:
-        """Return the free pages of a pool, counted from 1."""
+        """Return the free pages of a pool in the order of its free list, counted from 1."""
         before = self._num_pages if pool == WINDOWS else 0
         return [page - before for page in free_pages_in_order(self._engine, pool)]
 
@@ -409,7 +418,9 @@ class SGLangRun:
         return NO_PRIORITY if scheduler.schedule_low_priority_values_first else -NO_PRIORITY
 
     def _demand(self, longest: int) -> Demand:
-        """Return the requests as SGLang serves them. It serves a refused prompt as a prompt of one token."""
+        """Return the requests as SGLang serves them, as an engine's demand. A refused prompt is served as a prompt of
+        one token.
+        """
         unit, slots = self._unit, self._workload.num_slots
         whole = np.array([len(request.prompt) for request in self._requests], np.int64)
         asked = np.array([request.limit for request in self._requests], np.int64)
@@ -435,7 +446,7 @@ class SGLangRun:
 
 
 def _runs(numbers: list[int]) -> str:
-    """Return numbers as text in which consecutive numbers are joined: `1-3,7`."""
+    """Return numbers as text, with consecutive ones joined: `1-3,7`."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and parts[-1][1] + 1 == number:

@@ -1,6 +1,6 @@
-"""Simulation of an oracle's KV connector and native offload, and the fields of its records about them.
+"""Simulation of an oracle's KV connector and native offload, and the fields of its records about both.
 
-All transfers end in the same steps as in the oracle.
+All transfers and copies end in the same steps as in the oracle.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ if TYPE_CHECKING:
 class TransferEngine:
     """Transfers that end after a given number of steps, including the step that begins them.
 
-    With a `lease`, every send ends after that number of steps, or earlier if another server has read its blocks.
+    With a `lease`, every send ends after that number of steps, or earlier if another server has read the blocks.
     """
 
     def __init__(self, workload: OracleWorkload, lease: int | None = None) -> None:
         self._requests, self._lease, self._step = workload.requests, lease, -1
         self._loads: dict[int, int] = {}
-        """Last step of each load, by sequence."""
+        """Number of the last step of each load, by the number of the sequence."""
         self._sends: dict[int, int] = {}
-        """Last step of each send, by sequence."""
+        """Number of the last step of each send, by the number of the sequence."""
         self.read: set[int] = set()
-        """Sequences whose blocks another server has read."""
+        """Numbers of the sequences whose blocks another server has read."""
         self.fetched: list[int] = []
-        """Sequences whose blocks the sending server may free after the last step, because they were loaded or are not
+        """Numbers of the sequences whose blocks the sending server may free after the last step: loaded, or not
         needed.
         """
         self.ended: dict[int, tuple[list[int], list[int], list[int]]] = {}
-        """Sequences whose load ended, sequences whose send ended, and bad blocks, for each step."""
+        """Three lists for each step: sequences whose load ended, sequences whose send ended, and blocks that failed to
+        load.
+        """
 
     def run_step(self, driver: Driver) -> None:
-        """Start the transfers of the step scheduled last, and report those that end with it to the engine."""
+        """Start the transfers of the last scheduled step, and report to the engine those that end with this step."""
         connector = driver.engine.connector
         state = connector.state
         self._step += 1
@@ -62,14 +64,17 @@ class TransferEngine:
         self.ended[self._step] = received, sent, sorted({int(each.block) for each in bad if each.reported_in == call})
 
     def _pop_ended(self, last_steps: dict[int, int], ended_early: set[int]) -> list[int]:
-        """Remove the transfers that end by this step; return their sequences, ordered by the names of requests."""
+        """Remove and return the sequences whose transfers end by this step, ordered by the names of the requests.
+
+        `last_steps` is `_loads` or `_sends`. The transfers of `ended_early` end at once.
+        """
         done = [number for number, last in last_steps.items() if last <= self._step or number in ended_early]
         for number in done:
             del last_steps[number]
         return sorted(done, key=lambda number: self._request(number).name)
 
     def _request(self, number: int) -> OracleRequest:
-        """Return the request of a sequence; sequences are counted from 1."""
+        """Return the request of a sequence. Sequences are numbered from 1."""
         return self._requests[number - 1]
 
 
@@ -78,14 +83,14 @@ def loads_of_step(
 ) -> dict[str, Any]:
     """Return the record field with the number of tokens that each sequence gets through the connector.
 
-    The sequences are those that got blocks in the step scheduled last: `admitted` or `loading` ones.
+    The sequences are those that got blocks in the last scheduled step, because they were admitted or begin to load.
     """
     transfers = driver.engine.connector.transfers
     return {"external": {name(number): int(transfers[number].external_tokens) for number in (*admitted, *loading)}}
 
 
 def connector_state(driver: Driver, arrived: list[int], name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the requests that load, those that have ended but keep their blocks, and the blocks that are
+    """Return the record fields about requests that load, ended requests that keep their blocks, and blocks that are
     freed late.
     """
     connector = driver.engine.connector
@@ -107,7 +112,9 @@ def handed_out(
     workload: OracleWorkload,
     name: Callable[[int], str],
 ) -> dict[str, Any]:
-    """Return the transfer parameters that a prefill server passes to the decode server, for each ended request."""
+    """Return the transfer parameters that a prefill server passes to the decode server, for each of the `ended`
+    requests.
+    """
     parameters = {}
     for number in ended:
         sequence, transfer = driver.sequence(number), driver.engine.connector.transfers[number]
@@ -135,18 +142,20 @@ def handed_out(
 class CopyEngine:
     """Copies between GPU and host that take a fixed number of steps.
 
-    A load begins in the step that decides it, and a store in the next step. If a step waits for a copy, the copy ends
-    with that step.
+    A load begins in the step that decides on it, and a store in the step after it. If a step waits for a copy, the copy
+    ends with that step.
     """
 
     def __init__(self, workload: OracleWorkload) -> None:
         self._load_steps, self._store_steps = workload.load_steps, workload.store_steps
         self._last_step: dict[int, int] = {}
-        """Number of the step whose output reports each copy; copies are in the order in which they started."""
+        """Number of the step whose output reports the end of each copy. The copies are in the order in which they
+        began.
+        """
         self._stores: list[int] = []
 
     def run_step(self, driver: Driver) -> None:
-        """Start the copies of the step scheduled last, and report those that end with its output."""
+        """Start the copies of the last scheduled step, and report to the engine those that end with its output."""
         step, jobs = int(driver.engine.state.num_scheduled), driver.jobs()
         begun = {record: job for record, job in jobs.items() if job.decided_in == step}
         self._last_step |= dict.fromkeys(self._stores, step + self._store_steps - 1)
@@ -161,7 +170,9 @@ class CopyEngine:
 
 
 def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the copies that the step scheduled last starts, and those for which it waits."""
+    """Return the record fields about the copies that the last scheduled step decides on, and those for which it
+    waits.
+    """
     step, jobs = driver.engine.state.num_scheduled, driver.jobs().values()
     begun: dict[str, dict[str, Any]] = {"load_jobs": {}, "store_jobs": {}}
     for job in jobs:
@@ -173,7 +184,9 @@ def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
 
 
 def offload_state(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the skipped requests, the number of used host slots, and the blocks that are freed late."""
+    """Return the record fields about skipped requests, the number of used host blocks, and GPU blocks that are freed
+    late.
+    """
     host, sequences = driver.engine.host, driver.engine.external.sequences
     return {
         "skipped": [name(number) for number in driver.skipped()],

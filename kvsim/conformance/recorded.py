@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Recorded:
-    """Settings and events of one recording of a paged engine.
+    """Settings and events of a recording of a paged engine.
 
     Raises:
         RecordingError: the recording is not of a paged engine, or lacks data that the comparison needs.
@@ -54,7 +54,7 @@ class Recorded:
         release = release_of(recording)
         self.scheduler = settings_of(ContinuousSettings, recording)
         self.retention_tokens = retention_of(recording, release)
-        """Number of tokens between the boundaries at which windows and states were kept; None for all boundaries."""
+        """Number of tokens between two boundaries at which windows and states were kept. None: at every boundary."""
         block_size = meta.hash_block_size
         host_bytes = host_blocks_of(meta) * OFFLOAD_BLOCK_BYTES
         host_bytes *= int(meta.policy.get("kv_offloading_block_size") or block_size) // block_size
@@ -64,38 +64,38 @@ class Recorded:
         self.policy = Paged(scheduler=self.scheduler, cache=self.cache)
         layout = meta.pool.layout
         self.layout = None if layout is None else replace(layout, hash_block_size=meta.hash_block_size)
-        """KV-cache groups; None if one group of full attention holds all layers."""
+        """Layout of the KV-cache groups; None if one group of full attention has all layers."""
         check_prompts(recording, self.scheduler.max_model_len)
         self.num_blocks = meta.pool.num_units + meta.pool.first_unit
-        """Number of all blocks, including the null block."""
+        """Number of all blocks of the pool, including the null block."""
         self.initial_free: list[int] | None = None if meta.initial_free is None else meta.initial_free.tolist()
         self.has_free = bool((recording.steps.free_units >= 0).all())
-        """The number of free blocks was recorded."""
+        """True if the number of free blocks was recorded."""
         self.has_evictions = meta.source == "simulation" or bool((recording.memory.kind == MemoryKind.EVICT).any())
-        """Evictions were recorded, so a step without a recorded eviction had none."""
+        """True if evictions were recorded, so that a step without a recorded eviction had none."""
         known = (recording.memory.length > 0) | (recording.memory.kind == MemoryKind.RELEASE)
         self.has_lengths = bool(known.all()) and (self.layout is not None or bool((recording.memory.length > 0).all()))
-        """Every change of a table has its length, and every release the length of the released table."""
+        """True if the recording states the length of every change of a table, and of every released table."""
         self.pipeline = settings_of(Pipeline, recording)
         self.depth = self.pipeline.most_in_flight(async_scheduling=self.scheduler.async_scheduling)
         """Largest number of steps in flight."""
         self.drafts = drafts_of(recording, self.scheduler)
         """Effects of speculative decoding; None without it."""
         self.connector = connector_of(recording, self.drafts, release)
-        """The exchange of KV with other servers; None without it."""
+        """KV connector of the server; None if it exchanges no KV."""
         self.encoding = encoding_of(recording)
-        """The images and the limits of the encoder; None without images."""
+        """Images of the prompts, and the limits of their encoder; None without images."""
         # Steps that compute nothing are recorded if they may start copies or transfers, or if there is a pipeline.
         has_every_step = (
             recording.copies is not None or self.connector is not None or self.pipeline.pipeline_parallel_size > 1
         )
         self.timeline = timeline_of(recording, self.depth, has_every_step=has_every_step)
         self.encoder = EncoderMoments(recording, self.timeline)
-        """The events of the encoder cache, by the moment at which they are compared."""
+        """Events of the encoder cache, by the moment at which they are compared."""
         self._is_schedule = self.timeline.kind == SCHEDULE
         self._schedule = _ScheduleRows(recording)
         self._taken = np.zeros(self.num_blocks, np.bool_)
-        """Mask of the blocks that were allocated in the moments read so far."""
+        """bool[num_blocks]: True for blocks that were allocated at the moments read up to now."""
 
     def arrival_ranks(self) -> list[float]:
         """Return the rank of each request by the time at which it was sent, as in vLLM's priority queue.
@@ -114,7 +114,7 @@ class Recorded:
         return np.unique(self.timeline.of_change[rows][(memory.kind[rows] == MemoryKind.RELEASE) & aborted])
 
     def events(self, begin: int, end: int) -> EventColumns:
-        """Return the events of the moments [begin, end). Each call must begin at the end of the call before."""
+        """Return the recorded events at the moments [begin, end). Each call must begin where the last one ended."""
         steps = self.recording.steps
         moment = begin + np.flatnonzero(self._is_schedule[begin:end])
         step = self.timeline.row[moment]
@@ -142,9 +142,10 @@ class Recorded:
         return changes, evicted if self.has_evictions else evicted[:0]
 
     def _evicts_unknown(self, changes: Rows) -> npt.NDArray[np.bool_]:
-        """Return a mask of the evictions of prefixes that were cached before the recording began.
+        """Tell which of `changes` are evictions of prefixes that were cached before the recording began.
 
-        The simulated engine does not know these prefixes. Their blocks were not allocated since the recording began.
+        The simulated engine does not know such prefixes. Their blocks have not been allocated since the recording
+        began.
         """
         kind, block = changes[:, 1], changes[:, 4]
         appended, evicted = np.flatnonzero(kind == MemoryKind.APPEND), np.flatnonzero(kind == MemoryKind.EVICT)
@@ -157,7 +158,7 @@ class Recorded:
 
 
 class _ScheduleRows:
-    """Reader of a recording's schedule table, step by step. A row of the table may cover several steps."""
+    """Reader of a recording's schedule table, step by step. A row of the table may be about several steps."""
 
     def __init__(self, recording: Recording) -> None:
         schedule = recording.schedule
@@ -167,10 +168,12 @@ class _ScheduleRows:
         # of these, so then the order in the table is not that of admission.
         self._rank = _admission_rank(recording) if schedule.repeat is not None else np.arange(len(schedule))
         self._open = np.empty(0, np.int64)
-        """Rows that began in an earlier step and also cover the next step to read."""
+        """Rows that began in a step before the next one to read, and that also cover this one."""
 
     def batches(self, steps: IntArray, moments: IntArray) -> Rows:
-        """Return the rows of `EventColumns.batch` for consecutive `steps`, which were scheduled at `moments`."""
+        """Return the rows of `EventColumns.batch` for consecutive `steps`. `moments` are the moments at which they were
+        scheduled.
+        """
         if not len(steps):
             return np.empty((0, 4), np.int64)
         first, last = int(steps[0]), int(steps[-1])
@@ -189,7 +192,9 @@ class _ScheduleRows:
 
 
 def _admission_rank(recording: Recording) -> IntArray:
-    """Return, for each row of the schedule, the number of the first row since its request was last admitted."""
+    """Return, for each schedule row, the number of the first row of its request after the request's latest
+    admission.
+    """
     schedule, steps, memory = recording.schedule, recording.steps, recording.memory
     released = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
     release_key = np.sort(sort_key(memory.request[released], memory.seq[released]))

@@ -1,7 +1,7 @@
 """Comparison of copies between GPU and host memory with those in a recording.
 
-When a copy is reported, and in which order the blocks of a copy become idle, are not decisions of the scheduler: both
-are read from the recording. Everything else is compared.
+When the end of a copy is reported, and in which order its blocks become idle, are not decisions of the scheduler. Both
+are taken from the recording. Everything else is compared.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from kvsim.engine.host_tier import Job
 
 Differing: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
-"""Fields of a report on copies or transfers: the recorded ones, and the simulated ones."""
+"""Report fields on copies or transfers that differ: the recorded ones, and the simulated ones."""
 Begun: TypeAlias = tuple[int, str, int, tuple[tuple[int, int], ...]]
-"""Begin of a copy: number, direction, request, and pairs of a host block and a GPU block in ascending order."""
+"""Begin of a copy: its number, its direction, its request, and pairs of a host block and a GPU block in ascending
+order.
+"""
 
 
 class RecordedCopies:
-    """The copies of a recording, looked up by step."""
+    """Copies of a recording, by step."""
 
     def __init__(self, recording: Recording) -> None:
         self._begun: dict[int, list[Begun]] = defaultdict(list)
@@ -49,15 +51,15 @@ class RecordedCopies:
             self._begun[step].append((number, direction, request, tuple(sorted(pairs[number]))))
 
     def begun(self, step: int) -> list[Begun]:
-        """Return the copies that a step started, in order of their numbers."""
+        """Return the copies that `step` began, in the order of their numbers."""
         return sorted(self._begun.get(step, []))
 
     def awaited(self, step: int) -> list[int]:
-        """Return the copies for which this step waited, but no earlier step."""
+        """Return the numbers of the copies for which `step` waited, if no earlier step did."""
         return sorted(self._awaited.get(step, ()))
 
     def reported(self, step: int) -> dict[int, list[int]]:
-        """Return the copies that were reported with the output of a step, each with its host blocks in order."""
+        """Return the copies whose end was reported with the output of `step`, each with its host blocks in order."""
         return dict(self._reported.get(step, {}))
 
 
@@ -84,9 +86,10 @@ class CopiesInLockstep:
         return {"copies": begun, "waits for copies": sorted(awaited)}
 
     def before(self, kind: int, step: int) -> Differing | None:
-        """Report the copies that end with the output of `step` to the engine, before it processes the output.
+        """Report to the engine the copies that end with the output of `step`, before it processes the output.
 
-        Return the recorded copies that the engine does not have, as a difference.
+        `kind` is that of the moment; other moments than outputs do nothing. Return a difference if the recording has
+        copies that the engine does not have, otherwise None.
         """
         if kind != UPDATE:
             return None
@@ -99,7 +102,11 @@ class CopiesInLockstep:
         return ({"copies reported": unknown}, {"copies reported": []}) if unknown else None
 
     def after(self, kind: int, step: int) -> Differing | None:
-        """Compare the copies that a step started, or complete the copies that an output reported."""
+        """Compare the copies that `step` began if `kind` is a scheduled step; complete those that ended if it is an
+        output.
+
+        Return a difference, or None if the copies are equal.
+        """
         if kind == UPDATE:
             for slots in self._recorded.reported(step).values():
                 self._driver.use_slots(slots)

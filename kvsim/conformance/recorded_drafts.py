@@ -1,4 +1,5 @@
-"""Numbers of drafts that each step of a recorded request proposed and accepted, for an engine that repeats them.
+"""Numbers of drafts that each step of a recorded request proposed and accepted, so that a simulated engine repeats
+them.
 
 Both numbers follow from the columns `known`, `outputs` and `proposed` of the schedule.
 """
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 
 
 def drafts_of(recording: Recording, scheduler: ContinuousSettings) -> Drafts | None:
-    """Return the effects of speculative decoding in a recording; None without it."""
+    """Return the effects of speculative decoding in a recording; None without it.
+
+    Raises:
+        RecordingError: with these drafts, hits of shared prompts cannot be compared.
+    """
     config, meta = scheduler.drafting, recording.meta
     if config is None:
         return None
@@ -53,9 +58,9 @@ def _shares_hashes(recording: Recording) -> bool:
 
 
 def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> tuple[DraftCounts, DraftCounts]:
-    """Return the numbers of accepted and of proposed drafts of each request; the index is its number of outputs.
+    """Return the numbers of accepted and of proposed drafts of each request, at the index of its number of outputs.
 
-    If `proposed` is empty, the result has no proposed drafts. An engine then proposes the maximum.
+    If `proposed` is empty, the result has no proposed drafts, which means the maximum.
     """
     num_requests = len(recording.requests)
     rows = stable_order(recording.schedule.request, num_requests)
@@ -76,10 +81,10 @@ def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> 
 
 
 def _inferred_outputs(recording: Recording) -> IntArray:
-    """Return the number of tokens that each row of the schedule yielded, inferred from the known tokens of other rows.
+    """Return the number of output tokens of each schedule row, inferred from the known tokens of other rows.
 
-    The rows of a request divide its tokens into gaps: before its first row, between two rows, and after its last row.
-    The outputs in a gap are the tokens by which its known tokens increase.
+    The rows of a request divide its time into gaps: before its first row, between two rows, and after its last row. The
+    known tokens grow in a gap by the outputs that come in it.
     """
     schedule, steps, requests = recording.schedule, recording.steps, recording.requests
     assert schedule.known is not None

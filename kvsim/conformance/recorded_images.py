@@ -1,6 +1,6 @@
-"""Images of a recording for an engine that is compared with it, and the events of both encoder caches as columns.
+"""Images of a recording for an engine that is compared with it; and the events of both encoder caches as columns.
 
-An event of a call that scheduled nothing, or of an abort, is compared at the next scheduled step or processed output.
+Events of a call that scheduled nothing, and of an abort, are compared at the next scheduled step or processed output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COLUMNS = ("seq", "kind", "request", "image")
 
 
 def encoding_of(recording: Recording) -> Encoding | None:
-    """Return the images of a recording and the limits of its encoder; None without images."""
+    """Return the images of a recording, and the limits of their encoder; None without images."""
     images, engine = recording.images, recording.meta.engine
     if images is None:
         return None
@@ -54,9 +54,9 @@ def _inputs(images: PromptImages, num_requests: int) -> list[list[ImageInput]]:
 
 
 class EncoderMoments:
-    """The events of two encoder caches, of a recording and of the engine that follows it, by the moment of comparison.
+    """Events of two encoder caches, by the moment at which they are compared.
 
-    Rows of events are as in `EventColumns.encoder`.
+    One cache is that of a recording, the other that of the simulated engine. Rows are as in `EventColumns.encoder`.
     """
 
     def __init__(self, recording: Recording, timeline: MomentTimeline) -> None:
@@ -68,15 +68,15 @@ class EncoderMoments:
         images = recording.images.image if recording.images is not None else np.empty(0, np.int32)
         _, first = np.unique(images, return_index=True)
         self._image = np.append(0, images[np.sort(first)])
-        """Number in the recording of each image of the engine, which numbers images in the order of the table of
-        images.
+        """Number in the recording of each of the engine's images. The engine numbers images from 1, by first
+        appearance.
         """
         self._recorded = np.empty((0, 4), np.int64)
         if (events := recording.encoder) is not None:
             at = self._of(np.searchsorted(seq, events.seq))
             self._recorded = stacked(at, *(getattr(events, name) for name in _COLUMNS[1:]))
         self._held_back = np.empty((0, 4), np.int64)
-        """Events of the engine that are compared only at a later moment, which it has not reached yet."""
+        """Events of the engine that are compared only at a moment that it has not reached yet."""
 
     def _of(self, index: IntArray) -> IntArray:
         return np.append(self._reporting, self._end)[index]
@@ -86,7 +86,7 @@ class EncoderMoments:
         return self._recorded[slice(*between(self._recorded[:, 0], begin, end))]
 
     def simulated(self, engine: Engine, since: int, end: int) -> Rows:
-        """Return the events of `engine` that are compared before moment `end`.
+        """Return the events of `engine` that are compared before moment `end` and were not returned before.
 
         `since` is the engine's `seq` at moment 0 of the recording.
         """

@@ -1,6 +1,6 @@
 """Comparison of transfers of KV between servers with those in a recording.
 
-When a transfer ends, and which of its blocks fail, are not decisions of the scheduler: both are read from the
+When a transfer ends, and which of its blocks fail, are not decisions of the scheduler. Both are taken from the
 recording. The begin of each transfer and its blocks are compared.
 """
 
@@ -29,7 +29,7 @@ _ROLES = {"prefill": Role.PRODUCER, "decode": Role.CONSUMER} | {role.value: role
 
 
 def connector_of(recording: Recording, drafts: Drafts | None, release: str) -> Connector | None:
-    """Return the connector of a recorded server; None if the server exchanges no KV.
+    """Return the KV connector of a recorded server; None if the server exchanges no KV.
 
     The connector has no link, because the recording has the ends of transfers. With several draft modules, some
     releases leave the last tokens of a prompt to the decode server.
@@ -75,7 +75,7 @@ class TransfersInLockstep:
             self._read(recording)
 
     def _read(self, recording: Recording) -> None:
-        """Group the transfers by the step before which they begin, and by the output with which they end."""
+        """Group the recorded transfers by the step before which they begin, and by the output with which they end."""
         transfers, steps = recording.transfers, recording.steps
         assert transfers is not None
         step = np.searchsorted(steps.schedule_seq, transfers.begun_seq)
@@ -91,7 +91,10 @@ class TransfersInLockstep:
             self._ended[output].append((int(transfers.request[row]) + 1, is_load))
 
     def before(self, kind: int, step: int) -> Differing | None:
-        """Report the transfers that end with the output of `step` to the engine, before it processes the output."""
+        """Report to the engine the transfers that end with the output of `step`, before it processes the output.
+
+        `kind` is that of the moment; other moments than outputs do nothing. Return None, because nothing is compared.
+        """
         if kind == UPDATE:
             call = int(self._driver.engine.external.state.num_updates) + 1
             for number, is_load in self._ended.get(step, ()):
@@ -99,8 +102,8 @@ class TransfersInLockstep:
         return None
 
     def after(self, kind: int, step: int) -> Differing | None:
-        """Return the recorded and the simulated transfers that began since the previous step, if they differ; else
-        None.
+        """Compare the transfers that began since the last scheduled step; return the recorded and the simulated ones if
+        they differ.
         """
         if kind != SCHEDULE:
             return None
@@ -123,7 +126,7 @@ class TransfersInLockstep:
 
 
 def _rank_of_release(recording: Recording) -> np.ndarray:
-    """Return the row of the memory table in which each request frees its block table for the last time; -1 for none."""
+    """Return the memory row in which each request frees its block table the last time; -1 for none."""
     memory, rank = recording.memory, np.full(len(recording.requests), -1)
     rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
     np.maximum.at(rank, memory.request[rows], rows)

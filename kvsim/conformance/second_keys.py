@@ -1,7 +1,8 @@
 """Count of the second keys of blocks, which vLLM's records include.
 
-vLLM gives a second key to a block of full attention in which the last hash of a prompt ends. With drafts, such a block
-may have no other key, because it is not full; the engine then marks it. No lookup finds a block by these keys.
+vLLM hashes prompts in units that may be smaller than a block. If the last hash of a prompt ends inside a block of full
+attention, the block gets that hash as a second key. With drafts, such a block may have no other key, because it is not
+full; the engine then marks it. No look-up finds a block by these keys.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _BLOCKS_AHEAD = 3
 
 
 class SecondKeys:
-    """The second keys of each block."""
+    """Second keys of all blocks."""
 
     def __init__(self, workload: OracleWorkload, driver: Driver) -> None:
         self._driver, self._rule = driver, rules_of(workload.scheduler.vllm).second_key
@@ -37,17 +38,17 @@ class SecondKeys:
         ]
         self._of_block: dict[int, set[tuple[int, int]]] = {}
         self._next: dict[tuple[int, int], tuple[int, list[int]]] = {}
-        """Blocks of each sequence and group that may get a second key: the table index of the first block, and the
+        """Blocks that may get a second key, by sequence and KV-cache group: the table index of the first block, and the
         blocks.
         """
         self._tails: set[int] = set()
-        """Blocks whose only key is that of a hash that ends inside them."""
+        """Blocks whose only key is a hash that ends inside them."""
 
     def __len__(self) -> int:
         return len(set().union(*self._of_block.values()))
 
     def follow(self, changes: Iterable[Any]) -> None:
-        """Apply changes of block tables in order. A freed table may add keys, and an eviction removes the keys of its
+        """Apply changes of block tables in order. A freed table may add keys; an eviction removes the keys of its
         blocks.
         """
         for row in changes:
@@ -74,7 +75,7 @@ class SecondKeys:
                 self._add(number, group, index, blocks, num_cached=int(table.num_cached))
 
     def _last_hash(self, number: int, group: int) -> int:
-        """Return how many of the hashes of a sequence a lookup may use."""
+        """Return the number of a sequence's leading hashes that a look-up may use."""
         engine = self._driver.engine
         record, sequence = engine.groups[group], engine.sequences[number]
         tokens = int(sequence.prompt_tokens)
@@ -84,10 +85,9 @@ class SecondKeys:
         return max(min(tokens, known), 0) // int(record.block_size // record.hashes_per_block)
 
     def _add(self, number: int, group: int, first: int, blocks: list[int], *, num_cached: int) -> None:
-        """Add the second key of a sequence to the block in which its last hash ends.
+        """Add the second key of sequence `number` to the block in which its last hash ends.
 
-        `blocks` are those from index `first` of the sequence's table on. The first `num_cached` entries of the table
-        are full.
+        `blocks` are those from index `first` of its table on. The first `num_cached` blocks of the table are full.
         """
         engine = self._driver.engine
         self._forget_tails(self._tails.intersection(blocks[: max(num_cached - first, 0)]))
@@ -108,15 +108,15 @@ class SecondKeys:
         self._of_block.setdefault(block, set()).add((group, key))
 
     def _forget_tails(self, full: Iterable[int]) -> None:
-        """Remove the keys of blocks that became full, because they got a key of their own."""
+        """Remove the second keys of blocks that became full, and so got a key of their own."""
         for block in full:
             self._of_block.pop(block, None)
             self._tails.discard(block)
 
     def has_tail(self, has_key: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return a mask of blocks: True if a block's only key is that of a hash that ends inside it.
+        """Tell, for each block, whether its only key is a hash that ends inside it.
 
-        `has_key` is the mask of the blocks with a key of their own.
+        `has_key` is True for each block with a key of its own.
         """
         if not self._driver.engine.settings.marks_tails:
             return np.zeros_like(has_key)

@@ -1,4 +1,4 @@
-"""Reader of the two files of a run of SGLang's own scheduler: the workload, and the scheduler's decisions.
+"""Read the workload of a run of SGLang's own scheduler, and expand the records of the scheduler's decisions.
 
 Prompts and answers get the same generated tokens as in the program that runs that scheduler, so that the same prefixes
 are equal. Every error names the file, and the request if it is about one.
@@ -14,12 +14,12 @@ from kvsim.errors import UsageError, WorkloadError
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
 
 _STOP = 3
-"""Token that ends an answer."""
+"""Id of the token that ends an answer."""
 STATE = (
     "running", "waiting", "ratio", "free", "evictable", "locked", "full", "free_pages", "free_ends", "free_windows",
     "evictable_windows", "free_pages_windows", "free_ends_windows", "free_host",
 )  # fmt: skip
-"""Fields that a record leaves out if their values are those of the previous record."""
+"""Fields that a record leaves out if their values are those of the record before it."""
 SGLANG_FIELDS: Mapping[str, tuple[str, ...]] = {
     "engine": ("slots", "page_size", "overlap", "max_running", "max_prefill_tokens", "max_req_input_len", "ratio"),
     "arrivals": ("pass", "arrived", "aborted", "waiting"),
@@ -42,7 +42,7 @@ _ENVIRONMENT = {
 }
 _OF_HICACHE = ("enable_hierarchical_cache", "hicache_ratio", "hicache_write_policy")
 _OF_CACHE = ("swa_full_tokens_ratio", "swa_eviction_interval", *_OF_HICACHE)
-"""Names of arguments and variables about the cache. The other names are about scheduling."""
+"""Names of arguments and environment variables about the cache. All others are about scheduling."""
 _ARGUMENTS = (
     *_OF_HICACHE,
     "swa_full_tokens_ratio",
@@ -62,37 +62,37 @@ _IGNORED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGLangRequest:
-    """One request of a workload."""
+    """One request of a workload for SGLang."""
 
     name: str
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
-    """Output tokens, up to the stop token or the limit."""
+    """Ids of the output tokens, up to the stop token or the limit."""
     limit: int
-    """Maximum number of outputs."""
+    """Maximum number of output tokens."""
     stop_at: int | None
-    """Number of outputs up to and including the stop token; None without a stop token, or if it is ignored."""
+    """Number of output tokens up to and including the stop token; None without a stop token, or if it is ignored."""
     ignores_eos: bool
     arrival_pass: int
     abort_pass: int | None
     priority: int | None
     extra_key: str | None
-    """SGLang's key that separates prefixes: requests with different keys never share a prefix."""
+    """SGLang's `extra_key`: requests with different keys never share a prefix. None for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGLangWorkload:
-    """Settings and requests of one run."""
+    """Settings and requests of a run of SGLang's scheduler."""
 
     num_slots: int
     window_tokens: int
-    """Number of tokens before a new token that layers with windows read; 0 without such layers."""
+    """Number of earlier tokens that layers with windows read, not counting the new token; 0 without such layers."""
     policy: Radix
     requests: tuple[SGLangRequest, ...]
 
 
 def parse_sglang_workload(document: Any, where: str) -> SGLangWorkload:
-    """Build a workload from parsed JSON; `where` begins every error message."""
+    """Build a workload from parsed JSON. `where` begins every error."""
     if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
         raise WorkloadError(f"{where}: a workload is an object with num_slots and a list of requests.")
     given = dict(_WORKLOAD_DEFAULTS) | document
@@ -143,7 +143,9 @@ def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
 
 
 def expanded(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records with all fields, including unchanged ones that the file leaves out."""
+    """Yield the records with all fields, including unchanged ones that the file leaves out. Numbers are those of
+    lines.
+    """
     last: dict[str, Any] = {}
     for line, record in records:
         whole = dict(record)
@@ -174,6 +176,8 @@ def _requests(documents: Sequence[Mapping[str, Any]]) -> Iterator[SGLangRequest]
 def _prompt_of(document: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any]]) -> list[int]:
     """Return the token ids of a prompt. If the document has none, they are generated as in the program that runs
     SGLang.
+
+    `by_id` has the documents of all requests by their names.
     """
     if document.get("prompt_token_ids"):
         return list(document["prompt_token_ids"])
@@ -191,7 +195,7 @@ def _prompt_of(document: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any
 
 
 def _stop_of(document: Mapping[str, Any]) -> int | None:
-    """Return the number of outputs up to and including the stop token; None without a stop token."""
+    """Return the number of output tokens up to and including the stop token; None without a stop token."""
     if document.get("stop_at") is None and document.get("max_tokens"):
         return int(document["output_len"])
     stop = document.get("stop_at")

@@ -1,6 +1,7 @@
-"""The moments of a recording in order, through which a simulated engine is run to be compared.
+"""The moments of a recording, in the order in which a simulated engine repeats them to be compared.
 
-A moment is an arrival, a scheduled step, a processed output, a departure, or a call that scheduled nothing.
+A moment is an arrival, a scheduled step, a processed output, a departure, or a call that scheduled nothing. It is named
+by its index.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ class MomentTimeline:
     kind: IntArray
     """Kind of each moment; see `kvsim.engine.moments`.
 
-    Changes of block tables between two moments come from aborted requests. They have a moment of the kind `NOTHING`.
+    Changes of block tables between two other moments come from aborted requests. They have a moment of kind `NOTHING`.
     """
     row: IntArray
     """Row of the request that arrives or leaves, or of the step that is scheduled or whose output is processed."""
     of_change: IntArray
-    """Moment at which each row of the memory table is compared. Rows after the last moment are left out."""
+    """Moment at which each memory row is compared. Rows after the last moment are left out."""
     breaks_off_at: int
-    """First moment that no engine can follow, because too many steps or none are in flight; the number of moments if
-    none.
+    """First moment that no engine can repeat, because too many steps are in flight, or an output has no step.
+
+    The number of moments if all can be repeated.
     """
 
     def __len__(self) -> int:
@@ -46,9 +48,9 @@ class MomentTimeline:
 
 
 def timeline_of(recording: Recording, depth: int, *, has_every_step: bool) -> MomentTimeline:
-    """Return the moments of `recording`, whose engine has at most `depth` steps in flight.
+    """Return the moments of a recording whose engine has at most `depth` steps in flight.
 
-    Unless `has_every_step`, the recording has no step for a call that scheduled nothing.
+    With `has_every_step`, the recording also has steps for calls that scheduled nothing.
     """
     kind, row, seq = _recorded_moments(recording)
     # Steps in flight after each moment.
@@ -89,8 +91,9 @@ def timeline_of(recording: Recording, depth: int, *, has_every_step: bool) -> Mo
 
 
 def _spread(values: npt.NDArray[AnyScalar], inserted: IntArray, place: IntArray) -> npt.NDArray[AnyScalar]:
-    """Return `np.repeat(values, inserted + 1)`, in less memory if few are repeated. The last copy of a value is at
-    `place`.
+    """Return `np.repeat(values, inserted + 1)`, in less memory if few values are repeated.
+
+    `place` is the index of the last copy of each value in the result.
     """
     spread = np.empty(int(place[-1]) + 1 if len(place) else 0, values.dtype)
     spread[place] = values
@@ -139,10 +142,10 @@ def _in_order(rows: IntArray, seq: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _reporting_moments(reporting: IntArray, seq: IntArray, changes: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-    """Return the moment that reports each change of block tables, and whether the change came before that moment.
+    """Return the moment that reports each change of block tables; and True if the change came before that moment.
 
-    `reporting` are the moments that report changes, `seq` the sequence numbers of all moments, and `changes` those of
-    the changes. Changes after the last reporting moment are left out, because they are never compared.
+    `reporting` are the moments that report changes, `seq` has the `seq` of all moments, and `changes` that of each
+    change. Changes after the last reporting moment are left out, because they are never compared.
     """
     among = seq[reporting]
     num_reported = int(np.searchsorted(changes, among[-1], side="right")) if len(among) else 0
@@ -159,8 +162,8 @@ def _leaving(
 ) -> tuple[IntArray, IntArray]:
     """Return the aborted requests in the order in which they left, and the moment before which each one left.
 
-    This moment is the first call of the scheduler at or after the request's end. `kind` and `row` are the recorded
-    moments. `looks` is True for outputs that follow a call which scheduled nothing.
+    That moment is the first call of the scheduler at or after the request's end. `kind` and `row` are those of the
+    recorded moments. `looks` is True for outputs that follow a call which scheduled nothing.
     """
     requests, steps = recording.requests, recording.steps
     left = (requests.status == RequestStatus.ABORTED) & np.isfinite(requests.finished_s)

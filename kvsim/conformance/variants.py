@@ -24,7 +24,7 @@ _STARTUP_RULES = (
     "profiles_free_memory",
     "refuses_long_threshold",
 )
-"""Rules that affect only what vLLM logs or refuses at its start. They change no step, so they are not tried."""
+"""Rules that affect only what vLLM logs or refuses when it starts. They change no step, so they are not tried."""
 _FEATURE_RULES = (
     *("any_place_frees", "aligns_before_images", "counts_repeated_images", "cuts_before_images", "images_wait"),
     *("keeps_cached_whole", "keeps_repeated_images"),
@@ -32,8 +32,10 @@ _FEATURE_RULES = (
     *("keeps_below_drop", "keys_cover_drafts", "pads_alone", "reserves_drafts", "spares_modules"),
     *("balances_own", "caches_processed", "delivers_kept", "running_keep_adapters", "spares_busy"),
 )
-"""Rules of images, drafts, KV connectors, adapters and data-parallel ranks; they are not tried, because no workload of
-`kvsim conform` has these features."""
+"""Rules of images, drafts, KV connectors, adapters and data-parallel ranks.
+
+They are not tried, because no workload of `kvsim conform` has these features.
+"""
 _IGNORED_SETTINGS = (
     ("long_prefill_token_threshold", 0, "long_prefill_token_threshold limits no prompt."),
     ("policy", "fcfs", "The order of priorities is not followed."),
@@ -42,22 +44,24 @@ _IGNORED_SETTINGS = (
     ("scheduler_reserve_full_isl", True, "A request is admitted only when its whole prompt fits, whatever is set."),
     ("retention_interval", None, "Windows and states are kept for hits at all boundaries."),
 )
-"""Settings that an engine may ignore: name, value that it would use for every workload, and a description."""
+"""Settings that an engine may ignore: the name, the value that it would then use for every workload, and a
+description.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A rule or a setting with another value than the release or the workload has."""
+    """A rule or a setting whose value differs from that of the release or of the workload."""
 
     name: str
     value: Any
     description: str
     is_rule: bool
-    """The variant changes a rule of a release; if False, a setting of a workload."""
+    """True if it is a rule of a release; False for a setting of a workload."""
 
     @property
     def shown(self) -> Any:
-        """Value for a report: a number or a text; the name, if it is a member of an enumeration."""
+        """Value in the form of a report: a number or a text; for a member of an enumeration, its name."""
         return self.value.name.replace("_", " ").lower() if isinstance(self.value, Enum) else self.value
 
     def __str__(self) -> str:
@@ -80,10 +84,10 @@ def variants_of(release: str) -> list[Variant]:
 
 
 def document_with(document: Document, variants: Sequence[Variant]) -> Document:
-    """Return a workload with those of the `variants` that are settings."""
+    """Return a workload's document, changed by those of `variants` that are settings."""
     return document | {each.name: each.value for each in variants if not each.is_rule}
 
 
 def release_with(release: str, variants: Sequence[Variant]) -> str:
-    """Return the name of a release with those of the `variants` that are rules."""
+    """Return the name of a release whose rules are changed by those of `variants` that are rules."""
     return varied(release, {each.name: each.value for each in variants if each.is_rule})

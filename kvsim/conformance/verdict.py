@@ -11,11 +11,11 @@ from typing import Any
 COUNTS = ("num_steps", "num_allocations", "num_preemptions", "num_hits", "num_evictions", "num_aborts")
 """Names of the counts in a `Verdict`."""
 _BEFORE, _AFTER = 2, 3
-"""Numbers of entries of a list that are shown before, and from, the first difference on."""
+"""Numbers of list entries that a report shows: before the first difference, and from it on."""
 _KEYS_SHOWN = 3
-"""Largest number of differing entries of a mapping that are shown."""
+"""Largest number of differing entries of a mapping that a report shows."""
 _ABSENT = object()
-"""Marker for a value that one side does not have. (None is a value.)"""
+"""Marker for a value that one side lacks. None would be a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,11 @@ class VerdictLine:
     """One compared value, as recorded and as simulated."""
 
     label: str
-    """Name of the value: a field, with the index or the key in it."""
+    """Name of the value: a field, and the index or the key in it."""
     recorded: str
     simulated: str
     differs: bool = True
-    """False for an entry of a list that is equal and shown as context."""
+    """True if the two values differ; False for an equal list entry that is shown as context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Difference:
     """First moment at which the two engines differ."""
 
     moment: str
-    """Description of the moment, and its place in the recording."""
+    """Description of the moment, and where it is in the recording."""
     lines: tuple[VerdictLine, ...]
     """All fields that differ at this moment. Of a list, a few entries around its first difference are shown."""
 
@@ -45,17 +45,17 @@ class Verdict:
     """Result of a comparison: the first difference, and counts of what was equal before it."""
 
     num_steps: int = 0
-    """Number of equal calls of the scheduler."""
+    """Number of calls of the scheduler that are equal."""
     num_allocations: int = 0
-    """Number of blocks allocated in these steps. Each one is compared by its block id."""
+    """Number of blocks allocated in the equal steps. Each is compared by its number."""
     num_preemptions: int = 0
     num_hits: int = 0
-    """Number of blocks found in the prefix cache."""
+    """Number of blocks found in the prefix cache in the equal steps."""
     num_evictions: int = 0
-    """Number of blocks whose prefix was evicted because a request needed the block."""
+    """Number of blocks in the equal steps whose prefix was evicted because a request needed the block."""
     num_aborts: int = 0
     num_failures: int = 0
-    """Number of outputs that vLLM's asynchronous scheduler did not await. Each one ends vLLM.
+    """Number of outputs that vLLM's asynchronous scheduler did not await. Each would stop vLLM.
 
     If the records stop early, failures in the next simulated record count too, because they may be the cause.
     """
@@ -82,7 +82,9 @@ class Verdict:
 
 
 def difference(moment: str, recorded: Mapping[str, Any], simulated: Mapping[str, Any]) -> Difference:
-    """Return the fields of `recorded` that differ from those of `simulated`; at least one must differ."""
+    """Return a difference at `moment` between fields of `recorded` and of `simulated`. At least one field must
+    differ.
+    """
     return Difference(
         moment=moment,
         lines=tuple(line for name in recorded for line in _lines(name, recorded[name], simulated.get(name, _ABSENT))),

@@ -1,8 +1,8 @@
-"""Driver of vLLM's own engine, scheduler and KV-cache manager on a CPU with a fake model; every decision is recorded.
+"""Driver of vLLM's own engine, scheduler and KV-cache manager on a CPU with a fake model. Every decision is recorded.
 
-`kvsim conform` runs this script with the interpreter of an environment with vLLM; it imports nothing of kvsim. Each
-input line is a JSON object with a `workload` in the format of the golden ones. The first output line names the release.
-Each input line is answered with the records of an oracle and a closing line: `{"kind": "done"}` or `{"kind": "failed",
+`kvsim conform` runs this script with the interpreter of an environment with vLLM, so it imports no module of kvsim. The
+first output line names the release. Each input line is an order: a JSON object with a `workload` in the format of the
+golden ones. It is answered with the records of an oracle and a closing line: `{"kind": "done"}` or `{"kind": "failed",
 "error": ...}`.
 """
 
@@ -40,7 +40,9 @@ class StandIns:
     """Import finder that provides an empty module for each module in `_NOT_NEEDED`."""
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        """Return the specification of an empty module for a name in `_NOT_NEEDED`, or for a submodule of it."""
+        """Return the spec of an empty module for a name in `_NOT_NEEDED` or a submodule of it; None for all other
+        names.
+        """
         is_stood_in = name.partition(".")[0] in _NOT_NEEDED
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_stood_in else None  # type: ignore[arg-type]
 
@@ -55,7 +57,7 @@ class StandIns:
 
 
 def _stand_in(attribute: str) -> type:
-    """Return a class of this name, whose objects take any arguments and have any attribute."""
+    """Return a class named `attribute`, whose objects take any arguments and have any attribute."""
     if attribute.startswith("__"):
         raise AttributeError(attribute)
     return type(attribute, (), {"__init__": lambda *_, **__: None, "__getattr__": lambda _, name: name})
@@ -93,24 +95,24 @@ Workload = dict[str, Any]
 Record = dict[str, Any]
 
 STOP_TOKEN = 7
-"""Stop token of every request."""
+"""Id of the stop token of every request."""
 MOST_CALLS = 4_000
-"""Largest number of engine calls for a workload. If they do not suffice, its requests count as waiting forever."""
+"""Largest number of engine calls for a workload. Requests that have not ended after them count as waiting forever."""
 _HOPELESS_CALLS = 100
 """Number of consecutive engine calls without a change after which nothing can change any more."""
 _PLENTY = 1 << 40
 _FIRST_SHARED, _FIRST_ANSWER, _TOKENS_OF_A_REQUEST = 900_000_000, 500_000_000, 1_000_000
-"""First token ids of shared prefixes and of answers, and the distance between those of two consecutive requests."""
+"""First token ids of shared prefixes and of answers; and the distance between those of two consecutive requests."""
 _LONGEST_MODEL = 131_072
 _DTYPE = torch.bfloat16
 _STATE_PAGE = 4096
 _RETENTION = "prefix_cache_retention_interval"
 _RETENTION_VARIABLE = f"VLLM_{_RETENTION.upper()}"
-"""Name of an environment variable that became a setting in vLLM 0.29."""
+"""Name of an environment variable of vLLM that became a setting in release 0.29."""
 _RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 _MEMORY_CHECKS = ("_check_enough_kv_cache_memory", "check_enough_kv_cache_memory")
 _SIZING = ("kv_cache_utils", "kv_cache_planning", "kv_cache_config_builder")
-"""Modules of `vllm.v1.core` that may contain the check of the memory's size."""
+"""Modules of `vllm.v1.core` that may contain the check whether the memory suffices."""
 _PLAIN, _COMPRESSED = "LlamaForCausalLM", "DeepseekV2ForCausalLM"
 ARCHITECTURES = _PLAIN, _COMPRESSED
 """Architectures of the fake models, by vLLM's names."""
@@ -170,9 +172,10 @@ def register_decoders() -> None:
 
 
 def configure(workload: Workload, folder: Path, scheduler_cls: str | None = None) -> VllmConfig:
-    """Return the configuration of a server with those settings of `workload` that this release has.
+    """Return the configuration of a server with those settings of `workload` that this release knows.
 
-    The configuration of a model without weights is written to `folder`.
+    The configuration of a model without weights is written to `folder`. `scheduler_cls` names another scheduler class
+    than vLLM's; None for vLLM's.
     """
     block_size = workload.get("block_size", 16)
     longest = workload.get("max_model_len") or min((workload["num_blocks"] - 1) * block_size, _LONGEST_MODEL)
@@ -232,7 +235,7 @@ def _set_for_process(workload: Workload) -> None:
 
 
 def _write_model(workload: Workload, folder: Path) -> None:
-    """Write the model's `config.json`, with the layers of all groups: with MLA if all groups are MLA."""
+    """Write the model's `config.json`, with the layers of all groups. It is a model with MLA if all groups are MLA."""
     entries = workload.get("groups", ())
     fields = _LATENTS if {entry["type"] for entry in entries} == {"mla"} else _CONFIG
     if entries:
@@ -259,7 +262,9 @@ def _filled(kind: Any, **fields: Any) -> Any:
 
 
 def layers_of(workload: Workload, max_model_len: int) -> dict[str, KVCacheSpec]:
-    """Return the specifications of the model's layers by name, in order: those in `groups`, or full attention."""
+    """Return the KV-cache specs of the model's layers by name, in order: those in `groups`, otherwise full
+    attention.
+    """
     entries: list[dict[str, Any]] = workload.get("groups") or [
         {"type": "full", "num_layers": _CONFIG["num_hidden_layers"]}
     ]
@@ -309,8 +314,8 @@ def _attention(entry: dict[str, Any], block_size: int) -> KVCacheSpec | None:
 
 
 class FakeModel(Executor):
-    """Executor for all stages of a model that computes nothing: it answers each step with tokens that the workload
-    gives.
+    """Executor for all stages of a model that computes nothing. It answers each step with tokens that the workload
+    states.
     """
 
     def __init__(self, vllm_config: Any, workload: Workload) -> None:
@@ -319,7 +324,7 @@ class FakeModel(Executor):
 
     def _init_executor(self) -> None:
         self.scheduler: Any = None
-        """The scheduler whose steps are answered."""
+        """Scheduler whose steps are answered; set after the engine has started."""
         self._number = {request["id"]: row for row, request in enumerate(self._workload["requests"], 1)}
         self._stop_at = {request["id"]: request.get("stop_at") for request in self._workload["requests"]}
         self._given: dict[str, int] = {}
@@ -329,31 +334,31 @@ class FakeModel(Executor):
 
     @property
     def max_concurrent_batches(self) -> int:
-        """Largest number of steps in flight; vLLM before 0.23 asks the executor for it."""
+        """Largest number of steps in flight. vLLM before 0.23 asks the executor for it."""
         stages = int(self.vllm_config.parallel_config.pipeline_parallel_size)
         return 2 if stages == 1 and self.vllm_config.scheduler_config.async_scheduling else stages
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Return True, because steps may be scheduled ahead."""
+        """Return True: steps may be scheduled before the last output."""
         return True
 
     def get_kv_cache_specs(self) -> list[Any]:
-        """Return the layers of each of the `pp` stages."""
+        """Return the KV-cache specs of the layers of each pipeline stage."""
         layers = layers_of(self._workload, self.vllm_config.model_config.max_model_len)
         stages, names = self._workload.get("pp", 1), list(layers)
         cuts = [len(names) * stage // stages for stage in range(stages + 1)]
         return [{name: layers[name] for name in names[cuts[at] : cuts[at + 1]]} for at in range(stages)]
 
     def determine_available_memory(self) -> list[int]:
-        """Return more bytes than any pool needs."""
+        """Return, for each pipeline stage, more bytes than any pool needs."""
         return [_PLENTY] * self._workload.get("pp", 1)
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
         """Initialize nothing."""
 
     def get_supported_kv_cache_layouts(self) -> list[Any]:
-        """Return every layout; vLLM asks workers for it from 0.29 on."""
+        """Return every layout. vLLM asks workers for them from 0.29 on."""
         return [["LBNHC", "LBHNC", "BLNHC", "BLHNC", "BHLNC", "LHBNC"]] * self._workload.get("pp", 1)
 
     def set_kv_cache_layout(self, *_: Any, **__: Any) -> None:
@@ -370,7 +375,9 @@ class FakeModel(Executor):
         """Check nothing."""
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Start a step. If the step computes nothing, return an output at once."""
+        """Start a step; return None, so that vLLM calls `sample_tokens`. A step that computes nothing gets its output
+        at once.
+        """
         self._step = scheduler_output
         admitted = [each.req_id for each in scheduler_output.scheduled_new_reqs]
         for name in (*admitted, *scheduler_output.scheduled_cached_reqs.resumed_req_ids):
@@ -390,8 +397,8 @@ class FakeModel(Executor):
         )
 
     def _sampled(self, name: str) -> list[int]:
-        """Return the sampled token of a request; an empty list unless all tokens that its runner was given are
-        computed.
+        """Return the sampled token of a request; an empty list if tokens that its runner was given are not computed
+        yet.
 
         Runners sample even if the scheduler awaits no token: when a request is resumed while one of its tokens is in
         flight.
@@ -408,7 +415,7 @@ class FakeModel(Executor):
 
 
 class _Later(Future):  # type: ignore[type-arg]
-    """A result that is never ready before the engine waits for it, as on a GPU. vLLM before 0.23 checks `done`."""
+    """Result that is never ready before the engine waits for it, as on a GPU. vLLM before 0.23 checks `done`."""
 
     def done(self) -> bool:
         """Return False."""
@@ -424,7 +431,7 @@ def _answer(output: Any, *, non_block: bool) -> Any:
 
 
 def make_engine(config: VllmConfig, model: Callable[[Any], FakeModel]) -> Any:
-    """Start vLLM's engine with a fake model."""
+    """Start vLLM's engine with a fake model. `model` is called with the engine's configuration."""
     engine = EngineCore(config, model, log_stats=True)
     engine.model_executor.scheduler = engine.scheduler
     return engine
@@ -439,7 +446,7 @@ class SchedulerDecisions:
     def __init__(self, scheduler: Any, emit: Callable[[Record], None]) -> None:
         self._scheduler, self._emit = scheduler, emit
         self._in_groups = False
-        """Records have a list of tables, one for each KV-cache group. If False, they have a single table."""
+        """True if records have a list of tables, one for each KV-cache group; False if they have a single table."""
         self._numbers: dict[int, int] = {}
         self._num_steps = 0
         self._preempted: list[str] = []
@@ -449,7 +456,7 @@ class SchedulerDecisions:
         scheduler._preempt_request = self._preempting
 
     def begin(self, *, in_groups: bool) -> None:
-        """Write the first record: the settings of the engine."""
+        """Write the first record, with the settings of the engine."""
         scheduler, pool = self._scheduler, self._scheduler.kv_cache_manager.block_pool
         self._in_groups = in_groups
         record = {
@@ -481,7 +488,9 @@ class SchedulerDecisions:
         return self._preempt(request, *arguments, **more)
 
     def _copies(self) -> Record:
-        """Return the copies between GPU and host that a step begins; a subclass overrides this."""
+        """Return the record fields about the copies between GPU and host that a step begins. A subclass overrides
+        this.
+        """
         return {}
 
     def _scheduled(self, *arguments: Any, **more: Any) -> Any:
@@ -564,7 +573,7 @@ class SchedulerDecisions:
 
 
 def _skipped(scheduler: Any) -> Any:
-    """Return the queue before `waiting`: skipped requests or, from vLLM 0.31 on, waiting requests that hold blocks."""
+    """Return the queue before `waiting`: skipped requests; from vLLM 0.31 on, waiting requests that hold blocks."""
     return scheduler.skipped_waiting if hasattr(scheduler, "skipped_waiting") else scheduler.kv_holding_waiting
 
 
@@ -580,11 +589,18 @@ def play(
     called: Callable[[int, Any], None] = lambda *_: None,
     before_call: Callable[[int], None] = lambda _: None,
 ) -> Record:
-    """Run the engine until all requests have ended. They arrive and are aborted at the calls given by the workload.
+    """Run the engine until all requests have ended. They arrive and are aborted before the calls that the workload
+    states.
 
-    Return the fields of the end record. `dated` returns the arrival time of the request in a row. `asked` is called
-    with every request, `before_call` before every engine call with its number, and `called` after it with its number
-    and outputs.
+    Return the fields of the last record.
+
+    Args:
+        engine: vLLM's engine with a fake model.
+        workload: the requests.
+        dated: returns the arrival time of the request in a row.
+        asked: is called with every request.
+        called: is called after every engine call, with the call's number and its outputs.
+        before_call: is called before every engine call with its number.
     """
     scheduler = engine.scheduler
     rows = sorted(enumerate(workload["requests"]), key=lambda item: item[1].get("arrival_step", 0))
@@ -647,7 +663,9 @@ def _made_up_prompt(row: int, request: Record) -> list[int]:
 
 
 def serve(order: Record, scratch: Path, emit: Callable[[Record], None]) -> None:
-    """Serve the workload of `order` with an engine, and emit its decisions. The model is written to `scratch`."""
+    """Serve the workload of `order` with an engine, and emit the records of its decisions. `scratch` gets the model's
+    files.
+    """
     workload = order["workload"]
     engine = make_engine(configure(workload, scratch), partial(FakeModel, workload=workload))
     SchedulerDecisions(engine.scheduler, emit).begin(in_groups="groups" in workload)
@@ -677,7 +695,7 @@ def answer(serve: Callable[[Record, Path, Callable[[Record], None]], None], answ
 
 
 def _words_of(error: Exception) -> str:
-    """Return the text of an error or, if it has none, the source line at which it was raised."""
+    """Return the text of an error. If it has none, return the source line at which it was raised."""
     if str(error):
         return f"{type(error).__name__}: {error}"
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,34 +1,56 @@
 """Replay the log of a running engine: one JSON array per line, each a report to a `RecordingBuilder`.
 
 A live server writes this log, and sends it to its viewers. A line is complete or absent, so a log can be read after a
-crash. The events are::
+crash. A request is named by its row in the requests table, a unit by its address. Times are in seconds. The events::
 
-    ["meta", {...}]                                               first line: as in meta.json
-    ["arrive", name, time_s, prompt, max, priority, [hashes],     a request: it gets the next row of the requests;
-     adapter, delay_s]                                            `adapter` is its number or 0, `delay_s` the seconds
-                                                                  since the front end got it; older logs lack the last
-                                                                  number, or both
-    ["seq"]                                                       the engine's state changes; later events get a new seq
-    ["tokens", time_s, [[request, before, tokens], ...]]          what the step being scheduled computes; with drafts,
-                                                                  a fourth number: the request's known tokens
-    ["again", time_s]                                             the sequences of the last step again, one token each
-    ["step", {column: value, ...}]                                the step is scheduled
-    ["output", step, time_s]                                      its output was processed; with drafts, a list of
-                                                                  [request, tokens] that it gave
-    ["proposed", step, [[request, drafts], ...]]                  drafts that were proposed after it, for the next step
-    ["emit", request, time_s, count]   ["preempt", request]   ["end", request, status, time_s]
-    ["copy", number, is_load, request, [units], [slots]]          the step being scheduled copies blocks to or from host
-    ["await", [numbers]]   ["copied", number, [slots]]            the step waits for copies; a copy is reported complete
-    ["transfer", is_send, request, position, blocks, tokens, time_s]   blocks are loaded from outside, or kept
-    ["transferred", request, time_s, failed]                      the transfer ended; table entry `failed` is bad, or -1
-    ["images", request, [[image, place, tokens], ...]]            images of a request that has just arrived; where only
-                                                                  some tokens carry an output of the encoder, a fourth
-                                                                  value: their runs, as first token and number
-    ["encoder", kind, request, image]                             an event of the encoder cache, see `ImageEventKind`
-    ["append", request, position, [units]]   ["share", ...]   ["release", request, units, cached]   ["evict", [units]]
-    ["let_go", request, [positions], [units], [kept], group]      some blocks of a table, in the order in which they go
+    ["meta", {...}]
+        First line: the contents of `meta.json`.
+    ["arrive", name, time_s, prompt, max, priority, [hashes], adapter, delay_s]
+        A request arrives, and gets the next row. `prompt` and `max` are numbers of tokens, `hashes` the prompt hashes.
+        `adapter` is 0 for none. `delay_s` is the time since the front end got the request. Older logs lack `delay_s`,
+        or also `adapter`.
+    ["seq"]
+        The engine's state changes: later events have the next `seq`.
+    ["tokens", time_s, [[request, before, tokens], ...]]
+        The step being scheduled computes `tokens` tokens of the request after `before` computed tokens. With drafts, a
+        fourth number is that of the request's known tokens.
+    ["again", time_s]
+        The step being scheduled computes one token of each request of the last step. The time is not used.
+    ["step", {column: value, ...}]
+        The step is scheduled; the columns are those of the steps table.
+    ["output", step, time_s]
+        The output of `step` was processed. With drafts, `[[request, tokens], ...]` follows: its output tokens.
+    ["proposed", step, [[request, drafts], ...]]
+        After the output of `step`, `drafts` tokens were drafted for the request.
+    ["emit", request, time_s, count]
+        The request got `count` output tokens.
+    ["preempt", request]
+        The request was preempted.
+    ["end", request, status, time_s]
+        The request left; `status` is the name of a `RequestStatus` in lower case.
+    ["append", request, position, [units]]   ["share", request, position, [units]]
+        The request got units, or a prefix hit, from index `position` of its table on.
+    ["release", request, units, cached]
+        The request released its table of `units` units, of which the first `cached` stay cached.
+    ["let_go", request, [positions], [units], [kept], group]
+        The request released some units of a table, in this order; `kept` has 1 for each that stays cached.
+    ["evict", [units]]
+        The prefixes in these units were evicted.
+    ["copy", number, is_load, request, [units], [slots]]
+        The step being scheduled copies units from (load) or to host blocks.
+    ["await", [numbers]]   ["copied", number, [slots]]
+        The step being scheduled waits for copies. The end of a copy is reported, with its host blocks.
+    ["transfer", is_send, request, position, blocks, tokens, time_s]
+        A load of blocks from another server begins, or blocks are kept for another server (`is_send`).
+    ["transferred", request, time_s, failed]
+        The transfer has ended; `failed` is the first index of the table that did not load, or -1.
+    ["images", request, [[image, place, tokens], ...]]
+        Images of the request that has just arrived. If only some tokens of an image have an encoder output, a fourth
+        value has their ranges, each as first token and number of tokens.
+    ["encoder", kind, request, image]
+        An event of the encoder cache; `kind` is the name of an `ImageEventKind` in lower case.
 
-With several KV-cache groups, `append`, `share` and `release` end with the group of the table; `let_go` always does.
+With several KV-cache groups, `append`, `share` and `release` end with the group of the table.
 """
 
 from __future__ import annotations
