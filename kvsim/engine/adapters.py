@@ -13,7 +13,11 @@ from kvsim.engine.state import Engine
 
 @part
 def begin_pass(engine: Engine) -> None:
-    """Count the adapters of all running sequences, or of those that the step computes."""
+    """Count the adapters in use, before waiting sequences are admitted.
+
+    With `running_keep_adapters`, these are the adapters of all running sequences, otherwise those of the sequences in
+    this step. More than `max_adapters` count as one failure.
+    """
     settings, state = engine.settings, engine.state
     state.num_adapter_passes += 1
     state.num_adapters = 0
@@ -28,7 +32,7 @@ def begin_pass(engine: Engine) -> None:
 
 @part
 def has_slot(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether the adapter of a waiting sequence has a slot, or there is a free slot for it."""
+    """Tell whether a waiting sequence has no adapter, or its adapter is in use already, or an adapter slot is free."""
     if sequence.adapter == 0 or engine.state.num_adapters < engine.settings.max_adapters:
         return True
     return engine.adapter_passes[sequence.adapter] == engine.state.num_adapter_passes
@@ -36,7 +40,7 @@ def has_slot(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def use(engine: Engine, sequence: Sequence) -> None:
-    """Count the adapter of a sequence as in use, at most once in a pass."""
+    """Count the adapter of a sequence as in use, at most once between two calls of `begin_pass`."""
     if sequence.adapter > 0 and engine.adapter_passes[sequence.adapter] != engine.state.num_adapter_passes:
         engine.adapter_passes[sequence.adapter] = engine.state.num_adapter_passes
         engine.state.num_adapters += 1

@@ -21,14 +21,14 @@ Record_co = TypeVar("Record_co", covariant=True)
 
 
 class Records(Protocol[Record_co]):
-    """A list or an array of records, whose fields can be read and written in place."""
+    """List or array of records, whose fields are read and written in place."""
 
     def __getitem__(self, index: int, /) -> Record_co: ...
     def __len__(self) -> int: ...
 
 
 class Numbers(Protocol):
-    """Integers: in a list if the engine is interpreted, in an array if it is compiled."""
+    """Integers: a list if the engine is interpreted, an array if it is compiled."""
 
     def __getitem__(self, index: int, /) -> int: ...
     def __setitem__(self, index: int, value: int, /) -> None: ...
@@ -94,18 +94,18 @@ def make(record: type[Record], size: int, *, compiled: bool) -> Records[Record]:
 
 
 def make_one(record: type[Record], *, compiled: bool) -> Record:
-    """Return one record; if `compiled`, the only element of an array."""
+    """Return one record; with `compiled`, it is the only element of an array."""
     return make(record, 1, compiled=compiled)[0]
 
 
 def make_growing(record: type[Record], size: int, *, compiled: bool) -> Records[Record]:
-    """Return records that the engine appends to: an empty growing list, or an array of `size` if `compiled`."""
+    """Return records that the engine appends to: an empty growing list; with `compiled`, an array of `size` records."""
     made: Any = np.zeros(size, dtype_of(record)) if compiled else Growing(record)
     return cast("Records[Record]", made)
 
 
 def numbers(values: npt.NDArray[np.integer[Any]], *, compiled: bool) -> Numbers:
-    """Return `values` as a list, or unchanged if `compiled`."""
+    """Return `values` as a list; with `compiled`, unchanged."""
     made: Any = values if compiled else values.tolist()
     return cast("Numbers", made)
 
@@ -130,7 +130,7 @@ def fill(records: Records[Any], first: int, **columns: Any) -> None:
 
 
 def overwrite(records: Records[Any], **columns: npt.ArrayLike) -> None:
-    """Write columns into fields of the first records, one record for each value."""
+    """Write each column into its field of the first records, one value for each record."""
     for name, values in columns.items():
         column = np.asarray(values)
         if isinstance(records, np.ndarray):
@@ -141,7 +141,7 @@ def overwrite(records: Records[Any], **columns: npt.ArrayLike) -> None:
 
 
 def column(records: Records[Any], name: str, end: int | None = None) -> npt.NDArray[Any]:
-    """Return a copy of a field of the first `end` records, or of all records, as an array."""
+    """Return a copy of the field `name` of the first `end` records as an array; of all records if `end` is None."""
     if isinstance(records, np.ndarray):
         return np.array(records[name][:end])  # a copy, since the engine writes to its records again
     rows = cast("list[Any]", records)[:end]
@@ -150,7 +150,7 @@ def column(records: Records[Any], name: str, end: int | None = None) -> npt.NDAr
 
 
 def listed_column(records: Records[Any], name: str) -> list[Any]:
-    """Return a field of all records as a list, whose elements are read faster than those of an array."""
+    """Return the field `name` of all records as a list, whose elements are read faster than those of an array."""
     return records[name].tolist() if isinstance(records, np.ndarray) else [*map(attrgetter(name), cast("Any", records))]
 
 

@@ -1,4 +1,4 @@
-"""Buckets, for hash tables and indexes: each lists its records in order of insertion, linked by `next_in_bucket`.
+"""Buckets of hash tables and indexes. A bucket lists its records in order of insertion, linked by `next_in_bucket`.
 
 The links are separate from those of `linked_list`, so a record can be in a bucket and in a list at once.
 """
@@ -13,7 +13,7 @@ from kvsim.engine.records import Bucket, Bucketed
 
 @part
 def push_back(records: Records[Bucketed], bucket: Bucket, index: int) -> None:
-    """Append a record to its bucket."""
+    """Append record `index` to a bucket."""
     records[index].previous_in_bucket = bucket.last
     records[index].next_in_bucket = HEAD
     if bucket.last == HEAD:
@@ -25,7 +25,7 @@ def push_back(records: Records[Bucketed], bucket: Bucket, index: int) -> None:
 
 @part
 def remove(records: Records[Bucketed], bucket: Bucket, index: int) -> None:
-    """Remove a record from its bucket."""
+    """Remove record `index` from its bucket."""
     before, after = records[index].previous_in_bucket, records[index].next_in_bucket
     if before == HEAD:
         bucket.first = after

@@ -1,7 +1,7 @@
-"""The prefill interval of the scheduler: after a step that computes a prompt, a number of steps only decode.
+"""The prefill interval of the scheduler: after a step that computes a prompt, the next steps only decode.
 
-The interval has no effect if no sequence decodes, or if the last step that could compute prompts left sequences waiting
-without skipping them.
+The interval has no effect if no sequence decodes. It also ends early if the last step that was allowed to compute
+prompts left a waiting sequence that it did not skip.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvsim.engine.state import Engine
 
 @part
 def begin_step(engine: Engine) -> None:
-    """Decide whether the step being scheduled computes prompts."""
+    """Decide whether the step being scheduled may compute prompts."""
     settings, state = engine.settings, engine.state
     state.has_prefill = state.holds_prefills = False
     if state.num_computing_steps == 0:
@@ -29,13 +29,15 @@ def begin_step(engine: Engine) -> None:
 
 @part
 def is_prefill(sequence: Sequence, computed: int) -> bool:
-    """Tell whether more than the last token of a waiting sequence is left to compute."""
+    """Tell whether a waiting sequence with `computed` tokens still has more than its last token to compute."""
     return computed < sequence.num_tokens - 1
 
 
 @part
 def end_pass(engine: Engine) -> None:
-    """Record whether any waiting sequence was never skipped, unless the step computes no prompts."""
+    """Record whether the step leaves a waiting sequence that it did not skip; do nothing if it must not compute
+    prompts.
+    """
     state = engine.state
     if not state.holds_prefills:
         state.leaves_waiting = state.num_waiting > state.num_passed_over
@@ -43,7 +45,7 @@ def end_pass(engine: Engine) -> None:
 
 @part
 def end_step(engine: Engine) -> None:
-    """Count the step if it computes anything, and restart the interval if it computes a prompt."""
+    """Count the step if it computes anything. If it computes a prompt, begin the interval anew."""
     state = engine.state
     if state.num_tokens_in_batch > 0:
         state.num_computing_steps += 1

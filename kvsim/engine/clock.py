@@ -46,7 +46,7 @@ which kernels take 2.6 ms.
 
 @part
 def advance(engine: Engine, until_s: float) -> int:
-    """Run until the caller has to act, or to the end of the first step that ends at `until_s` or later; return the
+    """Run until the caller has to act, at most to the end of the first step that ends at `until_s` or later; return the
     outcome.
     """
     outcome = _advance(engine, until_s)
@@ -89,7 +89,9 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one retur
 
 @part
 def next_arrival_s(engine: Engine) -> float:
-    """Return the time at which the next request that was sent arrives, in seconds; infinity if all have arrived."""
+    """Return the arrival time of the next request that was sent, in seconds; infinity if all sent requests have
+    arrived.
+    """
     state = engine.state
     if state.num_arrived == state.num_submitted:
         return math.inf
@@ -98,7 +100,9 @@ def next_arrival_s(engine: Engine) -> float:
 
 @part
 def ask_again(engine: Engine, num_users: int) -> None:
-    """Send the next requests of the workload after a think time, one for each of `num_users` answered users."""
+    """Send the next `num_users` requests of the workload, one for each user who got an answer; each arrives after the
+    think time.
+    """
     state = engine.state
     for _ in range(min(num_users, len(engine.lines) - state.num_submitted)):
         engine.times[engine.lines[state.num_submitted].arrived].arrival_s = state.host_s + engine.settings.think_s
@@ -107,7 +111,9 @@ def ask_again(engine: Engine, num_users: int) -> None:
 
 @part
 def _after_step(engine: Engine) -> int:
-    """Return the outcome after a step: `SCHEDULED` if the run goes on, else the reason why it returns."""
+    """Return the outcome after a step: `SCHEDULED` if the run goes on, otherwise the reason why the caller has to
+    act.
+    """
     state = engine.state
     if state.num_in_batch == 0 and state.num_preempted == 0 and engine.scheduler.is_stalled(engine):
         return STALLED
@@ -122,9 +128,10 @@ def _after_step(engine: Engine) -> int:
 
 @part
 def next_moment(engine: Engine) -> int:
-    """Advance the engine's loop by one moment: schedule a step, or process the output of the oldest step in flight.
+    """Schedule a step, or process the output of the oldest step in flight; return the outcome.
 
-    An engine call schedules a step, if there is work, and then processes an output, unless it may schedule ahead.
+    One call of vLLM's engine does both: it schedules a step if there is work, and then processes an output, unless it
+    may schedule ahead.
     """
     state = engine.state
     if not state.awaiting and engine.scheduler.has_work(engine):
@@ -140,7 +147,7 @@ def next_moment(engine: Engine) -> int:
 
 @part
 def take_arrivals(engine: Engine) -> None:
-    """Queue all requests that have arrived, and advance the host's clock by the time that each request takes."""
+    """Queue all requests that have arrived. Each advances the host's clock by the time that adding it takes."""
     settings, state = engine.settings, engine.state
     now_s = state.host_s
     while state.num_arrived < state.num_submitted:
@@ -166,7 +173,7 @@ def take_arrivals(engine: Engine) -> None:
 
 @part
 def schedule(engine: Engine) -> None:
-    """Schedule a step, record it and launch it. An empty step is in flight too, but takes no time."""
+    """Schedule a step, record it and launch it. A step without tokens is in flight too, but takes no time."""
     settings, state = engine.settings, engine.state
     state.seq += 1
     launched = engine.launched[state.next_launched]
@@ -208,16 +215,14 @@ def schedule(engine: Engine) -> None:
 
 @part
 def _fed_back(engine: Engine) -> int:
-    """Return the index in `launched` of the earlier step whose outputs the first stage awaits before the
-    newest step.
-    """
+    """Return the index in `Engine.launched` of the earlier step whose tokens the newest step needs before it begins."""
     index = engine.state.next_launched - 1 - engine.settings.feedback
     return index if index >= 0 else index + engine.settings.most_in_flight
 
 
 @part
 def finish_oldest(engine: Engine) -> None:
-    """Await the oldest step in flight and process its outputs."""
+    """Wait for the oldest step in flight, and process its outputs."""
     settings, state = engine.settings, engine.state
     launched = engine.launched[in_flight.oldest(engine)]
     counts_outputs = settings.num_drafts > 0 and settings.records_schedule and launched.is_recorded
@@ -243,12 +248,12 @@ def finish_oldest(engine: Engine) -> None:
 
 
 def step_time(model: steptime.StepTimeModel, shape: StepShape) -> StepTime:
-    """Return the time of a step by any step-time model; compiled code calls the roofline model instead."""
+    """Return the time of a step by a step-time model of any kind. Compiled code calls the roofline model instead."""
     return model.step_time(shape)
 
 
 def entry_s(model: steptime.StepTimeModel, prompt_tokens: int) -> float:
-    """Return the host time that adding a request takes, in seconds, by any step-time model."""
+    """Return the host time that adding a request takes, in seconds, by a step-time model of any kind."""
     return model.entry_s(prompt_tokens)
 
 
@@ -283,7 +288,7 @@ def has_room(engine: Engine) -> bool:
 
 @part
 def write_down(engine: Engine) -> StepShape:
-    """Record the step that was scheduled, without the tokens of each sequence; return its shape."""
+    """Record the step that was scheduled, and return its shape. The tokens of each sequence are recorded elsewhere."""
     state, encoder = engine.state, engine.encoder.state
     context_tokens = state.context_tokens + 2 * state.num_copied_slots  # a copy reads every byte and writes it again
     shape = StepShape(
@@ -331,7 +336,7 @@ def begin_gap(engine: Engine, begin_s: float) -> Gap:
 
 @part
 def write_totals(engine: Engine, row: Step | Gap, padding: int) -> None:
-    """Write the present lengths of the queues and totals of the slots to the row of a step or of a gap."""
+    """Write the current lengths of the queues and totals of the slots to the row of a step or of a gap."""
     state = engine.state
     row.running, row.waiting = engine.scheduler.num_running(engine), state.num_waiting
     row.free_units, row.cached_units = engine.memory.free_units(engine), engine.memory.cached_units(engine)

@@ -12,14 +12,14 @@ from kvsim.steptime import COEFFICIENTS, Roofline, Staged, StepTimeModel
 
 
 def coefficients_of(step_time: StepTimeModel) -> tuple[Roofline, ...]:
-    """Return the roofline model of each stage, or nothing if a stage has another kind of model."""
+    """Return the roofline model of each pipeline stage; an empty tuple if a stage has another kind of model."""
     times: Any = getattr(step_time, "times", step_time)  # a profile has its model in `times`
     stages = times.stages if isinstance(times, Staged) else (times,)
     return stages if all(type(stage) is Roofline for stage in stages) else ()
 
 
 def step_times(step_time: StepTimeModel, *, compiled: bool) -> Records[Any]:
-    """Return the model of each stage or, if `compiled`, a record of its numeric coefficients."""
+    """Return the model of each pipeline stage; with `compiled`, a record of its numeric coefficients."""
     stages = coefficients_of(step_time)
     if not compiled:
         interpreted: Any = list(stages or (step_time,))

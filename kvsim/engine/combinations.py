@@ -10,7 +10,7 @@ from kvsim.policies.settings import PagedSettings
 
 
 def check_pipeline(policy: Policy, pipeline: Pipeline, drafts: Drafts | None, *, is_custom: bool) -> None:
-    """Check that a policy with several pipeline stages has only settings that are modelled for them."""
+    """Refuse settings of a policy that kvsim does not simulate with several pipeline stages."""
     if pipeline.pipeline_parallel_size == 1 or isinstance(policy, Static):
         return
     cache = policy.cache if isinstance(policy, Paged) else PagedSettings()
@@ -29,7 +29,9 @@ def check_pipeline(policy: Policy, pipeline: Pipeline, drafts: Drafts | None, *,
 
 
 def check_loads(policy: Paged, pipeline: Pipeline) -> None:
-    """Check that no request is admitted again while blocks of its earlier admission wait for a step in flight."""
+    """Refuse settings with which a request may be admitted again while blocks of its earlier admission wait for a step
+    in flight.
+    """
     scheduler = policy.scheduler
     depth = pipeline.most_in_flight(async_scheduling=bool(scheduler.async_scheduling))
     if depth > 2 and not rules_of(scheduler.vllm).spares_busy:
@@ -40,7 +42,7 @@ def check_loads(policy: Paged, pipeline: Pipeline) -> None:
 
 
 def check_drafts(policy: Policy, drafts: Drafts | None, *, is_custom: bool) -> None:
-    """Check that speculative decoding is combined only with settings that are modelled together with it."""
+    """Refuse settings that kvsim does not simulate together with speculative decoding."""
     if isinstance(policy, Contiguous) and bool(policy.scheduler.speculative_config):
         raise UsageError(
             "speculative decoding is followed in a paged cache; take --policy paged, or no --speculative-config."
@@ -62,7 +64,7 @@ def check_drafts(policy: Policy, drafts: Drafts | None, *, is_custom: bool) -> N
 
 
 def check_several_groups(cache: PagedSettings) -> None:
-    """Check that a model with several KV-cache groups has no settings that are modelled only for one group."""
+    """Refuse settings that kvsim does not simulate for a model with several KV-cache groups."""
     if cache.swap_gib:
         raise UsageError(
             "swapping to host memory is modelled where every layer keeps every token; this model has several KV-cache "

@@ -1,6 +1,6 @@
-"""The records of a KV connector, on the scheduler's side; see `connected`.
+"""State of a KV connector, on the scheduler's side; see `connected`.
 
-An engine without a connector has an empty tuple in its place, so that its compiled code has no code for it.
+An engine without a connector has an empty tuple instead, so that its compiled code has no code for a connector.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from kvsim.engine.records import Small
 
 @dataclass(slots=True, eq=False, repr=False)
 class ConnectorSettings:
-    """Settings of a connector; they do not change during a run."""
+    """Settings of a connector. They do not change during a run."""
 
     is_store: bool = False
-    """A store holds prefixes of prompts; otherwise prompts are fetched from another server."""
+    """True for a store of prefixes; False if prompts are fetched from another server."""
     spares_busy: bool = False
-    """A sequence is not preempted if its blocks could not be freed at once."""
+    """True if a sequence whose blocks could not be freed at once is never preempted."""
     recomputes: bool = False
-    """Tokens that fail to load are recomputed; if False, the request ends."""
+    """True if tokens that fail to load are computed here; False if their request ends with an error."""
     backoff_tokens: int = 0
     """Number of tokens at the end of a prompt that are computed even if they could be loaded."""
     is_timed: bool = False
-    """The engine's clock decides when a load has ended; if False, the caller reports it."""
+    """True if the engine's clock decides when a load has ended; False if the caller reports it."""
     block_s: float = 0.0
-    """Seconds that one block takes on one lane of the link."""
+    """Seconds that the transfer of one block takes on one lane of the link."""
     latency_s: float = 0.0
     """Fixed part of the time of a load, in seconds."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class ConnectorState:
-    """The numbers of a connector that change from step to step."""
+    """Numbers of a connector that change from step to step."""
 
     num_external: int = 0
     """Number of tokens that the sequence being admitted gets through the connector."""
@@ -48,65 +48,67 @@ class ConnectorState:
     num_sends: int = 0
     num_reports: int = 0
     num_bad: int = 0
-    """Number of blocks that have failed to load and are not reported yet."""
+    """Number of blocks that have failed to load and have not been reported."""
     num_errors: int = 0
     num_fetched: int = 0
-    """Number of entries of `ConnectorTables.loads` that were put on the link."""
+    """Number of entries of `ConnectorTables.loads` whose loads have started on the link."""
     num_fetched_blocks: int = 0
-    """Number of blocks that were put on the link in the whole run."""
+    """Number of blocks in all loads that have started on the link; 0 if loads are not timed
+    (`ConnectorSettings.is_timed`).
+    """
     num_live: int = 0
-    """Number of transfers whose end is known, but not reported yet."""
+    """Number of transfers whose end time is known and that have not been reported as ended."""
     is_asleep: bool = False
-    """The engine does nothing before `wake_s`, unless another server or a client acts earlier."""
+    """True if the engine does nothing before `wake_s`, unless another server or a client acts earlier."""
     wake_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Transfer:
-    """State of one request's transfers through the connector."""
+    """Transfers of one request through the connector."""
 
     is_kept: bool = False
-    """The blocks of the request are kept after it ends, until another server has read them."""
+    """True if the blocks of the request are kept after it ends, until another server has read them."""
     fetches: bool = False
-    """The KV of the prompt is on another server, and no load of it has begun."""
+    """True if the KV of the prompt is on another server and no load of it has begun."""
     stored_tokens: Small = 0
-    """Number of leading tokens that the store holds."""
+    """Number of leading tokens of the prompt that the store holds."""
     is_async: bool = False
-    """KV from outside is loaded between steps; if False, a step loads it before it computes."""
+    """True if KV from outside is loaded between steps; False if the admitting step loads it before it computes."""
     num_unknown: Small = 0
-    """Number of coming lookups to which the store gives no answer, so that the scheduler repeats them."""
+    """Number of the next lookups that the store leaves unanswered, so that the scheduler repeats them."""
     first_bad: int = 0
     """Index in `ConnectorTables.bad_places` of the first block that fails to load."""
     num_bad: Small = 0
-    """Number of blocks that fail to load, until they are reported."""
+    """Number of blocks of the request that fail to load; 0 after they were reported."""
     rank: Small = 0
-    """Position of the request among the requests whose loads fail in the same step."""
+    """Order of the request among those whose loads fail in the same step: the smallest rank ends first."""
     loads_from: Small = 0
-    """Index of the first table entry that the present load writes."""
+    """Index of the first table entry that the current load writes."""
     external_tokens: Small = 0
-    """Number of tokens that the connector provided at the last admission or load."""
+    """Number of tokens that came through the connector at the last admission or load."""
     done_s: float = 0.0
-    """Time in seconds at which the load ends, or at which another server has read the kept blocks."""
+    """Time at which the load ends, or at which another server has read the kept blocks, in seconds."""
     has_come: bool = False
-    """The end of the load was reported, and the scheduler has not visited the sequence since then."""
+    """True if the load was reported as ended and the scheduler has not looked at the sequence since."""
     has_failed: bool = False
-    """Some of the loaded blocks are bad."""
+    """True if some of the loaded blocks are bad."""
     is_error: bool = False
-    """The sequence has ended because its load failed."""
+    """True if the sequence has ended because its load failed."""
     is_held: bool = False
-    """The sequence has ended, and its blocks wait for a transfer."""
+    """True if the sequence has ended and its blocks wait for a transfer."""
     begun_seq: int = -1
-    """`State.seq` at the begin of the last transfer; -1 if there was none."""
+    """Event number (`State.seq`) of the begin of the last transfer; -1 if there was none."""
     ended_seq: int = -1
-    """`State.seq` at the report of the end of the last transfer; -1 if it was not reported."""
+    """Event number (`State.seq`) of the report that the last transfer has ended; -1 if it was not reported."""
     begin_s: float = 0.0
-    """Time in seconds at which the last load begins on the link, or from which blocks are kept."""
+    """Time at which the last load begins on the link, or from which blocks are kept, in seconds."""
     first_entry: Small = 0
     """Index of the first table entry of the last transfer."""
     num_blocks: Small = 0
     """Number of blocks of the last transfer."""
     num_tokens: Small = 0
-    """Number of tokens of the last load, or number of computed tokens in the kept blocks."""
+    """Number of tokens of the last load; for kept blocks, the number of computed tokens in them."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -116,7 +118,7 @@ class Report:
     sequence: Small = 0
     is_load: bool = False
     reported_in: int = 0
-    """Number of the reporting step, counted from 1 over all calls of the scheduler."""
+    """Number of the step whose output reports the end. Calls of the scheduler are counted from 1."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -124,7 +126,7 @@ class Lane:
     """One lane of the link: an equal share of its speed, over which one load at a time is transferred."""
 
     free_s: float = 0.0
-    """Time in seconds at which all loads of the lane have ended."""
+    """Time at which all loads on the lane have ended, in seconds."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -136,29 +138,29 @@ class BadBlock:
 
 
 class ConnectorTables(NamedTuple):
-    """The records of a KV connector."""
+    """State of a KV connector."""
 
     settings: ConnectorSettings
     state: ConnectorState
     transfers: Records[Transfer]
     """One record for each sequence."""
     loads: Numbers
-    """Sequences whose loads have begun, in order, until the caller reads the list."""
+    """Numbers of the sequences whose loads have begun, in order, until the caller reads them."""
     notices: Numbers
-    """Sequences that fetch nothing from another server, so that the other server can free the blocks of
-    their prompts.
+    """Numbers of the sequences that fetch nothing from another server, which can then free the blocks of their
+    prompts.
     """
     sends: Numbers
-    """Sequences that have ended, and whose blocks are kept for another server from the next step on."""
+    """Numbers of the sequences that have ended and whose blocks are kept for another server from the next step on."""
     live: Numbers
-    """Sequences with a transfer whose end time is known, and whose end is not reported yet."""
+    """Numbers of the sequences with a transfer whose end time is known and that has not been reported as ended."""
     lanes: Records[Lane]
     reports: Records[Report]
     """Transfers that have ended, in the order in which they are reported."""
     bad_places: Numbers
-    """Table entries of the blocks that fail to load, sequence after sequence."""
+    """Indices of the table entries whose blocks fail to load, for one sequence after the other."""
     bad_blocks: Records[BadBlock]
     marks: Numbers
-    """Mark of each block, used during one update to find bad blocks."""
+    """Mark of each block, by which bad blocks are found while an output is processed; see `failed_loads`."""
     errors: Numbers
-    """Sequences that end with this update because their load failed."""
+    """Numbers of the sequences that end with this output because their load failed."""

@@ -1,4 +1,4 @@
-"""Continue a run in another engine: a compiled copy, or the same engine with more room for rows of the schedule.
+"""Continue a run in another engine: in a compiled copy, or in the same engine with more room for rows of the schedule.
 
 A long run begins interpreted, because compiling takes seconds. `moved` continues it in machine code.
 """
@@ -16,7 +16,9 @@ _NOT_COPIED_BY_NAME = (
     *("memory", "scheduler", "rules", "external", "host", "connector", "radix", "encoder", "step_times"),
     *("steps", "outputs", "gaps", "memory_rows"),
 )
-"""Fields that `moved` does not copy by name: shared ones, those of `_parts_of`, and drained rows."""
+"""Fields that `moved` does not copy by name: parts that both engines share, those in `_parts_of`, and rows that were
+drained.
+"""
 
 
 def moved(source: Engine, target: Engine) -> Engine:
@@ -38,13 +40,15 @@ def moved(source: Engine, target: Engine) -> Engine:
 
 
 def _parts_of(engine: Engine) -> tuple[Any, ...]:
-    """Return the records of the optional parts (external KV, host tier and so on), without drained rows."""
+    """Return the state of the optional parts (external KV, host tier and so on), without rows that were drained."""
     encoder = (part for name, part in engine.encoder._asdict().items() if name != "rows")
     return (*engine.external, *engine.host, *engine.connector, *engine.radix, *encoder)
 
 
 def _copy(old: Any, new: Any, end: int | None = None) -> None:
-    """Copy a record, or the first `end` records or numbers (None for all), from an interpreted to a compiled engine."""
+    """Copy a record, or the first `end` records or numbers, from an interpreted to a compiled engine. None copies
+    all.
+    """
     if isinstance(new, np.void):
         for field in dtype_of(type(old)).names or ():
             new[field] = getattr(old, field)
@@ -58,9 +62,9 @@ def _copy(old: Any, new: Any, end: int | None = None) -> None:
 
 
 def with_room_for_schedule(engine: Engine, num_rows: int) -> Engine:
-    """Return `engine` with more room for rows of the schedule, if needed.
+    """Return `engine`, with more room for rows of the schedule if needed.
 
-    The capacity is doubled when the `num_rows` that may still change fill more than half of it.
+    The capacity is doubled if `num_rows`, the rows that may still change, fill more than half of it.
     """
     rows, settings = engine.schedule_rows, engine.settings
     if not settings.records_schedule:

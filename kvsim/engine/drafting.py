@@ -1,8 +1,8 @@
 """Speculative decoding as vLLM schedules it: a step verifies the drafts of a sequence, and rejected drafts are undone.
 
-No draft model runs here. The number of accepted drafts in each step is an input: each request has a list, which is read
-at the number of the request's outputs. With asynchronous scheduling, the next step reserves tokens for drafts that are
-not generated yet.
+No draft model runs here. The number of accepted drafts in each step is an input: each request has a list, whose entry
+for a step depends on the request's number of output tokens. With asynchronous scheduling, the next step reserves tokens
+for drafts that are not generated yet.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from kvsim.engine.state import RUNNING, Engine
 
 @part
 def num_tokens_left(engine: Engine, budget: int) -> int:
-    """Return the number of tokens that the step has left for one more sequence; 0 or less if there are none."""
+    """Return the part of `budget` that one more sequence may use in the step; 0 or less if there is none."""
     slots = engine.settings.draft_slots
     return budget if slots == 0 else min(budget, engine.state.input_tokens - slots)
 
 
 @part
 def use_tokens(engine: Engine, num_tokens: int) -> None:
-    """Subtract the tokens of one sequence, and those that drafting takes for it, from the tokens left in the step."""
+    """Subtract from the step's budget the tokens of one sequence, and the tokens that drafting takes for it."""
     engine.state.input_tokens -= num_tokens + engine.settings.draft_slots
 
 
 @part
 def return_tokens(engine: Engine, num_tokens: int) -> None:
-    """Undo `use_tokens` for a sequence that leaves the step."""
+    """Undo `use_tokens` for a sequence that is taken out of the step."""
     engine.state.input_tokens += num_tokens + engine.settings.draft_slots
 
 
 @part
 def padded_tokens(engine: Engine, computed: int, budget: int) -> int:
-    """Return the number of tokens in the first step of a waiting sequence that has one token left to compute.
+    """Return the number of tokens that a waiting sequence with one token left to compute gets in its first step.
 
-    vLLM pads this token with drafts, which are always rejected, so that the sequence is as long as the other decodes in
+    vLLM pads this token with drafts, which are always rejected, so that the sequence is as long as the other decodes of
     the step. Return 0 if the padded sequence does not fit; it then waits.
     """
     settings, state = engine.settings, engine.state
@@ -53,24 +53,28 @@ def padded_tokens(engine: Engine, computed: int, budget: int) -> int:
 
 @part
 def unsplit_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Return `num_tokens`, shortened if fewer known tokens would follow the chunk than drafting reads ahead."""
+    """Return `num_tokens`, reduced so that after this chunk either no prompt token is left, or at least as many as
+    drafting reads ahead.
+    """
     ahead, rest = engine.settings.prompt_ahead_tokens, sequence.num_tokens - computed - num_tokens
     return max(num_tokens - (ahead - rest), 0) if 0 < rest < ahead else num_tokens
 
 
 @part
 def num_sure(engine: Engine, num_tokens: int) -> int:
-    """Return how many of the first `num_tokens` tokens are final: no drafting module computes them again."""
+    """Return how many of the first `num_tokens` tokens no drafting module will compute again."""
     return max(num_tokens - max(engine.settings.prompt_ahead_tokens - 1, 0), 0)
 
 
 @part
 def commit(engine: Engine, sequence: Sequence, is_new: bool) -> int:
-    """Return how many drafts the scheduled step verifies for a sequence, and count the outputs that it will yield.
+    """Return the number of drafts that the scheduled step verifies for a sequence, and count the outputs that it will
+    yield.
 
-    The step computes all known tokens of the sequence. The result is negative if the sequence `is_new` in the step: its
-    drafts are padding, which is always rejected. All padding counts, even if `long_prefill_token_threshold` left fewer
-    tokens to the sequence; newer releases of vLLM then raise an AssertionError.
+    The step computes all known tokens of the sequence. If the sequence joined in this step (`is_new`), its drafts are
+    padding, which is always rejected, and the result is negative. All of the padding counts, even if
+    `long_prefill_token_threshold` left fewer tokens to the sequence; newer releases of vLLM then raise an
+    AssertionError.
     """
     num_verified = sequence.computed - sequence.num_tokens - sequence.placeholders
     if is_new and num_verified != sequence.drafts:
@@ -86,7 +90,7 @@ def commit(engine: Engine, sequence: Sequence, is_new: bool) -> int:
 
 @part
 def end_step(engine: Engine) -> None:
-    """Set the number of tokens that are drafted for each sequence after the step."""
+    """Set the number of tokens that are drafted for each sequence after this step."""
     state = engine.state
     state.num_drafts = engine.settings.num_drafts
     if len(engine.drafts_by_batch) > 0 and state.num_in_batch > 0:
@@ -97,7 +101,7 @@ def end_step(engine: Engine) -> None:
 def verify(engine: Engine, sequence: Sequence, index: int) -> None:
     """Append the accepted drafts of a sequence, and the token generated after them, to its known tokens.
 
-    Rejected drafts are undone. `index` is that of the sequence in `Engine.emitting`.
+    Rejected drafts are undone. `index` is the index of the sequence in `Engine.emitting`.
     """
     settings = engine.settings
     is_stale = settings.late_outputs_block and sequence.status != RUNNING
@@ -129,7 +133,9 @@ def verify(engine: Engine, sequence: Sequence, index: int) -> None:
 
 @part
 def _take_back(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Count the last `num_tokens` computed tokens as rejected; their slots stay written until they are recomputed."""
+    """Count the last `num_tokens` computed tokens as rejected. Their slots stay written until the tokens there are
+    computed again.
+    """
     totals.note_computed(engine, sequence)
     sequence.rejected += num_tokens
     sequence.computed -= num_tokens
@@ -137,7 +143,7 @@ def _take_back(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def num_wrong(engine: Engine, sequence: Sequence, index: int) -> int:
-    """Return how many drafts the step rejects for the sequence at `index` of `emitting`."""
+    """Return the number of drafts that the step rejects for the sequence at `index` of `Engine.emitting`."""
     if engine.settings.num_drafts == 0:
         return 0
     num_verified = engine.emitting_drafts[index]
@@ -148,9 +154,10 @@ def num_wrong(engine: Engine, sequence: Sequence, index: int) -> int:
 
 @part
 def propose(engine: Engine, launched: int) -> None:
-    """Set the number of drafts that the next step verifies for each sequence of the processed step at `launched`.
+    """Set the number of drafts that the next step verifies, for each sequence of the step at `launched`, which is being
+    processed.
 
-    Chunks of prompts get none.
+    A sequence whose prompt is not complete gets none.
     """
     first = launched * engine.settings.max_num_seqs
     for index in range(first, first + engine.launched[launched].num_computing):
@@ -161,7 +168,7 @@ def propose(engine: Engine, launched: int) -> None:
 
 @part
 def _num_accepted(engine: Engine, sequence: Sequence, num_drafts: int) -> int:
-    """Return how many of the next `num_drafts` drafts are accepted: by the request's list, or all if it has none."""
+    """Return how many of the next `num_drafts` drafts are accepted, by the request's list; all if it has none."""
     given = engine.given_drafts[sequence.number]
     if given.num_accepted == 0:
         return num_drafts
@@ -172,7 +179,7 @@ def _num_accepted(engine: Engine, sequence: Sequence, num_drafts: int) -> int:
 
 @part
 def _num_proposed(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of drafts that are proposed next: by the request's list if it has one."""
+    """Return the number of drafts that are proposed next, by the request's list; the largest number if it has none."""
     given, most = engine.given_drafts[sequence.number], engine.state.num_drafts
     if given.num_proposed == 0:
         return most

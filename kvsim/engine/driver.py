@@ -1,4 +1,4 @@
-"""The Python interface of an engine: run it by its clock or step it by hand, and inspect its state."""
+"""The Python side of an engine: send requests, run it on its clock or call single steps, and read its state."""
 
 from __future__ import annotations
 
@@ -33,18 +33,22 @@ _ADVANCE, _MOMENT, _PLAY = range(3)
 
 
 class Driver:
-    """Interface of one engine. If the caller steps the engine by hand, the clock does not advance."""
+    """Control of one engine: send requests, run it, read its state.
+
+    `advance` runs the engine on the simulated clock. A caller may instead schedule and update single steps; the clock
+    then does not move.
+    """
 
     def __init__(
         self, engine: Engine, *, compiled: bool = False, compile_later: Callable[[], Engine | None] = lambda: None
     ) -> None:
-        """Run `engine` interpreted, or as machine code if `compiled`.
+        """Run `engine`, which is `compiled` or interpreted.
 
-        A run that takes more than one slice continues in the compiled engine that `compile_later` returns, unless it
-        returns None.
+        A run of more than one slice continues in the compiled engine that `compile_later` returns. If that is None, the
+        run stays in `engine`.
         """
         self.engine = engine
-        """The engine in its present state. Its records keep the rows of a slice until the next slice begins."""
+        """The engine in its current state. Its arrays keep the rows of a slice until the next slice begins."""
         chosen = act_on_batch if engine.memory is static_batch.RECTANGLE else act
         self._act: Any = _compiled(chosen) if compiled else chosen
         self._look_up: Any = _compiled(look_up) if compiled else look_up
@@ -57,7 +61,7 @@ class Driver:
         return float(self.engine.state.host_s)
 
     def send(self, number: int, at_s: float) -> None:
-        """Send a request, which arrives at `at_s` seconds, no earlier than those sent before."""
+        """Send request `number`. It arrives at `at_s` seconds, which is not earlier than the arrivals sent before."""
         state = self.engine.state
         self.engine.times[number].arrival_s = at_s
         self.engine.lines[state.num_submitted].arrived = number
@@ -70,9 +74,11 @@ class Driver:
         self.engine.state.num_submitted = size
 
     def send_first(self, num_users: int, think_s: float) -> None:
-        """Send the first request of each user. A user sends the next request `think_s` seconds after an answer.
+        """Send the first request of each of `num_users` users. A user sends the next request `think_s` seconds after an
+        answer.
 
-        The engine sends these next requests. It must refuse none, because a refused request ends before earlier ones.
+        The engine sends these next requests itself. The workload must have no refused request, because a refused
+        request ends before earlier ones.
         """
         self.send_all()
         settings, state = self.engine.settings, self.engine.state
@@ -83,8 +89,7 @@ class Driver:
     def advance(self, until_s: float = math.inf) -> int:
         """Run until the caller has to act; return the outcome (see `clock`).
 
-        The rows of all calls form one slice, up to the call with the outcome `FULL`. The next call then begins another
-        slice.
+        The rows of all calls up to an outcome of `FULL` form one slice. The next call then begins another slice.
         """
         if self._is_long and not self._has_asked:
             self._has_asked = True
@@ -108,19 +113,23 @@ class Driver:
             return int(self._look_up(self.engine, 0, float(number)))
 
     def next_moment(self) -> int:
-        """Advance to the next moment of the engine's loop, without regard to the clock; see `clock.next_moment`."""
+        """Schedule a step or process an output, whatever the clock says; return the outcome (see
+        `clock.next_moment`).
+        """
         self._begin_slice()
         return int(self._act(self.engine, _MOMENT, 0.0))
 
     def has_work(self) -> bool:
-        """Tell whether the next moment schedules a step; otherwise it processes an output, if one is awaited."""
+        """Tell whether the next call of `next_moment` schedules a step. If not, it processes an output, if one is
+        awaited.
+        """
         return bool(self.engine.scheduler.has_work(self.engine))
 
     def play(self, kinds: npt.NDArray[Any] | list[int], numbers: npt.NDArray[Any] | list[int]) -> int:
-        """Replay ordered events (see `moments`), without regard to the clock; return the number of replayed events.
+        """Replay ordered events (see `moments`), whatever the clock says; return the number of replayed events.
 
-        `kinds` has the kinds of the events, and `numbers` the sequences that they concern. Both have the same length,
-        at most that of `Engine.moments`.
+        `kinds` has the kinds of the events, and `numbers` the numbers of the sequences that they concern. Both have the
+        same length, which is at most that of `Engine.moments`.
         """
         self.engine.state.num_schedule_rows = 0
         self._begin_slice()
@@ -128,7 +137,7 @@ class Driver:
         return int(self._act(self.engine, _PLAY, float(len(kinds))))
 
     def add(self, number: int) -> None:
-        """Queue a sequence."""
+        """Queue sequence `number`."""
         self.play([moments.ADD], [number])
 
     def schedule(self) -> None:
@@ -140,15 +149,15 @@ class Driver:
         self.play([moments.UPDATE], [0])
 
     def abort(self, number: int) -> None:
-        """End a sequence at once; its outputs in flight will be ignored."""
+        """End sequence `number` at once. Its outputs in flight will be ignored."""
         self.play([moments.ABORT], [number])
 
     def running(self) -> list[int]:
-        """Return the running sequences, in order of admission."""
+        """Return the numbers of the running sequences, in order of admission."""
         return self._listed("running", self.engine.state.num_running)
 
     def holders(self) -> list[int]:
-        """Return the sequences that hold memory: running, loading, loaded, or not freed yet."""
+        """Return the numbers of the sequences that hold memory: running, loading, loaded, or not freed yet."""
         if self.engine.memory.name in ("connected", "disaggregated"):
             return self._holders_of_connector()
         if not self.engine.settings.offloads:
@@ -165,41 +174,49 @@ class Driver:
         return [*self.running(), *waiting, *held, *self.deferred()]
 
     def waiting(self) -> list[int]:
-        """Return the queued sequences, the head first."""
+        """Return the numbers of the queued sequences, the head of the queue first."""
         return waiting_queue.in_order(self.engine)
 
     def batch(self) -> dict[int, int]:
-        """Return the number of tokens of each sequence in the step scheduled last, in order of scheduling."""
+        """Return the number of tokens of each sequence in the step scheduled last, by the sequence's number, in order
+        of scheduling.
+        """
         size = self.engine.state.num_in_batch
         return dict(zip(self._listed("batch", size), self._listed("batch_tokens", size), strict=True))
 
     def emitting(self) -> list[int]:
-        """Return the sequences for which the step scheduled last yields an output."""
+        """Return the numbers of the sequences for which the step scheduled last yields an output."""
         state = self.engine.state
         launched = in_flight.earlier(self.engine, state.next_launched)
         first = launched * self.engine.settings.max_num_seqs
         return self._listed("emitting", first + self.engine.launched[launched].num_emitting)[first:]
 
     def preempted(self) -> list[int]:
-        """Return the sequences that the step scheduled last preempted, in order."""
+        """Return the numbers of the sequences that the step scheduled last preempted, in order."""
         lists = self.engine.lists
         return [int(lists[index].preempted) for index in range(self.engine.state.num_preempted)]
 
     def sequence(self, number: int) -> Sequence:
-        """Return the record of a sequence."""
+        """Return the record of sequence `number`."""
         return self.engine.sequences[number]
 
     def blocks(self, number: int, group: int = 0) -> list[int]:
-        """Return the block ids in a table of a sequence; an empty list while the sequence holds no block."""
+        """Return the block ids in the table of sequence `number` in `group`; an empty list while the sequence holds no
+        block.
+        """
         return self.table(number, group) if self.engine.sequences[number].num_units else []
 
     def table(self, number: int, group: int = 0) -> list[int]:
-        """Return the block ids in a table of a sequence that has one, or whose blocks are not freed yet."""
+        """Return the block ids in the table of sequence `number` in `group`. The sequence must have a table, or blocks
+        that are not freed yet.
+        """
         table = table_of(self.engine, self.sequence(number), group)
         return listed(self.engine.entries, table.begin, table.begin + table.num_blocks)
 
     def free_queue(self) -> list[int]:
-        """Return the free blocks in queue order. The loop ends even if the links of the queue are damaged."""
+        """Return the ids of the free blocks in queue order. The loop ends even if the links of the queue are
+        damaged.
+        """
         queue: list[int] = []
         following = listed_column(self.engine.blocks, "next")
         block = following[HEAD]
@@ -209,16 +226,18 @@ class Driver:
         return queue
 
     def skipped(self) -> list[int]:
-        """Return the skipped sequences, which are loading or must be looked up again."""
+        """Return the numbers of the skipped sequences. They are loading, or must be looked up again."""
         return self._listed("skipped", self.engine.state.num_skipped)
 
     def deferred(self) -> list[int]:
-        """Return the sequences whose blocks are freed only after the steps in flight, in order of freeing."""
+        """Return the numbers of the sequences whose blocks are freed only after the steps in flight, in order of
+        freeing.
+        """
         return listed(self.engine.external.deferred, 0, self.engine.external.state.num_deferred)
 
     def jobs(self) -> dict[int, Job]:
-        """Return the copies whose end is not reported yet, by index of their record, in the order in which
-        they began.
+        """Return the copies whose end has not been reported, by the index of their record, in the order in which they
+        began.
         """
         jobs, record = {}, int(self.engine.host.jobs[NO_JOB].next)
         while record != NO_JOB:
@@ -227,7 +246,7 @@ class Driver:
         return jobs
 
     def slots(self, job: Job) -> list[int]:
-        """Return the slots of host memory that a copy reads or writes, in order."""
+        """Return the host blocks, as numbers from 0, that a copy reads or writes, in order."""
         engine = self.engine
         if job.is_load:
             sequence = self.sequence(job.sequence)
@@ -240,28 +259,30 @@ class Driver:
         return slots
 
     def blocks_of_job(self, job: Job) -> list[int]:
-        """Return the GPU blocks that a copy reads or writes, in order, while they belong to its sequence."""
+        """Return the ids of the GPU blocks that a copy reads or writes, in order, while they belong to its sequence."""
         if job.is_load:
             return self.blocks(job.sequence)[-job.num_blocks :]
         size, sources = self.engine.host.settings.blocks_per_slot, self.engine.host.sources
         return [int(sources[slot * size + index]) for slot in self.slots(job) for index in range(size)]
 
     def report(self, job: int, call: int) -> None:
-        """Report the end of a copy with the output of step `call`; calls of the scheduler are counted from 1."""
+        """Report the end of a copy, at index `job` of `HostTier.jobs`, with the output of step `call`. Calls of the
+        scheduler are counted from 1.
+        """
         host_jobs.report(self.engine, job, call)
 
     def report_transfer(self, number: int, call: int, *, is_load: bool) -> None:
-        """Report the end of a transfer with the output of step `call`.
+        """Report the end of a transfer of sequence `number` with the output of step `call`.
 
-        The sequence was loaded (`is_load`), or another server has read its blocks.
+        With `is_load`, a load of the sequence has ended; otherwise another server has read its blocks.
         """
         connected.report(self.engine, self.sequence(number), is_load, call)
 
     def news(self) -> tuple[list[tuple[int, float]], list[int]]:
         """Return the transfers that concern other servers and have begun since the last call.
 
-        The result has two lists: loads, each as the sequence and the time in seconds at which it ends; and sequences
-        whose prompts need not be kept any longer on the servers that computed them.
+        The first list has the loads: number of the sequence, and time in seconds at which the load ends. The second
+        list has the numbers of the sequences whose prompts the servers that computed them need not keep any longer.
         """
         connector = self.engine.connector
         state = connector.state
@@ -271,7 +292,7 @@ class Driver:
         return loads, freed
 
     def wake_s(self) -> float:
-        """Return the time in seconds at which an engine without work continues by itself; infinity if it does not."""
+        """Return the time in seconds at which an engine without work goes on by itself; infinity if it does not."""
         engine = self.engine
         if engine.memory is static_batch.RECTANGLE:
             return float(static_batch.next_chance_s(engine))
@@ -280,7 +301,7 @@ class Driver:
         return float(clock.next_arrival_s(engine))
 
     def last_step(self) -> tuple[StepShape, float]:
-        """Return the shape of the step that was scheduled last, which may be empty, and its start in seconds."""
+        """Return the shape of the step that was scheduled last, which may have no tokens, and its start in seconds."""
         state = self.engine.state
         if state.num_in_batch == 0:
             return StepShape(0, 0, 0, 0, 0), float(state.host_s)
@@ -294,9 +315,9 @@ class Driver:
         return shape, float(step.start_s)
 
     def settle_step(self, launched_s: float | None, done_s: float) -> None:
-        """Set when the step scheduled last was launched, and when its kernels are done, in seconds.
+        """Set when the step that was scheduled last is launched, and when its kernels are done, in seconds.
 
-        `launched_s` is None for a step without a batch, whose output is processed at `done_s`. An engine that awaits no
+        `launched_s` is None for a step without tokens, whose output is processed at `done_s`. An engine that awaits no
         output continues at that time. Transfers that have ended by the launch are reported with the output of the step.
         """
         engine = self.engine
@@ -310,32 +331,34 @@ class Driver:
             engine.memory.poll_transfers(engine)
 
     def skip_to(self, at_s: float) -> None:
-        """Advance the clock of an engine without work to `at_s`, in seconds, if it is earlier."""
+        """Advance the clock of an engine without work to `at_s` seconds, if it is earlier."""
         state = self.engine.state
         state.host_s = max(float(state.host_s), at_s)
 
     def has_sent(self) -> bool:
-        """Tell whether some request that was sent has not arrived yet."""
+        """Tell whether a request that was sent has not arrived yet."""
         return bool(self.engine.state.num_arrived < self.engine.state.num_submitted)
 
     def has_requests(self) -> bool:
-        """Tell whether some request that has arrived has not ended yet."""
+        """Tell whether a request that has arrived has not ended yet."""
         return bool(self.engine.state.num_arrived > self.engine.state.num_ended)
 
     def report_read(self, number: int, at_s: float) -> None:
-        """Set the time in seconds at which another server has read the blocks that an ended sequence keeps."""
+        """Set the time, `at_s` seconds, at which another server has read the blocks that ended sequence `number`
+        keeps.
+        """
         if self.engine.settings.lockstep and not self.has_requests():
             self.skip_to(at_s)  # no step of the other ranks may advance its clock
         self.engine.connector.transfers[number].done_s = at_s
         transfers.expect_end(self.engine, self.sequence(number))
 
     def use_slots(self, slots: list[int]) -> None:
-        """Mark idle slots of host memory as just used, in this order."""
+        """Mark idle host blocks, given as numbers from 0, as just used, in this order."""
         for slot in slots:
             host_pool.use(self.engine, host_pool.block_of(slot))
 
     def changes(self) -> list[MemoryRow]:
-        """Return the changes of ownership of the last slice or action, in order."""
+        """Return the changes of ownership in the last slice or action, in order."""
         return [self.engine.memory_rows[index] for index in range(self.engine.state.num_memory_rows)]
 
     def _begin_slice(self) -> None:
@@ -355,13 +378,15 @@ class Driver:
 
 @part
 def act_on_batch(engine: Engine, action: int, argument: float) -> int:  # noqa: ARG001  static batches only advance
-    """Advance an engine of static batches, which has no other action."""
+    """Advance an engine of static batches; it has no other action than `advance`."""
     return static_batch.advance(engine, argument)
 
 
 @part
 def act(engine: Engine, action: int, argument: float) -> int:
-    """Run one action of an engine that schedules every step: advance to a time, take one moment, or replay events."""
+    """Run one action of an engine: advance to a time, take one moment, or replay events. `argument` is the time or the
+    number of events.
+    """
     outcome = 0
     if action == _ADVANCE:
         outcome = clock.advance(engine, argument)
@@ -381,11 +406,11 @@ def look_up(engine: Engine, action: int, argument: float) -> int:  # noqa: ARG00
 
 
 _SOURCES = (Path(__file__).parent, Path(steptime.__file__).parent)
-"""Folders with all sources of compiled functions."""
+"""Folders with the sources of all compiled functions."""
 
 
 def has_machine_code(memory: MemoryManager) -> bool:
-    """Tell whether machine code for a kind of memory is on disk."""
+    """Tell whether machine code for this kind of memory is on disk."""
     return is_at_hand(memory, _SOURCES)
 
 

@@ -1,11 +1,11 @@
 """The encoder cache: the vision encoder's outputs for images of prompts, kept while sequences need them.
 
 A step encodes an image as a whole, before it computes the image's tokens in the prompt. If the step's budget or the
-cache has no room for an image, the chunk is cut right before it. Equal images are encoded once, and shared. Images that
-no sequence uses are evicted when room is needed, in the order in which they became unused.
+cache has no room for an image, the chunk of the prompt is cut right before it. Equal images are encoded once, and
+shared. Images that no sequence uses are evicted when room is needed, in the order in which they became unused.
 
-`plan` cuts a chunk and plans the images to encode for it. `encode` puts them into the cache when the step takes the
-chunk.
+`plan` cuts a chunk and chooses the images to encode for it. `encode` puts them into the cache when the chunk is
+scheduled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def begin_step(engine: Engine) -> None:
 
 @part
 def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Choose the images to encode for a chunk of `num_tokens` after `computed` tokens; return the chunk's length.
+    """Choose the images to encode for a chunk of `num_tokens` tokens after `computed` ones; return the chunk's length.
 
     The chunk is cut before an image for which there is no room.
     """
@@ -80,7 +80,9 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
 
 @part
 def _reuse(engine: Engine, sequence: Sequence, index: int) -> bool:
-    """Tell whether the image of an input is planned or cached; a sequence begins to use a cached image."""
+    """Tell whether the image of the input at `index` is planned or cached. If it is cached, the sequence begins to use
+    it.
+    """
     image = engine.encoder.images[engine.encoder.inputs[index].content]
     if image.planned_in == engine.encoder.state.num_plans:
         if engine.settings.counts_repeated_images:
@@ -103,7 +105,9 @@ def _add_to_plan(engine: Engine, index: int) -> None:
 
 @part
 def _make_room(engine: Engine, num_tokens: int) -> bool:
-    """Evict unused images until the cache can hold an image; return False if the budget or the cache is too small."""
+    """Evict unused images until the cache has room for `num_tokens` outputs; return False if the budget or the cache is
+    too small.
+    """
     state = engine.encoder.state
     if num_tokens > state.budget - state.planned_tokens:
         return False
@@ -127,7 +131,7 @@ def _make_room(engine: Engine, num_tokens: int) -> bool:
 
 @part
 def _tokens_before(engine: Engine, place: EncoderInput, computed: int, num_tokens: int) -> int:
-    """Return the number of tokens to which a chunk is cut because one of its images has no room."""
+    """Return the length to which a chunk is cut because the image at `place` has no room."""
     if engine.settings.cuts_before_images:
         return min(num_tokens, place.offset - computed) if computed < place.offset else 0
     return max(0, place.offset - computed - engine.settings.prompt_ahead_tokens)
@@ -135,7 +139,7 @@ def _tokens_before(engine: Engine, place: EncoderInput, computed: int, num_token
 
 @part
 def _has_output(engine: Engine, place: EncoderInput, begin: int, end: int) -> bool:
-    """Tell whether any prompt token in [begin, end) takes an output of the image."""
+    """Tell whether a prompt token in [begin, end) takes an encoder output of the image at `place`."""
     for run in range(place.first_run, place.first_run + place.num_runs):
         first = place.offset + engine.encoder.runs[2 * run]
         if first < end and begin < first + engine.encoder.runs[2 * run + 1]:
@@ -145,7 +149,7 @@ def _has_output(engine: Engine, place: EncoderInput, begin: int, end: int) -> bo
 
 @part
 def encode(engine: Engine, sequence: Sequence) -> None:
-    """Put the planned images of a sequence, which the step encodes, into the cache."""
+    """Put the images that were planned for a sequence into the cache. The step encodes them."""
     state = engine.encoder.state
     if engine.settings.encoder_tokens == 0 or state.planned_tokens == 0:
         return
@@ -170,7 +174,9 @@ def encode(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def return_budget(engine: Engine, sequence: Sequence) -> None:
-    """Return the images of a preempted sequence to the budget of the step; as in vLLM, they stay in the cache."""
+    """Return the images that this step encodes for a preempted sequence to the step's budget. As in vLLM, they stay in
+    the cache.
+    """
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
         place = engine.encoder.inputs[index]
         if place.encoded_in == engine.state.num_scheduled:
@@ -180,11 +186,11 @@ def return_budget(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle(engine: Engine, launched: int, begin: int, number: int, wrong: int) -> int:
-    """Release the images whose tokens the processed step at `launched` has computed, for some of the step's sequences.
+    """Release the images whose tokens the step at `launched`, which is being processed, has computed.
 
-    These are the sequences from index `begin` of the step's list up to sequence `number`, or to the end if `number` is
-    0. The `wrong` drafts of sequence `number` do not count as computed. Return the index at which the next call
-    continues.
+    This is done for some of the step's sequences: from index `begin` of its list up to sequence `number`, or to the end
+    if `number` is 0. The `wrong` drafts of sequence `number` do not count as computed. Return the index at which the
+    next call continues.
     """
     first, place = launched * engine.settings.max_num_seqs, begin
     while place < engine.launched[launched].num_computing:
@@ -200,7 +206,7 @@ def settle(engine: Engine, launched: int, begin: int, number: int, wrong: int) -
 
 @part
 def release_computed(engine: Engine, sequence: Sequence, processed: int) -> None:
-    """Release the images of a sequence that end within its `processed` tokens."""
+    """Release the images of a sequence that end within its first `processed` tokens."""
     if not engine.settings.cuts_before_images:
         processed -= engine.settings.prompt_ahead_tokens
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
@@ -220,8 +226,8 @@ def release(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _is_in_use(engine: Engine, index: int) -> bool:
-    """Tell whether a sequence uses an image for the input at `index`; with `any_place_frees`, for any input with the
-    image.
+    """Tell whether a sequence uses an image for the input at `index`; with `any_place_frees`, for any of its inputs
+    with the image.
     """
     place = engine.encoder.inputs[index]
     return place.is_held or (engine.settings.any_place_frees and engine.encoder.inputs[place.first_same].is_user)
@@ -229,7 +235,9 @@ def _is_in_use(engine: Engine, index: int) -> bool:
 
 @part
 def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
-    """Count a sequence as a user of an image, for one of the inputs with that image."""
+    """Record that a sequence uses an image for the input at `index`. At its first input with the image, it becomes a
+    user.
+    """
     place = engine.encoder.inputs[index]
     first = engine.encoder.inputs[place.first_same]
     if not first.is_user:
@@ -244,7 +252,7 @@ def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
 
 @part
 def _release(engine: Engine, sequence: Sequence, index: int) -> None:
-    """Release an image for one input of a sequence. An image without users can be evicted."""
+    """Release an image for the input at `index` of a sequence. An image without users can be evicted."""
     place = engine.encoder.inputs[index]
     first = engine.encoder.inputs[place.first_same]
     if place.is_held:
@@ -262,7 +270,7 @@ def _release(engine: Engine, sequence: Sequence, index: int) -> None:
 
 
 def reclaimable(images: Records[EncodedImage]) -> list[int]:
-    """List the images that can be evicted, in order of eviction."""
+    """List the numbers of the images that can be evicted, in order of eviction."""
     listed: list[int] = []
     number = int(images[HEAD].next)
     while number != HEAD:

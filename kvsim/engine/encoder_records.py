@@ -1,4 +1,4 @@
-"""The records of the encoder cache: occurrences of images in prompts (inputs), and distinct images."""
+"""State of the encoder cache: occurrences of images in prompts (inputs), and distinct images."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _NEVER_FULL = 1 << 62
 
 @dataclass(slots=True, eq=False, repr=False)
 class EncoderState:
-    """Numbers of the encoder cache that change from step to step, in outputs of the encoder."""
+    """Numbers of the encoder cache that change from step to step. A slot has room for one encoder output."""
 
     num_free: int = 0
-    """Number of empty slots."""
+    """Number of empty slots of the cache."""
     num_reclaimable: int = 0
-    """Number of slots that are empty or hold images that no sequence uses."""
+    """Number of slots of the cache that are empty or hold images that no sequence uses."""
     budget: int = 0
     """Number of encoder outputs that the step being scheduled may still compute."""
     num_plans: int = 0
-    """Number of calls of `plan` so far, one for each chunk that the scheduler plans."""
+    """Number of calls of `encoder_cache.plan`, one for each chunk that the scheduler plans, since the run began."""
     num_planned: int = 0
     """Number of inputs in the last plan."""
     planned_tokens: int = 0
-    """Number of outputs in the last plan."""
+    """Number of encoder outputs in the last plan."""
     num_evicted: int = 0
     """Number of images that the step being scheduled has evicted."""
     step_images: int = 0
@@ -38,17 +38,17 @@ class EncoderState:
     step_tokens: int = 0
     """Number of encoder outputs that the step being scheduled computes."""
     step_pairs: int = 0
-    """Sum, over the images that the step being scheduled computes, of the squared number of encoder outputs."""
+    """Sum of the squared numbers of encoder outputs of the images that the step being scheduled computes."""
     num_encoded: int = 0
-    """Number of images computed so far."""
+    """Number of images computed since the run began."""
     encoded_tokens: int = 0
-    """Number of encoder outputs computed so far."""
+    """Number of encoder outputs computed since the run began."""
     num_held: int = 0
-    """Number of times that a sequence began to use an image."""
+    """Number of times that a sequence became a user of an image."""
     num_rows: int = 0
-    """Number of events in `rows`."""
+    """Number of events in `EncoderCache.rows`."""
     most_rows: int = 0
-    """Largest number of events with which another step may begin."""
+    """Number of events beyond which no further step begins before the caller reads them."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -65,29 +65,29 @@ class EncoderInput:
     """Index in `EncoderCache.runs` of the first range of tokens that take an encoder output."""
     num_runs: Small = 0
     first_same: Small = 0
-    """Index of the first input of the same sequence with the same image."""
+    """Index of the first input of the same sequence that has the same image."""
     is_held: bool = False
-    """The sequence uses the image for this occurrence."""
+    """True if the sequence uses the image for this occurrence."""
     is_user: bool = False
-    """The sequence uses the image for any occurrence; set only in the first input with this image."""
+    """True if the sequence uses the image for any occurrence. Set only in its first input with this image."""
     num_held: Small = 0
-    """Number of occurrences for which the sequence uses the image; set only in the first input."""
+    """Number of occurrences for which the sequence uses the image. Set only in its first input with this image."""
     encoded_in: Small = 0
-    """Number of the last step that encodes the image, counted from 1."""
+    """Number of the last step that encodes the image, counted from 1; 0 if none does."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class EncodedImage(Linked):
-    """One image. Unused images are linked in the order in which they became unused."""
+    """One distinct image. Unused images are linked in the order in which they became unused."""
 
     num_tokens: Small = 0
     """Number of encoder outputs of the image."""
     is_cached: bool = False
-    """The image's encoder outputs are in the cache."""
+    """True if the image's encoder outputs are in the cache."""
     num_users: Small = 0
     """Number of sequences that use the image."""
     planned_in: Small = 0
-    """Number of the last plan that encodes the image; see `EncoderState.num_plans`."""
+    """Number of the last plan that encodes the image, as counted by `EncoderState.num_plans`."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -108,27 +108,29 @@ class EncoderCache(NamedTuple):
     inputs: Records[EncoderInput]
     """Inputs of all sequences, end to end, from record 1 on."""
     first_inputs: Numbers
-    """Index of the first input of each sequence, and finally the index after all inputs."""
+    """Index of the first input of each sequence, and at the end the index after the last input."""
     runs: Numbers
-    """Ranges of prompt tokens that take an encoder output, as pairs: offset from the begin of the occurrence, and
-    length.
+    """Ranges of prompt tokens that take an encoder output, as two numbers each: offset from the begin of the
+    occurrence, and length.
     """
     images: Records[EncodedImage]
     """Distinct images, from record 1 on. Record 0 is the head of the list of evictable images."""
     planned: Numbers
-    """Indices of the inputs in the last plan; negative for an input that repeats a planned image."""
+    """Indices of the inputs in the last plan. An index is negated if the image is planned for an earlier input."""
     evicted: Numbers
-    """Images that the step being scheduled has evicted, in order. Further ones are left out if there is no room."""
+    """Numbers of the images that the step being scheduled has evicted, in order. Images beyond the list's length are
+    left out.
+    """
     rows: Records[EncoderRow]
-    """Events of the slice, if they are recorded."""
+    """Events since the caller last read them; empty if they are not recorded."""
 
 
 def encoder_cache(
     encoding: Encoding | None, max_num_seqs: int, first_rows: int, *, records: bool, compiled: bool
 ) -> EncoderCache:
-    """Return an empty encoder cache, with a capacity of 0 if there are no images.
+    """Return an empty encoder cache. Without images (`encoding` is None), its capacity is 0.
 
-    With `records`, there is room for recorded events: for `first_rows` of a slice, and for those of one more step.
+    With `records`, it has room for the events that a slice records: `first_rows`, and those of one more step.
     """
     rows = encoding.inputs if encoding is not None else ()
     flat = [each for row in rows for each in row]
@@ -169,7 +171,7 @@ def encoder_cache(
 
 
 def _first_same(flat: list[ImageInput], starts: list[int]) -> list[int]:
-    """Return, for each input, the index of the first input of its sequence with the same image."""
+    """Return, for each input, the index of the first input of the same sequence that has the same image."""
     found: list[int] = []
     for begin, end in pairwise(starts):
         first: dict[int | str, int] = {}

@@ -1,6 +1,6 @@
-"""The records of an engine that also gets KV from host memory, a store, or another server.
+"""State of an engine that also gets KV from host memory, from a store, or from another server.
 
-An engine without such KV has an empty tuple instead of these records, and its compiled code leaves them out.
+An engine without such KV has an empty tuple instead, and its compiled code has no code for it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from kvsim.engine.records import Small
 
 @dataclass(slots=True, eq=False, repr=False)
 class ExternalState:
-    """The numbers of external KV that change from step to step."""
+    """Numbers that change from step to step, for KV from outside the pool."""
 
     num_updates: int = 0
-    """Number of steps whose output was processed, empty ones included."""
+    """Number of steps whose output was processed. Steps without tokens count."""
     num_steps_begun: int = 0
     """Number of scheduled steps that compute tokens."""
     num_steps_processed: int = 0
@@ -27,38 +27,40 @@ class ExternalState:
     num_deferred: int = 0
     num_prefilling: int = 0
     num_settled_calls: int = 0
-    """Number of consecutive calls of the scheduler without effect."""
+    """Number of latest calls of the scheduler, one after the other, that had no effect."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class ExternalSequence:
-    """State of one sequence beside its `Sequence` record."""
+    """State of one sequence that only a host tier or a KV connector needs."""
 
     prefilling_place: Small = 0
-    """Index of the sequence in `ExternalKV.prefilling`, counted from 1; 0 if it is not there."""
+    """Index of the sequence in `ExternalKV.prefilling` plus 1; 0 if the sequence is not there."""
     last_step: int = 0
     """Number of the last step that computed tokens of the sequence."""
     free_after: int = 0
-    """Number of the step that must be processed before the blocks of the sequence are free."""
+    """Number of the step after whose output the blocks of the sequence are freed."""
     dead_tokens: Small = 0
-    """Number of computed tokens in those blocks of the sequence that are freed late."""
+    """Number of computed tokens in blocks of the sequence that are freed late, after steps in flight."""
 
 
 class ExternalKV(NamedTuple):
-    """The records of an engine with a host tier or a connector."""
+    """Engine state that only a host tier or a KV connector needs. `external_kv` allocates it."""
 
     state: ExternalState
     sequences: Records[ExternalSequence]
     prefilling: Numbers
-    """Sequences that are loading or inside their prompt; the pool reserves blocks for the rest of the prompt."""
+    """Numbers of the sequences that load or compute their prompt. The pool reserves blocks for the rest of each
+    prompt.
+    """
     deferred: Numbers
-    """Sequences whose tables are given up, but whose blocks are freed only after steps in flight, in order
-    of release.
+    """Numbers of the sequences whose blocks are freed only after steps in flight, in the order in which they gave up
+    their tables.
     """
 
 
 def external_kv(size: int, *, compiled: bool) -> ExternalKV:
-    """Return the records for `size` sequences."""
+    """Return the state for `size` sequences."""
     return ExternalKV(
         state=make_one(ExternalState, compiled=compiled),
         sequences=make(ExternalSequence, size + 1, compiled=compiled),

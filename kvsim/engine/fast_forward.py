@@ -2,9 +2,9 @@
 
 In most steps, a running sequence computes one token, in a slot that it already has, and does not end. The effect of
 such a step is known in advance, and so is the first step that needs a decision: the table grows, a block becomes full,
-or the last token is computed. Until then the sequence is "quiet": the scheduler counts it, but does not touch its
+or the last token is computed. Until that step, the sequence is "quiet": the scheduler counts it, but does not touch its
 record. So the cost of a step depends on the number of decisions in it, not on the number of running sequences.
-`catch_up` applies all skipped steps at once.
+`catch_up` applies all skipped steps to a sequence at once.
 
 At the end of a slice of the run, all sequences are caught up. Callers never see a quiet sequence.
 """
@@ -18,7 +18,8 @@ from kvsim.engine.state import Engine
 
 @part
 def pass_over(engine: Engine, first: int, budget: int) -> int:
-    """Skip running sequences from index `first` on, up to one that needs a decision; return how many were skipped.
+    """Skip running sequences from index `first` on, up to the first one that needs a decision; return the number of
+    skipped ones.
 
     Each skipped sequence decodes one token. At most `budget` sequences are skipped.
     """
@@ -35,7 +36,7 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
 
 @part
 def _begin(engine: Engine, index: int) -> bool:
-    """Make the sequence at `index` of `running` quiet if it only decodes; return whether it does."""
+    """Make the sequence at `index` of `Engine.running` quiet if it only decodes; return whether it does."""
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
     computed, num_awaited = sequence.computed, 1 if settings.ahead else 0
     is_decode = computed >= sequence.prompt_tokens and sequence.num_tokens + num_awaited - computed == 1
@@ -54,7 +55,7 @@ def _begin(engine: Engine, index: int) -> bool:
 
 @part
 def catch_up(engine: Engine, index: int, launched: int) -> None:
-    """Update a quiet sequence, at `index` of `running`, to its state after step number `launched`."""
+    """Update the quiet sequence at `index` of `Engine.running` to its state after step number `launched`."""
     if engine.quiet_until[index] == 0:
         return
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]

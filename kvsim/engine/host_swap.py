@@ -1,8 +1,8 @@
 """Swapping to host memory, as in vLLM V0: the blocks of a preempted sequence are copied to the host and back.
 
 If the host has no room for all blocks of a preempted sequence, its tokens are recomputed. A sequence that is admitted
-again gets new blocks. Only blocks that the prefix cache has lost are copied back. Other sequences never hit host
-copies. vLLM 0.25.1 has no such swap.
+again gets new blocks. Only the blocks that are no longer in the prefix cache are copied back. Other sequences never hit
+host copies. vLLM 0.25.1 has no such swap.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from kvsim.engine.state import PREEMPTED, Engine
 
 @part
 def send_out(engine: Engine, sequence: Sequence) -> None:
-    """Copy the computed blocks of a preempted sequence to the host, if it has room for all; call this before tables are
-    freed.
+    """Copy the computed blocks of a preempted sequence to the host, if it has room for all. Call this before the tables
+    are freed.
     """
     state = engine.state
     num_blocks = _num_blocks(engine, sequence.computed)
@@ -27,7 +27,9 @@ def send_out(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def bring_back(engine: Engine, sequence: Sequence, hit_tokens: int) -> None:
-    """Copy to the GPU the host blocks of an admitted sequence after its hits, and free all its host blocks."""
+    """Copy the host blocks of an admitted sequence that follow its `hit_tokens` to the GPU, and free all its host
+    blocks.
+    """
     if sequence.parked_tokens > hit_tokens:
         num_hits = hit_tokens // engine.settings.unit_tokens
         engine.state.num_swapped_in += _num_blocks(engine, sequence.parked_tokens) - num_hits
@@ -43,7 +45,9 @@ def forget(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def transfer_s(engine: Engine) -> float:
-    """Return the time that the copies of the step take on the link, in seconds. A step copies in one direction only."""
+    """Return the time that the copies of this step take on the link, in seconds. A step copies in one direction
+    only.
+    """
     state = engine.state
     return (state.num_swapped_out + state.num_swapped_in) * engine.settings.host_block_s
 

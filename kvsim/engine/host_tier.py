@@ -1,6 +1,6 @@
-"""The records of a second tier in host memory, as in vLLM 0.25.1's native offload; see `offload`.
+"""State of a second tier in host memory, as in vLLM 0.25.1's native offload; see `offload`.
 
-An engine without a second tier has an empty tuple instead of these records, and its compiled code leaves the tier out.
+An engine without a second tier has an empty tuple instead, and its compiled code has no code for it.
 """
 
 from __future__ import annotations
@@ -20,78 +20,78 @@ NUM_LISTS = 4
 """Number of lists of host blocks. The records of their heads come first; the record of slot 0 follows."""
 NO_HOST_BLOCK = 0
 WRITING = -1
-"""Value of `HostBlock.readers` while the copy to the host has not ended."""
+"""Value of `HostBlock.readers` while a store writes the block."""
 NO_JOB = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostSettings:
-    """Settings of the second tier; they do not change during a run."""
+    """Settings of the second tier. They do not change during a run."""
 
     num_slots: int = 0
-    """Capacity in host blocks."""
+    """Number of host blocks for which host memory has room."""
     blocks_per_slot: int = 0
     """Number of GPU blocks that fill one host block."""
     slot_tokens: int = 0
     """Number of tokens in a host block."""
     adaptive: bool = False
-    """Blocks are evicted by ARC, instead of LRU."""
+    """True if blocks are evicted by ARC, False for LRU."""
     prompt_only: bool = False
-    """Blocks of generated tokens are not offloaded."""
+    """True if only blocks of prompts are offloaded, not those of generated tokens."""
     store_block_s: float = 0.0
     """Seconds that copying one GPU block to the host takes."""
     load_block_s: float = 0.0
     """Seconds that copying one GPU block from the host takes."""
     job_s: float = 0.0
-    """Fixed part of the time of a copy, in seconds."""
+    """Seconds that a copy takes in addition to the time of its blocks."""
     submit_s: float = 0.0
-    """Fixed part of the host time to submit a copy, in seconds."""
+    """Host time to submit a copy, without its blocks, in seconds."""
     submit_block_s: float = 0.0
-    """Host time that one more GPU block adds to submitting a copy, in seconds."""
+    """Host time that each GPU block adds to submitting a copy, in seconds."""
     step_s: float = 0.0
-    """Host time that the offload adds to every step, without the step's copies, in seconds."""
+    """Host time that the offload adds to every step, without copies and sequences, in seconds."""
     sequence_s: float = 0.0
-    """Host time that one more sequence adds to a step, in seconds."""
+    """Host time that the offload adds to a step for each of its sequences, in seconds."""
     deferred_block_s: float = 0.0
     """Host time for each block that is freed late, in seconds."""
     is_timed: bool = False
-    """The engine's clock decides when a copy has ended; if False, the caller reports it."""
+    """True if the engine's clock decides when a copy has ended; False if the caller reports it."""
     most_copy_rows: int = 0
-    """Largest number of copy rows with which another step may begin."""
+    """Number of recorded copies beyond which no further step begins before the caller reads them."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostState:
-    """The numbers of the second tier that change from step to step."""
+    """Numbers of the second tier that change from step to step."""
 
     num_used: int = 0
-    """Number of slots that were ever allocated. Unused slots are allocated first, in order."""
+    """Number of slots that were ever allocated. Slots that never were are allocated first, in order."""
     last_given_back: int = 0
-    """The block that was evicted last. Its slot is allocated next, once all slots have been used."""
+    """Index of the host block that was evicted last. Its slot is allocated next, once all slots have been used."""
     num_free: int = 0
     num_ghosts_used: int = 0
     last_free_ghost: int = 0
     recent_target: float = 0.0
-    """Number of blocks that ARC aims to keep in `RECENT`."""
+    """Number of blocks that ARC aims to keep in the list `RECENT`."""
     num_sparings: int = 0
-    """Number of times that blocks were protected from eviction."""
+    """Number of calls of `host_pool.begin_sparing`."""
     num_jobs: int = 0
-    """Number of copies that have begun and are not reported."""
+    """Number of copies that were decided and have not been reported as ended."""
     next_job: int = 0
     num_job_records: int = 0
     last_free_job: int = 0
     first_reported: int = 0
     last_reported: int = 0
     store_free_s: float = 0.0
-    """Time at which all copies to the host that were submitted have ended, in seconds."""
+    """Time at which all stores that were submitted have ended, in seconds."""
     load_free_s: float = 0.0
-    """Time at which all copies from the host that were submitted have ended, in seconds."""
+    """Time at which all loads that were submitted have ended, in seconds."""
     num_copy_rows: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostBlock(Linked):
-    """One host block, or an ARC ghost: the key of a block that was evicted recently."""
+    """One host block; or a ghost of ARC, which remembers the key of a block that was evicted."""
 
     key: int = 0
     readers: Small = 0
@@ -103,43 +103,43 @@ class HostBlock(Linked):
     spared: int = 0
     """Value of `HostState.num_sparings` when the block was last protected from eviction."""
     next_of_job: Small = 0
-    """The next block that the same store writes."""
+    """Index of the next host block that the same store writes."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostList:
-    """The length of a list of host blocks."""
+    """Length of a list of host blocks."""
 
     length: int = 0
     num_idle: int = 0
-    """Number of blocks that no copy reads or writes."""
+    """Number of blocks in the list that no copy reads or writes."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Job(Linked):
-    """One copy of blocks of one sequence, to the host or back."""
+    """One copy of blocks of one sequence, to the host or from the host."""
 
     number: int = 0
     """Number of the copy, in the order in which copies are decided."""
     sequence: Small = 0
     is_load: bool = False
     begin: Small = 0
-    """Index in the sequence of the first host block to copy; the last one is before `end`."""
+    """Index, among the sequence's host blocks, of the first one to copy; the last one is before `end`."""
     end: Small = 0
     first_written: Small = 0
-    """The first host block that a store writes; the others are linked by `next_of_job`."""
+    """Index of the first host block that a store writes. The store's other blocks are linked by `next_of_job`."""
     num_blocks: Small = 0
     """Number of GPU blocks that are copied."""
     begun_step: Small = 0
-    """Number of the recorded step that decided the copy, counted from 0."""
+    """Number of the recorded step that decided the copy. Recorded steps are counted from 0."""
     awaited_step: Small = 0
-    """Number of the first recorded step that had to wait for the copy, counted from 0; -1 for none."""
+    """Number of the first recorded step that had to wait for the copy; -1 if none had to."""
     decided_in: int = 0
-    """The call of the scheduler that decided the copy, counted from 1."""
+    """Number of the scheduler's call that decided the copy, counted from 1."""
     awaited_in: int = 0
-    """The last call of the scheduler whose step had to wait for the copy."""
+    """Number of the last call of the scheduler whose step had to wait for the copy."""
     reported_in: int = 0
-    """The call of the scheduler whose output also reports the end of the copy."""
+    """Number of the scheduler's call with whose output the end of the copy is reported."""
     next_reported: Small = 0
     is_on_link: bool = False
     done_s: float = 0.0
@@ -147,7 +147,7 @@ class Job(Linked):
 
 @dataclass(slots=True, eq=False, repr=False)
 class CopyRow:
-    """One block that was copied: a row of the recording's table of copies."""
+    """One GPU block of a copy: a row of the recording's table of copies."""
 
     copy: Small = 0
     kind: Small = 0
@@ -165,29 +165,31 @@ class HostSequence:
 
     num_jobs: Small = 0
     stored: Small = 0
-    """Number of leading host blocks that are stored already, or will not be stored."""
+    """Number of leading host blocks of the request that are stored already, or will not be stored."""
     num_recorded: Small = 0
-    """Number of table entries whose allocation is in `HostTier.allocated_in`."""
+    """Number of leading table entries of the request whose allocation is recorded in `HostTier.allocated_in`."""
     preempted_in: int = 0
 
 
 class HostTier(NamedTuple):
-    """The records of a second tier."""
+    """State of a second tier."""
 
     settings: HostSettings
     state: HostState
     blocks: Records[HostBlock]
-    """Records of the heads of the lists, then of the slots, then of ghosts (see `HostBlock`)."""
+    """Records of the heads of the lists, then of the slots, then of the ghosts (see `HostBlock`)."""
     lists: Records[HostList]
     buckets: Numbers
-    """The first record of every bucket of keys."""
+    """Index of the first record in each bucket of the hash table of keys."""
     sources: Numbers
-    """GPU blocks from which each slot is copied, slot after slot."""
+    """Ids of the GPU blocks from which each slot is copied, one slot after the other."""
     jobs: Records[Job]
-    """Copies. Those that are not reported are linked in order of their numbers; record 0 is the head of this list."""
+    """Copies. Those that were not reported as ended are linked in order of their numbers. Record 0 is the head of this
+    list.
+    """
     sequences: Records[HostSequence]
     """One record for each sequence."""
     allocated_in: Numbers
-    """The last call of the scheduler that allocated each GPU block."""
+    """Number of the scheduler's call that last allocated each GPU block."""
     copy_rows: Records[CopyRow]
-    """Copies that were reported in this slice of the run, if they are recorded."""
+    """Copies that were reported in this slice of the run; empty if they are not recorded."""

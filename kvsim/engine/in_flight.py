@@ -1,7 +1,7 @@
 """The ring of steps in flight: scheduled steps whose outputs are not processed yet.
 
 A synchronous engine has at most one step in flight, an engine with asynchronous scheduling two, and a pipeline enough
-for all of its stages. The ring is `Engine.launched`; a place is an index in it.
+for all of its stages. The ring is `Engine.launched`. The place of a step is its index in the ring.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def earlier(engine: Engine, place: int) -> int:
 
 @part
 def add_tokens(engine: Engine, place: int, sequence: Sequence, num_tokens: int) -> None:
-    """Count tokens of a sequence as in flight, in the step at `place`."""
+    """Add `num_tokens` to the tokens of a sequence that the step at `place` has in flight."""
     step = engine.launched[place]
     index = place * engine.settings.max_num_seqs + step.num_computing
     engine.computing[index], engine.computing_tokens[index] = sequence.number, num_tokens
@@ -44,7 +44,7 @@ def add_tokens(engine: Engine, place: int, sequence: Sequence, num_tokens: int) 
 
 @part
 def settle_tokens(engine: Engine, place: int) -> None:
-    """Count the tokens of the step at `place` as processed."""
+    """Remove the tokens of the step at `place` from those in flight, because its output is processed."""
     first = place * engine.settings.max_num_seqs
     for index in range(first, first + engine.launched[place].num_computing):
         engine.sequences[engine.computing[index]].in_flight -= engine.computing_tokens[index]
@@ -62,7 +62,7 @@ def tokens_of(engine: Engine, place: int, sequence: Sequence) -> int:
 
 @part
 def drop_outputs(engine: Engine, place: int, sequence: Sequence) -> None:
-    """Discard the output of the step at `place` for a sequence."""
+    """Discard the output that the step at `place` will yield for a sequence."""
     step, kept = engine.launched[place], 0
     first = place * engine.settings.max_num_seqs
     for index in range(first, first + step.num_emitting):
@@ -76,7 +76,7 @@ def drop_outputs(engine: Engine, place: int, sequence: Sequence) -> None:
 
 @part
 def drop_all_outputs(engine: Engine, sequence: Sequence) -> None:
-    """Discard the outputs of all steps in flight for a sequence."""
+    """Discard the outputs that all steps in flight will yield for a sequence."""
     place = engine.state.next_launched
     for _ in range(engine.state.num_in_flight):
         place = earlier(engine, place)

@@ -1,6 +1,6 @@
-"""Build an engine: turn a workload, a policy and a machine into the records that the engine works on.
+"""Build an engine from a workload, a policy and a machine.
 
-`EnginePlan` holds all inputs; its `build` allocates and fills the records.
+`EnginePlan` holds all inputs. Its `build` allocates the records of the engine and fills them.
 """
 
 from __future__ import annotations
@@ -58,11 +58,13 @@ if TYPE_CHECKING:
     from kvsim.engine.custom.optimal_eviction import OptimalEviction
 
 STEPS_PER_SLICE = 1 << 14
-"""Steps after which recorded rows are drained and progress is reported."""
+"""Number of steps after which the caller reads the recorded rows and reports progress."""
 FIRST_ROWS = 1 << 16
-"""Initial capacity for rows of a recording."""
+"""Initial capacity of each table of recorded rows."""
 _MOST_LISTED = 1 << 24
-"""Longest list of numbers in an interpreted engine. Longer ones are arrays, which are slower but take less memory."""
+"""Largest number of integers that an interpreted engine keeps in a list. More are kept in an array, which is slower but
+takes less memory.
+"""
 _ONE_STAGE = Pipeline()
 
 
@@ -76,12 +78,12 @@ class EnginePlan:
     step_time: StepTimeModel
     _: KW_ONLY
     refused: npt.NDArray[np.bool_]
-    """Requests that are refused when they arrive: bool[n]."""
+    """True for each request that is refused when it arrives: bool[num_requests]."""
     unit_bytes: int = 0
     """Number of bytes of one unit on each GPU."""
     num_gpus: int = 1
     num_layers: int = 1
-    """Number of layers of the model; only the time of copies to host memory depends on it."""
+    """Number of layers of the model. Only the time of copies to host memory depends on it."""
     initial_free: list[int] | None = None
     """The initial free queue: block ids, the next to allocate first; None for all blocks in ascending order."""
     layout: KVCacheLayout | None = None
@@ -90,34 +92,36 @@ class EnginePlan:
     retention_tokens: int | None = None
     """Tokens between the boundaries at which windows and states are kept for hits; None for all boundaries."""
     answers: bool = False
-    """The engine stops whenever a request has ended, so that a client can act on the answer."""
+    """True if the engine stops whenever a request has ended, so that its client can act on the answer."""
     lockstep: bool = False
-    """The engine stops at every step, because the step waits for those of other ranks."""
+    """True if the engine stops at every step, because the step waits for those of other ranks."""
     stamp_at_entry: bool = False
-    """A request's arrival is recorded when the engine has added it, not when it was sent."""
+    """True if the recorded arrival of a request is when the engine has added it; False if it is when it was sent."""
     records_memory: bool = False
     records_schedule: bool = False
     copies_are_timed: bool = True
-    """The engine's clock decides when a copy between GPU and host ends. If False, the caller reports the end."""
+    """True if the engine's clock decides when a copy between GPU and host ends; False if the caller reports it."""
     checking: bool = False
-    """The engine stops at every step, so that the caller can check its bookkeeping."""
+    """True if the engine stops at every step, so that the caller can check its bookkeeping."""
     reports: bool = False
-    """Evictions, duplicates and retractions in SGLang's cache are recorded."""
+    """True to record evictions, duplicates and retractions in SGLang's cache."""
     window_tokens: int = 0
-    """Length of the attention window in tokens, where SGLang has a separate pool for windows; 0 for none."""
+    """Number of tokens in the window of layers that have a pool of their own in SGLang; 0 if there is no such pool."""
     num_window_units: int = 0
     num_moments: int = 1
     """Largest number of events that one call of `Driver.play` takes."""
     drafts: Drafts | None = None
-    """Speculative decoding as vLLM schedules it; None without."""
+    """Effects of speculative decoding on vLLM's scheduler and cache; None if nothing is drafted."""
     encoding: Encoding | None = None
-    """Images of the prompts; None without."""
+    """Images of the prompts, and limits of their encoder; None without images."""
     connector: Connector | None = None
-    """The exchange of KV with a store or with other servers; None without."""
+    """Exchange of KV with a store or with other servers; None if there is none."""
     rules: CustomRules | None = None
-    """A custom policy in Python."""
+    """Decisions of a custom policy in Python; None for a built-in policy."""
     eviction: OptimalEviction | None = None
-    """An eviction rule in place of vLLM's; ignored with `rules`, which include one."""
+    """Eviction rule in place of vLLM's; None for vLLM's. Ignored if `rules` are given, which include an eviction
+    rule.
+    """
 
     @property
     def most_unsure(self) -> int:
@@ -126,7 +130,7 @@ class EnginePlan:
         return 1 if self.drafts is None else (1 + ahead) * (1 + self.drafts.num_tokens) - 1
 
     def build(self, *, compiled: bool = False) -> Engine:
-        """Build an engine in its initial state, to be run interpreted or `compiled`.
+        """Build an engine in its initial state; with `compiled`, for machine code.
 
         Raises:
             BudgetError: the tables of all sequences that may run at once are too large, or the host memory too small.
@@ -155,7 +159,7 @@ class EnginePlan:
         return engine
 
     def _check(self, layout: KVCacheLayout) -> None:
-        """Refuse settings that kvsim does not simulate together, or not with these KV-cache groups."""
+        """Refuse settings that kvsim does not simulate together, or does not simulate with these KV-cache groups."""
         policy, is_custom = self.policy, self.rules is not None
         combinations.check_pipeline(policy, self.pipeline, self.drafts, is_custom=is_custom)
         combinations.check_drafts(policy, self.drafts, is_custom=is_custom)
@@ -177,14 +181,16 @@ class EnginePlan:
 
     @property
     def _tokens_ahead(self) -> int:
-        """Largest number of tokens beyond the end of a sequence for which it may have slots."""
+        """Largest number of tokens after the end of a sequence for which it may have slots."""
         if not isinstance(self.policy, Paged):
             return 0
         ahead = self.pipeline.tokens_ahead(async_scheduling=self.policy.scheduler.async_scheduling)
         return ahead + (2 * (1 + self.drafts.lookahead_tokens + self.drafts.num_tokens) if self.drafts else 0)
 
     def _empty_engine(self, layout: KVCacheLayout, room: Room, *, compiled: bool) -> Engine:
-        """Return the records of an engine. Only those of requests, blocks and settings are filled in."""
+        """Return the records of an engine. Those of requests, blocks and settings are filled in, all others are
+        empty.
+        """
         size, batch, policy, demand = len(self.demand.prompt), room.batch, self.policy, self.demand
         settings = self._settings(layout, room, compiled=compiled)
         is_custom = self.rules is not None and self.rules.own_units is not None
@@ -231,7 +237,9 @@ class EnginePlan:
         )
 
     def _lists_of_steps(self, settings: records.Settings, batch: int, *, compiled: bool) -> dict[str, Any]:
-        """Return the empty lists of running sequences and of steps in flight, with at most `batch` sequences each."""
+        """Return empty lists of the running sequences and of the steps in flight. Each has room for `batch`
+        sequences.
+        """
         zeros, in_flight = partial(_zeros, compiled=compiled), settings.most_in_flight * batch
         counted = in_flight if settings.counts_flight else 0
         return {
@@ -305,7 +313,9 @@ class EnginePlan:
         return settings
 
     def _optional_parts(self, settings: records.Settings, room: Room, *, compiled: bool) -> dict[str, Any]:
-        """Return the parts that most engines leave empty: the encoder cache, and records of single kinds of memory."""
+        """Return the parts that most engines leave empty: the encoder cache, and the state of single kinds of
+        memory.
+        """
         policy, num_units = self.policy, self.num_units
         sizes = (num_units, len(self.demand.prompt), self.unit_bytes)
         has_external = self.connector is not None or host_initialization.has_offload(policy)
@@ -329,12 +339,12 @@ class EnginePlan:
 
 
 def _num_memory_rows(room: Room) -> int:
-    """Return the capacity of the memory table: a step may begin with `FIRST_ROWS` rows and write its own."""
+    """Return the capacity of the memory table: `FIRST_ROWS` rows, and those that one more step may write."""
     return FIRST_ROWS + 1 + room.most_changes
 
 
 def _built_in_rules(eviction: OptimalEviction | None) -> scheduler.BuiltInRules:
-    """Return vLLM's rules, with another rule for `eviction` if one is given."""
+    """Return vLLM's rules. If `eviction` is given, it replaces vLLM's eviction rule."""
     if eviction is None:
         return scheduler.VLLM
     return replace(
@@ -348,7 +358,7 @@ def _built_in_rules(eviction: OptimalEviction | None) -> scheduler.BuiltInRules:
 
 
 def memory_of(policy: Policy, connector: Connector | None = None) -> MemoryManager:
-    """Return the kind of memory of a policy, which also depends on whether there is a connector."""
+    """Return the kind of memory of a policy. It also depends on whether there is a KV connector."""
     if isinstance(policy, Radix):
         return hierarchical.HIERARCHICAL if policy.cache.enable_hierarchical_cache else request_rows.RADIX
     if isinstance(policy, Static):
@@ -361,7 +371,7 @@ def memory_of(policy: Policy, connector: Connector | None = None) -> MemoryManag
 
 
 def _request_drafts(drafts: Drafts | None, size: int, *, compiled: bool) -> Records[records.RequestDrafts]:
-    """Return, for each request, the positions of its numbers of drafts in `Engine.draft_counts`."""
+    """Return, for each request, the indices of its numbers of drafts in `Engine.draft_counts`."""
     located = make(records.RequestDrafts, size + 1 if drafts else 0, compiled=compiled)
     if drafts is not None:
         accepted, proposed = drafts.accepted, drafts.proposed
@@ -379,9 +389,9 @@ def _numbers_of_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
 
 
 def _cut_holes(engine: Engine, policy: Contiguous, num_units: int) -> int:
-    """Write the free ranges of an empty contiguous memory; return their number.
+    """Write the free ranges of an empty contiguous memory; return the number of ranges.
 
-    There is one range, or with buddies the largest powers of two that fill the memory.
+    There is one range. With the buddy allocator, there are the largest powers of two that fill the memory.
     """
     pieces, start = [(0, num_units)], 0
     if policy.cache.fit == "buddy":
@@ -400,7 +410,9 @@ def _zeros(length: int, *, compiled: bool) -> Numbers:
 
 
 def _tables(room: Room, *, compiled: bool) -> Records[records.Table]:
-    """Return the tables of every place, one for each group. The entries of all tables lie one after the other."""
+    """Return the empty block tables, one for each place and group. The entries of all tables lie one after the
+    other.
+    """
     tables = make(records.Table, room.places * len(room.widths), compiled=compiled)
     fill(tables, 0, begin=np.cumsum([0, *room.widths * room.places])[:-1])
     return tables
@@ -454,7 +466,9 @@ def _times(demand: Demand, *, compiled: bool) -> Records[records.Times]:
 
 
 def _blocks(num_usable: int, initial_free: list[int] | None, *, compiled: bool) -> Records[records.Block]:
-    """Return the records of all blocks, linked into the free queue in ascending or in the given order."""
+    """Return the records of all blocks, linked into the free queue in the order of `initial_free`; in ascending order
+    if it is None.
+    """
     blocks = make(records.Block, num_usable + 1, compiled=compiled)
     ids = np.arange(num_usable + 1)
     queue = ids if initial_free is None else np.array([0, *initial_free])

@@ -11,19 +11,23 @@ from kvsim.engine.state import NO_KEY, Engine
 _APPEND, _SHARE, _RELEASE, _EVICT = (int(kind) for kind in MemoryKind)
 _NO_REQUEST = -1
 _WHOLE_TABLE = -1
-"""Address in a release that frees a whole table."""
+"""Address in a row that frees a whole table."""
 
 
 @part
 def append_blocks(engine: Engine, sequence: Sequence, group: int, position: int, begin: int, end: int) -> None:
-    """Record that a sequence allocated the blocks in `entries[begin:end]`, from `position` of its table on."""
+    """Record that the blocks in `entries[begin:end]` were allocated to a sequence, for its table of `group` from
+    `position` on.
+    """
     if engine.settings.records_memory:
         _blocks(engine, _APPEND, group, sequence.number - 1, position, begin, end)
 
 
 @part
 def share_blocks(engine: Engine, sequence: Sequence, group: int, position: int, begin: int, end: int) -> None:
-    """Record that a sequence shares the blocks in `entries[begin:end]`, which it hit."""
+    """Record that a sequence hit the blocks in `entries[begin:end]` and shares them, in its table of `group` from
+    `position` on.
+    """
     if engine.settings.records_memory:
         _blocks(engine, _SHARE, group, sequence.number - 1, position, begin, end)
 
@@ -39,9 +43,9 @@ def evict(engine: Engine, begin: int, end: int) -> None:
 def append_extent(
     engine: Engine, sequence: Sequence, position: int, address: int, length: int, requested: int, repeat: int
 ) -> None:
-    """Record that a sequence requested `requested` slots and got `length` slots from `address` on.
+    """Record that a sequence asked for `requested` slots and got the `length` slots from `address` on.
 
-    It gets the next `length` slots in each of the `repeat - 1` following steps.
+    In each of the `repeat - 1` following steps, it gets the next `length` slots.
     """
     if engine.settings.records_memory:
         write(engine, _APPEND, 0, sequence.number - 1, position, address, length, requested, 0, repeat)
@@ -49,9 +53,10 @@ def append_extent(
 
 @part
 def release(engine: Engine, sequence: Sequence, group: int, begin: int, end: int, num_cached: int) -> None:
-    """Record that a sequence frees its table in `entries[begin:end]`, whose first `num_cached` blocks keep a prefix.
+    """Record that a sequence frees its table in `entries[begin:end]`. The first `num_cached` blocks stay in the prefix
+    cache.
 
-    In a group that never caches some of its blocks, each block has its own row, before the row of an empty table.
+    In a group that never caches some of its blocks, each block gets a row of its own, and then an empty table is freed.
     """
     if not engine.settings.records_memory:
         return
@@ -70,14 +75,14 @@ def release(engine: Engine, sequence: Sequence, group: int, begin: int, end: int
 
 @part
 def release_extent(engine: Engine, sequence: Sequence, num_units: int) -> None:
-    """Record that a sequence freed its extent of `num_units`."""
+    """Record that a sequence freed its extent of `num_units` units."""
     if engine.settings.records_memory:
         write(engine, _RELEASE, 0, sequence.number - 1, 0, _WHOLE_TABLE, num_units, num_units, 0, 1)
 
 
 @part
 def release_block(engine: Engine, sequence: Sequence, group: int, position: int, block: int) -> None:
-    """Record that a running sequence freed one block of a table."""
+    """Record that a running sequence freed one block, at `position` of its table of `group`."""
     if engine.settings.records_memory:
         keeps_prefix = engine.blocks[block].key != NO_KEY
         write(engine, _RELEASE, group, sequence.number - 1, position, block, 1, 1, 1 if keeps_prefix else 0, 1)
@@ -87,7 +92,7 @@ def release_block(engine: Engine, sequence: Sequence, group: int, position: int,
 def scheduled(engine: Engine, sequence: Sequence, computed_before: int, tokens: int, repeat: int) -> None:
     """Record that a sequence computes `tokens` tokens in this step and in each of the next `repeat - 1` steps.
 
-    The caller checks whether the schedule is recorded, since this is called often.
+    The caller checks whether the schedule is recorded, since this function is called often.
     """
     state, rows = engine.state, engine.schedule_rows
     if extends_row(engine, sequence, computed_before, tokens):
@@ -103,9 +108,10 @@ def scheduled(engine: Engine, sequence: Sequence, computed_before: int, tokens: 
 
 @part
 def count_outputs(engine: Engine, sign: int) -> None:
-    """Add `sign` times the known tokens of each sequence of the oldest step in flight to the outputs of its row.
+    """Add `sign` times the number of known tokens to the outputs of each sequence's row for the oldest step in flight.
 
-    With -1 before an output is processed and 1 after it, a row has the number of tokens that the output gave.
+    Called with -1 before an output is processed and with 1 after it, this leaves the number of tokens that the output
+    gave.
     """
     state, rows = engine.state, engine.schedule_rows
     index = state.num_schedule_rows - 1
@@ -118,7 +124,7 @@ def count_outputs(engine: Engine, sign: int) -> None:
 
 @part
 def list_batch(engine: Engine) -> None:
-    """Record the tokens of every sequence of the step, one row each, in order of scheduling."""
+    """Record the tokens of every sequence of this step, one row each, in order of scheduling."""
     state = engine.state
     for index in range(state.num_listed):
         sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]
@@ -130,7 +136,9 @@ def list_batch(engine: Engine) -> None:
 
 @part
 def extends_row(engine: Engine, sequence: Sequence, computed_before: int, tokens: int) -> bool:
-    """Tell whether one more repetition of a sequence's open row records this step."""
+    """Tell whether this step of a sequence only repeats its open row of the schedule, so that the row's `repeat` can
+    count it.
+    """
     open_row = sequence.open_row
     if open_row < 0 or engine.settings.num_drafts > 0:
         return False
@@ -141,13 +149,15 @@ def extends_row(engine: Engine, sequence: Sequence, computed_before: int, tokens
 
 @part
 def extend_row(engine: Engine, sequence: Sequence, num_steps: int) -> None:
-    """Extend the open row of a sequence by `num_steps` steps."""
+    """Add `num_steps` repetitions to the open row of a sequence in the schedule."""
     engine.schedule_rows[sequence.open_row].repeat += num_steps
 
 
 @part
 def _blocks(engine: Engine, kind: int, group: int, request: int, position: int, begin: int, end: int) -> None:
-    """Write one row for each run of consecutive block ids; skip null entries."""
+    """Append one row of the memory table for each range of consecutive block ids in `entries[begin:end]`; null blocks
+    are left out.
+    """
     entries = engine.entries
     while begin < end:
         if entries[begin] == NULL_BLOCK:

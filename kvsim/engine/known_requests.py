@@ -14,26 +14,28 @@ from kvsim.workload import Ragged
 
 Column = npt.NDArray[np.int64]
 BEGIN_TOKENS = 32
-"""Number of leading tokens by which SGLang compares waiting requests: of those with equal tokens, one waits for
-another.
+"""Number of leading tokens by which SGLang compares waiting requests. Of two with equal tokens, one waits for the
+other.
 
-A request with more cached tokens is not compared.
+A request with more cached tokens than this is not compared.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Requests as they are known before the run. Lengths are in tokens: int64[n]."""
+    """Requests of a run, as they are known in advance. Lengths are in tokens: int64[num_requests]."""
 
     prompt: Column
     output: Column
-    """Number of outputs after which a request ends: by a stop token, its limit, or the longest sequence."""
+    """Number of output tokens after which the request ends: by a stop token, its limit, or the longest sequence."""
     limit: Column
-    """Largest number of outputs that the request allows. The scheduler knows it in advance."""
+    """Largest number of output tokens that the request allows. The scheduler knows it in advance."""
     priority: Column
     arrival_s: npt.NDArray[np.float64]
     keys: Ragged[np.int64]
-    """One key per full block of every prompt; keys are equal for equal prefixes. Empty if contents are unknown."""
+    """Keys of the full blocks of each prompt, for the prefix cache; equal for equal prefixes. Empty for unknown
+    contents.
+    """
     adapter: Column | int = 0
     """Number of the request's adapter, from 1 on; 0 for none."""
     begins: Column | None = None
@@ -44,7 +46,7 @@ class Demand:
     """
 
     def every(self, stride: int, first_row: int) -> Demand:
-        """Return every `stride`-th request from `first_row` on, with unchanged keys."""
+        """Return every `stride`-th request from `first_row` on. Their keys do not change."""
         rows = slice(first_row, None, stride)
         return Demand(
             prompt=self.prompt[rows].copy(),
@@ -58,10 +60,11 @@ class Demand:
         )
 
     def known_begins(self, unit_tokens: int) -> Column:
-        """Return `begins` or, if that is None, keys of the whole pages of `unit_tokens` within the first `BEGIN_TOKENS`
-        tokens.
+        """Return `begins`; if that is None, keys of the whole pages of `unit_tokens` tokens within the first
+        `BEGIN_TOKENS` tokens.
 
-        A page larger than that counts as a whole. If the tokens are unknown, the key is one that no other request has.
+        If a page is larger, its key is used. If the tokens of a request are unknown, it gets a key that no other
+        request has.
         """
         keys = self.begins
         if keys is None:
@@ -73,11 +76,13 @@ class Demand:
 
     @property
     def stops_late(self) -> npt.NDArray[np.bool_]:
-        """Requests that end before their limit, which asynchronous scheduling notices one step late: bool[n]."""
+        """True for requests that end before their limit, which asynchronous scheduling notices one step late:
+        bool[num_requests].
+        """
         return np.asarray(self.output < self.limit)
 
     def reservations(self, policy: Contiguous) -> Column:
-        """Return the number of slots that each request reserves at its first admission: int64[n]."""
+        """Return the number of slots that each request reserves at its first admission: int64[num_requests]."""
         wanted = {
             Reserve.MAX: np.full_like(self.prompt, policy.max_model_len),
             Reserve.LIMIT: self.prompt + self.limit,
@@ -89,9 +94,10 @@ class Demand:
         return np.asarray(np.minimum(wanted[policy.cache.reserve], policy.max_model_len))
 
     def misfits(self, policy: Policy, num_units: int, layout: KVCacheLayout | None = None) -> npt.NDArray[np.bool_]:
-        """Return a mask of the requests that could not be served even with all `num_units` units: bool[n].
+        """Return True for each request that a pool of `num_units` units could not serve even alone: bool[num_requests].
 
-        With several KV-cache groups, a request fits if the pool has all blocks that the request may hold at once.
+        With several KV-cache groups, a request can be served if the pool has all blocks that the request may hold at
+        once.
         """
         if isinstance(policy, Static):
             fits = self.prompt + self.limit - 1 <= num_units

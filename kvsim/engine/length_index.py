@@ -1,4 +1,4 @@
-"""An index of waiting sequences by prompt length, from which static batches of similar lengths are formed.
+"""Index of waiting sequences by prompt length, from which static batches of similar lengths are formed.
 
 Bucket `n` lists the sequences with prompts of `n` tokens, in order of arrival.
 """
@@ -16,19 +16,19 @@ NO_SEQUENCE = HEAD
 
 @part
 def add(engine: Engine, sequence: Sequence) -> None:
-    """Add a sequence that has arrived after all others."""
+    """Add a waiting sequence, which has arrived after all others."""
     bucket.push_back(engine.sequences, engine.buckets[sequence.prompt_tokens], sequence.number)
 
 
 @part
 def remove(engine: Engine, sequence: Sequence) -> None:
-    """Remove a sequence."""
+    """Remove a sequence that no longer waits."""
     bucket.remove(engine.sequences, engine.buckets[sequence.prompt_tokens], sequence.number)
 
 
 @part
 def earlier(engine: Engine, first: int, second: int) -> int:
-    """Return which of two sequences arrived first; either may be `NO_SEQUENCE`."""
+    """Return the one of two sequences that arrived first. If one is `NO_SEQUENCE`, return the other."""
     if first == NO_SEQUENCE:
         return second
     if second == NO_SEQUENCE:
@@ -38,7 +38,9 @@ def earlier(engine: Engine, first: int, second: int) -> int:
 
 @part
 def first_at(engine: Engine, num_tokens: int) -> int:
-    """Return the first sequence with a prompt of `num_tokens` tokens, or `NO_SEQUENCE`."""
+    """Return the waiting sequence with a prompt of `num_tokens` tokens that arrived first; `NO_SEQUENCE` if there is
+    none.
+    """
     if 0 < num_tokens < len(engine.buckets):
         return engine.buckets[num_tokens].first
     return NO_SEQUENCE

@@ -1,6 +1,6 @@
-"""Doubly linked lists of records, used for the free queue of blocks and the queue of waiting sequences.
+"""Doubly linked lists of records, used for the free queue of blocks and for the queue of waiting sequences.
 
-Record `HEAD` is not a member but a sentinel at both ends: its `next` is the first record, its `previous` the last.
+Record `HEAD` is not a member. It marks both ends of a list: its `next` is the first record, its `previous` the last.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ HEAD = 0
 
 @part
 def push_front(records: Records[Linked], index: int) -> None:
-    """Insert record `index` at the front."""
+    """Insert record `index` at the front of the list."""
     insert_before(records, records[HEAD].next, index)
 
 
 @part
 def push_back(records: Records[Linked], index: int) -> None:
-    """Append record `index`."""
+    """Append record `index` to the list."""
     insert_before(records, HEAD, index)
 
 
@@ -34,7 +34,7 @@ def remove(records: Records[Linked], index: int) -> None:
 
 @part
 def insert_before(records: Records[Linked], place: int, index: int) -> None:
-    """Insert record `index` before record `place`, which is in a list or is the head of one."""
+    """Insert record `index` before record `place`, which is in a list or is the `HEAD` of a list."""
     before = records[place].previous
     records[index].previous = before
     records[index].next = place

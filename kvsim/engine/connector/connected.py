@@ -45,7 +45,7 @@ def use_load(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of tokens of a waiting sequence that need not be computed: hits, and KV from outside.
+    """Return the number of leading tokens of a waiting sequence that need not be computed: hits, and KV from outside.
 
     Return `SKIP` if an asynchronous load begins or the store has not answered yet, and `STOP` if the pool has no room
     for such a load.
@@ -65,7 +65,7 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate blocks for tokens of a waiting sequence. A sequence that was loaded has a table already."""
+    """Allocate blocks for tokens of a waiting sequence. A sequence whose KV was loaded has a table already."""
     if not external_kv.admit(engine, sequence, computed, num_tokens):
         return False
     _record_allocation(engine, sequence, engine.connector.state.num_external)
@@ -74,7 +74,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all blocks of a sequence, or keep them until the transfer that reads or writes them is reported."""
+    """Free all blocks of a sequence; keep those that a transfer still reads or writes until its end is reported."""
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
     external_kv.end_prefilling(engine, sequence)
@@ -97,20 +97,24 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether a running sequence may be preempted; in some releases only if its blocks become free at once."""
+    """Tell whether a running sequence may be preempted. In some releases, it may be only if its blocks become free at
+    once.
+    """
     return not engine.connector.settings.spares_busy or external_kv.frees_at_once(engine, sequence)
 
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether the end of a transfer is not reported yet: the engine then goes on, even without a batch."""
+    """Tell whether a transfer has not been reported as ended. The engine then goes on scheduling, even without a
+    batch.
+    """
     return engine.connector.state.num_held > 0 or engine.connector.state.num_loading > 0
 
 
 @part
 def after_schedule(engine: Engine) -> None:
-    """Record in each sequence of the batch which step computed it last, and end the reservations of
-    completed prompts.
+    """Record in each sequence of the batch that this step computes it, and end the reservations of completed
+    prompts.
     """
     state = engine.state
     external_kv.begin_step(engine, state.num_in_batch + state.num_preempted + engine.connector.state.num_loads > 0)
@@ -118,14 +122,14 @@ def after_schedule(engine: Engine) -> None:
 
 @part
 def before_update(engine: Engine, launched: int) -> None:
-    """Free the blocks that waited for the oldest step in flight, and handle the loads reported as failed."""
+    """Free the blocks that wait only for the oldest step in flight, and handle loads that are reported as failed."""
     external_kv.before_update(engine, launched)
     failed_loads.fall_back(engine, launched)
 
 
 @part
 def after_update(engine: Engine) -> None:
-    """End the sequences whose loads failed, then the transfers that are reported with this output."""
+    """End the sequences whose loads failed, and then the transfers that are reported with this output."""
     connector = engine.connector
     for index in range(connector.state.num_errors):
         sequence = engine.sequences[connector.errors[index]]
@@ -161,7 +165,9 @@ def after_update(engine: Engine) -> None:
 
 @part
 def report(engine: Engine, sequence: Sequence, is_load: bool, step: int) -> None:
-    """Schedule a report with the output of `step`: that a load has ended (`is_load`), or that kept blocks were read."""
+    """Schedule a report with the output of `step`: the load has ended (`is_load`), or another server has read the kept
+    blocks.
+    """
     connector = engine.connector
     report = connector.reports[connector.state.num_reports]
     connector.state.num_reports += 1
@@ -204,9 +210,9 @@ def _begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, external: i
 
 @part
 def _record_allocation(engine: Engine, sequence: Sequence, external: int) -> None:
-    """Record that a sequence has its blocks, and that `external` tokens in these blocks come from outside.
+    """Record that a sequence has its blocks, and that `external` of its tokens come from outside.
 
-    The load fills the table from entry `loads_from` on. The blocks before this entry are in the prefix cache.
+    The load fills the table from entry `Transfer.loads_from` on. The blocks before this entry were in the prefix cache.
     """
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
@@ -231,7 +237,9 @@ def _record_allocation(engine: Engine, sequence: Sequence, external: int) -> Non
 
 @part
 def _notify_unneeded(engine: Engine, sequence: Sequence) -> None:
-    """Tell the other server that this sequence fetches nothing, so that the other server can free the blocks."""
+    """Add a sequence to the notices: it fetches nothing from the other server, which can free the blocks of the
+    prompt.
+    """
     connector = engine.connector
     connector.transfers[sequence.number].fetches = False
     connector.notices[connector.state.num_notices] = sequence.number
@@ -240,7 +248,7 @@ def _notify_unneeded(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _record_begin(engine: Engine, sequence: Sequence, first: int, num_tokens: int) -> None:
-    """Record that a transfer of a table's entries from `first` on begins; they hold `num_tokens` tokens."""
+    """Record that a transfer begins. It moves `num_tokens` tokens, in the table's entries from `first` on."""
     transfer = engine.connector.transfers[sequence.number]
     transfer.begun_seq, transfer.ended_seq = engine.state.seq, -1
     transfer.first_entry, transfer.num_tokens = first, num_tokens
@@ -249,7 +257,7 @@ def _record_begin(engine: Engine, sequence: Sequence, first: int, num_tokens: in
 
 @part
 def _hold(engine: Engine, sequence: Sequence) -> None:
-    """Keep the blocks of an ended sequence until its transfer is reported."""
+    """Keep the blocks of an ended sequence until the end of its transfer is reported."""
     engine.connector.transfers[sequence.number].is_held = True
     engine.connector.state.num_held += 1
 

@@ -25,7 +25,9 @@ from kvsim.policies.releases import rules_of
 def connector_tables(
     connector: Connector | None, policy: Policy, num_units: int, size: int, unit_bytes: int, *, compiled: bool
 ) -> ConnectorTables:
-    """Return the records of the connector of an engine for `size` requests; an empty tuple if it has no connector."""
+    """Return the state of an engine's KV connector for `size` requests; an empty tuple if the engine has no
+    connector.
+    """
     if connector is None or not isinstance(policy, Paged):
         return cast("ConnectorTables", ())
     settings = make_one(ConnectorSettings, compiled=compiled)
@@ -54,7 +56,7 @@ def connector_tables(
 
 
 def _transfers(connector: Connector, exchanges: list[Exchange], *, compiled: bool) -> Records[Transfer]:
-    """Return the record of each request's transfer; record 0 is not used."""
+    """Return one record for the transfers of each request. Record 0 is not used."""
     transfers = make(Transfer, len(exchanges) + 1, compiled=compiled)
     num_bad = np.array([len(exchange.bad) for exchange in exchanges], np.int64)
     remotes = [exchange.remote for exchange in exchanges]

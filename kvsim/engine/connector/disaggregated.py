@@ -1,4 +1,4 @@
-"""The memory manager of a server in a fleet that computes prompts on some servers and decodes on others.
+"""The memory manager of a server in a fleet where some servers compute prompts and others decode.
 
 It differs from `connected` in two ways: transfers take the time of a link, and a server that only waits for other
 servers sleeps, instead of running empty steps.
@@ -15,14 +15,14 @@ from kvsim.engine.state import Engine
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether a transfer whose end is known is still to be reported."""
+    """Tell whether a transfer whose end time is known has not been reported as ended."""
     state = engine.connector.state
     return state.num_live + state.num_reports > 0
 
 
 @part
 def awaits_others(engine: Engine) -> bool:
-    """Tell whether blocks are kept for a server that has not read them yet."""
+    """Tell whether blocks are kept for another server that has not read them yet."""
     return engine.connector.state.num_held > 0
 
 

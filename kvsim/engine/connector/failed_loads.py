@@ -1,7 +1,7 @@
 """Handling of blocks that failed to load from outside, as in vLLM.
 
-A sequence with such a bad block keeps the tokens before it. The policy for failed loads decides what follows: the
-sequence computes the rest again, or ends with an error.
+A sequence with such a bad block keeps only the tokens before it. Depending on the policy for failed loads, the sequence
+computes the rest again, or ends with an error.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import LOADING, NO_KEY, Engine, table_of
 
 _GOOD, _BAD, _SEEN = range(3)
-"""Marks of blocks in one update. The first sequence that holds a bad block marks it as seen and recomputes it, so that
-other holders need not do so.
+"""Marks of blocks while an output is processed. A sequence that will recompute a bad block marks it as seen, so that
+other sequences with the block need not.
 """
 
 
 @part
 def report(engine: Engine, sequence: Sequence, first: int, step: int) -> None:
-    """Schedule the report of the failed blocks of a load with the output of `step`, once for each sequence.
+    """Schedule the report of the blocks that failed in a load, with the output of `step`. A sequence reports only once.
 
-    The places of bad blocks are counted from entry `first` of the table.
+    `first` is the table entry from which `bad_places` are counted.
     """
     connector = engine.connector
     transfer, table = connector.transfers[sequence.number], table_of(engine, sequence, 0)
@@ -37,8 +37,8 @@ def report(engine: Engine, sequence: Sequence, first: int, step: int) -> None:
 
 @part
 def fall_back(engine: Engine, launched: int) -> None:
-    """Cut each sequence that holds a bad block reported by this update: only its tokens before the block
-    stay computed.
+    """Cut each sequence that holds a block reported as bad with this output: only its tokens before the block stay
+    computed.
     """
     state, connector = engine.state, engine.connector
     if not _mark(engine):
@@ -64,7 +64,7 @@ def fall_back(engine: Engine, launched: int) -> None:
 
 @part
 def _mark(engine: Engine) -> bool:
-    """Mark the blocks that this update reports as bad; return whether it reports any."""
+    """Mark the blocks that are reported as bad with this output; return whether there are any."""
     connector = engine.connector
     is_any = False
     for index in range(connector.state.num_bad):
@@ -77,7 +77,7 @@ def _mark(engine: Engine) -> bool:
 
 @part
 def _unmark(engine: Engine) -> None:
-    """Clear the marks of the blocks that this update reports, and delete their reports."""
+    """Clear the marks of the blocks that were reported as bad with this output, and delete the reports."""
     connector, kept = engine.connector, 0
     for index in range(connector.state.num_bad):
         bad = connector.bad_blocks[index]
@@ -92,8 +92,8 @@ def _unmark(engine: Engine) -> None:
 
 @part
 def _cut(engine: Engine, sequence: Sequence, computed: int, forgets: bool) -> bool:
-    """Reduce the `computed` tokens of a sequence to those before its first bad block; return whether it has marked
-    blocks.
+    """Reduce the `computed` tokens of a sequence to those before its first bad block; return whether it has a marked
+    block.
 
     A block that is marked as seen reduces nothing, because another sequence recomputes it. With `forgets`, the first
     bad block and all blocks after it are removed from the prefix cache.
@@ -130,7 +130,7 @@ def _forget(engine: Engine, begin: int, end: int) -> None:
 
 @part
 def _fail(engine: Engine, sequence: Sequence) -> None:
-    """Add a sequence to the list of those that end with an error in this update. The list is in order of rank."""
+    """Add a sequence to those that end with an error with this output, in order of `Transfer.rank`."""
     connector = engine.connector
     index = connector.state.num_errors
     rank = connector.transfers[sequence.number].rank

@@ -1,8 +1,8 @@
 """The clock of the link over which a server fetches KV: when each load begins and ends, and which step reports it.
 
-A server fetches a few prompts at a time, each over an equal share (a lane) of the link. Further loads wait in order.
-The end of a transfer is reported with the output of the first step whose kernels are launched after this end. Kernels
-run at the same time.
+A server fetches a few prompts at a time, each over an equal share of the link (a lane). Further loads wait in order.
+The end of a transfer is reported with the output of the first step whose kernels are launched after that end. Transfers
+do not slow down kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine) -> None:
-    """Put the loads that the scheduled step has begun on the link."""
+    """Put the loads that the scheduled step decided on the link. Do nothing if the caller reports their ends."""
     connector = engine.connector
     if not connector.settings.is_timed:
         return
@@ -38,7 +38,7 @@ def begin(engine: Engine) -> None:
 
 @part
 def expect_end(engine: Engine, sequence: Sequence) -> None:
-    """Add a transfer with a known end to the transfers that `poll` reports."""
+    """Add a transfer whose end time is known to those that `poll` reports."""
     connector = engine.connector
     connector.live[connector.state.num_live] = sequence.number
     connector.state.num_live += 1
@@ -46,7 +46,7 @@ def expect_end(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def poll(engine: Engine) -> None:
-    """Report the transfers that have ended when the kernels of a step are launched."""
+    """Report the transfers that have ended by the time at which the kernels of a step are launched."""
     connector, kept = engine.connector, 0
     for index in range(connector.state.num_live):
         number = connector.live[index]
@@ -62,9 +62,9 @@ def poll(engine: Engine) -> None:
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a transfer, if steps have no effect until then.
+    """Advance the clock to the next arrival or end of a transfer, if steps have no effect until that time.
 
-    If this time is not before `until_s`, the engine sleeps instead. A rank that takes part in the steps of other ranks
+    If that time is not before `until_s`, the engine sleeps instead. A rank that takes part in the steps of other ranks
     does nothing: these steps advance its clock.
     """
     state, connector = engine.state, engine.connector

@@ -1,8 +1,8 @@
 """The free cached blocks from which the eviction rule of a custom policy chooses.
 
-The prefixes form a tree: the parent of a block is the block before it in the prompt. `CachedBlocks` is updated with
-every event of the prefix cache. It keeps the free blocks in the order of the free queue and, if the policy's rule ranks
-blocks, in a heap.
+The prefixes form a tree: the parent of a block is the block before it in the prompt. `CachedBlocks` follows every event
+of the prefix cache. It keeps the free blocks in the order of the free queue. If the policy's rule ranks blocks, it also
+keeps them in a heap.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Cached:
         self.rank: Any = None
         """Rank of the free block by the rule."""
         self.ranking: int | None = None
-        """Number of the call of the rule that gave this rank; None while the block is not ranked."""
+        """Number of the call of the rule that gave `rank`; None while the block is not ranked."""
         self.place = 0
         """Index of the free block's row in `FreeColumns`."""
 
@@ -48,7 +48,7 @@ class Cached:
 
     @property
     def tokens_below(self) -> int:
-        """Number of tokens in cached blocks that continue this prefix."""
+        """Number of tokens in the cached blocks that continue this block's prefix."""
         return self._tree.tokens_below(self.key)
 
 
@@ -56,39 +56,45 @@ class CachedBlocks:
     """The prefix cache of one engine, block by block."""
 
     def __init__(self, rank: Callable[[Cached], Any] | None = None) -> None:
-        """Track a prefix cache that is empty now; the free block with the smallest `rank` is evicted first."""
+        """Follow a prefix cache that is still empty. The free block with the smallest `rank` is evicted first; None: no
+        ranking.
+        """
         self._by_unit: dict[int, Cached] = {}
         self.free_blocks: OrderedDict[int, Cached] = OrderedDict()
         """Cached blocks that no table holds, by block id, the least recently freed first."""
         self._alike: defaultdict[int, dict[int, Cached]] = defaultdict(dict)
         """Cached blocks by key, and by block id: several blocks may hold the same prefix."""
         self._continued: defaultdict[int, set[int]] = defaultdict(set)
-        """Keys of the cached prefixes that are one block longer, for each key."""
+        """Keys of the cached prefixes that are one block longer, for each key of a prefix."""
         self._below: dict[int, int] | None = None
-        """Number of tokens in cached blocks that continue a prefix, for each key; None until a rule reads it."""
+        """Number of tokens in the cached blocks that continue a prefix, by the prefix's key; None until a rule reads
+        it.
+        """
         self._rank = rank
         self._ranked: list[tuple[Any, int, Cached]] = []
-        """A heap of free blocks: (rank, ranking, block). An entry is out of date if its ranking differs from the
-        block's.
+        """Heap of free blocks: (rank, ranking, block). An entry is out of date if its ranking differs from that of its
+        block.
         """
         self._rankings = count()
         self._columns: FreeColumns | None = None
-        """The free blocks as columns; None until a rule reads them."""
+        """Table of the free blocks; None until a rule reads it."""
 
     def columns(self) -> FreeColumns:
-        """Return the free blocks as columns."""
+        """Return the table of the free blocks."""
         if self._columns is None:
             self._columns = FreeColumns(self.free_blocks.values())
         return self._columns
 
     def _take(self, unit: int) -> None:
-        """Remove a block from the free blocks, if it is free."""
+        """Remove block `unit` from the free blocks, if it is free."""
         cached = self.free_blocks.pop(unit, None)
         if cached is not None and self._columns is not None:
             self._columns.remove(cached)
 
     def add(self, engine: Engine, sequence: Request, request: ServedRequest, group: int, index: int) -> None:
-        """Add the block in entry `index` of a table, which was put into the prefix cache."""
+        """Add a block that was put into the prefix cache: the one in entry `index` of the sequence's table in
+        `group`.
+        """
         table, tokens = table_of(engine, sequence, group), engine.groups[group].block_size
         unit = engine.entries[table.begin + index]
         cached = Cached(self, unit, engine.blocks[unit].key, request)
@@ -106,7 +112,7 @@ class CachedBlocks:
                 self._add_above(cached, tokens + self._below[cached.key])
 
     def hit(self, unit: int, request: ServedRequest) -> None:
-        """Count a hit of block `unit` by a request that was admitted."""
+        """Count a hit of block `unit` by `request`, which was admitted."""
         cached = self._by_unit[unit]
         cached.num_hits += 1
         cached.request = request
@@ -114,7 +120,7 @@ class CachedBlocks:
         self._take(unit)
 
     def free(self, unit: int, now_s: float) -> None:
-        """Add block `unit` to the free blocks, if it is cached: no table holds it any more since `now_s`."""
+        """Add block `unit` to the free blocks, if it is cached. The last table that held it freed it at `now_s`."""
         if (cached := self._by_unit.get(unit)) is not None:
             self.free_blocks[unit] = cached
             cached.last_used_s = now_s
@@ -124,7 +130,7 @@ class CachedBlocks:
                 self._push(cached, self._rank(cached))
 
     def first_ranked(self) -> Cached:
-        """Remove from the heap and return the free block with the smallest rank; among equal ranks, the one ranked
+        """Remove the free block with the smallest rank from the heap, and return it; among equal ranks, the one ranked
         first.
         """
         while self._ranked:
@@ -134,7 +140,7 @@ class CachedBlocks:
         raise AssertionError("no free block keeps a prefix")
 
     def remove(self, unit: int) -> None:
-        """Remove a block that is evicted."""
+        """Remove block `unit`, which is evicted."""
         cached = self._by_unit.pop(unit)
         self._take(unit)
         cached.ranking = None
@@ -153,7 +159,9 @@ class CachedBlocks:
             self._rank_again(cached)
 
     def tokens_below(self, key: int) -> int:
-        """Return the number of tokens in cached blocks that continue the prefix `key`. Each prefix counts once."""
+        """Return the number of tokens in the cached blocks that continue the prefix `key`. Equal prefixes count
+        once.
+        """
         if self._below is None:
             self._below = {}
             # Longest prefixes first, so that all continuations of a prefix are counted before it.
@@ -162,13 +170,15 @@ class CachedBlocks:
         return self._below.get(key, 0)
 
     def _count_below(self, key: int) -> int:
-        """Return the number of cached tokens below `key`: in the prefixes one block longer, and below these."""
+        """Return the number of tokens in all cached prefixes that continue the prefix `key`, at any distance."""
         assert self._below is not None
         longer = self._continued.get(key, ())
         return sum(next(iter(self._alike[each].values())).tokens + self._below[each] for each in longer)
 
     def _add_above(self, cached: Cached, tokens: int) -> None:
-        """Add `tokens` to the counts of all prefixes of `cached` for which every block in between is cached."""
+        """Add `tokens` to the counts of the prefixes that the prefix of `cached` continues, up to the first one that is
+        not cached.
+        """
         assert self._below is not None
         while cached.parent_key in self._alike:
             self._below[cached.parent_key] += tokens
@@ -179,7 +189,7 @@ class CachedBlocks:
             cached = next(iter(above.values()))
 
     def _rank_again(self, evicted: Cached) -> None:
-        """Rank the free ancestors of an evicted block again, from its parent upwards, until no rank changes."""
+        """Rank the free ancestors of an evicted block again, from its parent upwards, until a rank does not change."""
         assert self._rank is not None
         while evicted.parent_key in self._alike:
             has_changed = False
@@ -215,7 +225,7 @@ class FreeColumns:
         self._rebuild(max(2 * len(self._blocks), _FEWEST_ROWS))
 
     def append(self, cached: Cached) -> None:
-        """Append a block."""
+        """Append a free block."""
         if len(self._blocks) == len(self._is_there):
             self._blocks = [block for block in self._blocks if block is not None]
             self._rebuild(max(2 * len(self._blocks), _FEWEST_ROWS))
@@ -230,7 +240,7 @@ class FreeColumns:
         self._rows = None
 
     def add_below(self, cached: Cached, tokens: int) -> None:
-        """Add `tokens` to a block's `tokens_below`, if the block is free and a rule has read this column."""
+        """Add `tokens` to the `tokens_below` of a block, if the block is free and a rule has read this column."""
         if self._counts_below and cached.place < len(self._blocks) and self._blocks[cached.place] is cached:
             self._table["tokens_below"][cached.place] += tokens
 
@@ -241,13 +251,13 @@ class FreeColumns:
         return self._rows
 
     def block(self, index: int) -> Cached:
-        """Return the block at `index`; empty rows are not counted."""
+        """Return the free block at `index`. Empty rows are not counted."""
         found = self._blocks[int(self.rows()[index])]
         assert found is not None
         return found
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return one attribute of all free blocks, in order."""
+        """Return the attribute `name` of all free blocks, in order."""
         if name not in _COLUMNS:
             raise UsageError(f"candidates have no column {name!r}; there are {', '.join(_COLUMNS)}.")
         if name == "tokens_below" and not self._counts_below:
@@ -257,7 +267,7 @@ class FreeColumns:
         return self._table[name][self.rows()]
 
     def _rebuild(self, num_rows: int) -> None:
-        """Write all blocks to a new table with `num_rows` rows."""
+        """Write all free blocks to a new table with `num_rows` rows."""
         self._table = np.zeros(num_rows, _ROW)
         self._is_there = np.zeros(num_rows, np.bool_)
         for place, cached in enumerate(self._blocks):
@@ -275,13 +285,13 @@ class FreeColumns:
 
 
 class FreeBlocks(Candidates):
-    """The free blocks that hold a prefix, the least recently freed first: the candidates for eviction."""
+    """Sequence of the free blocks in the prefix cache, the least recently freed first: the candidates for eviction."""
 
     def __init__(self, cached: CachedBlocks) -> None:
         self._cached, self._free = cached, cached.free_blocks
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return an attribute of all blocks, in their order."""
+        """Return the attribute `name` of all candidates, in their order."""
         return self._cached.columns().column(name)
 
     def __len__(self) -> int:

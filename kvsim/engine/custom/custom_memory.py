@@ -1,7 +1,7 @@
 """The memory manager of a policy with a custom allocator in Python, which chooses the units of each request.
 
-Its choices are checked: each unit is in the pool and free, the units suffice, and a shared unit holds the tokens of the
-prefix. Units are counted like vLLM's blocks.
+Each choice is checked: the units are in the pool and free, there are enough, and a shared unit holds the tokens of the
+request's prefix. Units are counted like vLLM's blocks.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class CustomUnits:
     allocator: Any
     """The policy's allocator, a `kvsim.policies.custom.AnyAllocator`."""
     tables: dict[int, list[int]]
-    """The units of each request that has a table, by the number of its record."""
+    """Units of each request that has a table, by the request's number."""
     refs: list[int]
-    """Number of tables that list each unit."""
+    """Number of tables that contain each unit."""
     keys: list[int]
-    """Key of the prefix that each unit holds, or `NO_KEY`."""
+    """Key of the prefix that each unit holds; `NO_KEY` if it holds none."""
     found: list[int] = field(default_factory=list)
-    """Units that the allocator has found for the request that is admitted next."""
+    """Units that the allocator has found for the prefix of the request that is admitted next."""
 
     @classmethod
     def of(cls, allocator: Any, num_units: int) -> CustomUnits:
@@ -58,16 +58,16 @@ class MemoryRules(Protocol):
 
     @property
     def units(self) -> CustomUnits:
-        """The units of the policy's allocator."""
+        """Units of the policy's allocator."""
 
     def served(self, engine: Engine, sequence: Sequence) -> ServedRequest:
-        """Return the request as the policy sees it."""
+        """Return a request as the policy sees it."""
 
     def ask(self, hook: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Call a hook of the allocator."""
+        """Call a method of the allocator, and return its answer."""
 
     def refuse(self, what: str) -> NoReturn:
-        """End the run with an error: the policy broke a rule."""
+        """End the run with an error: the policy broke a rule. `what` says how, as in `CustomRules.refuse`."""
 
 
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
@@ -78,13 +78,15 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 
 def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return how many tokens of a sequence the allocator finds, and how many of their units are in use."""
+    """Return the number of tokens that the allocator finds for a sequence, and the number of their units that are in
+    use.
+    """
     found, refs = _found_units(engine, sequence), _rules(engine).units.refs
     return len(found) * engine.settings.unit_tokens, sum(refs[unit] > 0 for unit in found)
 
 
 def _found_units(engine: Engine, sequence: Sequence) -> list[int]:
-    """Return the units that the allocator finds for a waiting sequence, after checking them; nothing is changed."""
+    """Return the units that the allocator finds for a waiting sequence, and check them. Nothing is changed."""
     rules = _rules(engine)
     if not (rules.units.shares and engine.settings.prefix_caching):
         return []
@@ -100,7 +102,7 @@ def _found_units(engine: Engine, sequence: Sequence) -> list[int]:
 
 
 def keys(engine: Engine) -> npt.NDArray[np.int64]:
-    """Return the keys of the prefixes in the pool, one for each unit with a prefix."""
+    """Return the key of each unit that holds a prefix; units without a prefix are left out."""
     return np.array([key for key in _rules(engine).units.keys if key != NO_KEY], np.int64)
 
 
@@ -126,10 +128,10 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
 
 
 def cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Report to the allocator the units that are full with the first `num_tokens` tokens of a sequence.
+    """Tell the allocator which units are full with the first `num_tokens` tokens of a sequence.
 
-    As in vLLM, this happens when a step is scheduled, before it computes their KV: a later request of the same step can
-    share the units.
+    As in vLLM, this happens when a step is scheduled, before it computes their KV. So a later request of the same step
+    can share the units.
     """
     rules, unit_tokens = _rules(engine), engine.settings.unit_tokens
     if num_tokens < sequence.cache_at:
@@ -177,7 +179,7 @@ def unusable_units(engine: Engine, head: Sequence) -> int:
 
 
 def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) -> bool:
-    """Append the `found` units, and new ones, to a table until it has room for `num_tokens` tokens.
+    """Append the `found` units and new ones to a sequence's table, so that it has room for `num_tokens` tokens.
 
     Return False if the allocator has no room.
     """
@@ -204,7 +206,7 @@ def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) 
 
 
 def _hold_found(engine: Engine, sequence: Sequence, found: list[int]) -> None:
-    """Count each unit of a found prefix as held by one more table; until now it was free or in other tables."""
+    """Count one more table for each unit of a found prefix. The unit was free, or in other tables only."""
     state, refs = engine.state, _rules(engine).units.refs
     for unit in found:
         if refs[unit] == 0:
@@ -218,7 +220,9 @@ def _hold_found(engine: Engine, sequence: Sequence, found: list[int]) -> None:
 
 
 def _hold_free(engine: Engine, table: list[int], added: list[int]) -> None:
-    """Append units to a table after checking that they are in the pool and free; they lose any prefix they held."""
+    """Check that new units are in the pool and free, and append them to a table. They lose any prefix that they
+    hold.
+    """
     rules, units = _rules(engine), _rules(engine).units
     evicted = []
     for unit in added:
@@ -251,7 +255,7 @@ def _runs(units: list[int], position: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _write_release(engine: Engine, sequence: Sequence, table: list[int], keeps: list[bool]) -> None:
-    """Record that a table is freed. Its units up to the last kept one are recorded as cached, and others there as
+    """Record that a table is freed. Of its units up to the last kept one, those that are not kept are recorded as
     evicted.
     """
     num_kept = len(table) - next((index for index, kept in enumerate(reversed(keeps)) if kept), len(table))
@@ -260,7 +264,7 @@ def _write_release(engine: Engine, sequence: Sequence, table: list[int], keeps: 
 
 
 def _write_evicted(engine: Engine, units: list[int]) -> None:
-    """Record that units lost their prefix."""
+    """Record that `units` lost their prefix."""
     for position, unit, length in _runs(units, 0):
         _write(engine, MemoryKind.EVICT, _NO_REQUEST, position, unit, length)
 
@@ -268,7 +272,7 @@ def _write_evicted(engine: Engine, units: list[int]) -> None:
 def _write(
     engine: Engine, kind: MemoryKind, request: int, position: int, unit: int, length: int, cached: int = 0
 ) -> None:
-    """Append a row to the memory table. Unit 0 has the address 1, like vLLM's first block."""
+    """Append a row to the memory table. The address of a unit is its number plus 1, because vLLM's first block is 1."""
     if engine.settings.records_memory:
         journal.write(engine, int(kind), 0, request, position, unit + 1, length, length, cached, 1)
 

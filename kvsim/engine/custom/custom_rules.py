@@ -1,4 +1,4 @@
-"""The link between an engine and a custom policy, which decides in Python; such an engine is never compiled.
+"""The link between an engine and a custom policy, which decides in Python. Such an engine is never compiled.
 
 `CustomRules` is the engine's `rules`. The scheduler calls it to fill a step and to choose a victim, `block_pool` to
 choose the block to evict, and `custom_memory` to allocate units. Each answer of the policy is checked. A wrong answer
@@ -34,18 +34,20 @@ from kvsim.policies.custom import (
 )
 
 QUEUED = (WAITING, PREEMPTED)
-"""States of a request that is in the queue."""
+"""Values of `Sequence.status` of a request that is in the queue."""
 
 _MOST_EMPTY = 3
-"""Largest number of consecutive steps without tokens; in these, all running requests may await their last outputs."""
+"""Largest number of consecutive steps without tokens. Such steps are right while all running requests await their last
+outputs.
+"""
 _MOST_TIMES = 10
-"""Largest number of times that all known tokens are computed without any new output token."""
+"""Largest number of times that all known tokens may be computed before a request gets a new output token."""
 
 Answer = TypeVar("Answer")
 
 
 def _reads(path: str) -> Any:
-    """Return a property that reads an attribute of an attribute, such as `sequence.computed`."""
+    """Return a property that reads the attribute at a dotted path, such as `sequence.computed`."""
     return property(attrgetter(path))
 
 
@@ -96,35 +98,35 @@ class CustomRules:
     """The rules of a custom policy for one engine. The policy's methods get this object as their argument `step`."""
 
     def __init__(self, policy: CustomPolicy, num_units: int, eviction: OptimalEviction | None = None) -> None:
-        """Create the allocator of `policy`, if it has one, for `num_units` units. `eviction` replaces the policy's
-        eviction.
+        """Create the allocator of `policy`, if it has one, for `num_units` units. `eviction` replaces the policy's own
+        eviction rule.
         """
         self.policy = policy
         self.own_units = None if policy.allocator is None else self._create_units(num_units)
-        """The units of the policy's allocator; None if it has none."""
+        """Units of the policy's allocator; None if it has no allocator."""
         self._eviction = eviction
         self._ranks = ranks_blocks(policy)
         self._cached = (
             CachedBlocks(partial(self.ask, policy.eviction_rank) if self._ranks else None) if evicts(policy) else None
         )
         self._listed: Iterator[CachedBlock] = iter(())
-        """The remaining blocks of the list that `evict` returned last."""
+        """Blocks that remain of the list that `evict` returned last."""
         self._listed_in = 0
         """Number of the step in which `evict` returned `_listed`."""
         self._served: dict[int, _Served] = {}
         self._engine: Engine | None = None
         self._num_empty = 0
-        """Number of consecutive steps that computed nothing although there are requests."""
+        """Number of consecutive steps that computed nothing although there were requests."""
         self._has_declined = False
-        """The policy has named no request to admit in this step."""
+        """True if the policy has chosen to admit no further request in this step."""
         self._tokens_in_vain = self._most_in_vain = 0
-        """Tokens computed since any request last got an output token, and the number of these at which to
-        check again.
+        """Number of tokens computed since any request last got an output token; and the number at which progress is
+        checked again.
         """
         self._alone: int | None = None
-        """Number of the request that `compute` serves; None outside of `compute`."""
+        """Number of the only request that `compute` serves; None outside of `compute`."""
         self._next: Iterator[ServedRequest] | None = None
-        """Yields the request that `admit` admits; None outside of `admit`."""
+        """Iterator over the one request that `admit` admits; None outside of `admit`."""
 
     def _create_units(self, num_units: int) -> CustomUnits:
         """Create the allocator of the policy."""
@@ -138,12 +140,12 @@ class CustomRules:
 
     @property
     def units(self) -> CustomUnits:
-        """The units of the policy's allocator; only for a policy that has one."""
+        """Units of the policy's allocator; only for a policy that has one."""
         assert self.own_units is not None
         return self.own_units
 
     def served(self, engine: Engine, sequence: Sequence) -> _Served:
-        """Return the policy's view of a request, the same object for the whole run."""
+        """Return the policy's view of a request. It is the same object for the whole run."""
         number = sequence.number
         if number not in self._served:
             self._served[number] = _Served(engine, sequence)
@@ -186,7 +188,7 @@ class CustomRules:
         return f"rows {', '.join(rows[:5])}" + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
 
     def choose_victim(self, engine: Engine, needs: Sequence) -> int:
-        """Return the index in the running requests of the request to preempt so that `needs` gets memory."""
+        """Return the index, in the running requests, of the request to preempt so that `needs` gets memory."""
         if self._alone is not None:
             raise _NoRoomError
         if not overrides(self.policy, "victim"):
@@ -194,7 +196,7 @@ class CustomRules:
         return self._place(self.ask(self.policy.victim, self, self.served(engine, needs)), "victim")
 
     def choose_next(self, engine: Engine) -> Sequence:
-        """Return the request to admit next. Requests that earlier steps have skipped come first."""
+        """Return the request to admit next. Requests that earlier steps skipped come first."""
         chooses = self._next is not None or overrides(self.policy, "admit")
         if engine.state.num_looked_at < engine.state.num_skipped or not chooses:
             return waiting_queue.next_in_pass(engine)
@@ -208,7 +210,7 @@ class CustomRules:
         return sequence
 
     def choose_evicted(self, engine: Engine) -> int:
-        """Return the block that the policy chooses to evict."""
+        """Return the number of the block that the policy chooses to evict."""
         if self._eviction is not None:
             return self._eviction.choose_evicted(engine)
         if self._cached is None:
@@ -221,8 +223,8 @@ class CustomRules:
         return unit
 
     def _choose_evicted(self, engine: Engine, candidates: FreeBlocks) -> CachedBlock:
-        """Return the next free block of the list that `evict` returned in this step; ask the policy if
-        there is none.
+        """Return the next free block in the list that `evict` returned in this step. If there is none, ask the
+        policy.
         """
         self._engine, step = engine, engine.state.num_scheduled
         if self._listed_in == step:
@@ -237,19 +239,21 @@ class CustomRules:
         return chosen
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int) -> None:
-        """Tell the eviction rule that entry `index` of a table was put into the prefix cache."""
+        """Tell the eviction rule that the block in entry `index` of a sequence's table in `group` was put into the
+        prefix cache.
+        """
         if self._eviction is not None:
             self._eviction.note_cached(engine, sequence, group, index)
         if self._cached is not None:
             self._cached.add(engine, sequence, self.served(engine, sequence), group, index)
 
     def note_hit(self, engine: Engine, sequence: Sequence, block: int) -> None:
-        """Tell the eviction rule that a request was admitted with a block of the prefix cache."""
+        """Tell the eviction rule that a request was admitted with `block` of the prefix cache."""
         if self._cached is not None:
             self._cached.hit(block, self.served(engine, sequence))
 
     def note_freed(self, engine: Engine, block: int) -> None:
-        """Tell the eviction rule that no table holds a block any more, whether the block is cached or not."""
+        """Tell the eviction rule that the last table with `block` freed it. The block may be cached or not."""
         if self._eviction is not None:
             self._eviction.note_freed(engine, block)
         if self._cached is not None:
@@ -275,7 +279,7 @@ class CustomRules:
 
     @property
     def engine(self) -> Engine:
-        """The engine that makes the step."""
+        """Engine that schedules the current step."""
         assert self._engine is not None
         return self._engine
 
@@ -303,18 +307,18 @@ class CustomRules:
 
     @property
     def num_free_units(self) -> int:
-        """Number of units that can be allocated."""
+        """Number of units that can be allocated, those in the prefix cache included."""
         return self.engine.state.num_free
 
     @property
     def tokens_left(self) -> int:
-        """Number of tokens that this step has not assigned to a request yet."""
+        """Number of tokens of the budget that this step has not assigned to a request."""
         engine = self.engine
         given = sum(engine.batch_tokens[index] for index in range(engine.state.num_listed))
         return engine.settings.max_num_batched_tokens - given
 
     def cost_s(self, tokens: Mapping[ServedRequest, int] | None = None) -> float:
-        """Return the seconds that this step would take with `tokens` more tokens for each request."""
+        """Return the duration of this step in seconds if it also computes `tokens[request]` tokens of each request."""
         return step_costs.cost_s(
             self.engine,
             {self._sequence(request).number: self._positive(number) for request, number in (tokens or {}).items()},
@@ -374,7 +378,7 @@ class CustomRules:
         scheduler.preempt(self.engine, sequence)
 
     def _place(self, request: ServedRequest, role: str) -> int:
-        """Return the index of a request in the list of running requests."""
+        """Return the index of a request in the list of running requests. `role` names the request in errors."""
         engine, number = self.engine, self._sequence(request).number
         running = [engine.running[index] for index in range(engine.state.num_running)]
         if number not in running:
@@ -399,7 +403,7 @@ class CustomRules:
 
 
 class _NoRoomError(Exception):
-    """Raised if the request that `compute` serves has no room."""
+    """Raised if there is no room for the request that `compute` serves."""
 
 
 class _NoOtherError(Exception):

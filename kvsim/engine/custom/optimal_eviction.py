@@ -1,9 +1,9 @@
 """Belady's rule over the known requests: evict the cached block whose next use is the latest.
 
-The next use of a block is the first request, in a given order of admission, that is not admitted yet and whose prompt
-contains the block's prefix. Preempted requests come before all others. Two kinds of blocks have no next use: duplicates
-of a prefix that another block keeps, and prefixes that no request needs. Among blocks with the same next use, the one
-with the longest prefix is evicted first.
+Requests are ordered by their expected admission; preempted requests come before all others. The next use of a block is
+the first request in this order that is not admitted yet and whose prompt contains the block's prefix. Two kinds of
+blocks have no next use: duplicates of a prefix that another block keeps, and prefixes that no request needs. Among
+blocks with the same next use, the one with the longest prefix is evicted first.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import NO_KEY, PREEMPTED, WAITING, Engine, table_of
 
 NEVER = 1 << 62
-"""Value of the next use of a block that has none: after all requests."""
+"""Position of the next use of a block that has none: after all requests."""
 
 
 class OptimalEviction:
-    """Belady's rule in one engine; it is updated with every event of the prefix cache."""
+    """Belady's rule in one engine. It follows every event of the prefix cache."""
 
     def __init__(self, order: list[int]) -> None:
-        """Begin with the expected `order` of admission, as rows of the workload."""
+        """Begin with an empty prefix cache. `order` is the expected order of admission, as rows of the workload."""
         self._order = order
         self._uses: dict[int, list[int]] | None = None
         self._blocks_of: defaultdict[int, set[int]] = defaultdict(set)
-        """Cached blocks with the same prefix, in use or free, for each key."""
+        """Cached blocks that hold the prefix with each key, in use or free."""
         self._end_tokens: dict[int, int] = {}
-        """Number of tokens, for each cached block, from the beginning of the prompt to the block's end."""
+        """Number of tokens from the beginning of the prompt to the end of each cached block."""
         self._free: list[tuple[int, int, int, int]] = []
-        """A heap of free cached blocks: (-next use, -end, block, key). Some entries are out of date."""
+        """Heap of free cached blocks: (-next use, -end, block, key). Some entries are out of date."""
         self._without_prefix: list[int] = []
         """Blocks that held no prefix when they were freed. Some may be in use again."""
         self._preempted_keys: set[int] = set()
         self._looked_at = (-1, -1)
-        """Number of the step, and of its preemptions, for which `_preempted_keys` was computed."""
+        """Step number, and number of its preemptions, for which `_preempted_keys` was computed."""
 
     def choose_evicted(self, engine: Engine) -> int:
         """Return the free block whose next use is the latest."""
@@ -67,7 +67,9 @@ class OptimalEviction:
         return block
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int) -> None:
-        """Add the block in entry `index` of a table, which was put into the prefix cache."""
+        """Add a block that was put into the prefix cache: the one in entry `index` of the sequence's table in
+        `group`.
+        """
         block = engine.entries[table_of(engine, sequence, group).begin + index]
         key = engine.blocks[block].key
         self._end_tokens[block] = (index + 1) * engine.groups[group].block_size
@@ -76,17 +78,17 @@ class OptimalEviction:
         self._blocks_of[key].add(block)
 
     def note_hit(self, engine: Engine, sequence: Sequence, block: int) -> None:
-        """Ignore a hit, after which the block is in use and cannot be evicted."""
+        """Ignore the hit. The block is in use now, and is found in use when it comes up for eviction."""
 
     def note_freed(self, engine: Engine, block: int) -> None:
-        """Add a block that no table holds any more to the free blocks."""
+        """Add a block to the free blocks, after the last table with it has freed it."""
         if engine.blocks[block].key == NO_KEY:
             self._without_prefix.append(block)
         else:
             self._push(engine, block)
 
     def _forget(self, engine: Engine, block: int, key: int) -> None:
-        """Remove an evicted block. If a single duplicate of its prefix is left, that block has a next use again."""
+        """Remove an evicted block. If one duplicate of its prefix is left, that duplicate has a next use again."""
         blocks = self._blocks_of[key]
         blocks.remove(block)
         if not blocks:
@@ -111,8 +113,8 @@ class OptimalEviction:
         return use, self._end_tokens[block]
 
     def _next_use(self, engine: Engine, key: int) -> int:
-        """Return the position, in the order of admission, of the first waiting request that contains `key`; `NEVER` for
-        none.
+        """Return the position, in the order of admission, of the first waiting request whose prompt has the prefix
+        `key`; `NEVER` if there is none.
         """
         if self._uses is None:
             self._uses = self._all_uses(engine)
@@ -122,7 +124,7 @@ class OptimalEviction:
         return places[-1] if places else NEVER
 
     def _all_uses(self, engine: Engine) -> dict[int, list[int]]:
-        """Return, for each prompt key, the positions in the order of admission of all requests that can hit it, last
+        """Return the positions, in the order of admission, of the requests that can hit each key; the last position
         first.
         """
         group, uses = engine.groups[0], defaultdict(list)
@@ -137,7 +139,7 @@ class OptimalEviction:
         return uses
 
     def _keys_of_preempted(self, engine: Engine) -> set[int]:
-        """Return the keys of the blocks that preempted requests will look up."""
+        """Return the keys of the prefixes that preempted requests will look up."""
         state = engine.state
         if self._looked_at != (state.num_scheduled, state.num_preempted):
             self._looked_at = (state.num_scheduled, state.num_preempted)

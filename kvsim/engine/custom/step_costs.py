@@ -1,4 +1,4 @@
-"""The duration of a step that a custom policy considers, estimated before the step allocates anything."""
+"""Estimate the duration of a step that a custom policy considers, before the step allocates anything."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kvsim.steptime import StepShape
 
 
 def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
-    """Return the duration in seconds of a step with the present batch and additional tokens.
+    """Return the duration in seconds of a step with the current batch and additional tokens.
 
-    `tokens` maps the number of a sequence to its additional tokens.
+    `tokens` has the number of additional tokens for each number of a sequence.
     """
     state, planned = engine.state, _batch(engine)
     for number, num_tokens in tokens.items():
@@ -45,12 +45,14 @@ def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
 
 
 def _batch(engine: Engine) -> dict[int, int]:
-    """Return the number of tokens of each sequence that the step computes so far."""
+    """Return the number of tokens, for each sequence, that this step computes as scheduled so far."""
     return {engine.batch[index]: engine.batch_tokens[index] for index in range(engine.state.num_listed)}
 
 
 def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int, int]:
-    """Return the number of a sequence's computed tokens, and of the units that it needs for `num_tokens` more."""
+    """Return the number of computed tokens of a sequence, and the number of units that it needs for `num_tokens`
+    more.
+    """
     unit_tokens = engine.settings.unit_tokens
     if sequence.status == RUNNING:
         return sequence.computed, max(-(-(sequence.computed + num_tokens) // unit_tokens) - sequence.num_units, 0)
@@ -59,7 +61,9 @@ def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int,
 
 
 def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return the number of cached tokens of a waiting sequence, and how many of the units that hold them are in use."""
+    """Return the number of cached tokens of a waiting sequence, and the number of the units with these tokens that are
+    in use.
+    """
     if engine.memory is CUSTOM:
         return custom_memory.hits(engine, sequence)
     if not engine.settings.prefix_caching:
@@ -71,7 +75,7 @@ def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
 
 
 def _shared_tokens(engine: Engine, context_tokens: int, more_units: int) -> int:
-    """Return the number of tokens that a step reads several times, if `more_units` further units are allocated."""
+    """Return the number of tokens that a step reads more than once, if `more_units` further units are allocated."""
     settings, state = engine.settings, engine.state
     if engine.memory in (PAGED, CUSTOM) and settings.num_groups == 1:
         held_tokens = (settings.num_units - state.num_free + more_units) * settings.unit_tokens

@@ -3,11 +3,11 @@
 As in vLLM 0.25.1:
 
 - A load starts with the step that decides it.
-- A store starts with the step after the one that decides it, once all kernels launched so far have run.
+- A store starts with the step after the one that decides it, once all kernels launched by then have run.
 - A copy is reported with the output of the first step whose kernels are launched after the copy has ended.
 
-Copies in one direction run one after the other. Copies in the other direction, and kernels, run at the same time.
-The host spends time on the offload: on the sequences of every step, and on each copy that it hands to the GPU.
+Copies in one direction run one after the other. They do not slow down copies in the other direction, nor kernels. The
+host spends time on the offload: on the sequences of every step, and on each copy that it hands to the GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine) -> None:
-    """Put the copies of a scheduled step on the link; the host waits for the stores that the step needs."""
+    """Start the copies of a scheduled step. The host waits for the end of those stores that the step needs."""
     state, host = engine.state, engine.host
     if host.settings.is_timed:
         state.host_s += host.settings.step_s + host.settings.sequence_s * state.num_in_batch
@@ -37,7 +37,7 @@ def begin(engine: Engine) -> None:
 
 @part
 def _start_stores(engine: Engine) -> None:
-    """Put the stores that earlier steps decided on the link."""
+    """Start the stores that earlier steps decided."""
     state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
@@ -52,7 +52,7 @@ def _start_stores(engine: Engine) -> None:
 
 @part
 def _wait_for_needed_stores(engine: Engine) -> None:
-    """Advance the host's clock to the end of the stores whose blocks the step overwrites."""
+    """Advance the host's clock to the end of the stores whose blocks this step overwrites."""
     state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
@@ -63,7 +63,7 @@ def _wait_for_needed_stores(engine: Engine) -> None:
 
 @part
 def _start_loads(engine: Engine) -> None:
-    """Put the loads that this step decided on the link."""
+    """Start the loads that this step decided."""
     state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
@@ -78,7 +78,9 @@ def _start_loads(engine: Engine) -> None:
 
 @part
 def poll(engine: Engine) -> None:
-    """Report the copies that have ended when the kernels of a step are launched: all stores, then all loads."""
+    """Report the copies that have ended by the time at which the kernels of a step are launched: first stores, then
+    loads.
+    """
     if engine.host.settings.is_timed:
         _report_ended(engine, False)
         _report_ended(engine, True)
@@ -86,7 +88,8 @@ def poll(engine: Engine) -> None:
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if steps have no effect until then.
+    """Advance the clock to the next arrival or end of a copy, if steps have no effect until that time, but not beyond
+    `until_s`.
 
     A rank that takes part in the steps of other ranks does nothing: these steps advance its clock.
     """
@@ -105,7 +108,7 @@ def pass_time(engine: Engine, until_s: float) -> None:
 
 @part
 def _submit(engine: Engine, job: int) -> None:
-    """Advance the host's clock by the time to hand a copy to the GPU."""
+    """Advance the host's clock by the time that handing a copy to the GPU takes."""
     settings = engine.host.settings
     if settings.is_timed:
         engine.state.host_s += settings.submit_s + settings.submit_block_s * engine.host.jobs[job].num_blocks
@@ -113,7 +116,7 @@ def _submit(engine: Engine, job: int) -> None:
 
 @part
 def _put_on_link(engine: Engine, job: int, begin_s: float, block_s: float) -> None:
-    """Start a copy at `begin_s`, with `block_s` for each block; set the time of its end."""
+    """Start a copy at `begin_s` that takes `block_s` for each block, and set the time of its end."""
     record = engine.host.jobs[job]
     record.is_on_link = True
     record.done_s = begin_s + engine.host.settings.job_s + record.num_blocks * block_s
@@ -121,7 +124,7 @@ def _put_on_link(engine: Engine, job: int, begin_s: float, block_s: float) -> No
 
 @part
 def _report_ended(engine: Engine, is_load: bool) -> None:
-    """Report the loads, or the stores, that have ended and were not reported before."""
+    """Report the loads (`is_load`), or else the stores, that have ended and were not reported before."""
     state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:

@@ -1,4 +1,4 @@
-"""Creation of the second tier in host memory when a run begins: its sizes, its settings and its arrays."""
+"""Creation of the second tier in host memory when a run begins: its capacity, its settings and its state."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from kvsim.policies.settings import Eviction, PagedSettings
 _GIB, _GIGA = 1 << 30, 1e9
 _FIRST_COPY_ROWS = 1 << 14
 _LOADS_PER_STEP = 1024
-"""Largest number of loads that begin in one step and can be recorded."""
+"""Largest number of loads that may begin in one step, because there is room to record only as many."""
 
 
 def check_offload(policy: Paged, num_groups: int, shortest_prompt: int) -> None:
-    """Check that kvsim simulates the offload that `policy` sets, if it sets one.
+    """Check that kvsim simulates the offload that `policy` asks for, if it asks for one.
 
     `shortest_prompt` is the number of tokens of the shortest prompt.
     """
@@ -61,7 +61,9 @@ def blocks_per_slot(policy: Paged) -> int:
 
 
 def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
-    """Return the number of host blocks in the host memory of `policy`; a GPU block takes `block_bytes` on each GPU."""
+    """Return the number of host blocks that the host memory of `policy` has room for. A GPU block takes `block_bytes`
+    on each GPU.
+    """
     bytes_per_slot = block_bytes * num_gpus * blocks_per_slot(policy)
     slots = int(policy.cache.kv_offloading_size * _GIB) // bytes_per_slot
     if not slots:
@@ -73,13 +75,15 @@ def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
 
 
 def most_loading(policy: Paged, num_units: int, size: int) -> int:
-    """Return how many of `size` sequences can load at once. A load needs the GPU blocks of at least one host block."""
+    """Return how many of `size` sequences can load at once. Each load takes at least as many GPU blocks as a host block
+    has.
+    """
     return min(size, num_units // blocks_per_slot(policy))
 
 
 def num_places(policy: Paged, num_units: int, size: int) -> int:
-    """Return the largest number of tables at once: of requests that run or load, and of others whose blocks are freed
-    late.
+    """Return the largest number of requests with tables at once: those that run or load, and those whose blocks are
+    freed late.
     """
     batch = min(policy.scheduler.max_num_seqs, size)
     if not policy.cache.kv_offloading_size:
@@ -88,7 +92,7 @@ def num_places(policy: Paged, num_units: int, size: int) -> int:
 
 
 def rows_of_loads(policy: Policy, num_units: int, size: int, width: int, *, has_connector: bool = False) -> int:
-    """Return the largest number of changes of ownership that loads cause in one step."""
+    """Return the largest number of rows of the memory table that the loads of one step write."""
     if has_connector:
         return min(size, num_units, _LOADS_PER_STEP) * rows_of_table(width)
     if not has_offload(policy):
@@ -97,8 +101,8 @@ def rows_of_loads(policy: Policy, num_units: int, size: int, width: int, *, has_
 
 
 def rows_of_table(width: int) -> int:
-    """Return the largest number of memory rows of one sequence in one step, if all `width` entries of its tables
-    change.
+    """Return the largest number of rows of the memory table for one sequence in one step. Its tables have `width`
+    entries together.
     """
     return 3 * width + 2
 
@@ -114,10 +118,10 @@ def host_tier(
     is_timed: bool,
     compiled: bool,
 ) -> HostTier:
-    """Return the records of the second tier of an engine for `size` requests; an empty tuple without offload.
+    """Return the state of an engine's second tier for `size` requests; an empty tuple without offload.
 
-    A block has `block_bytes` on each GPU and is copied layer by layer. If `is_timed`, the engine's clock decides when a
-    copy ends.
+    A block has `block_bytes` on each GPU and is copied layer by layer. With `is_timed`, the engine's clock decides when
+    a copy ends; otherwise the caller reports it.
     """
     if not has_offload(policy):
         return cast("HostTier", ())
@@ -149,7 +153,7 @@ def host_tier(
 
 
 def _settings_of_tier(cache: PagedSettings, block_bytes: int, num_layers: int, *, compiled: bool) -> HostSettings:
-    """Return the settings of the second tier: its eviction policy, the blocks to store and the times of copies."""
+    """Return the settings of the second tier: its eviction policy, which blocks are stored, and the times of copies."""
     settings = make_one(HostSettings, compiled=compiled)
     settings.adaptive = cache.kv_offloading_eviction is Eviction.ARC
     settings.prompt_only = cache.kv_offloading_prompt_only

@@ -1,6 +1,6 @@
-"""The list of copies between GPU and host that were decided and whose end is not processed yet, in order of decision.
+"""The list of copies between GPU and host that were decided and whose end has not been processed, in order of decision.
 
-A copy is a `Job` record of `HostTier.jobs`. The argument `job` is the index of this record.
+A copy is a `Job` record in `HostTier.jobs`. The argument `job` of a function is the index of this record.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: int) -> int:
-    """Add a copy of host blocks [first, end) of a sequence, or of some of these blocks; return the copy's index."""
+    """Add a copy of some or all of the host blocks [first, end) of a sequence; return the index of its record."""
     host = engine.host
     state = host.state
     job = state.last_free_job
@@ -38,7 +38,9 @@ def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: in
 
 @part
 def report(engine: Engine, job: int, step: int) -> None:
-    """Schedule the report of the end of a copy with the output of call `step` of the scheduler, counted from 1."""
+    """Schedule the report that a copy has ended, with the output of call `step` of the scheduler. Calls are counted
+    from 1.
+    """
     host = engine.host
     host.jobs[job].reported_in = step
     if host.state.first_reported == NO_JOB:
@@ -50,8 +52,8 @@ def report(engine: Engine, job: int, step: int) -> None:
 
 @part
 def next_reported(engine: Engine, step: int) -> int:
-    """Remove the next copy whose end is reported with the output of `step` or earlier; return its index, or
-    `NO_JOB`.
+    """Remove the next copy whose end is reported with the output of `step` or an earlier one; return its index,
+    `NO_JOB` if there is none.
     """
     state, jobs = engine.host.state, engine.host.jobs
     job = state.first_reported
@@ -63,7 +65,7 @@ def next_reported(engine: Engine, step: int) -> int:
 
 @part
 def end(engine: Engine, job: int) -> None:
-    """Delete a copy whose end was reported, so that its record can be used again."""
+    """Delete a copy whose end was reported. Its record can be used again."""
     host = engine.host
     linked_list.remove(host.jobs, job)
     host.sequences[host.jobs[job].sequence].num_jobs -= 1

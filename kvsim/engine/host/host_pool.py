@@ -1,8 +1,8 @@
-"""The pool of host blocks: it finds the block of each key, allocates slots and evicts.
+"""The pool of host blocks: it finds the block with a key, allocates and evicts.
 
-A block is being written by a store, is read by loads, or is idle. Only idle blocks are evicted, either the least
-recently used first, or by ARC (Megiddo and Modha, FAST 2003) with the rules of vLLM 0.25.1. ARC also remembers the keys
-of evicted blocks, in records without a slot (ghosts).
+A slot is the memory of one host block. A host block is being written by a store, being read by loads, or idle. Only
+idle blocks are evicted: the least recently used first, or by ARC (Megiddo and Modha, FAST 2003) with the rules of vLLM
+0.25.1. ARC also remembers the keys of evicted blocks, in records without a slot (ghosts).
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ _UNLISTED = -1
 
 @part
 def find(engine: Engine, key: int) -> int:
-    """Return the block that holds `key`, even if it is still being written; `NO_HOST_BLOCK` for none."""
+    """Return the host block that holds `key`, even while it is being written; `NO_HOST_BLOCK` if there is none."""
     block = _find_also_ghosts(engine, key)
     return block if block < NUM_LISTS + engine.host.settings.num_slots else NO_HOST_BLOCK
 
 
 @part
 def slot_of(block: int) -> int:
-    """Return the slot of a block that is not a ghost."""
+    """Return the slot of a host block that is not a ghost."""
     return block - NUM_LISTS
 
 
 @part
 def block_of(slot: int) -> int:
-    """Return the block in a slot."""
+    """Return the host block in a slot."""
     return slot + NUM_LISTS
 
 
 @part
 def use(engine: Engine, block: int) -> None:
-    """Mark an idle block as the most recently used; ARC ignores this."""
+    """Mark an idle host block as the most recently used. With ARC, this has no effect."""
     if not engine.host.settings.adaptive and engine.host.blocks[block].readers == 0:
         _move(engine, RECENT, block)
 
 
 @part
 def hold(engine: Engine, block: int) -> None:
-    """Count a load that reads a block; the block is not evicted before the load ends."""
+    """Count one more load that reads the host block. The block is not evicted before the load ends."""
     tier = engine.host
     if tier.blocks[block].readers == 0:
         if tier.settings.adaptive:
@@ -65,7 +65,7 @@ def hold(engine: Engine, block: int) -> None:
 
 @part
 def release(engine: Engine, block: int) -> None:
-    """End the write of a block, or one load that reads it."""
+    """End the store that writes the host block, or one of the loads that read it."""
     tier = engine.host
     record = tier.blocks[block]
     record.readers = max(record.readers - 1, 0)
@@ -78,8 +78,8 @@ def release(engine: Engine, block: int) -> None:
 
 @part
 def touch(engine: Engine, key: int) -> None:
-    """Mark the block of a key as recently used. If ARC has only a ghost of it, change the target length of the recency
-    list.
+    """Mark the host block of a key as recently used. If ARC has only a ghost with the key, adapt the target length of
+    the recency list.
     """
     tier = engine.host
     block = _find_also_ghosts(engine, key)
@@ -99,22 +99,23 @@ def touch(engine: Engine, key: int) -> None:
 
 @part
 def spare(engine: Engine, block: int) -> None:
-    """Protect a block from eviction until `begin_sparing` is called again."""
+    """Protect a host block from eviction until the next call of `begin_sparing`."""
     engine.host.blocks[block].spared = engine.host.state.num_sparings
 
 
 @part
 def begin_sparing(engine: Engine) -> None:
-    """End the protection of all spared blocks."""
+    """End the protection of all host blocks."""
     engine.host.state.num_sparings += 1
 
 
 @part
 def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequent_spared: int) -> bool:
-    """Evict idle blocks until `num_blocks` slots are free; return False, and evict nothing, if there are too few.
+    """Evict idle host blocks until `num_blocks` slots are free; return False, and evict nothing, if too few can be
+    evicted.
 
-    Spared blocks are not evicted. `num_recent_spared` and `num_frequent_spared` count the spared blocks that are idle,
-    in the recency and in the frequency list.
+    Spared blocks are not evicted. `num_recent_spared` and `num_frequent_spared` are the numbers of spared idle blocks
+    in the recency list and in the frequency list.
     """
     tier = engine.host
     lack = num_blocks - tier.state.num_free
@@ -144,7 +145,9 @@ def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequ
 
 @part
 def store(engine: Engine, key: int) -> int:
-    """Allocate a free slot for `key`, which no block holds yet, and mark it as being written; return the block."""
+    """Allocate a free slot for `key`, which no host block holds, and mark it as being written; return the host
+    block.
+    """
     tier = engine.host
     state = tier.state
     ghost = _find_also_ghosts(engine, key)
@@ -167,14 +170,18 @@ def store(engine: Engine, key: int) -> int:
 
 @part
 def _prefers_recent(engine: Engine, length: int) -> bool:
-    """Tell whether an idle block of the recency list, which has `length` blocks, is evicted before a frequent one."""
+    """Tell whether an idle block of the recency list, which has `length` blocks, is evicted before one of the frequency
+    list.
+    """
     tier = engine.host
     return not tier.settings.adaptive or length >= int(tier.state.recent_target)
 
 
 @part
 def _evict(engine: Engine, place: int) -> None:
-    """Free the slot of the first block in a list that is idle and not spared. With ARC, the key becomes a ghost."""
+    """Free the slot of the first block in list `place` that is idle and not spared. With ARC, its key becomes a
+    ghost.
+    """
     tier = engine.host
     state, block = tier.state, tier.blocks[place].next
     while tier.blocks[block].readers != 0 or tier.blocks[block].spared == state.num_sparings:
@@ -191,7 +198,9 @@ def _evict(engine: Engine, place: int) -> None:
 
 @part
 def _adapt(engine: Engine, place: int) -> None:
-    """Change the target length of the recency list after a request for a ghost: its list should have been longer."""
+    """Adapt the target length of the recency list after a lookup hit a ghost: the list `place` of the ghost was too
+    short.
+    """
     tier = engine.host
     state, recent, frequent = tier.state, tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
     if place == RECENT_GHOSTS:
@@ -202,7 +211,7 @@ def _adapt(engine: Engine, place: int) -> None:
 
 @part
 def _remember_ghost(engine: Engine, place: int, key: int) -> None:
-    """Add the key of an evicted block to a list of ghosts, which has at most one ghost for each slot."""
+    """Add the key of an evicted block to a list of ghosts. The list has at most one ghost for each slot."""
     tier = engine.host
     if tier.lists[place].length == tier.settings.num_slots:
         _forget_ghost(engine, tier.blocks[place].next)
@@ -220,7 +229,7 @@ def _remember_ghost(engine: Engine, place: int, key: int) -> None:
 
 @part
 def _forget_ghost(engine: Engine, ghost: int) -> None:
-    """Delete a ghost; its record is used again."""
+    """Delete a ghost. Its record can be used again."""
     _leave(engine, ghost)
     _unindex(engine, ghost)
     engine.host.blocks[ghost].next = engine.host.state.last_free_ghost
@@ -229,7 +238,7 @@ def _forget_ghost(engine: Engine, ghost: int) -> None:
 
 @part
 def _enter(engine: Engine, place: int, block: int) -> None:
-    """Append a block to a list, as the most recently used."""
+    """Append a block to list `place`, as the most recently used."""
     tier = engine.host
     linked_list.insert_before(tier.blocks, place, block)
     tier.blocks[block].in_list = place
@@ -252,14 +261,14 @@ def _leave(engine: Engine, block: int) -> None:
 
 @part
 def _move(engine: Engine, place: int, block: int) -> None:
-    """Move a block to the end of list `place`."""
+    """Move a block to the end of list `place`, as the most recently used."""
     _leave(engine, block)
     _enter(engine, place, block)
 
 
 @part
 def _find_also_ghosts(engine: Engine, key: int) -> int:
-    """Return the block or the ghost that holds `key`, or `NO_HOST_BLOCK`."""
+    """Return the host block or ghost that holds `key`; `NO_HOST_BLOCK` if there is none."""
     tier = engine.host
     block = tier.buckets[_bucket_of(engine, key)]
     while block != NO_HOST_BLOCK and tier.blocks[block].key != key:
@@ -269,7 +278,7 @@ def _find_also_ghosts(engine: Engine, key: int) -> int:
 
 @part
 def _index(engine: Engine, block: int, key: int) -> None:
-    """Set the key of a block or ghost, and add it to the hash table."""
+    """Set the key of a host block or ghost, and add it to the hash table."""
     tier, bucket = engine.host, _bucket_of(engine, key)
     tier.blocks[block].key = key
     tier.blocks[block].next_in_bucket = tier.buckets[bucket]
@@ -278,7 +287,7 @@ def _index(engine: Engine, block: int, key: int) -> None:
 
 @part
 def _unindex(engine: Engine, block: int) -> None:
-    """Remove a block or ghost from the hash table."""
+    """Remove a host block or ghost from the hash table."""
     tier = engine.host
     bucket = _bucket_of(engine, tier.blocks[block].key)
     before = tier.buckets[bucket]

@@ -1,9 +1,9 @@
 """The decisions of vLLM 0.25.1's native offload: which blocks are stored in host memory, and which are loaded back.
 
-After every step, the blocks that it fills are stored, unless the host has them already. For a waiting sequence, the
-prefix is looked up on the GPU first and then on the host. Blocks that only the host has are loaded into new GPU blocks
-before the sequence runs. Each copy is a `Job` from the step that decides it to the step that reports it. The clock
-(`copies`), an oracle or a recording decides which step reports it.
+After every step, the blocks that it fills are stored, unless the host has them already. The prefix of a waiting
+sequence is looked up on the GPU first and then on the host. Blocks that only the host has are loaded into new GPU
+blocks before the sequence runs. Each copy is a `Job`, from the step that decides it to the step that reports its end.
+The clock (`copies`), an oracle or a recording decides which step reports it.
 
 Models have one KV-cache group, of full attention.
 """
@@ -22,7 +22,9 @@ from kvsim.engine.state import ABORTED, FINISHED, Engine, table_of
 
 @part
 def find(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Return the number of tokens to load for a waiting sequence after the GPU's hits; `SKIP` if it has to wait."""
+    """Return the number of tokens to load for a waiting sequence after its `hit_tokens` on the GPU; `SKIP` if it has to
+    wait.
+    """
     host_sequence = engine.host.sequences[sequence.number]
     host_sequence.num_recorded = 0
     if host_sequence.num_jobs > 0:
@@ -54,7 +56,7 @@ def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, load_tokens:
 
 @part
 def end_step(engine: Engine) -> None:
-    """Mark the copies that a scheduled step has to wait for, and store the blocks that it fills."""
+    """Mark the copies for which a scheduled step has to wait, and store the blocks that the step fills."""
     state, host = engine.state, engine.host
     for index in range(state.num_in_batch):
         _record_allocations(engine, engine.sequences[engine.batch[index]])
@@ -73,7 +75,7 @@ def end_step(engine: Engine) -> None:
 
 @part
 def end_job(engine: Engine, job: int) -> None:
-    """End a reported copy: stored host blocks become readable, and loaded host blocks may be evicted again."""
+    """End a copy that was reported: stored host blocks become readable, and loaded host blocks may be evicted again."""
     host, record = engine.host, engine.host.jobs[job]
     if record.is_load:
         sequence = engine.sequences[record.sequence]
@@ -99,7 +101,7 @@ def end_job(engine: Engine, job: int) -> None:
 
 @part
 def _record_copies(engine: Engine, job: int, block: int, units: Numbers, begin: int, end: int) -> None:
-    """Record the copy of a host block: one row for each GPU block in `units[begin:end]`."""
+    """Record the copy of host block `block`: one row for each GPU block in `units[begin:end]`."""
     if not engine.settings.records_memory:
         return
     host, record = engine.host, engine.host.jobs[job]
@@ -114,13 +116,15 @@ def _record_copies(engine: Engine, job: int, block: int, units: Numbers, begin: 
 
 @part
 def key_of(engine: Engine, sequence: Sequence, index: int) -> int:
-    """Return the key of full host block `index` of a sequence: the key of the last GPU block in the host block."""
+    """Return the key of the full host block at `index` of a sequence. It is the key of the last GPU block in the host
+    block.
+    """
     return prefix_hits.key_of(engine, sequence, 0, (index + 1) * engine.host.settings.blocks_per_slot - 1)
 
 
 @part
 def _num_tokens_to_load(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Return the number of tokens to load after the hits, up to the end of a host block.
+    """Return the number of tokens to load after the `hit_tokens`, up to the end of a host block.
 
     Return `SKIP` while a store still writes one of the host blocks, or another load still reads one.
     """
@@ -156,8 +160,8 @@ def _touch(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _record_allocations(engine: Engine, sequence: Sequence) -> None:
-    """Record this step in the blocks that it allocated to a sequence; if it admitted the sequence, in all
-    its blocks.
+    """Record this call of the scheduler for the blocks that it allocated to a sequence; for all its blocks if it
+    admitted the sequence.
     """
     host_sequence, table = engine.host.sequences[sequence.number], table_of(engine, sequence, 0)
     for entry in range(table.begin + host_sequence.num_recorded, table.begin + table.num_blocks):
@@ -167,7 +171,9 @@ def _record_allocations(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _must_wait_for(engine: Engine, job: int) -> bool:
-    """Tell whether this step preempts the sequence of a store, or allocates blocks that the store reads."""
+    """Tell whether this step must wait for a store: it preempts the store's sequence, or allocates blocks that the
+    store reads.
+    """
     state, host, record = engine.state, engine.host, engine.host.jobs[job]
     if record.is_load:
         return False
@@ -187,7 +193,9 @@ def _must_wait_for(engine: Engine, job: int) -> bool:
 
 @part
 def _store(engine: Engine, sequence: Sequence) -> None:
-    """Store the blocks that the step fills and the host lacks. If the host has no room, a later step tries again."""
+    """Store the host blocks that this step completes and that the host lacks. If the host has no room, a later step
+    tries again.
+    """
     state, host = engine.state, engine.host
     host_sequence = host.sequences[sequence.number]
     num_tokens = min(sequence.computed, sequence.num_tokens)
@@ -213,9 +221,9 @@ def _store(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> int:
-    """Make room on the host for those of the host blocks [begin, end) that it lacks.
+    """Make room for those of the host blocks [begin, end) of a sequence that the host lacks.
 
-    Return their number, or -1 if there is no room.
+    Return their number; -1 if there is no room.
     """
     host, num_new, num_recent, num_frequent = engine.host, 0, 0, 0
     host_pool.begin_sparing(engine)
@@ -233,9 +241,9 @@ def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> i
 
 @part
 def _write(engine: Engine, sequence: Sequence, index: int, job: int, last: int) -> int:
-    """Add host block `index` of a sequence to a store; return the block.
+    """Add the host block at `index` of a sequence to a store; return the block.
 
-    The block is linked after `last`, the block that was added to the store before; `NO_HOST_BLOCK` if it is the first.
+    It is linked after `last`, the block added to the store before; `NO_HOST_BLOCK` if it is the store's first.
     """
     host, size = engine.host, engine.host.settings.blocks_per_slot
     block = host_pool.store(engine, key_of(engine, sequence, index))

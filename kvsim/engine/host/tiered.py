@@ -37,7 +37,8 @@ def use_load(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of computed tokens of a waiting sequence; begin a load if the host has more of its prefix.
+    """Return the number of leading tokens of a waiting sequence that need not be computed. If the host has more of its
+    prefix, begin a load.
 
     Return `SKIP` if the sequence has to wait for copies, and `STOP` if the pool lacks the blocks for a load.
     """
@@ -52,7 +53,7 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all blocks of a sequence: at once, or after the steps and the load that write to them."""
+    """Free all blocks of a sequence: at once, or later if steps in flight or a load still write to them."""
     host = engine.host
     external_kv.end_prefilling(engine, sequence)
     if sequence.status == LOADING and host.sequences[sequence.number].num_jobs > 0:
@@ -63,13 +64,13 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether the end of a copy is not reported yet: the engine then goes on, even without a batch."""
+    """Tell whether a copy has not been reported as ended. The engine then goes on scheduling, even without a batch."""
     return engine.host.state.num_jobs > 0
 
 
 @part
 def after_schedule(engine: Engine) -> None:
-    """Store the blocks that the scheduled step fills; end the reservations for prompts that the step completes."""
+    """Store the blocks that the scheduled step fills, and end the reservations for prompts that the step completes."""
     state = engine.state
     external_kv.begin_step(engine, state.num_in_batch + state.num_preempted + state.num_swapped_in > 0)
     offload.end_step(engine)
@@ -77,7 +78,7 @@ def after_schedule(engine: Engine) -> None:
 
 @part
 def after_update(engine: Engine) -> None:
-    """End the copies that are reported with the output that has just been processed."""
+    """End the copies that are reported with the output that was just processed."""
     while True:
         job = host_jobs.next_reported(engine, engine.external.state.num_updates)
         if job == NO_JOB:
@@ -90,7 +91,7 @@ def after_update(engine: Engine) -> None:
 
 @part
 def has_room_for_rows(engine: Engine) -> bool:
-    """Tell whether there is room for the rows of the copies that the next step may report."""
+    """Tell whether there is room to record the copies that the next step may report."""
     return engine.host.state.num_copy_rows <= engine.host.settings.most_copy_rows
 
 

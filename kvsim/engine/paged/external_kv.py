@@ -201,6 +201,6 @@ def _num_missing(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def _fits(engine: Engine, whole: int, needed: int) -> bool:
-    """Tell whether `needed` blocks may be allocated, and also `whole` blocks if all known tokens must fit."""
+    """Tell whether `needed` blocks can be allocated; with `reserve_full_prompt`, `whole` blocks must be free, too."""
     free_blocks = kv_cache.num_admissible(engine)
     return needed <= free_blocks and not (engine.settings.reserve_full_prompt and whole > free_blocks)
