@@ -27,7 +27,7 @@ Cache Calculate Call Cancel Change Charge Check Choose Clear Close Collect Color
 Compute Concatenate Connect Consume Continue Convert Copy Count Create Cut
 Decide Declare Decode Decrease Delete Deliver Describe Detach Diagnose Digest Discard Display Divide Download
 Drain Draw Drive Drop
-Embed Empty Encode End Ensure Enter Escape Estimate Evaluate Evict Exclude Execute Exit Expand Expire Explain
+Embed Emit Empty Encode End Ensure Enter Escape Estimate Evaluate Evict Exclude Execute Exit Expand Expire Explain
 Export Extend Extract Extrapolate
 Feed Fetch Fill Film Filter Find Finish Fit Focus Fold Follow Forget Form Format Forward Free Freeze
 Generate Get Give Group

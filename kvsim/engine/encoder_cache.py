@@ -166,7 +166,6 @@ def encode(engine: Engine, sequence: Sequence) -> None:
             state.step_tokens += image.num_tokens
             state.step_pairs += image.num_tokens**2
             state.num_encoded += 1
-            state.encoded_tokens += image.num_tokens
             place.encoded_in = engine.state.num_scheduled
             _write(engine, _COMPUTE, -1, place.content)
         _hold(engine, sequence, abs(index))

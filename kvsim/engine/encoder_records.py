@@ -41,8 +41,6 @@ class EncoderState:
     """Sum of the squared numbers of encoder outputs of the images that the step being scheduled computes."""
     num_encoded: int = 0
     """Number of images computed since the run began."""
-    encoded_tokens: int = 0
-    """Number of encoder outputs computed since the run began."""
     num_held: int = 0
     """Number of times that a sequence became a user of an image."""
     num_rows: int = 0

@@ -2,7 +2,7 @@
 
 The record of each kind is at the end of its module, for example `kv_cache` for blocks, `tiered` for blocks with a
 second tier on the host, `reservations` for contiguous extents, and `static_batch` for the rectangle of a static batch.
-A kind sets the functions that it needs; the defaults do nothing.
+A kind names the functions that it needs; the defaults do nothing.
 
 Functions take the engine first, create no Python objects and raise no exceptions, because they are compiled. Machine
 code is made for one kind at a time, so the compiler removes functions that do nothing.
@@ -21,7 +21,7 @@ Engine: TypeAlias = Any
 """`state.Engine`. It is `Any` here because `state` imports this module."""
 
 SKIP, STOP = -1, -2
-"""Other results of `find_prefix`: skip this sequence, or end the admission of sequences in this step."""
+"""Further results of `find_prefix`. `SKIP`: skip this sequence. `STOP`: admit no further sequence in this step."""
 
 
 @part
@@ -93,77 +93,80 @@ def _keep_nothing(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryManager:
-    """The functions of one kind of memory."""
+    """Functions of one kind of memory."""
 
     name: str
 
     # Called by a scheduler.
     take_over: Callable[[Engine, Sequence], bool] = _is_ready
-    """Put what a waiting sequence has loaded into its table; return False while it is loading and must be skipped."""
+    """Put what a waiting sequence has loaded into its table. Return False while it is loading; it is then skipped."""
     find_prefix: Callable[[Engine, Sequence], int] = _none_of
-    """Return the number of leading tokens of a waiting sequence that need not be computed, or `SKIP` or `STOP`."""
+    """Return the number of leading tokens of a waiting sequence that need not be computed; or `SKIP`, or `STOP`."""
     admit: Callable[[Engine, Sequence, int, int], bool] = _no_room
-    """Allocate memory for `num_tokens` tokens of a waiting sequence after the `computed` ones that `find_prefix` found.
+    """Allocate memory for `num_tokens` tokens of a waiting sequence, after the `computed` ones that `find_prefix`
+    found.
 
-    Return False, and change nothing, if memory is short.
+    Return False, and change nothing, if there is too little memory.
     """
     grow: Callable[[Engine, Sequence, int], bool] = _no_more
-    """Allocate memory for `num_tokens` more tokens of a running sequence; return False if memory is short."""
+    """Allocate memory for `num_tokens` more tokens of a running sequence; return False if there is too little."""
     cache: Callable[[Engine, Sequence, int], None] = _keep_nothing
-    """Put the first `num_tokens` tokens of a running sequence, whose values are known, into the prefix cache."""
+    """Put the first `num_tokens` tokens of a running sequence into the prefix cache. Their values must be known."""
     free: Callable[[Engine, Sequence], None] = _ignore
-    """Free all memory of a sequence; if its status is `PREEMPTED`, it will be resumed."""
+    """Free all memory of a sequence. If its status is `PREEMPTED`, it will be admitted again."""
     frees_at_once: Callable[[Engine, Sequence], bool] = _is_ready
-    """Tell whether a running sequence may be preempted. Some connectors allow this only if it frees blocks at once."""
+    """Tell whether a running sequence may be preempted. With some connectors, it may be only if its blocks become free
+    at once.
+    """
     expect_return: Callable[[Engine, Sequence], None] = _ignore
-    """Prepare for the resumption of a sequence that is being preempted."""
+    """Prepare for the next admission of a sequence that is being preempted."""
 
     # Called to fill the row of a step.
     free_units: Callable[[Engine], int] = _free_units
-    """Return the number of free units, those with a cached prefix included."""
+    """Return the number of free units. Those with a cached prefix are included."""
     cached_units: Callable[[Engine], int] = _cached_units
     """Return the number of free units with a cached prefix."""
     free_windows: Callable[[Engine], int] = _none
-    """Return the number of units of SGLang's window pool that no request holds, those in the radix tree included."""
+    """Return the number of units of SGLang's window pool that no request holds. Those in the radix tree are
+    included.
+    """
     cached_windows: Callable[[Engine], int] = _none
-    """Return the number of units of the window pool that only the radix tree holds."""
+    """Return the number of units of SGLang's window pool that only the radix tree holds."""
     unusable_units: Callable[[Engine, Sequence], int] = _none_of
-    """Return the number of free units if they suffice for the head of the queue, but no single range does; else
-    0.
+    """Return the number of free units, if together they suffice for the head of the queue but no single range does;
+    otherwise 0.
     """
     expired_slots: Callable[[Engine], int] = _none
     """Return the number of held slots whose tokens no later step reads."""
     shared_tokens: Callable[[Engine, int], int] = _none_of
-    """Return the number of tokens that a step reads several times, because its sequences share their slots."""
+    """Return the number of tokens that a step reads more than once, because its sequences share slots."""
 
     # Transfers between GPU and host.
     awaits_transfers: Callable[[Engine], bool] = _never
-    """Tell whether the engine must go on scheduling for transfers in progress although no sequence computes."""
+    """Tell whether the engine must go on scheduling because of transfers in progress, although no sequence computes."""
     awaits_others: Callable[[Engine], bool] = _never
     """Tell whether blocks are kept for another server that reads them at an unknown time."""
     is_asleep: Callable[[Engine], bool] = _never
     """Tell whether the engine does nothing before a known time, unless another server or a client acts earlier."""
     after_schedule: Callable[[Engine], None] = _do_nothing
-    """Begin the transfers of the step that was just scheduled."""
+    """Begin the transfers that the step just scheduled has decided."""
     before_update: Callable[[Engine, int], None] = _ignore
-    """Free the blocks that were kept for the oldest step in flight, whose place in `Engine.launched` is the
-    argument.
-    """
+    """Free the blocks that were kept for the oldest step in flight. The argument is its place in `Engine.launched`."""
     after_update: Callable[[Engine], None] = _do_nothing
-    """End the transfers whose end is reported with the processed output."""
+    """End the transfers that are reported with the output just processed."""
     start_transfers: Callable[[Engine], None] = _do_nothing
-    """Set the times of the transfers of the step that was just scheduled, by the speed of the link."""
+    """Set the times of the transfers of the step just scheduled, by the speed of the link."""
     kernels_begin_s: Callable[[Engine, float], float] = _at_once
-    """Return the earliest time at which the kernels of the step that was just scheduled can begin, in seconds.
+    """Return the earliest time at which the kernels of the step just scheduled can begin, in seconds.
 
-    The second argument is the time that they take.
+    The second argument is the time that the kernels take, in seconds.
     """
     poll_transfers: Callable[[Engine], None] = _do_nothing
-    """Report the transfers that have ended when the kernels of a step are launched."""
+    """Report the transfers that have ended by the time at which the kernels of a step are launched."""
     wait_for_transfers: Callable[[Engine, float], None] = _ignore
-    """Advance the clock, at most to the given time in seconds, while nothing but transfers is in progress."""
+    """Advance the clock while only transfers are in progress, at most to the given time in seconds."""
     has_room_for_rows: Callable[[Engine], bool] = _always
-    """Tell whether there is room for the rows of the transfers that the next step may report."""
+    """Tell whether there is room to record the transfers that the next step may report."""
     has_news: Callable[[Engine], bool] = _never
     """Tell whether a step has begun transfers of which other servers must be notified."""
 

@@ -1,7 +1,7 @@
-"""Drive the engine with an explicit list of events, without a clock.
+"""Drive the engine with a list of events, without a clock.
 
-This is used to replay a run whose order of events is known, and to step an engine by hand. Events are recorded as in a
-run on the clock, except that the schedule has a row for every sequence in every step.
+This is used to replay a run whose order of events is known, and to call single steps of an engine. Events are recorded
+as in a run on the clock, except that the schedule has a row for every sequence in every step.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from kvsim.engine.state import LOADING, PREEMPTED, RUNNING, WAITING, Engine
 NOTHING, ADD, SCHEDULE, LOOK, UPDATE, ABORT, LEAVE = range(7)
 """Kinds of events:
 
-
 - `NOTHING`: no event of the engine.
 - `ADD`: queue a sequence.
 - `SCHEDULE`: schedule a step.
 - `LOOK`: call the scheduler where the replayed run scheduled nothing.
 - `UPDATE`: process the output of the oldest step in flight.
 - `ABORT`: abort a sequence, which may have outputs in flight.
-- `LEAVE`: abort a sequence unless its memory has been released, and that release recorded, before.
+- `LEAVE`: abort a sequence, unless the release of its memory was recorded before.
 """
 
 
 @part
 def play(engine: Engine, num_moments: int) -> int:
-    """Replay the first `num_moments` events, each with a new `seq`; return the number of replayed events.
+    """Replay the first `num_moments` events of `Engine.moments`; return the number of replayed events.
 
-    The replay ends early if the next event may not have room for its rows, or after a `LOOK` that scheduled a step.
+    Each gets an event number of its own. The replay ends early if there may be no room for the next event's rows, or
+    after a `LOOK` that scheduled a step.
     """
     state = engine.state
     for index in range(num_moments):
@@ -59,7 +59,7 @@ def play(engine: Engine, num_moments: int) -> int:
 
 @part
 def _forget_last(engine: Engine) -> None:
-    """Remove the newest step in flight, which is empty."""
+    """Remove the newest step in flight, which has no tokens."""
     state = engine.state
     state.num_in_flight -= 1
     state.next_launched = in_flight.earlier(engine, state.next_launched)
@@ -67,7 +67,9 @@ def _forget_last(engine: Engine) -> None:
 
 @part
 def _leaves_unrecorded(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether a sequence that leaves now has no recorded release: it waits, loads, or frees its blocks late."""
+    """Tell whether the release of a sequence's memory has not been recorded: it waits, loads, or frees its blocks
+    late.
+    """
     status = sequence.status
     if status in (WAITING, PREEMPTED, LOADING):
         return True

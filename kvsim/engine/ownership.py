@@ -1,4 +1,4 @@
-"""The kinds of changes in the ownership of memory, for the engine that records them and for readers of recordings."""
+"""Kinds of changes in the ownership of memory, for the engine that records them and for readers of recordings."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from enum import IntEnum
 
 
 class MemoryKind(IntEnum):
-    """Kind of change in the ownership of units. A recording has the names in lower case."""
+    """Kind of a change in the ownership of units. A recording has the names in lower case."""
 
     APPEND = 0
-    """A request's table grows by units that no request held."""
+    """A request's table gets further units, which no request held."""
     SHARE = 1
-    """A request's table grows by units that already hold its prefix."""
+    """A request's table gets further units, which hold its prefix already."""
     RELEASE = 2
     """A request frees its whole table, the last unit first."""
     EVICT = 3
-    """Units with a cached prefix lose it, because a request needs memory."""
+    """Free units lose their cached prefix, because a request needs memory."""
 
 
 class ImageEventKind(IntEnum):
-    """Event of the encoder cache. A recording has the names in lower case."""
+    """Kind of an event of the encoder cache. A recording has the names in lower case."""
 
     COMPUTE = 0
-    """A step computes the image, which is in the cache from then on."""
+    """A step computes the image, which is then in the cache."""
     HOLD = 1
-    """A request begins to use the image, which cannot be evicted as long as a request uses it."""
+    """A request begins to use the image. An image in use cannot be evicted."""
     LET_GO = 2
-    """A request stops using the image."""
+    """A request no longer uses the image."""
     EVICT = 3
-    """The image is removed to make room for another."""
+    """The image is removed from the cache to make room for another one."""

@@ -1,4 +1,4 @@
-"""The settings of an engine that follow from the policy, the release that it follows, and the features of the run."""
+"""Settings of an engine that follow from the policy, the release that it follows, and the features of the run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _RULES = (
     "running_keep_adapters", "late_outputs_block", "skipped_keep_places", "keeps_turns", "preempted_self_stops",
     "lone_prompt_is_limited",
 )  # fmt: skip
-"""Rules of a release that are settings of the engine under the same names."""
+"""Rules of a release that are settings of the engine with the same names."""
 
 
 def settings_of_policy(policy: Policy, num_units: int) -> dict[str, Any]:
-    """Return the settings of scheduling and of memory that follow from a policy; its pool has `num_units` units.
+    """Return the settings of scheduling and of memory that follow from a policy. Its pool has `num_units` units.
 
-    Like those of the functions below, the keys are names of fields of `records.Settings`.
+    The keys are names of fields of `records.Settings`, as in the results of the functions below.
     """
     settings: dict[str, Any] = {"max_model_len": policy.max_model_len, "num_units": num_units, "prefill_interval": 1}
     if isinstance(policy, Static):
@@ -71,7 +71,7 @@ def _paged_settings(policy: Paged, num_units: int) -> dict[str, Any]:
 
 
 def _contiguous_settings(cache: ContiguousSettings) -> dict[str, Any]:
-    """Return the settings of contiguous allocation: where an extent is placed, how long it is, and how it grows."""
+    """Return the settings of contiguous allocation: where an extent is placed, its length, and how it grows."""
     return {
         "fit": _PLACEMENTS[cache.fit],
         "reserve": reservations.DOUBLING if cache.reserve is Reserve.DOUBLING else reservations.GIVEN,
@@ -147,9 +147,9 @@ def settings_of_images(encoding: Encoding, policy: Paged) -> dict[str, Any]:
 
 
 def settings_of_connector(connector: Connector, policy: Paged, most_in_flight: int) -> dict[str, Any]:
-    """Return the settings of a scheduler with at most `most_in_flight` steps in flight that depend on a KV connector.
+    """Return the settings that depend on a KV connector, with at most `most_in_flight` steps in flight.
 
-    They replace `frees_late` and `notes_every_step`, which native offload sets: the two are never used together.
+    They replace `frees_late` and `notes_every_step`, which native offload sets. The two are never used together.
     """
     rules = rules_of(policy.scheduler.vllm)
     return {
@@ -175,7 +175,9 @@ def settings_of_swap(cache: PagedSettings, block_bytes: int) -> dict[str, Any]:
 
 
 def may_skip_decodes(settings: records.Settings) -> bool:
-    """Tell whether the scheduler may skip sequences that only decode: no setting requires a visit in every step."""
+    """Tell whether the scheduler may skip sequences that only decode, because no setting requires a visit in every
+    step.
+    """
     visits_sequences = (
         settings.lookahead_tokens
         or settings.num_drafts

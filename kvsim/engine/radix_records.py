@@ -1,7 +1,8 @@
-"""Records of SGLang's radix cache: the tree, the slots, the rows of requests, and the state of the scheduler.
+"""State of SGLang's radix cache: the tree, the slots, the rows of requests, and the state of the scheduler.
 
 An engine without a radix cache has an empty tuple instead, so that its compiled code is smaller. A page is a number of
-consecutive slots, one by default. Page 0 receives padding and is never allocated, so 0 means no page.
+consecutive slots, one by default. Page 0 receives padding and is never allocated, so 0 means no page. A pass is one
+iteration of SGLang's scheduler; it may launch no batch.
 """
 
 from __future__ import annotations
@@ -15,35 +16,37 @@ from kvsim.engine.records import Bucketed, Small
 
 NO_PAGE = 0
 SLOTS, WINDOWS = range(2)
-"""Pools of slots: one for full attention (without windows, for all layers), and one for layers with windows."""
+"""Pools of slots: `SLOTS` for full attention, or for all layers of a model without windows; `WINDOWS` for layers with
+windows.
+"""
 ROOT = 0
-"""The root of the tree, which holds no page. As the index of a child, it means that there is none."""
+"""Index of the root of the tree, which holds no page. Where another node is meant, it says that there is none."""
 FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL_FIRST = range(6)
 """Orders of the waiting queue, by SGLang's names."""
 LRU, LFU, FIFO, FILO, MRU, LEAST_PRIORITY, SLRU = range(7)
-"""Strategies that choose the leaf of the tree to evict first, by SGLang's names."""
+"""Strategies that choose the leaf of the tree that is evicted first, by SGLang's names."""
 NO_BATCH, EXTEND, DECODE, MIXED = range(4)
-"""Kinds of batches: none; prompts; one token of each running request; both."""
+"""Kinds of batches: none; prefills only; one token of each running request; prefills and such tokens."""
 NOT_CHUNKED = 0
-"""Value of the index of the chunked request if no request is in the middle of its prompt."""
+"""Value of `RadixState.chunked` if no request is in the middle of its prompt."""
 NO_HOST, WRITE_THROUGH, WRITE_SELECTIVE, WRITE_BACK = range(4)
-"""Write policies. A node of the tree is copied to the host never, at its first hit, at its second hit, or at its
+"""Write policies. A node of the tree is copied to the host: never; at its first hit; at its second hit; at its
 eviction.
 """
 IN_NEXT_PASS, BY_CLOCK, REPORTED = range(3)
-"""Rules for when the scheduler finds that a copy between device and host has ended.
+"""Rules by which the scheduler finds that a copy between device and host has ended.
 
 `IN_NEXT_PASS`: in the next pass. `BY_CLOCK`: after the time that the copy takes on the link. `REPORTED`: when the
 caller reports the end.
 """
 NO_SLOT = 0
-"""Index that means no slot of host memory. Slots are numbered from 1, and in a recording from 0."""
+"""Index that means no slot of host memory. Slots are numbered from 1 here, and from 0 in a recording."""
 NO_PRIORITY = 1 << 40
-"""A number larger than all priorities. A request without a priority has this number or its negative."""
+"""Number larger than all priorities. A request without a priority has this number or its negative."""
 ASKED, LEAF, DUPLICATE, RETRACTED, WINDOW = range(5)
-"""Events of the cache.
+"""Kinds of events of the cache.
 
-- `ASKED`: slots were asked to be evicted.
+- `ASKED`: an eviction is to free slots.
 - `LEAF`: a node was evicted.
 - `DUPLICATE`: slots were freed because the tree has their tokens.
 - `RETRACTED`: a request was retracted.
@@ -53,7 +56,7 @@ ASKED, LEAF, DUPLICATE, RETRACTED, WINDOW = range(5)
 
 @dataclass(slots=True, eq=False, repr=False)
 class RadixArguments:
-    """The server arguments of SGLang that its scheduler and its cache read. Nothing here changes during a run."""
+    """Server arguments of SGLang that its scheduler and its cache read. They do not change during a run."""
 
     has_tree: bool = False
     eviction: int = LRU
@@ -61,84 +64,84 @@ class RadixArguments:
     num_rows: int = 0
     """Largest number of requests that run at once."""
     row_pages: int = 0
-    """Length of a row of the request table, which is the number of pages of the longest sequence."""
+    """Number of pages in a row of the request table: those of the longest sequence."""
     chunk_tokens: int = 0
     """Largest number of prompt tokens in one batch; 0 if prompts are not split into chunks."""
     max_prefill_tokens: int = 0
     mixes: bool = False
-    """Running requests decode in the same step as a prefill."""
+    """True if running requests decode in the same step as a prefill."""
     is_exclusive: bool = False
-    """A prefill that follows another waits for its output before it is launched."""
+    """True if a prefill that follows another prefill is launched only after the output of that one."""
     prefill_max_requests: int = 0
     """Largest number of requests in one prefill; 0 for no limit."""
     prefill_decode_interval: int = 0
-    """Number of passes after a prefill in which no other prefill is tried."""
+    """Number of passes after a prefill in which no further prefill is tried."""
     interval_min_seqs: int = 0
-    """Number of running requests below which `prefill_decode_interval` ends early."""
+    """Number of running requests below which the interval `prefill_decode_interval` ends early."""
     by_priority: bool = False
     low_values_first: bool = False
-    """The request with the smaller priority is the more important one."""
+    """True if the request with the smaller priority is the more important one."""
     preempts: bool = False
-    """A waiting request may preempt less important running requests."""
+    """True if a waiting request may preempt less important running requests."""
     preemption_threshold: int = 0
     retracts_by_priority: bool = False
     first_ratio: float = 0.0
-    """Initial share of their remaining outputs that running requests are expected to need."""
+    """Initial value of `RadixState.ratio`."""
     least_ratio: float = 0.0
-    """Share that `ratio` does not fall below."""
+    """Value of `RadixState.ratio` below which it never falls."""
     ratio_decay: float = 0.0
-    """Amount by which every decode step lowers the expected share, from `first_ratio` to `least_ratio`."""
+    """Amount by which every decode step lowers `RadixState.ratio`, down to `least_ratio`."""
     retract_steps: int = 0
-    """Number of decode steps for which a retraction makes room for each remaining request."""
+    """Number of decode steps for which a retraction makes room for each request that continues."""
     most_new_tokens: int = 0
-    """Largest number of tokens of an answer that admission takes into account."""
+    """Largest number of output tokens of a request for which admission requires room."""
     window_tokens: int = 0
-    """Number of tokens before a new token that layers with windows read; 0 if such layers have no pool."""
+    """Number of earlier tokens that layers with windows read; 0 if these layers have no pool of their own."""
     window_pages: int = 0
-    """Number of pages in the pool of layers with windows."""
+    """Number of pages in the pool for layers with windows."""
     window_interval: int = 0
-    """Number of computed tokens after which a decoding request frees window slots again."""
+    """Number of tokens that a decoding request computes from one release of window slots to the next."""
     host_pages: int = 0
     write_policy: int = NO_HOST
-    """The write policy of the host tier."""
+    """Write policy of the host tier; see `NO_HOST`."""
     copies_end: int = IN_NEXT_PASS
-    """Time at which the scheduler finds that a copy has ended: `IN_NEXT_PASS`, `BY_CLOCK` or `REPORTED`."""
+    """Rule by which the scheduler finds that a copy has ended: `IN_NEXT_PASS`, `BY_CLOCK` or `REPORTED`."""
     store_page_s: float = 0.0
     """Seconds that copying a page to the host takes."""
     load_page_s: float = 0.0
     """Seconds that copying a page from the host takes."""
     num_layers: int = 1
-    """Number of layers, which are loaded one after the other while a step computes them."""
+    """Number of layers. They are loaded one after the other while a step computes them."""
     most_copy_rows: int = 0
-    """Largest number of copy rows with which another step may begin."""
+    """Number of recorded copies beyond which no further step begins before the caller reads them."""
     reports: bool = False
-    """Evictions, duplicates and retractions are recorded."""
+    """True to record evictions, duplicates and retractions."""
     most_memory_rows: int = 0
     """Number of rows of the memory table for which there is room."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class RadixState:
-    """The numbers of the cache and of its scheduler that change from step to step."""
+    """Numbers of the cache and of its scheduler that change from step to step."""
 
     is_collecting: bool = False
-    """Pages that are freed are collected, so that all are freed in one call."""
+    """True if freed pages are collected now, to be freed in one call later."""
     num_free_windows: int = 0
-    """Number of free pages in the pool of windows."""
+    """Number of free pages in the pool for windows."""
     num_cached_windows: int = 0
     """Number of window pages in the tree that no request locks."""
     num_edges: int = 0
-    """Number of values of `Node.edge` that were assigned so far."""
+    """Number of values of `Node.edge` that were assigned since the run began."""
     matched_pages: int = 0
-    """Number of pages of the last match, with or without their windows."""
+    """Number of pages of the last match, whether or not they have windows."""
     host_node: int = ROOT
-    """The node at which the last match ended, copies on the host included."""
+    """Node at which the last match ended. Copies on the host count."""
     num_nodes: int = 0
-    """Number of node records that were ever used."""
+    """Number of records of nodes that were ever used."""
     first_spare: int = 0
-    """The first node record that can be used again; its `parent` is the next one."""
+    """Index of the first record of a node that can be used again. Its `parent` is the index of the next one."""
     num_leaves: int = 0
-    """Number of nodes that can be evicted now."""
+    """Number of leaves that can be evicted now."""
     entries_end: int = 0
     """Index after the last used entry of `RadixTables.node_pages`. Entries of evicted nodes count as used."""
     entries_limit: int = 0
@@ -148,37 +151,39 @@ class RadixState:
     locked_pages: int = 0
     num_free_rows: int = 0
     chunked: int = NOT_CHUNKED
-    """The request that is in the middle of its prompt."""
+    """Number of the request that is in the middle of its prompt; `NOT_CHUNKED` if there is none."""
     last_mode: int = NO_BATCH
-    """Kind of the batch of the pass before."""
+    """Kind of the batch of the previous pass."""
     last_chunked: int = NOT_CHUNKED
     num_prefills: int = 0
-    """Number of requests of the last prefill that computed prompts."""
+    """Number of requests in the last prefill that computed tokens of their prompts."""
     num_ended_before: int = 0
     """Number of requests that had ended when the running batch was last filtered."""
     num_last: int = 0
-    """Number of requests in the prefill of the pass before."""
+    """Number of requests in the last prefill's batch."""
     runs_last: bool = False
-    """The running batch is the last prefill. SGLang counts its first decode as this prefill."""
+    """True if the running batch is the last prefill. SGLang counts its first decode as this prefill."""
     last_puts_out: bool = False
-    """The last prefill has a request that may yield further outputs."""
+    """True if a request of the last prefill may yield further outputs."""
     puts_out: bool = False
-    """The running batch has a request that may yield outputs after the output of its prefill."""
+    """True if a request of the running batch may yield outputs after the output of its prefill."""
     chosen_mode: int = NO_BATCH
-    """Kind of the batch that is chosen, but not launched before the output of the batch before; `NO_BATCH` for none."""
+    """Kind of the batch that was chosen and waits for the previous output before it is launched; `NO_BATCH` if there is
+    none.
+    """
     is_full: bool = False
-    """The running batch counts as full, so that no waiting request is tried until a request leaves."""
+    """True if the running batch counts as full: no waiting request is tried before a request leaves."""
     ratio: float = 0.0
-    """Share of their remaining outputs that running requests are expected to need now."""
+    """Share of its remaining output limit that each running request is currently expected to use."""
     is_rested: bool = True
-    """The estimate of answers (`ratio`) has been reset since the last batch."""
+    """True if `ratio` has been reset since the last batch."""
     interval_left: int = 0
     num_refreshes: int = 0
-    """Number of passes with waiting requests so far; in some of these, the prefixes of waiting requests are matched."""
+    """Number of passes with waiting requests since the run began. In some of these, their prefixes are matched."""
     num_entered: int = 0
-    """Number of times that a request has entered the queue."""
+    """Number of times that a request has entered the queue, since the run began."""
     num_prefilled: int = 0
-    """Number of prefilled tokens so far, as SGLang counts them."""
+    """Number of prefilled tokens since the run began, as SGLang counts them."""
     last_prefill_tokens: int = 0
     running_prefill_tokens: int = 0
     """Number of tokens of the prefill that became the running batch. SGLang counts them again in every decode."""
@@ -188,34 +193,34 @@ class RadixState:
     most_results: int = 0
     """Number of results to process before the running requests are scanned again for ends by length."""
     has_failed: bool = False
-    """An admitted batch did not get enough slots. SGLang would end here."""
+    """True if an admitted batch did not get enough slots. SGLang would end there."""
     total_offset: float = 0.0
-    """Number of slots that running and admitted requests are expected to need in the future."""
+    """Number of further slots that running and admitted requests are expected to need."""
     current_offset: float = 0.0
-    """Number of slots that the requests admitted in this pass need now."""
+    """Number of slots that the requests admitted in this pass need for their prefill."""
     window_offset: int = 0
-    """Number of window slots that admitted requests will need."""
+    """Number of window slots that the admitted requests will need."""
     input_left: int = 0
     chunk_left: int = 0
     num_held_rows: int = 0
-    """Number of requests admitted in this pass that have a row already."""
+    """Number of requests admitted in this pass that already have a row."""
     admitted_chunked: int = NOT_CHUNKED
-    """The request whose prompt is cut, among those admitted in this pass."""
+    """Number of the request whose prompt is cut, among those admitted in this pass; `NOT_CHUNKED` if there is none."""
     num_needs: int = -1
     """Number of used records in `RadixTables.needs`; -1 before the first candidate of a pass."""
     num_free_host: int = 0
     """Number of free pages in the host tier."""
     num_written: int = 0
-    """Number of copies to the host that the scheduler has not finished."""
+    """Number of copies to the host that the scheduler has not found ended."""
     num_loading: int = 0
-    """Number of loads from the host that the scheduler has not finished."""
+    """Number of loads from the host that the scheduler has not found ended."""
     num_doubled: int = 0
-    """Number of values of `Node.doubled` that were assigned so far."""
+    """Number of values of `Node.doubled` that were assigned since the run began."""
     num_copying: int = 0
-    """Number of pages on the device that are locked by copies, but not by a request."""
+    """Number of pages on the device that copies lock, and no request."""
     next_copy: int = 0
     first_free_slot: int = NO_SLOT
-    """The first free slot of host memory; the others are linked by `RadixTables.next_slot`."""
+    """First free slot of host memory. `RadixTables.next_slot` links the others."""
     store_free_s: float = 0.0
     """Time at which all copies to the host that were begun have ended, in seconds."""
     load_begin_s: float = 0.0
@@ -223,83 +228,85 @@ class RadixState:
     load_free_s: float = 0.0
     """Time at which all copies from the host that were begun have ended, in seconds."""
     num_step_loads: int = 0
-    """Number of pages that the step being scheduled loads."""
+    """Number of pages that the step being scheduled loads from the host."""
     awaited_s: float = 0.0
-    """Time in seconds at which the copies to the host have ended for which an eviction waits."""
+    """Time at which the copies to the host for which an eviction waits have ended, in seconds."""
     num_idle_passes: int = 0
-    """Number of consecutive passes, up to the last one, that launched no batch and in which nothing changed."""
+    """Number of latest passes, one after the other, that launched no batch and changed nothing."""
     num_copy_rows: int = 0
     num_events: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class FreeList:
-    """The free pages of a pool: a ring buffer in `RadixTables.free_pages[begin:end]`."""
+    """Free pages of a pool: a ring buffer in `RadixTables.free_pages[begin:end]`."""
 
     begin: int = 0
     end: int = 0
     head: int = 0
-    """Index of the page that is allocated next."""
+    """Index in `RadixTables.free_pages` of the page that is allocated next."""
     tail: int = 0
-    """Index after the last free page."""
+    """Index in `RadixTables.free_pages` after the last free page."""
     back: int = 0
-    """Index after the last collected page; collected pages follow the free ones."""
+    """Index in `RadixTables.free_pages` after the last collected page. Collected pages follow the free ones."""
     num_collected: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Node(Bucketed):
-    """A node of the tree: consecutive pages of a prefix. It is found by the key of its first page."""
+    """Node of the tree: consecutive pages of a prefix. It is found by the key of its first page."""
 
     key: int = 0
     parent: Small = 0
     owner: Small = 0
-    """Index of a request whose tokens are those of the whole path; it provides the keys of the node's pages."""
+    """Number of a request that has the tokens of the whole path. It provides the keys of the node's pages."""
     begin: Small = 0
-    """Number of pages on the path before the node."""
+    """Number of pages on the path from the root to the node, without its own."""
     num_pages: Small = 0
     first_entry: Small = 0
     """Index in `RadixTables.node_pages` of the node's first page."""
     num_children: Small = 0
     locks: Small = 0
     copy_locks: Small = 0
-    """Number of `locks` that belong to copies in progress; the others belong to requests."""
+    """Number of `locks` that belong to copies in progress. The others belong to requests."""
     hits: Small = 0
     place: Small = -1
-    """Index in `RadixTables.leaves` of the node; -1 if it cannot be evicted."""
+    """Index of the node in the heap `RadixTables.leaves`; -1 if it cannot be evicted."""
     priority: int = 0
     accessed: int = 0
     created: int = 0
     attached: int = 0
-    """Stamp of the access in which the node got its parent."""
+    """Stamp of the access in which the node was attached to its parent."""
     weight: Small = 0
-    """Number of waiting requests whose prefix ends in the subtree; used only while the queue is sorted."""
+    """Number of waiting requests whose prefix ends in the subtree. Used only while the queue is sorted."""
     first_waiting: Small = 0
     last_waiting: Small = 0
     first_child: Small = ROOT
-    """The first child with waiting requests that the sort of the queue has not visited yet."""
+    """Index of the first child with waiting requests that the sort of the queue has not visited; `ROOT` if there is
+    none.
+    """
     next_sibling: Small = ROOT
     is_spare: bool = False
-    """The record is unused."""
+    """True if the record is not in use."""
     is_on_device: bool = True
     is_on_host: bool = False
     num_host_children: Small = 0
-    """Number of children that are only on the host; `num_children` does not count these."""
+    """Number of children that are only on the host. `num_children` does not count these."""
     host_locks: Small = 0
-    """Number of locks on the host copy of the node. Each load in progress that ends at the node holds one lock."""
+    """Number of locks on the host copy of the node: one for each load in progress that ends at the node."""
     loaded_for: Small = ROOT
-    """The last node of the load in progress that also loads this node; `ROOT` for none."""
+    """Last node of the load in progress that loads this node; `ROOT` if there is none."""
     first_slot: Small = NO_SLOT
-    """The slot of host memory with the node's first page; `RadixTables.next_slot` links the other slots."""
+    """Slot of host memory with the node's first page. `RadixTables.next_slot` links the slots of its other pages."""
     doubled: int = 0
-    """Position in the order in which nodes became double (on device and host); 0 for a node that is not double."""
+    """Position of the node in the order in which nodes became double (on device and host); 0 if it is not double."""
     has_window: bool = False
-    """The pages of the node have window slots."""
+    """True if the pages of the node have window slots."""
     window_locks: Small = 0
     edge: Small = 0
-    """Number that identifies the node as the upper end of the windows that a request locks; 0 for none."""
+    """Number that identifies the node as the upper end of the windows that a request locks; 0 if it is none."""
     younger: Small = ROOT
-    """The node whose windows were used next after those of this node. In the record of `ROOT`, the least recently used
+    """Node whose windows were used next after those of this node. In the record of `ROOT`, the least recently used
     node.
 
     `older` is the opposite link.
@@ -309,65 +316,67 @@ class Node(Bucketed):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Holding:
-    """The state of one request in the cache and in the scheduler."""
+    """State of one request in the cache and in the scheduler."""
 
     node: Small = ROOT
-    """The node at which the prefix of the request ends."""
+    """Node at which the cached prefix of the request ends."""
     host_node: Small = ROOT
-    """The node at which the prefix of the request ends if copies on the host count."""
+    """Node at which the cached prefix of the request ends, if copies on the host count."""
     host_tokens: Small = 0
     """Number of tokens of the last match whose pages are only on the host."""
     loaded_pages: Small = 0
     """Number of pages at the end of the request's prefix that the step being scheduled loads from the host."""
     lock: Small = ROOT
-    """The last node of the path that the request locks."""
+    """Last node of the path that the request locks."""
     edge: Small = 0
-    """Value of `Node.edge` at which the locked windows of the request's path end; 0 if the whole path is locked."""
+    """Value of `Node.edge` at which the locked windows of the request's path end; 0 if the windows of the whole path
+    are locked.
+    """
     gone_tokens: Small = 0
     """Number of leading tokens whose window slots the request has freed."""
     branch_tokens: Small = 0
     """Number of leading tokens in the tree, if the hit is shorter because nodes lack their windows; otherwise 0."""
     num_extends: Small = 0
-    """Number of prefills that have computed a part of the request since it was admitted."""
+    """Number of prefills that have computed a part of the request since its admission."""
     num_decodes: Small = 0
     prefix_tokens: Small = 0
-    """Number of tokens of the request before its next prefill."""
+    """Number of tokens of the request that come before those of its next prefill."""
     extend_end: Small = 0
     """Number of tokens of the request up to the end of its last prefill."""
     protected_tokens: Small = 0
     """Number of leading tokens whose slots belong to the tree."""
     inserted_tokens: Small = 0
-    """Number of leading tokens that were inserted into the tree so far."""
+    """Number of leading tokens that have been inserted into the tree."""
     laid_out_tokens: Small = 0
     """Number of tokens of the request when the scheduler last copied its list of tokens."""
     matched_tokens: Small = 0
-    """Number of tokens that the last match found; the queue is sorted by it."""
+    """Number of leading tokens that the last match found, those on the host included. The queue is sorted by it."""
     limit: Small = 0
-    """Largest number of outputs that the request allows."""
+    """Largest number of output tokens that the request allows."""
     begin_key: int = 0
     """Key of the request's first tokens, by which waiting requests are compared; see `Demand.begins`."""
     ignores_eos: bool = False
     is_aborted: bool = False
-    """The request ends with its next output."""
+    """True if the request ends with its next output."""
     middle_chunks: Small = 0
-    """Number of steps in flight that compute a chunk of the prompt and yield no output."""
+    """Number of steps in flight that compute a chunk of the prompt, but not its end, and so yield no output."""
     launched_in: int = 0
-    """Number of the last batch that prefilled the request, counted from 1."""
+    """Number of the last batch that prefilled the request; batches are counted from 1."""
     entered: int = 0
-    """Position in the order in which requests entered the queue."""
+    """Position of the request in the order in which requests entered the queue."""
     entered_at: int = 0
     """Value of `RadixState.num_prefilled` when the request entered the queue."""
     rank: Small = 0
-    """Position of the request's name in the order of all names, which breaks ties."""
+    """Position of the request's name in the order of all names. It breaks ties."""
     priority: int = 0
     is_put_back: bool = False
-    """The request waits until an earlier request in the queue has computed their common prefix."""
+    """True if the request waits until an earlier request in the queue has computed their common prefix."""
     next_waiting: Small = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Launch:
-    """A step in flight."""
+    """SGLang's part of the state of one step in flight."""
 
     mode: Small = NO_BATCH
     num_seqs: Small = 0
@@ -376,85 +385,85 @@ class Launch:
 
 @dataclass(slots=True, eq=False, repr=False)
 class NodeCopy:
-    """A copy of the last pages of a path between device and host, in progress until the scheduler finds that it has
+    """Copy of the last pages of a path between device and host, in progress until the scheduler finds that it has
     ended.
     """
 
     number: int = 0
     """Number of the copy, in the order in which copies begin."""
     node: Small = ROOT
-    """The node at which the copied pages end."""
+    """Node at which the copied pages end."""
     num_pages: Small = 0
     request: Small = 0
-    """The request that loads the pages, or whose tokens are stored."""
+    """Number of the request that loads the pages, or whose tokens are stored."""
     begun_step: Small = 0
-    """The first recorded step that is scheduled in or after the pass in which the copy begins."""
+    """Number of the first recorded step that is scheduled in or after the pass in which the copy begins."""
     awaited_step: Small = -1
-    """The recorded step that had to wait for the copy; -1 for none."""
+    """Number of the recorded step that had to wait for the copy; -1 if there is none."""
     done_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class CacheEvent:
-    """An event of the cache, or further pages of the previous event."""
+    """Event of the cache, or further pages of the previous event."""
 
     kind: Small = 0
     is_first: bool = False
-    """The record begins an event; if False, it adds pages to the previous event."""
+    """True if the record begins an event; False if it adds pages to the previous event."""
     subject: Small = 0
-    """The retracted request, the number of slots to evict, or the first page: depends on `kind`."""
+    """Number that depends on `kind`: that of the retracted request, of slots to evict, or of the first page."""
     length: Small = 0
-    """Number of pages, of window slots to evict, or of the retracted request's outputs."""
+    """Number of pages, of window slots to evict, or of the retracted request's output tokens; it depends on `kind`."""
     others: Small = 0
-    """Number of requests in the batch that continue when a request is retracted."""
+    """Number of requests in the batch that continue while a request is retracted; 0 for other kinds."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Need:
-    """Expected future of a request: `left` more outputs, after which the slots of its `held` tokens are free."""
+    """Expected future of a request: `left` more output tokens, after which the slots of its `held` tokens are free."""
 
     left: float = 0.0
     held: int = 0
 
 
 class RadixTables(NamedTuple):
-    """The records of SGLang's cache and scheduler."""
+    """State of SGLang's cache and scheduler."""
 
     settings: RadixArguments
     state: RadixState
     free: Records[FreeList]
-    """Free lists of the pools `SLOTS` and `WINDOWS`."""
+    """Free lists of the pools `SLOTS` and `WINDOWS`, in this order."""
     free_pages: Numbers
-    """The rings of both pools, one after the other. Window pages are numbered after the other pages."""
+    """Rings of both pools, one after the other. Window pages are numbered after the other pages."""
     node_pages: Numbers
-    """The pages of all nodes, in one of two halves. When a half is full, the used entries are copied to the
-    other half.
-    """
+    """Pages of all nodes, in one of two halves. When a half is full, the used entries are copied to the other half."""
     windows: Numbers
-    """The window page of each page; `NO_PAGE` for none."""
+    """Window page of each page; `NO_PAGE` if it has none."""
     nodes: Records[Node]
     leaves: Numbers
     """Nodes that can be evicted, as a heap. The node that is evicted next is at index 0."""
     rows: Numbers
-    """The pages of each row of the request table, row after row."""
+    """Pages in each row of the request table, one row after the other."""
     free_rows: Numbers
-    """A stack of the free rows."""
+    """Free rows of the request table, as a stack."""
     holdings: Records[Holding]
     """One record for each request."""
     last: Numbers
-    """Requests in the prefill of the pass before."""
+    """Numbers of the requests in the prefill of the previous pass."""
     order: Numbers
-    """Requests in sorted order, while the queue is sorted or victims are chosen."""
+    """Numbers of requests in sorted order, while the queue is sorted or victims are chosen."""
     written: Records[NodeCopy]
-    """Copies to the host in progress, in order."""
+    """Copies to the host in progress, in the order in which they began."""
     loading: Records[NodeCopy]
-    """Loads from the host in progress, in order."""
+    """Loads from the host in progress, in the order in which they began."""
     next_slot: Numbers
-    """The slot of host memory that follows each slot: in the list of a node's slots, or in that of the free slots."""
+    """Slot of host memory that follows each slot in its list: that of a node's slots, or that of the free slots."""
     copy_rows: Records[CopyRow]
-    """Copies that were found finished in this slice of the run, if they are recorded."""
+    """Copies that were found ended in this slice of the run; empty if they are not recorded."""
     launches: Records[Launch]
     """One record for each step that may be in flight."""
     needs: Records[Need]
-    """Future needs of requests, in ascending order of `left`, used if there is no prefix cache; see `prefill_adder`."""
+    """Future needs of requests, in ascending order of `Need.left`. Used only without a prefix cache; see
+    `prefill_adder`.
+    """
     events: Records[CacheEvent]

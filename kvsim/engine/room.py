@@ -1,4 +1,4 @@
-"""Numbers of records that an engine needs: tables, holes, buckets, and rows of a recording."""
+"""Capacities of an engine's arrays: tables, free ranges, buckets, and rows of a recording."""
 
 from __future__ import annotations
 
@@ -13,32 +13,37 @@ from kvsim.policies import Contiguous, Paged, Policy, Radix, Static
 from kvsim.policies.kinds import most_running
 
 _MOST_ENTRIES = 1 << 28
-"""Largest total number of table entries."""
+"""Largest number of entries of all block tables together."""
 _MOST_BLOCKS = 1 << 22
 """Largest number of blocks in a pool."""
 _MOST_BUCKET_BITS = 16
-"""Largest number of bits of a bucket's index for a radix tree, which has far fewer nodes than pages."""
+"""Largest number of bits of a bucket's index for a radix tree, which needs few buckets: it has far fewer nodes than
+pages.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Numbers of records to allocate for an engine, by kind."""
+    """Capacities of an engine's arrays, as numbers of records."""
 
     batch: int
     """Largest number of sequences that run at once."""
     places: int
-    """Largest number of tables that exist at once in each group; 0 if memory has no blocks."""
+    """Largest number of sequences that have tables at once; 0 if memory has no blocks."""
     widths: list[int]
-    """Number of entries in the longest table of each group."""
+    """Number of entries in the longest table of each KV-cache group."""
     num_holes: int
+    """Number of records for free ranges of a contiguous memory: twice the largest number, because compaction saves
+    them.
+    """
     rows_of_loads: int
-    """Rows of the memory table that loads write in one step, in addition to the rows of running sequences."""
+    """Number of rows of the memory table that loads write in one step, beside those of running sequences."""
     most_changes: int
     """Largest number of rows of the memory table that one step writes."""
 
     @property
     def width(self) -> int:
-        """Number of entries of one place, over all groups."""
+        """Number of table entries of one sequence, over all groups."""
         return sum(self.widths)
 
     @classmethod
@@ -46,9 +51,12 @@ class Room:
         cls, demand: Demand, policy: Policy, num_units: int, layout: KVCacheLayout, *, tokens_ahead: int,
         has_connector: bool,
     ) -> Room:  # fmt: skip
-        """Return the numbers of records that the requests of `demand` need.
+        """Return the capacities that the requests of `demand` need.
 
         A sequence may have slots for up to `tokens_ahead` tokens after its last one.
+
+        Raises:
+            BudgetError: the pool has too many blocks, or the tables too many entries.
         """
         size = len(demand.prompt)
         batch = min(most_running(policy), size)
@@ -61,7 +69,7 @@ class Room:
         rows_of_loads = host_initialization.rows_of_loads(
             policy, num_units, size, sum(widths), has_connector=has_connector
         )
-        margin = _memory_margin(policy, batch, sum(widths) + len(layout.groups), num_units) + rows_of_loads
+        margin = _rows_of_step(policy, batch, sum(widths) + len(layout.groups), num_units) + rows_of_loads
         return cls(
             batch=batch,
             places=places,
@@ -75,7 +83,7 @@ class Room:
 def _table_widths(
     demand: Demand, policy: Paged, layout: KVCacheLayout, num_units: int, places: int, tokens_ahead: int
 ) -> list[int]:
-    """Return the number of entries in the longest table of every group."""
+    """Return the number of entries in the longest table of each group. Refuse pools and tables that are too large."""
     tokens = int((demand.prompt + demand.output).max(initial=1)) + tokens_ahead - 1
     widths = [-(-min(tokens, policy.max_model_len) // group.block_size) for group in layout.groups]
     if layout.is_uniform:
@@ -96,14 +104,14 @@ def _table_widths(
 
 
 def _most_holes(policy: Policy, batch: int, num_units: int) -> int:
-    """Return the largest number of holes, plus one that exists while holes are changed."""
+    """Return the largest number of free ranges of a contiguous memory, plus one that exists while ranges change."""
     if not isinstance(policy, Contiguous):
         return 0
     return (batch + 2) * (2 * num_units.bit_length() if policy.cache.fit == "buddy" else 1) + 1
 
 
-def _memory_margin(policy: Policy, batch: int, width: int, num_units: int) -> int:
-    """Return the largest number of changes of ownership in one step."""
+def _rows_of_step(policy: Policy, batch: int, width: int, num_units: int) -> int:
+    """Return the largest number of rows of the memory table that one step writes, without those of loads."""
     if isinstance(policy, Paged):
         return batch * host_initialization.rows_of_table(width)
     if isinstance(policy, Static):
@@ -115,7 +123,9 @@ def _memory_margin(policy: Policy, batch: int, width: int, num_units: int) -> in
 
 
 def num_buckets(demand: Demand, policy: Policy, num_units: int) -> int:
-    """Return the number of buckets of prefix keys, or of prompt lengths."""
+    """Return the number of buckets: of prefix keys with a prefix cache, of prompt lengths if static batches are sorted
+    by length, otherwise 1.
+    """
     if isinstance(policy, Radix):
         return 1 << min(num_units.bit_length(), _MOST_BUCKET_BITS)
     if isinstance(policy, Paged) and policy.cache.enable_prefix_caching:

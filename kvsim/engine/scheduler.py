@@ -21,7 +21,7 @@ from kvsim.engine.state import ABORTED, FINISHED, LOADING, PREEMPTED, RUNNING, W
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BuiltInRules:
-    """The decisions of a step as functions that can be compiled; see `state.Rules`."""
+    """Decisions of a step, as functions that can be compiled; see `state.Rules`."""
 
     name: str
     fill_step: Callable[[Engine], int]
@@ -79,7 +79,9 @@ def schedule(engine: Engine) -> None:
 
 @part
 def awaits_output(engine: Engine) -> bool:
-    """Tell whether the engine call that has just scheduled a step also processes the output of the oldest step."""
+    """Tell whether the current call of the engine, which has scheduled a step, also processes the oldest step's
+    output.
+    """
     state = engine.state
     if state.num_in_flight == engine.settings.most_in_flight:
         return True
@@ -130,7 +132,7 @@ def update(engine: Engine) -> None:
 
 @part
 def abort(engine: Engine, sequence: Sequence) -> None:
-    """End a sequence at once, in any state; its outputs that are in flight will be ignored."""
+    """End a sequence at once, in any state. Its outputs in flight will be ignored."""
     if sequence.status in (WAITING, PREEMPTED, LOADING):
         waiting_queue.remove(engine, sequence)
     engine.memory.free(engine, sequence)
@@ -144,8 +146,8 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 def is_stalled(engine: Engine) -> bool:
     """Tell whether the engine would wait for ever.
 
-    Either no sequence runs and the head of the queue is not admitted, or every running sequence waits for room in the
-    encoder cache that running sequences occupy.
+    That is so if no sequence runs and the head of the queue is not admitted. It is also so if every running sequence
+    waits for room in the encoder cache that running sequences occupy.
     """
     state = engine.state
     if engine.settings.encoder_tokens > 0 and state.num_running > 0:
@@ -165,7 +167,7 @@ def is_stalled(engine: Engine) -> bool:
 
 @part
 def end(engine: Engine, sequence: Sequence, status: int, now_s: float) -> None:
-    """Record that a request has ended at `now_s`, with `status`."""
+    """Record that a request has ended at `now_s` seconds, with `status`."""
     state = engine.state
     sequence.status = status
     engine.times[sequence.number].finished_s = now_s
@@ -175,7 +177,9 @@ def end(engine: Engine, sequence: Sequence, status: int, now_s: float) -> None:
 
 @part
 def _fill_step(engine: Engine) -> int:
-    """Assign the tokens of the step to running, then to waiting sequences; return the budget that is left."""
+    """Assign the tokens of the step to running sequences, and then to waiting ones; return the number of tokens
+    left.
+    """
     budget = serve_running(engine, engine.settings.max_num_batched_tokens)
     if engine.state.num_preempted == 0:
         budget = admit_waiting(engine, budget)
@@ -184,7 +188,7 @@ def _fill_step(engine: Engine) -> int:
 
 @part
 def serve_running(engine: Engine, budget: int) -> int:
-    """Assign tokens to every running sequence, in order of admission; return how much of `budget` is left."""
+    """Assign tokens to every running sequence, in order of admission; return the part of `budget` that is left."""
     settings, state, index = engine.settings, engine.state, 0
     while index < state.num_running and budget > 0:
         num_passed = fast_forward.pass_over(engine, index, budget)
@@ -229,7 +233,7 @@ def serve_running(engine: Engine, budget: int) -> int:
 
 @part
 def admit_waiting(engine: Engine, budget: int) -> int:
-    """Admit waiting sequences until one does not fit; return how much of `budget` is left."""
+    """Admit waiting sequences until one does not fit; return the part of `budget` that is left."""
     settings, state, memory = engine.settings, engine.state, engine.memory
     waiting_queue.begin_pass(engine)
     if settings.max_adapters > 0:
@@ -307,7 +311,7 @@ def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) ->
 def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int, budget: int) -> int:
     """Return the number of tokens that a waiting sequence computes in its first step.
 
-    With 0, the step admits no further sequence. With `SKIP`, it skips this sequence.
+    0: the step admits no further sequence. `SKIP`: the step skips this sequence.
     """
     settings, num_tokens = engine.settings, sequence.num_tokens - computed
     engine.state.num_padding_drafts = 0
@@ -339,7 +343,7 @@ def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int,
 
 @part
 def _most_prompt_tokens(engine: Engine) -> int:
-    """Return the largest number of tokens of one prompt that the step may compute; 0 if only the budget limits it.
+    """Return the largest number of tokens of one prompt that this step may compute; 0 if only the budget limits it.
 
     The threshold protects other sequences from a long prompt. Most releases ignore it if there is no other sequence.
     """
@@ -354,14 +358,16 @@ def _most_prompt_tokens(engine: Engine) -> int:
 
 @part
 def has_room(sequence: Sequence, num_tokens: int) -> bool:
-    """Tell whether a running sequence can compute `num_tokens` more without a new block and without filling one."""
+    """Tell whether a running sequence can compute `num_tokens` more tokens without a new block and without filling a
+    block.
+    """
     total = sequence.computed + num_tokens
     return total <= sequence.room_tokens and min(total, sequence.num_tokens) < sequence.cache_at
 
 
 @part
 def preempt(engine: Engine, sequence: Sequence) -> None:
-    """Preempt a sequence that is no longer among the running ones: free its memory and queue it to be recomputed."""
+    """Preempt a sequence that was removed from the running ones: free its memory, and queue it to be recomputed."""
     state = engine.state
     sequence.status = PREEMPTED
     engine.memory.expect_return(engine, sequence)
@@ -392,7 +398,9 @@ def remove_running(engine: Engine, chosen: int) -> Sequence:
 
 @part
 def take_out_of_batch(engine: Engine, sequence: Sequence) -> int:
-    """Remove a sequence from the step being scheduled; return the number of its tokens, or -1 if it was not there."""
+    """Remove a sequence from the step being scheduled; return the number of its tokens, -1 if the step does not compute
+    it.
+    """
     state = engine.state
     for index in range(state.num_listed):
         if engine.batch[index] == sequence.number:
@@ -410,7 +418,7 @@ def take_out_of_batch(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _choose_victim(engine: Engine, needs: Sequence) -> int:  # noqa: ARG001  a policy in Python may look at it
-    """Return the index of the running sequence admitted last or, by priority, of the least important one."""
+    """Return the index of the running sequence that was admitted last; with priorities, of the least important one."""
     state = engine.state
     chosen = state.num_running - 1
     if engine.settings.by_priority:
@@ -424,7 +432,7 @@ def _choose_victim(engine: Engine, needs: Sequence) -> int:  # noqa: ARG001  a p
 
 @part
 def _run(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> None:
-    """Add an admitted sequence to the running ones, and to the step with `num_tokens` to compute."""
+    """Add an admitted sequence to the running ones, and `num_tokens` of its tokens to the step."""
     state = engine.state
     assert state.num_running < engine.settings.max_num_seqs
     engine.running[state.num_running] = sequence.number
@@ -446,7 +454,7 @@ def _run(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
 
 @part
 def _put_into_batch(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Add a sequence, of which `num_tokens` tokens are computed, to the step being scheduled."""
+    """Add `num_tokens` tokens of a sequence to the step being scheduled."""
     state = engine.state
     assert num_tokens > 0
     engine.batch[state.num_listed] = sequence.number
@@ -475,7 +483,7 @@ def describe(engine: Engine) -> None:
 
 @part
 def _commit(engine: Engine) -> None:
-    """Count the tokens of the scheduled step as computed, and list the sequences that it yields an output for."""
+    """Count the tokens of the scheduled step as computed, and list the sequences for which it yields an output."""
     settings, state = engine.settings, engine.state
     state.written += state.num_tokens_in_batch * settings.token_slots
     first = state.next_launched * settings.max_num_seqs
@@ -511,7 +519,7 @@ def _commit(engine: Engine) -> None:
 
 @part
 def _append_output(engine: Engine, sequence: Sequence, index: int, now_s: float) -> None:
-    """Append the token that a step has generated to a sequence; `index` is that of the output in `emitting`."""
+    """Append the token that a step has generated to a sequence. `index` is its index in `Engine.emitting`."""
     settings = engine.settings
     if sequence.num_tokens == sequence.prompt_tokens:
         engine.times[sequence.number].first_token_s = now_s

@@ -20,13 +20,13 @@ class Scheduler:
     """The functions of one scheduler."""
 
     name: str
-    """The name of the server, for example vllm."""
+    """Name of the server program, such as `vllm`."""
     has_work: Callable[[Engine], bool]
     """Tell whether another call of `schedule` is due."""
     add: Callable[[Engine, Sequence], None]
     """Queue a sequence that has arrived."""
     schedule: Callable[[Engine], None]
-    """Decide the next step, list it in `batch`, allocate its memory and put it in flight."""
+    """Decide the next step, list it in `Engine.batch`, allocate its memory and put it in flight."""
     awaits_output: Callable[[Engine], bool]
     """Tell whether the output of the oldest step is processed before another step is scheduled."""
     update: Callable[[Engine], None]
@@ -34,9 +34,11 @@ class Scheduler:
     abort: Callable[[Engine, Sequence], None]
     """End a sequence at once, in any state."""
     num_running: Callable[[Engine], int]
-    """Return the number of sequences that hold memory, or are about to."""
+    """Return the number of sequences that hold memory, and of those that a chosen batch will give memory."""
     is_stalled: Callable[[Engine], bool]
-    """Tell whether the engine would wait for ever; `State.subject` is then the sequence without room."""
+    """Tell whether the engine would wait for ever. `State.subject` is then the number of the sequence that has no
+    room.
+    """
 
     def __repr__(self) -> str:
         return self.name

@@ -6,7 +6,7 @@ calculated from them and from the expired slots (`groups.expired_slots`):
 useful      slots that will be written before their sequence ends
 written     slots with computed tokens
 rounding    slots that were allocated beyond those requested
-shared      written slots that another table lists, too
+shared      written slots that another table contains, too
 
 If layers of several kinds share the pool, a slot is a byte. A token takes the bytes of its layers, a recurrent state
 its size in bytes. Bytes of a block that no page fills count as requested, but not as useful.
@@ -15,7 +15,7 @@ its size in bytes. Bytes of a block that no page fills count as requested, but n
 is usually computed, but not if the sequence is preempted between its last two steps. The last step of a sequence may
 also verify drafts beyond the end. Only the end of the sequence shows whether such a token is computed, long after its
 slots were allocated. These slots count as useful from their allocation on. `Unsure.slot_s` sums the time for which they
-were held for nothing; it is subtracted when the run is over.
+were held although nothing was written; the sum is subtracted when the run is over.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvsim.engine.state import Engine, table_of
 
 @part
 def add_slots(engine: Engine, sequence: Sequence, before: int, more: int) -> None:
-    """Add `more` requested slots to the `before` slots that a sequence has."""
+    """Count `more` requested slots that a sequence gets in addition to its `before` slots."""
     is_sure = before + more <= sequence.full_tokens - sequence.num_unsure
     # A sequence that is moved has held its unsure slots since before the move.
     held = not is_sure and engine.unsure[_first_unsure(engine, sequence)].slots > 0
@@ -38,13 +38,13 @@ def add_slots(engine: Engine, sequence: Sequence, before: int, more: int) -> Non
 
 @part
 def remove_slots(engine: Engine, sequence: Sequence, slots: int) -> None:
-    """Remove the requested slots of a sequence; its computed tokens stay counted."""
+    """Subtract the requested slots of a sequence. Its computed tokens stay counted."""
     engine.state.useful -= min(slots, sequence.full_tokens)
 
 
 @part
 def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_held: int) -> None:
-    """Add the entries of a table after the first `before`: `num_held` blocks, and null entries."""
+    """Count new entries of a table, after its first `before` ones: `num_held` blocks, and null blocks."""
     state, record = engine.state, engine.groups[group]
     table = table_of(engine, sequence, group)
     num_blocks = table.num_blocks
@@ -62,7 +62,7 @@ def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_
 
 @part
 def drop_blocks(engine: Engine, sequence: Sequence, group: int, num_blocks: int) -> None:
-    """Remove `num_blocks` full blocks, which no layer reads any more, from a table that continues."""
+    """Subtract `num_blocks` full blocks that no layer reads any more, and that a table frees while it continues."""
     state = engine.state
     table = table_of(engine, sequence, group)
     table.num_held -= num_blocks
@@ -73,7 +73,7 @@ def drop_blocks(engine: Engine, sequence: Sequence, group: int, num_blocks: int)
 
 @part
 def remove_blocks(engine: Engine, sequence: Sequence, group: int) -> None:
-    """Remove a whole table; the tokens that its sequence has computed stay counted."""
+    """Subtract a whole table. The tokens that its sequence has computed stay counted."""
     state, record = engine.state, engine.groups[group]
     table = table_of(engine, sequence, group)
     if record.state_slots > 0:
@@ -89,7 +89,7 @@ def remove_blocks(engine: Engine, sequence: Sequence, group: int) -> None:
 
 @part
 def shared_slots(engine: Engine) -> int:
-    """Return the number of written slots that are counted more than once, because several tables list their block."""
+    """Return the number of written slots that are counted too often, because several tables contain their block."""
     total = 0
     for group in range(len(engine.groups)):
         total += engine.groups[group].num_shared * block_slots(engine, group)
@@ -98,7 +98,7 @@ def shared_slots(engine: Engine) -> int:
 
 @part
 def block_slots(engine: Engine, group: int) -> int:
-    """Return the number of slots that the tokens, or the state, of a full block take."""
+    """Return the number of slots that the tokens of a full block take, or that its state takes."""
     record = engine.groups[group]
     return record.state_slots if record.state_slots > 0 else record.block_size * record.token_slots
 
@@ -107,7 +107,7 @@ def block_slots(engine: Engine, group: int) -> int:
 def lose_tokens(engine: Engine, sequence: Sequence) -> None:
     """Subtract the computed tokens of a sequence, whose memory is freed, from `State.written`.
 
-    If the sequence freed unsure slots, it is listed for `settle_unsure_slots`.
+    If the sequence freed slots of unsure tokens, it is listed for `settle_unsure_slots`.
     """
     state = engine.state
     state.written -= (sequence.computed + sequence.rejected) * engine.settings.token_slots
@@ -123,7 +123,7 @@ def lose_tokens(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def note_computed(engine: Engine, sequence: Sequence) -> None:
-    """Mark the unsure tokens of a sequence that were computed; call this before computed tokens are subtracted."""
+    """Mark the unsure tokens of a sequence that were computed. Call this before computed tokens are subtracted."""
     first, sure = _first_unsure(engine, sequence), sequence.full_tokens - sequence.num_unsure
     for index in range(min(sequence.computed + sequence.rejected - sure, sequence.num_unsure)):
         engine.unsure[first + index].slot_s = -math.inf
@@ -131,7 +131,9 @@ def note_computed(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle_unsure_slots(engine: Engine, time_s: float) -> None:
-    """Add the time up to `time_s`, in seconds, to the slot-seconds of the unsure slots freed since the last step."""
+    """Add the slot-seconds, up to `time_s` seconds, of the slots of unsure tokens that were freed since the last
+    step.
+    """
     state = engine.state
     for place in range(state.num_unsure):
         sequence = engine.sequences[engine.lists[place].unsure]
@@ -151,9 +153,9 @@ def _first_unsure(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _add_useful(engine: Engine, sequence: Sequence, before: int, after: int, slots: int, is_held: bool) -> None:
-    """Add the useful slots of a sequence whose room grows from `before` to `after` tokens of `slots` slots each.
+    """Count the useful slots of a sequence whose room grows from `before` to `after` tokens of `slots` slots each.
 
-    If `is_held`, the unsure tokens had slots before, and their time of allocation stays.
+    With `is_held`, the unsure tokens had slots before, whose time of allocation does not change.
     """
     state = engine.state
     full = sequence.full_tokens

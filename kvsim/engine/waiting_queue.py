@@ -1,8 +1,11 @@
 """The queue of waiting sequences: a linked list in order of arrival or, with priorities, a heap.
 
-A preempted sequence returns to the front of the list, or to its place in the heap. A sequence that cannot be admitted
-yet, for example because its KV is loading, is skipped: it moves to the list of skipped sequences. A pass is the
-admission part of one step. It visits the skipped sequences, then the queue.
+A preempted sequence returns to the front of the list, or to its position in the heap. A pass is the admission part of
+one step. It visits the sequences that earlier passes skipped, and then the queue. A sequence that cannot be admitted
+yet, for example because its KV is loading, is skipped. `Engine.skipped` has two halves: the skipped sequences of
+earlier passes, and those of the current pass, which `end_pass` puts first.
+
+`State.num_passed_over` counts the waiting sequences that were ever skipped, each once.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from kvsim.engine.state import LOADING, Engine
 
 @part
 def push(engine: Engine, sequence: Sequence) -> None:
-    """Add a sequence that has arrived."""
+    """Queue a sequence that has arrived."""
     if engine.settings.by_priority:
         _sift_up(engine, sequence.number, engine.state.num_queued)
     else:
@@ -29,7 +32,7 @@ def push(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def push_preempted(engine: Engine, sequence: Sequence) -> None:
-    """Add a sequence that was running."""
+    """Return a preempted or skipped sequence to the queue."""
     if engine.settings.by_priority:
         _sift_up(engine, sequence.number, engine.state.num_queued)
     else:
@@ -40,14 +43,14 @@ def push_preempted(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def peek(engine: Engine) -> Sequence:
-    """Return the head of the queue, which must not be empty, without removing it."""
+    """Return the head of the queue without removing it. The queue must not be empty."""
     assert engine.state.num_queued > 0
     return engine.sequences[engine.lines[0].heap if engine.settings.by_priority else engine.sequences[HEAD].next]
 
 
 @part
 def remove(engine: Engine, sequence: Sequence) -> None:
-    """Remove a sequence from the queue or from the skipped sequences."""
+    """Remove a waiting sequence from the queue, or from the skipped sequences."""
     state = engine.state
     state.num_waiting -= 1
     _forget_passes(engine, sequence)
@@ -65,7 +68,7 @@ def remove(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def begin_pass(engine: Engine) -> None:
-    """Begin a pass, which visits the skipped sequences, then the queue."""
+    """Begin a pass. It visits the skipped sequences, and then the queue."""
     engine.state.num_looked_at = engine.state.num_skipped_again = 0
 
 
@@ -78,20 +81,20 @@ def has_next(engine: Engine) -> bool:
 
 @part
 def next_in_pass(engine: Engine) -> Sequence:
-    """Return the sequence that the pass visits next, without removing it; `has_next` must be true."""
+    """Return the sequence that the pass visits next, without removing it. `has_next` must be true."""
     state = engine.state
     if state.num_looked_at == state.num_skipped:
         return peek(engine)
     skipped = engine.skipped[state.num_looked_at]
-    takes_smaller = engine.settings.by_priority and not engine.settings.skipped_keep_places
-    if takes_smaller and state.num_queued > 0 and _goes_before(engine, engine.lines[0].heap, skipped):
+    head_may_go_first = engine.settings.by_priority and not engine.settings.skipped_keep_places
+    if head_may_go_first and state.num_queued > 0 and _goes_before(engine, engine.lines[0].heap, skipped):
         return peek(engine)
     return engine.sequences[skipped]
 
 
 @part
 def pop(engine: Engine, sequence: Sequence) -> None:
-    """Remove the sequence that the pass visits, because it is admitted."""
+    """Remove the sequence that the pass visits from the waiting ones, because it is admitted."""
     engine.state.num_waiting -= 1
     _forget_passes(engine, sequence)
     _leave_pass(engine, sequence)
@@ -113,9 +116,10 @@ def skip(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def end_pass(engine: Engine) -> None:
-    """End a pass: put the sequences that the pass skipped before the skipped sequences that it did not visit.
+    """End a pass: put the sequences that it skipped before the skipped sequences that it did not visit.
 
-    With `skipped_keep_places`, most sequences that it skipped return to the queue instead.
+    With `skipped_keep_places`, those that it skipped return to the queue instead, except sequences that load or hold
+    blocks.
     """
     state, half = engine.state, len(engine.skipped) // 2
     if engine.settings.skipped_keep_places:
@@ -133,7 +137,7 @@ def end_pass(engine: Engine) -> None:
 
 @part
 def _put_back(engine: Engine) -> None:
-    """Move the skipped sequences of the pass back to the front of the queue, except those that load or hold blocks."""
+    """Return the sequences that this pass skipped to the front of the queue, except those that load or hold blocks."""
     state, half = engine.state, len(engine.skipped) // 2
     for index in range(state.num_skipped_again - 1, -1, -1):
         sequence = engine.sequences[engine.skipped[half + index]]
@@ -152,7 +156,7 @@ def _put_back(engine: Engine) -> None:
 
 @part
 def _sort_in(engine: Engine, index: int) -> None:
-    """Move the skipped sequence at `index` to its place by priority among those before it."""
+    """Move the skipped sequence at `index` forward to its position by priority."""
     number = engine.skipped[index]
     while index > 0 and _goes_before(engine, number, engine.skipped[index - 1]):
         engine.skipped[index] = engine.skipped[index - 1]
@@ -162,9 +166,9 @@ def _sort_in(engine: Engine, index: int) -> None:
 
 @part
 def is_more_important(engine: Engine, first: Sequence, second: Sequence) -> bool:
-    """Tell whether `first` goes before `second`, because its priority is smaller, or equal and it arrived earlier.
+    """Tell whether `first` goes before `second`: its priority is smaller, or equal and it arrived earlier.
 
-    Requests that arrive at the same time are in the order in which the engine gets them, as no server gets two at once.
+    If both arrived at the same time, the one that the engine got first goes first.
     """
     if first.priority != second.priority:
         return first.priority < second.priority
@@ -173,7 +177,7 @@ def is_more_important(engine: Engine, first: Sequence, second: Sequence) -> bool
 
 
 def in_order(engine: Engine) -> list[int]:
-    """List the numbers of the queued sequences, the head first."""
+    """List the numbers of the queued sequences, the head of the queue first."""
     if engine.settings.by_priority:
         heap = [int(engine.lines[index].heap) for index in range(engine.state.num_queued)]
 
@@ -190,7 +194,7 @@ def in_order(engine: Engine) -> list[int]:
 
 @part
 def _forget_passes(engine: Engine, sequence: Sequence) -> None:
-    """Reset `was_passed_over` of a sequence that stops waiting, and subtract it from `State.num_passed_over`."""
+    """Reset `was_passed_over` of a sequence that stops waiting, and no longer count it in `State.num_passed_over`."""
     if sequence.was_passed_over:
         sequence.was_passed_over = False
         engine.state.num_passed_over -= 1
@@ -198,7 +202,7 @@ def _forget_passes(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _leave_pass(engine: Engine, sequence: Sequence) -> None:
-    """Remove the visited sequence from the skipped sequences or from the queue."""
+    """Remove the sequence that the pass visits from the skipped sequences, or from the queue."""
     if sequence.is_skipped:
         engine.state.num_looked_at += 1
         sequence.is_skipped = False
@@ -226,7 +230,9 @@ def _unlink(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _sift_up(engine: Engine, number: int, index: int) -> None:
-    """Put a sequence into the free entry `index` of the heap, after moving down each parent that it precedes."""
+    """Put sequence `number` into the heap at the empty entry `index`, or above those of its parents that it
+    precedes.
+    """
     heap = engine.lines
     while index > 0 and _goes_before(engine, number, heap[(index - 1) // 2].heap):
         heap[index].heap = heap[(index - 1) // 2].heap
@@ -236,7 +242,9 @@ def _sift_up(engine: Engine, number: int, index: int) -> None:
 
 @part
 def _sift_down(engine: Engine, number: int, index: int) -> int:
-    """Move up each child that precedes a sequence into the free entry `index`; return the entry that is then free."""
+    """Move the empty entry `index` of the heap below the children that precede sequence `number`; return the empty
+    entry.
+    """
     heap, size = engine.lines, engine.state.num_queued
     while 2 * index + 1 < size:
         child = 2 * index + 1
@@ -251,7 +259,7 @@ def _sift_down(engine: Engine, number: int, index: int) -> int:
 
 @part
 def _goes_before(engine: Engine, number: int, other: int) -> bool:
-    """Tell whether sequence `number` precedes `other` in the heap; the order of the workload breaks ties."""
+    """Tell whether sequence `number` precedes sequence `other` in the heap. The order of the workload breaks ties."""
     first, second = engine.sequences[number], engine.sequences[other]
     if is_more_important(engine, first, second):
         return True

@@ -1,1 +1,1 @@
-"""The engine as machine code: types, linking, and object files on disk."""
+"""The engine as machine code: numba's types for it, linking of its functions, and object files on disk."""

@@ -1,4 +1,4 @@
-"""The table of addresses: compiled code gets an engine as one pointer to this table.
+"""The table of addresses of an engine. Compiled code gets an engine as one pointer to this table.
 
 The table holds the address and the length of each array of the engine, and the address of each single record.
 """
@@ -19,18 +19,18 @@ from kvsim.engine.records import Settings, constants_of
 
 @dataclass(frozen=True, slots=True)
 class One:
-    """A single record, in the layout of an engine."""
+    """Type of a single record, in the layout of an engine."""
 
     dtype: np.dtype[Any]
     constants: tuple[tuple[str, int], ...] = ()
-    """Names and values of fields that are compiled as constants."""
+    """Names and values of the record's fields that are compiled as constants."""
 
 
 Layout: TypeAlias = "tuple[tuple[str, np.dtype[Any] | One | Any | Layout], ...]"
 """Names and types of the fields of an engine, in order.
 
-An array has its dtype as type, a single record has `One`, and a nested named tuple has its layout. A record of
-functions has itself as type, because compiled code depends on its functions.
+The type of an array is its dtype, that of a single record is a `One`, and that of a nested named tuple is its layout. A
+record of functions is its own type, because compiled code depends on its functions.
 """
 
 
@@ -48,7 +48,9 @@ def _part_of(value: Any) -> Any:
 
 
 def addresses_of(engine: Any) -> npt.NDArray[np.int64]:
-    """Return the table of an engine: address and length of each array, and the address of each single record."""
+    """Return the table of addresses of an engine: address and length of each array, and address of each single
+    record.
+    """
     return np.array(_words_of(engine), np.int64)
 
 
@@ -69,5 +71,5 @@ def _words_of(engine: Any) -> list[int]:
 
 @cache
 def digest_of(layout: Layout) -> str:
-    """Return a short hash of a layout."""
+    """Return a short hash of a layout, for the names of files."""
     return sha256(repr(layout).encode()).hexdigest()[:16]

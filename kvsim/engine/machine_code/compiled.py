@@ -1,7 +1,7 @@
 """Compilation of the engine with numba, and the choice between interpreted functions and machine code.
 
 A part is a function of the engine that compiled code may call: plain Python over records, marked with `part`. In short
-runs, and without numba, parts are interpreted; `MachineCode` compiles them. Importing this module does not load numba.
+runs, and without numba, parts are interpreted. `MachineCode` compiles them. Importing this module does not load numba.
 `numba_types` describes the engine's records to numba, `numba_linking` links the parts, and `object_code` stores machine
 code on disk.
 """
@@ -31,25 +31,29 @@ EntryPoint: TypeAlias = Callable[[Any, int, float], int]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""Options of numba for every part. Without `fastmath`, times equal those of the interpreter to the last bit."""
+"""Options of numba for every part. `fastmath` is left out, so that times equal those of the interpreter to the last
+bit.
+"""
 
 _parts: list[Callable[..., Any]] = []
 _replacements: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 
 
 def part(function: Function) -> Function:
-    """Declare that `function` belongs to the engine: compiled code may call it."""
+    """Declare that `function` is a part of the engine, which compiled code may call; return it unchanged."""
     _parts.append(function)
     return function
 
 
 def compiled_as(function: Callable[..., Any], replacement: Callable[..., Any]) -> None:
-    """Declare that compiled code calls `replacement` where interpreted code calls `function`."""
+    """Declare that compiled code calls `replacement` instead of `function`."""
     _replacements.append((function, replacement))
 
 
 def has_numba() -> bool:
-    """Tell whether numba works with this Python and this NumPy. The call loads it, in about half a second."""
+    """Tell whether numba works with this Python and this NumPy. The call loads numba, which takes about half a
+    second.
+    """
     try:
         import_module("kvsim.engine.machine_code.numba_types")
     except ImportError:
@@ -58,9 +62,9 @@ def has_numba() -> bool:
 
 
 class MachineCode:
-    """A part as machine code, which Python calls like the part itself.
+    """Machine code of an entry point. Python calls it like the entry point itself.
 
-    Machine code is stored on disk. Its file name has a hash of the Python files in the folders `sources`, which must
+    Machine code is stored on disk. The file name has a hash of the Python files in the folders `sources`, which must
     contain all parts.
     """
 
@@ -71,7 +75,9 @@ class MachineCode:
         self._call: Callable[[int, int, float], int] = lambda *_: 0
 
     def __call__(self, engine: Any, action: int, argument: float) -> int:
-        """Call `function(engine, action, argument)` with the arrays of `engine`."""
+        """Run the entry point: `function(engine, action, argument)`. Machine code is loaded or compiled for a new
+        engine.
+        """
         if engine is not self._engine:
             self._call = _ready(self._function, self._sources, layout_of(engine))
             self._engine, self._addresses = engine, addresses_of(engine)
@@ -79,7 +85,7 @@ class MachineCode:
 
 
 def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
-    """Tell whether machine code for a kind of memory is on disk. Loading it takes less than 0.1 s."""
+    """Tell whether machine code for the kind of memory `memory` is on disk. Loading it takes less than 0.1 s."""
     with suppress(ImportError, OSError):
         pattern = f"*{_stem(memory, tuple(sources))}-*"
         return any(any(folder.glob(pattern)) for folder in _folders())
@@ -88,7 +94,9 @@ def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
 
 @cache
 def _ready(function: EntryPoint, sources: tuple[Path, ...], layout: Layout) -> Callable[[int, int, float], int]:
-    """Return machine code of `function` for engines of a layout: loaded from disk, or compiled and written there."""
+    """Return machine code of `function` for engines with this layout. It is loaded from disk, or else compiled and
+    written there.
+    """
     from kvsim.engine.machine_code import object_code  # noqa: PLC0415  loaded only if a run is compiled
 
     name = f"{function.__name__}-{_stem(_memory_of(layout), sources)}-{digest_of(layout)}.o"
@@ -106,7 +114,9 @@ def _ready(function: EntryPoint, sources: tuple[Path, ...], layout: Layout) -> C
 
 
 def _remove_outdated(name: str) -> None:
-    """Remove machine code that was compiled from other versions of the sources from the folder beside the sources."""
+    """Remove the machine code of other versions of the sources, in the folder beside the sources. `name` is the current
+    file's name.
+    """
     function, _, *rest = name.split("-")
     for folder in _folders()[:1]:
         for file in folder.glob("-".join((function, "*", *rest[:2], "*.o"))):
@@ -121,14 +131,16 @@ def _memory_of(layout: Layout) -> object:
 
 @cache
 def _stem(memory: object, sources: tuple[Path, ...]) -> str:
-    """Return the part of a file name that depends on the sources, the processor and the kind of memory."""
+    """Return the part of a file's name that depends on the sources, the processor and the kind of memory."""
     from kvsim.engine.machine_code import object_code  # noqa: PLC0415  as above
 
     return f"{_fingerprint(sources)}-{sha256(object_code.target().encode()).hexdigest()[:8]}-{memory}"
 
 
 def _folders() -> list[Path]:
-    """Return the folders for machine code, in order of preference: beside the sources, then the user's cache folder."""
+    """Return the folders for machine code, the preferred one first: beside the sources, then the user's cache
+    folder.
+    """
     folders = [Path(__file__).parent / "__pycache__"]
     with suppress(RuntimeError):  # the user has no home folder
         folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvsim")
@@ -136,14 +148,14 @@ def _folders() -> list[Path]:
 
 
 def part_options() -> dict[str, Any]:
-    """Return the options with which parts are compiled."""
+    """Return the options of numba with which parts are compiled."""
     from kvsim.engine.machine_code import numba_linking  # noqa: PLC0415  as above
 
     return _OPTIONS | ({"pipeline_class": numba_linking.PartCompiler} if numba_linking.is_known() else {})
 
 
 def entry_options() -> dict[str, Any]:
-    """Return the options with which the entry point is compiled."""
+    """Return the options of numba with which the entry point is compiled."""
     from kvsim.engine.machine_code import numba_linking  # noqa: PLC0415  as above
 
     known = {"pipeline_class": numba_linking.EntryCompiler} if numba_linking.is_known() else {}
@@ -151,7 +163,7 @@ def entry_options() -> dict[str, Any]:
 
 
 def _register_parts() -> None:
-    """Register every new part with numba, as the implementation of its own function."""
+    """Tell numba the implementation of every new part: the part itself, or its replacement."""
     from numba.extending import overload  # noqa: PLC0415  as above
 
     implementations = [(function, without_asserts(function)) for function in _parts] + _replacements
@@ -170,20 +182,20 @@ def without_asserts(function: Function) -> Function:
 
 @cache
 def _codes(file: str) -> dict[tuple[str, int], CodeType]:
-    """Return the code of the top-level functions of a source file, without asserts, by qualified name and
-    first line.
+    """Return the code objects of the top-level functions in a source file, without asserts. The keys are qualified name
+    and first line.
     """
     module = compile(Path(file).read_text(encoding="utf-8"), file, "exec", optimize=1, dont_inherit=True)
     return {(code.co_qualname, code.co_firstlineno): code for code in module.co_consts if isinstance(code, CodeType)}
 
 
 def _for_all_types(implementation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that gives numba's `overload` the same implementation for all types of arguments."""
+    """Return a function for numba's `overload` that gives `implementation` for all types of arguments."""
     return lambda *_types: implementation
 
 
 def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
-    """Compile `function`. On a terminal, messages announce the wait."""
+    """Compile `function`. If standard error is a terminal, messages announce the wait."""
     if not has_numba():
         raise UsageError("this run cannot be compiled without numba; take --engine interpreted.")
     from kvsim.engine.machine_code import numba_types, object_code  # noqa: PLC0415  as above
@@ -214,12 +226,12 @@ def _no_collections() -> Iterator[None]:
 
 
 def _print_message(message: str) -> None:
-    """Print a message to standard error, if that is a terminal."""
+    """Print a message to standard error if that is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"kvsim: {message}\n")
 
 
 def _fingerprint(sources: Sequence[Path]) -> str:
-    """Return a hash of the sources of all compiled functions."""
+    """Return a hash of the source files of all compiled functions."""
     files = [file for folder in sources for file in sorted(folder.glob("**/*.py"))]
     return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

@@ -2,8 +2,8 @@
 
 numba by itself optimises every function together with all functions that it calls, generates machine code, and repeats
 this for each caller. With some 150 parts that call each other, this takes most of the compilation time, although only
-the code of the entry point ever runs. Here, a part is only translated to LLVM code. The entry point, which Python
-calls, is linked and optimised with all parts, and `object_code` keeps its machine code.
+the code of the entry point ever runs. In this module, a part is only translated to LLVM code. The entry point, which
+Python calls, is linked with all parts and optimised, and `object_code` keeps its machine code.
 
 numba documents how to build a compiler from its passes, but not its code libraries. With a release of numba for which
 this module was not tested, parts are compiled in numba's usual way: the result is the same, but it takes longer.
@@ -37,25 +37,29 @@ KNOWN_RELEASES = frozenset({(0, 68)})
 
 
 def is_known(release: str = numba.__version__) -> bool:
-    """Tell whether this module was tested with a release of numba."""
+    """Tell whether this module was tested with `release` of numba."""
     return tuple(int(number) for number in release.split(".")[:2]) in KNOWN_RELEASES
 
 
 class PartLibrary(JITCodeLibrary):
-    """LLVM code of one part, with references to the parts that it calls. It is only linked, never run by itself."""
+    """LLVM code of one part, with references to the parts that it calls. It is linked into the entry point, and never
+    runs alone.
+    """
 
     def __init__(self, codegen: Any, name: str) -> None:
         CodeLibrary.__init__(self, codegen, name)
         self._linking_libraries: list[JITCodeLibrary] = []
         self.texts: list[str] = []
-        """The code, as LLVM assembly."""
+        """LLVM assembly of the part."""
 
     def add_ir_module(self, ir_module: Any) -> None:
         """Store LLVM code of the part."""
         self.texts.append(str(ir_module))
 
     def finalize(self) -> None:
-        """Finish without machine code, which `EntryLibrary` generates for all parts."""
+        """Finish without machine code. `EntryLibrary` optimises all parts, and `object_code` generates the machine
+        code.
+        """
         self._finalized = True
 
     def all_called(self) -> list[JITCodeLibrary]:
@@ -71,10 +75,10 @@ class PartLibrary(JITCodeLibrary):
 
 
 class EntryLibrary(PartLibrary):
-    """Code of the function that Python calls, with the code of all parts."""
+    """LLVM code of the entry point, which Python calls, together with all parts."""
 
     def finalize(self) -> None:
-        """Link all parts and optimise them together. The caller generates machine code later."""
+        """Link all parts with the entry point and optimise them together. The caller generates machine code later."""
         module = self._final_module = llvm.parse_assembly(str(self._codegen._create_empty_module("parts")))
         for library in self.all_called():
             if isinstance(library, PartLibrary):
@@ -95,11 +99,11 @@ class EntryLibrary(PartLibrary):
 
 
 class PartLower(Lower):
-    """numba's translation to LLVM code, without features that parts do not use."""
+    """numba's translation of a function to LLVM code, reduced to the features that parts use."""
 
     def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
-        """Translate a binary operation with the signature that type inference found; numba's case for constants is left
-        out.
+        """Translate a binary operation, with the signature from type inference. numba's special case for constants is
+        left out.
         """
         context, signature = self.context, self.fndesc.calltypes[expr]
         operands = [
@@ -113,25 +117,25 @@ class PartLower(Lower):
         return context.cast(self.builder, implementation(self.builder, operands), signature.return_type, resty)
 
     def alloca_lltype(self, name: str, lltype: Any, datamodel: Any = None) -> Any:  # noqa: ARG002  for debuggers
-        """Allocate a variable, without debug information."""
+        """Allocate a variable. Debug information is left out."""
         return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class PartLowering(BaseNativeLowering):
-    """Translate a part to LLVM code."""
+    """Pass of the compiler that translates a part to LLVM code."""
 
     _name = "part_lowering"
 
     @property
     def lowering_class(self) -> type[Lower]:
-        """Class that translates a part."""
+        """Class that translates a part to LLVM code."""
         return PartLower
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class OfferToCallers(LoweringPass):
-    """Let other parts call the part that was translated."""
+    """Pass of the compiler that lets other parts call the part that was just translated."""
 
     _name = "offer_to_callers"
 
@@ -139,7 +143,9 @@ class OfferToCallers(LoweringPass):
         LoweringPass.__init__(self)
 
     def run_pass(self, state: Any) -> bool:
-        """Register the part under a new key. numba would use the address of its machine code, which does not exist."""
+        """Register the part under a new key. numba's own key would be the address of its machine code, which does not
+        exist.
+        """
         lowered, library = state["cr"], state.library
         name = lowered.fndesc.qualname
         key = _dynfunc.make_function(lowered.fndesc.lookup_module(), name, name, 0, lowered.env, (library,))
@@ -150,7 +156,8 @@ class OfferToCallers(LoweringPass):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class OmitFeatures(FunctionPass):
-    """Omit branches of a part that are never taken because a setting is constant; runs before type inference.
+    """Pass of the compiler that removes the branches of a part that a constant setting rules out, before type
+    inference.
 
     Parts that are called only from these branches are then not compiled at all.
     """
@@ -161,7 +168,9 @@ class OmitFeatures(FunctionPass):
         FunctionPass.__init__(self)
 
     def run_pass(self, state: Any) -> bool:
-        """Replace reads of constant settings of the engine, the first argument, by their values."""
+        """Replace each read of a constant setting of the engine, which is the first argument, by the setting's
+        value.
+        """
         constants = getattr(state.args[0], "constants", None)
         if not constants:
             return False
@@ -175,9 +184,9 @@ class OmitFeatures(FunctionPass):
         return True
 
     def _path_of(self, function: Any, value: Any) -> tuple[Any, ...]:
-        """Return the path of attributes that `value` reads, () for none.
+        """Return the attributes that `value` reads, as a path from an argument; an empty tuple if it is no such read.
 
-        For `settings.x` of argument 0, it is (0, "settings", "x").
+        The path of `engine.settings.x` is (0, "settings", "x") if the engine is argument 0.
         """
         if isinstance(value, ir.Arg):
             return (value.index,)
@@ -188,14 +197,14 @@ class OmitFeatures(FunctionPass):
 
 
 class PartCompiler(CompilerBase):
-    """A compiler that runs only the numba passes that parts need. Parts have no closures, no arrays and no
+    """Compiler that runs only those passes of numba that parts need. Parts have no closures, no arrays and no
     exceptions.
     """
 
     library = PartLibrary
 
     def define_pipelines(self) -> list[Any]:
-        """Return the passes for one part, up to LLVM code."""
+        """Return the passes that translate one part to LLVM code."""
         self.state.flags.no_compile = True
         self.state.library = self.library(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
         self.state.typingctx = Remembering.of(self.state.typingctx)
@@ -210,20 +219,20 @@ class PartCompiler(CompilerBase):
 
 
 class EntryCompiler(PartCompiler):
-    """The compiler of the function that Python calls."""
+    """Compiler of the entry point, which Python calls."""
 
     library = EntryLibrary
 
 
 class Remembering:
-    """A typing context that caches its results. The parts make thousands of queries, but only a few hundred different
-    ones.
+    """Typing context that caches its results. The parts make thousands of queries, of which only a few hundred are
+    distinct.
     """
 
     _made: ClassVar[dict[Any, Remembering]] = {}
 
     def __init__(self, context: Any) -> None:
-        """Initialize empty caches for the typing context `context`."""
+        """Wrap the typing context `context`, with empty caches."""
         self._context = context
         self._signatures: dict[Any, Any] = {}
         self._attributes: dict[Any, Any] = {}
@@ -231,7 +240,7 @@ class Remembering:
 
     @classmethod
     def of(cls, context: Any) -> Remembering:
-        """Return the instance for `context`."""
+        """Return the one instance that wraps `context`; `context` itself if it is an instance."""
         if isinstance(context, cls):
             return context
         return cls._made.setdefault(context, cls(context))
@@ -256,7 +265,7 @@ class Remembering:
         return self._values[id(value)][1]
 
     def resolve_getattr(self, kind: Any, name: str) -> Any:
-        """Return the type of an attribute of a type, None if it has no such attribute."""
+        """Return the type of an attribute of a type; None if the type has no such attribute."""
         found = self._attributes.get((kind, name))
         if found is None:
             found = self._attributes[kind, name] = self._context.resolve_getattr(kind, name)

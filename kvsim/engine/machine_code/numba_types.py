@@ -42,7 +42,8 @@ Fields: TypeAlias = "tuple[tuple[str, RecordsType | EngineType | types.Type], ..
 
 
 class RecordType(types.Type):
-    """One record, passed by address. Its integers are stored in 32 or 64 bits and always read as 64 bits.
+    """numba type of one record, which is passed by address. Its integers have 32 or 64 bits in memory and are always
+    read as 64 bits.
 
     `constants` are fields whose values are known when code is compiled.
     """
@@ -55,12 +56,12 @@ class RecordType(types.Type):
         super().__init__(f"Record_{_digest(str(dtype) + str(constants))}")
 
     def read(self, name: str) -> types.Type:
-        """Return the type that reading a field yields."""
+        """Return the numba type of the value that reading field `name` gives."""
         return types.int64 if isinstance(self.stored[name], types.Integer) else self.stored[name]
 
 
 class RecordsType(types.Type):
-    """An array of records or numbers: its address and its length."""
+    """numba type of an array of records or numbers, which is passed as its address and its length."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         kinds = [kind for kind, *_ in (dtype.fields or {}).values()]
@@ -71,7 +72,7 @@ class RecordsType(types.Type):
 
 
 class FunctionsType(types.Type):
-    """A record of functions, which has no value at run time."""
+    """numba type of a record of functions. It has no value at run time."""
 
     def __init__(self, functions: Any) -> None:
         self.functions = functions
@@ -79,16 +80,18 @@ class FunctionsType(types.Type):
 
 
 class EngineType(types.Type):
-    """An engine, or a named tuple in it. Fields are arrays, single records, records of functions or named tuples."""
+    """numba type of an engine, or of a named tuple in it. Fields are arrays, single records, records of functions or
+    named tuples.
+    """
 
     def __init__(self, fields: Fields) -> None:
         self.fields = fields
         self.constants: dict[str, int] = getattr(dict(fields).get("settings"), "constants", {})
-        """Settings that are compiled as constants."""
+        """Names and values of the settings that are compiled as constants."""
         super().__init__(f"Engine_{_digest(str(fields))}")
 
     def word_of(self, name: str) -> int:
-        """Return the index of the first word of a field in the table of addresses."""
+        """Return the index, in the table of addresses, of the first word of field `name`."""
         words = 0
         for field, kind in self.fields:
             if field == name:
@@ -99,7 +102,7 @@ class EngineType(types.Type):
 
 @cache
 def engine_type(layout: Layout) -> EngineType:
-    """Return the type of engines of a layout."""
+    """Return the numba type of engines with this layout."""
     fields: list[tuple[str, Any]] = []
     for name, kind in layout:
         if isinstance(kind, np.dtype):
@@ -114,7 +117,8 @@ def engine_type(layout: Layout) -> EngineType:
 
 
 def to_llvm(function: Any, layout: Layout, options: dict[str, Any]) -> tuple[str, str]:
-    """Compile `function`, which takes an engine, an action and a number; return LLVM code and the name of its symbol.
+    """Compile `function`, which takes an engine, an action and a number; return its LLVM code and the name of its
+    symbol.
 
     Its declaration in C is `int64_t name(void **addresses, int64_t action, double argument)`.
     """
@@ -147,14 +151,16 @@ def _digest(text: str) -> str:
 
 
 class _RecordModel(models.PrimitiveModel):
-    """Data model of a record: its address."""
+    """Representation of a record in LLVM code: its address."""
 
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _POINTER)
 
 
 class _TableModel(models.PrimitiveModel):
-    """Data model of an engine or of an array: a pointer to its first word in the table of addresses."""
+    """Representation of an engine or of an array in LLVM code: a pointer to its first word in the table of
+    addresses.
+    """
 
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _TABLE)
@@ -220,7 +226,7 @@ def _lower_write(context: Any, builder: Any, signature: Any, args: Any, name: st
 
 
 def _address_of(context: Any, builder: Any, record: RecordType, value: Any, name: str) -> Any:
-    """Return the address of a field of a record."""
+    """Emit code for the address of field `name` of a record."""
     address = builder.gep(value, [ir.IntType(64)(record.offsets[name])], inbounds=True)
     return builder.bitcast(address, context.get_data_type(record.stored[name]).as_pointer())
 
@@ -277,39 +283,39 @@ def _lower_setitem(context: Any, builder: Any, signature: Any, args: Any) -> Any
 
 
 def _load(context: Any, builder: Any, kind: Any, place: Any, field: str) -> Any:
-    """Load a value of `field` from an address."""
+    """Emit code that loads a value of `field` from the address `place`."""
     value = builder.load(place)
     value.set_metadata("tbaa", _alias_metadata(builder, field))
     return context.data_model_manager[kind].from_data(builder, value)
 
 
 def _store(context: Any, builder: Any, kind: Any, value: Any, place: Any, field: str) -> None:
-    """Write a value of `field` to an address."""
+    """Emit code that writes a value of `field` to the address `place`."""
     written = builder.store(context.data_model_manager[kind].as_data(builder, value), place)
     written.set_metadata("tbaa", _alias_metadata(builder, field))
 
 
 def _alias_metadata(builder: Any, field: str) -> Any:
-    """Return metadata for LLVM's type-based alias analysis: a write to one field changes no other field."""
+    """Return metadata for LLVM's type-based alias analysis: a write to one field changes no field of another name."""
     module, zero_offset = builder.module, ir.IntType(64)(0)
     kind = module.add_metadata([field, module.add_metadata(["kvsim"]), zero_offset])
     return module.add_metadata([kind, kind, zero_offset])
 
 
 def _typed(context: Any, builder: Any, records: RecordsType, header: Any, index: Any) -> Any:
-    """Return the address of the number at `index` of an array, as a pointer to the number's type."""
+    """Emit code for the address of the number at `index` of an array, as a pointer to the number's type."""
     place = _record(builder, records, header, index)
     return builder.bitcast(place, context.get_data_type(records.dtype).as_pointer())
 
 
 def _record(builder: Any, records: RecordsType, header: Any, index: Any) -> Any:
-    """Return the address of record `index` of an array."""
+    """Emit code for the address of record `index` of an array."""
     offset = builder.mul(index, ir.IntType(64)(records.size_bytes), flags=["nsw"])
     return builder.gep(_constant(builder, header), [offset], inbounds=True)
 
 
 def _constant(builder: Any, word: Any) -> Any:
-    """Load a word of the table of addresses, marked as invariant."""
+    """Emit code that loads a word of the table of addresses, marked as invariant."""
     value = builder.load(word)
     value.set_metadata("invariant.load", builder.module.add_metadata([]))
     return value

@@ -24,27 +24,27 @@ _NEVER_CALLED = frozenset(
     {"NRT_Free", "numba_do_raise", "numba_gil_ensure", "numba_gil_release", "numba_runtime_build_excinfo_struct",
      "numba_unpickle"}
 )  # fmt: skip
-"""Functions of numba's runtime to which machine code refers only for raising exceptions, which the engine never does.
+"""Functions of numba's runtime that machine code needs only to raise exceptions, which the engine never does.
 
-They are missing when numba is not loaded, so `load` replaces them by an abort. Machine code that refers to other
-functions of the runtime is refused.
+They are missing if numba is not loaded, so `load` replaces them by an abort. Machine code that needs other functions of
+the runtime is refused.
 """
 _loaded: list[Any] = []
-"""Objects that own the memory of loaded code, so that it is never freed."""
+"""Objects that own the memory of loaded machine code. They are kept so that the memory is never freed."""
 
 
 class ObjectCode(NamedTuple):
-    """A function as machine code."""
+    """Machine code of one function."""
 
     name: str
     declared: tuple[str, ...]
-    """Names of external functions and data that the code refers to."""
+    """Names of external functions and data that the machine code refers to."""
     content: bytes
 
 
 @cache
 def target() -> str:
-    """Return a text that names the processor and the version of llvmlite; machine code runs only with these."""
+    """Return a text that names the processor and the version of llvmlite. Machine code runs only with the same text."""
     features = sha256(_features().encode()).hexdigest()[:8]
     return f"{llvm.get_process_triple()}-{llvm.get_host_cpu_name()}-{features}-{llvmlite.__version__}"
 
@@ -59,7 +59,7 @@ def translate(code: str, name: str) -> ObjectCode:
 
 
 def load(code: ObjectCode) -> Callable[[int, int, float], int]:
-    """Load machine code; return its function, which takes an address, an integer and a float."""
+    """Load machine code into memory; return its function, which takes an address, an integer and a float."""
     abort = ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p).value
     for name in _NEVER_CALLED.intersection(code.declared):
         if llvm.address_of_symbol(name) is None:
@@ -84,7 +84,7 @@ def read(path: Path) -> ObjectCode | None:
 
 
 def keep(code: ObjectCode, path: Path) -> None:
-    """Write `code` to a file."""
+    """Write `code` to the file `path`."""
     header = {"name": code.name, "declared": code.declared, "sha256": sha256(code.content).hexdigest()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:

@@ -1,1 +1,1 @@
-"""The paged KV cache: block ids, the prefix cache, and block tables of several groups of layers."""
+"""The paged KV cache: the block pool, the prefix cache, and block tables of one or several KV-cache groups."""

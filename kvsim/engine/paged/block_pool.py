@@ -1,8 +1,8 @@
 """The block pool of a paged KV cache: block ids, reference counts and the free queue, in vLLM's order.
 
-Block 0 is the null block: it is never allocated, and its record is both ends of the free queue. Freed blocks are put at
-the tail, so the least recently freed is allocated first. In some groups, freed blocks without a prefix are put at the
-head instead. `prefix_cache` finds blocks by prefix, and `kv_cache` keeps the block tables of sequences.
+Block 0 is the null block. It is never allocated, and its record marks both ends of the free queue. Freed blocks go to
+the tail of the queue, so the least recently freed one is allocated first. In some groups, freed blocks without a prefix
+go to the head instead. `prefix_cache` finds blocks by prefix, and `kv_cache` keeps the block tables of sequences.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from kvsim.engine.paged import prefix_cache
 from kvsim.engine.state import HAS_TAIL, NO_KEY, Engine
 
 NULL_BLOCK = HEAD
-"""The block in table entries that hold no KV; it is never allocated to a request."""
+"""Block id in table entries that hold no KV. The null block is never allocated to a request."""
 
 
 @part
 def allocate(engine: Engine) -> tuple[int, bool]:
-    """Allocate a free block, of which there must be one; return it, and whether it held a cached prefix.
+    """Allocate a free block; return the block, and True if it held a cached prefix. At least one block must be free.
 
-    It is the head of the free queue or, if the head holds a prefix, the block that the eviction rule chooses.
+    It is the head of the free queue; if the head holds a prefix, it is the block that the eviction rule chooses.
     """
     state, block = engine.state, engine.blocks[NULL_BLOCK].next
     assert block != NULL_BLOCK, "the pool has no free block"
@@ -48,7 +48,9 @@ def least_recently_freed(engine: Engine) -> int:
 
 @part
 def touch(engine: Engine, block: int) -> bool:
-    """Add a reference to a cached block, which leaves the free queue; return whether another table holds the block."""
+    """Add a reference to a cached block, which leaves the free queue if it was free; return whether another table
+    contains it.
+    """
     state, is_shared = engine.state, engine.blocks[block].refs > 0
     if not is_shared:
         linked_list.remove(engine.blocks, block)
@@ -60,9 +62,10 @@ def touch(engine: Engine, block: int) -> bool:
 
 @part
 def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
-    """Remove a reference from each block in `entries[begin:end]`; return how many of these blocks other tables hold.
+    """Remove one reference from each block in `entries[begin:end]`; return how many of these blocks are still in other
+    tables.
 
-    Blocks without references return to the tail of the free queue, the last of a table first. With `reuses_first`,
+    Blocks without references go to the tail of the free queue, the last block of the table first. With `reuses_first`,
     blocks without a prefix go to the head of the queue instead.
     """
     state, blocks, entries = engine.state, engine.blocks, engine.entries
@@ -93,6 +96,8 @@ def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
 
 @part
 def _is_reused_last(engine: Engine, block: int) -> bool:
-    """Tell whether a block is put to the tail of the free queue: it holds a prefix, or the end of a prompt."""
+    """Tell whether a freed block goes to the tail of the free queue: it holds a prefix, or the last hash of a prompt
+    ends in it.
+    """
     record = engine.blocks[block]
     return record.key != NO_KEY or (engine.settings.marks_tails and record.cached_in == HAS_TAIL)

@@ -1,8 +1,9 @@
-"""Loads between steps, and blocks that are freed late: the rules that host memory and KV connectors have in common.
+"""Loads between steps, and blocks that are freed late: rules for both host memory and KV connectors.
 
-A load allocates all its blocks at its begin, and its sequence is skipped until the load has ended. To prevent deadlock,
-a load begins only if the pool also has room for the rest of all unfinished prompts. A transfer might overwrite blocks
-to which a step in flight still writes, so these blocks are freed only when the output of this step is processed.
+A load allocates all its blocks when it begins, and its sequence is skipped until the load has ended. To prevent
+deadlock, a load begins only if the pool also has room for the rest of all unfinished prompts. A transfer might
+overwrite blocks to which a step in flight still writes. So these blocks are freed only when the output of this step is
+processed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import LOADING, PREEMPTED, WAITING, Engine, table_of
 
 _SETTLED_CALLS = 2
-"""Number of consecutive calls of the scheduler without effect after which only the end of a transfer has an effect."""
+"""Number of latest calls of the scheduler without effect after which only the end of a transfer can change anything."""
 
 
 @part
@@ -22,7 +23,7 @@ def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, loaded: int)
     """Allocate blocks for the first `loaded` tokens of a waiting sequence, and mark the sequence as loading.
 
     Its first `hit_tokens` tokens are in the prefix cache. Return False, and change nothing, if the pool lacks the
-    blocks or the recording has no room for their rows.
+    blocks, or if there is no room to record them.
     """
     settings, state = engine.settings, engine.state
     if sequence.num_units == 0:
@@ -49,7 +50,7 @@ def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, loaded: int)
 
 @part
 def end_load(engine: Engine, sequence: Sequence) -> None:
-    """Put the blocks that a sequence has loaded into the prefix cache; its last token stays uncomputed in any case."""
+    """Put the blocks that a sequence has loaded into the prefix cache. Its last token always remains to be computed."""
     kv_cache.cache_blocks(engine, sequence, sequence.computed)
     if sequence.computed == sequence.num_tokens:
         sequence.computed -= 1
@@ -58,13 +59,15 @@ def end_load(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def wait_again(sequence: Sequence) -> None:
-    """Set the status of a sequence whose load has ended to waiting or, if it was preempted before, to preempted."""
+    """Set the status of a sequence whose load has ended: preempted if it was preempted before the load, otherwise
+    waiting.
+    """
     sequence.status = PREEMPTED if sequence.preemptions > 0 else WAITING
 
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate blocks for tokens of a waiting sequence. A sequence that was loaded has a table already."""
+    """Allocate blocks for tokens of a waiting sequence. A sequence whose KV was loaded has a table already."""
     if sequence.num_units == 0:
         fits = kv_cache.admit(engine, sequence, computed, num_tokens)
     else:
@@ -78,7 +81,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def begin_step(engine: Engine, has_effect: bool) -> None:
-    """Record the step in each sequence of the batch, and end the reservations for prompts that the step completes.
+    """Record the step in each sequence of the batch, and end the reservations of the prompts that it completes.
 
     `has_effect` is True if this call of the scheduler changed anything.
     """
@@ -97,7 +100,7 @@ def begin_step(engine: Engine, has_effect: bool) -> None:
 
 @part
 def before_update(engine: Engine, place: int) -> None:
-    """Free the blocks that wait only for the oldest step in flight, at index `place` of the ring `Engine.launched`."""
+    """Free the blocks that wait only for the oldest step in flight. `place` is its index in `Engine.launched`."""
     external, num_freed = engine.external, 0
     state = external.state
     state.num_updates += 1
@@ -119,7 +122,7 @@ def before_update(engine: Engine, place: int) -> None:
 
 @part
 def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether the blocks of a sequence could be freed now, because no step in flight writes to them."""
+    """Tell whether the blocks of a sequence would become free at once, because no step in flight writes to them."""
     settings, external = engine.settings, engine.external
     is_idle = external.sequences[sequence.number].last_step <= external.state.num_steps_processed
     return is_idle or not settings.frees_late or settings.most_in_flight == 1
@@ -127,7 +130,7 @@ def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def free(engine: Engine, sequence: Sequence) -> bool:
-    """Free the blocks of a sequence, if it has any; return False if they are freed after steps in flight."""
+    """Free the blocks of a sequence, if it has any. Return False if they become free only after steps in flight."""
     if sequence.num_units == 0:
         return True
     sequence.num_units = 0  # the sequence has no table from here on, even if its blocks are freed later
@@ -146,7 +149,7 @@ def free(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def is_settled(engine: Engine) -> bool:
-    """Tell whether calls of the scheduler have no effect until a transfer ends or a request arrives."""
+    """Tell whether calls of the scheduler change nothing until a transfer ends or a request arrives."""
     return engine.external.state.num_settled_calls >= _SETTLED_CALLS
 
 
@@ -167,9 +170,9 @@ def end_prefilling(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def num_reserved(engine: Engine) -> int:
-    """Return the number of blocks reserved for the rest of all unfinished prompts.
+    """Return the number of blocks that are reserved for the rest of all unfinished prompts.
 
-    Some releases also reserve blocks for the drafts of these sequences, and for those of one further sequence.
+    Some releases also reserve blocks for the drafts of these sequences, and for the drafts of one more sequence.
     """
     external, settings = engine.external, engine.settings
     draft_tokens, block_size = settings.reserved_draft_tokens, settings.unit_tokens
@@ -195,7 +198,9 @@ def _add_prefilling(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _num_missing(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
-    """Return the number of blocks that the table of a sequence lacks for `num_tokens` tokens."""
+    """Return the number of blocks that the table of a sequence needs in addition, to have room for `num_tokens`
+    tokens.
+    """
     return max(groups.num_blocks_for(engine, 0, num_tokens) - table_of(engine, sequence, 0).num_blocks, 0)
 
 

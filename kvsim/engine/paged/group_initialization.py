@@ -40,7 +40,7 @@ def one_group(policy: Policy) -> KVCacheLayout:
 
 
 def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
-    """Return the engine settings that depend on the groups."""
+    """Return the settings of the engine that depend on the groups, by their names in `records.Settings`."""
     tokens, _ = _slots_of_groups(layout)
     caching = isinstance(policy, Paged) and policy.cache.enable_prefix_caching
     rules = rules_of(policy.scheduler.vllm) if isinstance(policy, Paged) else ReleaseRules()
@@ -67,12 +67,12 @@ def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
         ),
         "expires_from": min((group.window or 0 for group in layout.groups if _expires(group)), default=0),
         "boundary_tokens": max(boundaries, default=0) if caching else 0,
-        "first_leader": _leaders(layout)[0],
+        "first_in_lookup": _lookup_order(layout)[0],
     }
 
 
 def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) -> None:
-    """Check that a release of vLLM can serve a model with these groups."""
+    """Refuse a model with these groups if the release of vLLM cannot serve it."""
     is_padded = any(group.content_bytes and group.mamba_mode is None for group in layout.groups)
     if is_padded and not rules_of(release).pads_pages:
         raise UsageError(
@@ -88,10 +88,10 @@ def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) 
 
 
 def marks_tails(layout: KVCacheLayout, policy: Paged) -> bool:
-    """Tell whether a block can get a key before it is full, because the last hash of a prompt ends inside it.
+    """Tell whether a block may get a key before it is full, because the last hash of a prompt ends inside it.
 
-    That needs hashes of fewer tokens than a block. Only for runs with drafts: without them, a block is full
-    before it could get such a key.
+    This can only be if a hash covers fewer tokens than a block. Ask only for runs with drafts: without drafts, a block
+    is full before it gets such a key.
     """
     has_keys = rules_of(policy.scheduler.vllm).second_key is not SecondKey.NONE and policy.cache.enable_prefix_caching
     sizes = [group.block_size for group in layout.groups if _KINDS[group.kind] == FULL]
@@ -99,7 +99,9 @@ def marks_tails(layout: KVCacheLayout, policy: Paged) -> bool:
 
 
 def flight_is_counted(layout: KVCacheLayout, policy: Paged) -> bool:
-    """Tell whether any group frees blocks before a sequence ends, and only after the steps in flight that use them."""
+    """Tell whether some group frees blocks while the sequence runs, and only after the steps in flight that read
+    them.
+    """
     waits = rules_of(policy.scheduler.vllm).windows_wait
     return waits and any(_KINDS[group.kind] != FULL for group in layout.groups)
 
@@ -121,26 +123,28 @@ def keeps_some(layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, 
 
 
 def _expires(group: KVCacheGroup) -> bool:
-    """Tell whether a group can hold tokens, or states, that no later step reads."""
+    """Tell whether a sequence can hold tokens or states of the group that no later step reads."""
     return group.kind is CacheKind.MAMBA or group.window is not None
 
 
 def _slots_of_groups(layout: KVCacheLayout) -> tuple[list[int], list[int]]:
-    """Return the number of slots of one token in every group, and of one recurrent state in every group."""
+    """Return two lists with one number for each group: the slots of one token, and the slots of one recurrent state."""
     return [layout.token_slots(group) for group in layout.groups], [layout.state_slots(each) for each in layout.groups]
 
 
-def _leaders(layout: KVCacheLayout) -> list[int]:
-    """Return the index of the first group of every kind, in lookup order: full attention first."""
+def _lookup_order(layout: KVCacheLayout) -> list[int]:
+    """Return the index of the first group of every kind of layers, in the order of lookup: kinds of full attention
+    first.
+    """
     specs = [group.spec for group in layout.groups]
-    leaders = [specs.index(spec) for spec in dict.fromkeys(specs)]
-    return sorted(leaders, key=lambda leader: _KINDS[layout.groups[leader].kind] != FULL)
+    order = [specs.index(spec) for spec in dict.fromkeys(specs)]
+    return sorted(order, key=lambda first: _KINDS[layout.groups[first].kind] != FULL)
 
 
 def dropping_kinds(groups: Sequence[KVCacheGroup], rules: ReleaseRules) -> set[int]:
-    """Return the kinds of layers that compute the last block of a hit again, for drafting.
+    """Return the kinds of layers, as `KVCacheGroup.spec`, that compute the last block of a hit again because of drafts.
 
-    These are the kinds that draft; all kinds if none is known to draft.
+    These are the kinds with draft layers; all kinds if no group is known to have any.
     """
     drafting = {group.spec for group in groups if group.has_draft_layers}
     return drafting if drafting and rules.drops_where_drafted else {group.spec for group in groups}
@@ -156,9 +160,9 @@ def records_of_groups(
     *,
     compiled: bool,
 ) -> Records[records.Group]:
-    """Return the records of the groups. `widths` are the numbers of entries in their tables."""
+    """Return the records of the groups. `widths` has the number of entries in a table of each group."""
     made = make(records.Group, len(layout.groups), compiled=compiled)
-    leaders, specs = _leaders(layout), [group.spec for group in layout.groups]
+    order, specs = _lookup_order(layout), [group.spec for group in layout.groups]
     tokens, states = _slots_of_groups(layout)
     rules, most = ReleaseRules(reused_first=ReusedFirst.ALL), 1
     if isinstance(policy, Paged):
@@ -194,6 +198,6 @@ def records_of_groups(
         record.first_entry = sum(widths[:index])
         alike = [other for other in range(index + 1, len(specs)) if specs[other] == specs[index]]
         record.next_of_kind = alike[0] if alike else groups.NO_GROUP
-        later = leaders[leaders.index(index) + 1 :] if index in leaders else []
-        record.next_leader = later[0] if later else groups.NO_GROUP
+        later = order[order.index(index) + 1 :] if index in order else []
+        record.next_in_lookup = later[0] if later else groups.NO_GROUP
     return made

@@ -1,4 +1,4 @@
-"""Rules of KV-cache groups that differ by kind of layers: the tokens read, the blocks needed and the blocks freed.
+"""Rules of KV-cache groups that differ by kind of layers: which tokens are read, and which blocks are needed and freed.
 
 The layers of a group share a block table. Full attention reads every token, a sliding window the last tokens, chunked
 attention the tokens since the begin of the chunk, and a recurrent layer one state. Table entries that are not read hold
@@ -19,13 +19,13 @@ NO_GROUP = -1
 
 @part
 def first_hit(engine: Engine, group: int) -> int:
-    """Return the index in `entries` of the first hit block that a group has for the sequence being admitted."""
+    """Return the index in `Engine.entries` of the first hit block in a group, for the sequence being admitted."""
     return engine.settings.first_hit + engine.groups[group].first_entry
 
 
 @part
 def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
-    """Return the number of leading tokens that a group does not read once `computed` tokens are computed."""
+    """Return the number of leading tokens that a group need not keep, of a sequence with `computed` computed tokens."""
     if not engine.settings.has_windows:
         return 0
     kind, window = engine.groups[group].kind, engine.groups[group].window
@@ -40,7 +40,7 @@ def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
 
 @part
 def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
-    """Return the number of leading tokens that the layers do not read, even if the group keeps all tokens."""
+    """Return the number of leading tokens that the layers of a group do not read, even if the group keeps them."""
     record = engine.groups[group]
     if record.kind == FULL and record.window > 0:
         return max(0, computed - record.window + 1)
@@ -49,16 +49,16 @@ def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
 
 @part
 def num_blocks_for(engine: Engine, group: int, num_tokens: int) -> int:
-    """Return the number of table entries for `num_tokens` tokens, but at most for the longest sequence allowed."""
+    """Return the number of table entries for `num_tokens` tokens. Tokens beyond `max_model_len` do not count."""
     return -(-min(num_tokens, engine.settings.max_model_len) // engine.groups[group].block_size)
 
 
 @part
 def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tokens: int, capped: bool) -> int:
-    """Return the number of free blocks that a waiting sequence needs for `num_tokens` tokens.
+    """Return the number of blocks that a waiting sequence takes from the free queue for `num_tokens` tokens.
 
-    Hits that are free also count, because admission takes them from the free queue. With `capped`, windows and chunks
-    need no more blocks than they ever hold at once, as when vLLM checks that a whole prompt fits.
+    Hit blocks that are free count, because admission takes them from the free queue. With `capped`, windows and chunks
+    need no more blocks than a sequence ever holds at once, as when vLLM checks that a whole prompt fits.
     """
     record = engine.groups[group]
     required = num_blocks_for(engine, group, num_tokens)
@@ -78,9 +78,9 @@ def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tok
 
 @part
 def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> int:
-    """Return the number of free blocks that a running sequence needs to have `num_slots` slots.
+    """Return the number of free blocks that a running sequence needs so that it has `num_slots` slots.
 
-    The slots are for `num_tokens` tokens and for drafts; aligned recurrent groups need none for drafts.
+    The slots are for `num_tokens` tokens and for drafts. Aligned recurrent groups need none for drafts.
     """
     num_blocks = table_of(engine, sequence, group).num_blocks
     if engine.groups[group].kind == MAMBA and engine.groups[group].mode == ALIGNED:
@@ -90,7 +90,9 @@ def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_token
 
 @part
 def is_written_this_step(engine: Engine, group: int) -> bool:
-    """Tell whether this step writes the recurrent state that was hit, so that no other sequence can read it yet."""
+    """Tell whether this step writes the recurrent state that was hit. Other sequences cannot read it before the next
+    step.
+    """
     record = engine.groups[group]
     if not engine.settings.has_windows or record.kind != MAMBA or record.num_hits == 0:
         return False
@@ -105,7 +107,9 @@ def is_written_this_step(engine: Engine, group: int) -> bool:
 
 @part
 def remove_skipped_blocks(engine: Engine, sequence: Sequence, group: int, computed: int) -> None:
-    """Free the blocks that the group does not read once `computed` tokens are computed, the last block first."""
+    """Free the blocks that a group need not keep for a sequence with `computed` computed tokens, the last block
+    first.
+    """
     record = engine.groups[group]
     if not engine.settings.has_windows or record.kind == FULL:
         return
@@ -132,7 +136,7 @@ def remove_skipped_blocks(engine: Engine, sequence: Sequence, group: int, comput
 
 @part
 def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Return the number of tokens up to which a sequence neither needs nor frees a block of the group."""
+    """Return the number of computed tokens up to which a sequence neither needs nor frees a block of the group."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     block_size = record.block_size
     room = table.num_blocks * block_size - engine.settings.lookahead_tokens
@@ -148,11 +152,11 @@ def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -
 
 @part
 def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
-    """Tell whether a full block is put into the prefix cache, because a hit may need it.
+    """Tell whether the full block at `index` is put into the prefix cache, because a hit may need it.
 
-    A hit ends at a boundary that all groups share. It needs the blocks of one window, or the one state, before the
-    boundary. With a retention interval, these are kept only at the boundaries of the interval, at the end of the
-    prompt, and at the junction (see `Sequence.junction`).
+    A hit ends at a boundary of all groups. It needs the blocks of one window, or the one state, before the boundary.
+    With a retention interval, these are kept only at the boundaries of the interval, at the end of the prompt, and at
+    the junction (see `Sequence.junction`).
     """
     settings, record = engine.settings, engine.groups[group]
     if not settings.has_windows or record.keeps_all:
@@ -173,14 +177,16 @@ def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int)
 
 @part
 def _blocks_before_hit(engine: Engine, group: int) -> int:
-    """Return the number of blocks of a window that a hit needs, including a last block that drafting recomputes."""
+    """Return the number of blocks of a window that a hit needs, with a last block that drafting computes again."""
     record = engine.groups[group]
     return -(-(record.window - 1) // record.block_size) + (1 if record.drops_hit else 0)
 
 
 @part
 def _is_before_segment_end(engine: Engine, group: int, index: int, segment_tokens: int) -> bool:
-    """Tell whether a hit that ends at a multiple of `segment_tokens` needs the block at `index` of a window."""
+    """Tell whether a hit that ends at a multiple of `segment_tokens` needs the block at `index`, in a group with
+    windows.
+    """
     record, run = engine.groups[group], _blocks_before_hit(engine, group)
     per, place = segment_tokens // record.block_size, index - (1 if record.drops_hit else 0)
     return run >= per or (place >= 0 and place % per >= per - run)
@@ -188,7 +194,9 @@ def _is_before_segment_end(engine: Engine, group: int, index: int, segment_token
 
 @part
 def _is_before_prompt_end(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
-    """Tell whether a hit of the whole prompt, or a hit up to the junction, needs the block at `index` of a window."""
+    """Tell whether a hit of the whole prompt, or up to the junction, needs the block at `index`, in a group with
+    windows.
+    """
     aligned, record = engine.settings.cache_tokens, engine.groups[group]
     repeated, longer = sequence.prompt_tokens - 1, sequence.prompt_tokens - 1
     if engine.settings.keeps_below_drop:
@@ -204,7 +212,9 @@ def _is_before_prompt_end(engine: Engine, sequence: Sequence, group: int, index:
 
 @part
 def _is_before(engine: Engine, group: int, index: int, num_tokens: int) -> bool:
-    """Tell whether a hit of `num_tokens` tokens, rounded down to a boundary, needs the block at `index` of a window."""
+    """Tell whether a hit of `num_tokens` tokens, rounded down to a boundary, needs the block at `index`, in a group
+    with windows.
+    """
     aligned, record = engine.settings.cache_tokens, engine.groups[group]
     end = num_tokens // aligned * aligned // record.block_size + (1 if record.drops_hit else 0)
     return end - _blocks_before_hit(engine, group) <= index < end
@@ -212,10 +222,10 @@ def _is_before(engine: Engine, group: int, index: int, num_tokens: int) -> bool:
 
 @part
 def expired_slots(engine: Engine) -> int:
-    """Return the number of slots of held blocks whose tokens are no longer read: tokens before a window or a chunk.
+    """Return the number of slots of held blocks whose tokens or states no later step reads.
 
-    In a recurrent group, all states but the newest have expired. A token in a shared block has expired only when no
-    sequence that holds the block reads it.
+    These are the tokens before a window or chunk and, in a recurrent group, all states but the newest. A token in a
+    shared block has expired only if no sequence that holds the block will read it.
     """
     settings, state = engine.settings, engine.state
     if not settings.has_windows:
@@ -231,22 +241,24 @@ def expired_slots(engine: Engine) -> int:
             computed += state.num_scheduled - sequence.quiet_since
         if computed < settings.expires_from:
             continue
-        leader = settings.first_leader
-        while leader != NO_GROUP:
+        first = settings.first_in_lookup
+        while first != NO_GROUP:
             if num_shared == 0:  # groups of one kind have tables of equal shape
-                total += _num_expired(engine, sequence, leader, computed) * engine.groups[leader].kind_slots
+                total += _num_expired(engine, sequence, first, computed) * engine.groups[first].kind_slots
             else:
-                group = leader
+                group = first
                 while group != NO_GROUP:
                     total += _expired_of_table(engine, sequence, group, computed)
                     group = engine.groups[group].next_of_kind
-            leader = engine.groups[leader].next_leader
+            first = engine.groups[first].next_in_lookup
     return total
 
 
 @part
 def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Count the tokens in a block table that the sequence no longer reads; for recurrent layers, the states."""
+    """Return the number of tokens in a sequence's table that it will not read again; of states, in a recurrent
+    group.
+    """
     record, table = engine.groups[group], table_of(engine, sequence, group)
     if table.num_held == 0 or (record.kind == FULL and record.window == 0):
         return 0
@@ -258,7 +270,9 @@ def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) 
 
 @part
 def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Count the expired slots of one table; a block in several tables is counted once."""
+    """Return the number of expired slots of one table. A block in several tables counts only for the last one that is
+    visited.
+    """
     record, table = engine.groups[group], table_of(engine, sequence, group)
     num_expired = _num_expired(engine, sequence, group, computed)
     slots = record.state_slots if record.kind == MAMBA else record.token_slots
@@ -272,7 +286,9 @@ def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: 
 
 @part
 def _expired_tokens(engine: Engine, sequence: Sequence, group: int, first_held: int, skipped: int) -> int:
-    """Return the number of tokens before `skipped`, from entry `first_held` of a table on, that no sequence reads."""
+    """Return the number of tokens that no sequence will read: those before token `skipped`, in the entries from
+    `first_held` on.
+    """
     total, block_size, table = 0, engine.groups[group].block_size, table_of(engine, sequence, group)
     for index in range(first_held, min(-(-skipped // block_size), table.num_blocks)):
         total += _expired_of(engine, engine.entries[table.begin + index], min(block_size, skipped - index * block_size))
@@ -281,7 +297,7 @@ def _expired_tokens(engine: Engine, sequence: Sequence, group: int, first_held: 
 
 @part
 def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
-    """Return the number of states in a table, before the newest, that no sequence reads."""
+    """Return the number of states in a table, without the newest one, that no sequence will read."""
     table, total = table_of(engine, sequence, group), 0
     left, index = table.num_held - 1, table.num_blocks - 2
     while left > 0 and index >= 0:
@@ -295,10 +311,10 @@ def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
 
 @part
 def _expired_of(engine: Engine, block: int, amount: int) -> int:
-    """Record that one holder of a block no longer reads `amount` of the block's tokens or states.
+    """Record that one holder of a block will not read `amount` of the block's tokens or states.
 
-    During one count, every holder makes this call at most once for the block. The call of the last holder returns the
-    smallest amount, which no holder reads. All other calls return 0, so the block is counted once.
+    While expired slots are counted, every holder of the block calls this at most once. The call of the last holder
+    returns the smallest amount of all holders. All other calls return 0, so the block is counted once.
     """
     num_holders = engine.blocks[block].refs
     if num_holders == 1:
@@ -313,9 +329,9 @@ def _expired_of(engine: Engine, block: int, amount: int) -> int:
 
 @part
 def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int, uncached: int) -> int:
-    """Return `num_tokens`, shortened so that chunks end at block boundaries, where recurrent state is kept.
+    """Return `num_tokens`, reduced so that the chunk ends at a block boundary, where a recurrent state is kept.
 
-    A chunk also ends after `uncached` tokens, which some groups have in the cache, but not all.
+    A chunk also ends after the next `uncached` tokens, which some groups have cached and others have not.
     """
     if engine.settings.cuts_at_boundaries:
         return _tokens_to_boundary(engine, sequence, computed, num_tokens)
@@ -334,7 +350,7 @@ def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 
 @part
 def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Return `num_tokens`, shortened so that the chunk ends at the first boundary.
+    """Return `num_tokens`, reduced so that the chunk ends at the first boundary.
 
     Boundaries are the end of a partly computed block, the last boundary of the prompt, and the junction.
     """
@@ -364,7 +380,7 @@ def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_t
 
 @part
 def _free_entries(engine: Engine, sequence: Sequence, group: int, begin: int, end: int, reuses_first: bool) -> None:
-    """Free the blocks in entries [begin, end) of a table, the last first, and replace them by null blocks."""
+    """Free the blocks in entries [begin, end) of a table, the last block first, and replace them by the null block."""
     record, first, num_freed = engine.groups[group], table_of(engine, sequence, group).begin, 0
     for index in range(end - 1, begin - 1, -1):
         if engine.entries[first + index] != NULL_BLOCK:

@@ -28,7 +28,7 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 def num_admissible(engine: Engine) -> int:
     """Return the number of free blocks that a waiting sequence may take.
 
-    If any sequence runs, the blocks of the watermark are left free.
+    While any sequence runs, the blocks of the watermark are left free.
     """
     state = engine.state
     return state.num_free - (engine.settings.watermark_blocks if state.num_running > 0 else 0)
@@ -36,7 +36,8 @@ def num_admissible(engine: Engine) -> int:
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate blocks for `num_tokens` tokens of a waiting sequence after the `computed` ones that `find_prefix` found.
+    """Allocate blocks for `num_tokens` tokens of a waiting sequence, after the `computed` ones that `find_prefix`
+    found.
 
     Return False, and change nothing, if too few blocks are free.
     """
@@ -67,7 +68,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def begin_tables(engine: Engine, sequence: Sequence, hit_tokens: int, num_tokens: int, num_slots: int) -> None:
-    """Give an admitted sequence a table in each group, with its hits and new blocks; enough blocks must be free."""
+    """Give an admitted sequence a table in each group: its hit blocks, and new blocks. Enough blocks must be free."""
     settings, state = engine.settings, engine.state
     assert state.num_free_places > 0
     state.num_free_places -= 1
@@ -87,8 +88,8 @@ def begin_tables(engine: Engine, sequence: Sequence, hit_tokens: int, num_tokens
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
     """Allocate blocks for `num_tokens` more tokens of a running sequence.
 
-    Return False, and allocate nothing, if too few blocks are free. In either case, blocks that no layer reads any more,
-    such as those before a sliding window, are freed.
+    Return False, and allocate nothing, if too few blocks are free. Blocks that no layer will read again, such as those
+    before a sliding window, are freed in any case.
     """
     settings = engine.settings
     computed = sequence.computed
@@ -98,10 +99,10 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
     read = max(0, computed - sequence.in_flight) if settings.windows_wait else computed
     for group in range(settings.num_groups):
         groups.remove_skipped_blocks(engine, sequence, group, read)
-    leader = settings.first_leader
-    while leader != groups.NO_GROUP:
-        needed += groups.num_needed_to_grow(engine, sequence, leader, total, slots) * engine.groups[leader].num_of_kind
-        leader = engine.groups[leader].next_leader
+    first = settings.first_in_lookup
+    while first != groups.NO_GROUP:
+        needed += groups.num_needed_to_grow(engine, sequence, first, total, slots) * engine.groups[first].num_of_kind
+        first = engine.groups[first].next_in_lookup
     if needed > engine.state.num_free:
         return False
     for group in range(settings.num_groups):
@@ -115,10 +116,11 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
 
 @part
 def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Put the full blocks of the first `num_tokens` tokens, whose values are known, into the prefix cache.
+    """Put the full blocks of the first `num_tokens` tokens of a sequence into the prefix cache. The tokens must be
+    known.
 
-    As in vLLM, this happens when a step is scheduled, before it computes their KV. A request that is admitted later in
-    the same step can hit them.
+    As in vLLM, this happens when a step is scheduled, before it computes their KV. So a request that is admitted later
+    in the same step can hit them.
     """
     settings = engine.settings
     if num_tokens < sequence.cache_at:
@@ -141,9 +143,9 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def _mark_tail(engine: Engine, sequence: Sequence, group: int, end_tokens: int) -> None:
-    """Mark the block in which the last hash of a prompt ends, if that is within `end_tokens` and the block has no key.
+    """Mark the block in which the last hash of a prompt ends, if it ends within `end_tokens` and the block has no key.
 
-    vLLM gives such a block the key of the hash, by which no lookup finds the block.
+    vLLM gives such a block the key of the hash. No lookup finds the block by this key.
     """
     record, table = engine.groups[group], table_of(engine, sequence, group)
     hash_tokens = record.block_size // record.hashes_per_block
@@ -159,9 +161,10 @@ def _mark_tail(engine: Engine, sequence: Sequence, group: int, end_tokens: int) 
 
 @part
 def _end_to_cache(engine: Engine, group: int, num_tokens: int) -> int:
-    """Return the number of tokens whose blocks may be cached in a group, if `num_tokens` tokens are known.
+    """Return the number of leading tokens whose blocks may be cached in a group, if `num_tokens` tokens are known.
 
-    In a group that recomputes the last block of a hit, a hit needs one block after the boundary at which it ends.
+    In a group that computes the last block of a hit again, a hit needs one more block after the boundary at which it
+    ends.
     """
     settings, record, unit = engine.settings, engine.groups[group], engine.settings.commit_tokens
     end_tokens = num_tokens // unit * unit
@@ -177,7 +180,7 @@ def _end_to_cache(engine: Engine, group: int, num_tokens: int) -> int:
 
 @part
 def _next_to_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
-    """Return the number of known tokens from which on another block may be cached, if `num_tokens` are known now."""
+    """Return the number of known tokens with which another block may be cached, if `num_tokens` are known now."""
     settings = engine.settings
     if settings.num_drafts == 0:
         return settings.commit_tokens * (num_tokens // settings.commit_tokens + 1)
@@ -194,7 +197,7 @@ def _next_to_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 def mark_prompt_end(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     """Mark the last recurrent state of a prompt as written in this step, if `num_tokens` tokens end with the prompt.
 
-    Other sequences with the same prompt are then admitted one step later, even if the state was written long ago.
+    Other sequences with this prompt are then admitted one step later, even if the state was written long ago.
     """
     settings = engine.settings
     end_tokens = num_tokens // settings.commit_tokens * settings.commit_tokens
@@ -223,18 +226,20 @@ def expect_return(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def shared_tokens(engine: Engine, context_tokens: int) -> int:
-    """Return the number of tokens that a step reads several times, because its sequences share their blocks."""
+    """Return the number of tokens that a step reads more than once, because its sequences share blocks."""
     settings = engine.settings
     if settings.num_groups == 1:
         held_tokens = (settings.num_units - engine.state.num_free) * settings.unit_tokens
         return max(context_tokens - held_tokens, 0)
-    record = engine.groups[settings.first_leader]
+    record = engine.groups[settings.first_in_lookup]
     return record.num_shared * record.block_size if record.kind == FULL else 0
 
 
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all blocks of a sequence. With swapping, the blocks of a preempted sequence may be copied to the host."""
+    """Free all blocks of a sequence. With swapping, the blocks of a preempted sequence are copied to the host if there
+    is room.
+    """
     settings = engine.settings
     if sequence.num_units == 0:
         if settings.host_blocks > 0:
@@ -249,7 +254,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def free_tables(engine: Engine, sequence: Sequence) -> None:
-    """Free all tables of a sequence, the last block of each first, because ends of sequences are evicted first."""
+    """Free all tables of a sequence, the last block of each first, so that ends of sequences are evicted first."""
     settings, state = engine.settings, engine.state
     for group in range(settings.num_groups):
         table = table_of(engine, sequence, group)
@@ -265,7 +270,7 @@ def free_tables(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int) -> None:
-    """Begin a table with the hit blocks of the sequence; blocks that the group does not read are null."""
+    """Begin a sequence's table in `group` with its hit blocks. Blocks that the group does not read are null blocks."""
     record = engine.groups[group]
     table = table_of(engine, sequence, group)
     begin = table.begin
@@ -290,9 +295,11 @@ def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int)
 
 @part
 def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> None:
-    """Append free blocks, of which there must be enough, to a table for `num_slots` slots: for tokens and for drafts.
+    """Append free blocks to a sequence's table in `group`, so that it has `num_slots` slots: for `num_tokens` tokens,
+    and for drafts.
 
-    An aligned recurrent group gets at most one block, for its newest state; the entries before it are null.
+    Enough blocks must be free. An aligned recurrent group gets at most one block, for its newest state; the entries
+    before it are null blocks.
     """
     record = engine.groups[group]
     table = table_of(engine, sequence, group)
@@ -329,12 +336,14 @@ def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_
 
 @part
 def find_room(engine: Engine, sequence: Sequence, computed: int) -> None:
-    """Set `room_tokens`: the number of tokens up to which a sequence needs no change of its tables."""
-    room, leader = NEVER, engine.settings.first_leader
+    """Set `Sequence.room_tokens`: the number of computed tokens up to which a sequence needs no change of its
+    tables.
+    """
+    room, first = NEVER, engine.settings.first_in_lookup
     read = max(0, computed - sequence.in_flight) if engine.settings.windows_wait else computed
-    while leader != groups.NO_GROUP:
-        room = min(room, groups.quiet_until(engine, sequence, leader, read))
-        leader = engine.groups[leader].next_leader
+    while first != groups.NO_GROUP:
+        room = min(room, groups.quiet_until(engine, sequence, first, read))
+        first = engine.groups[first].next_in_lookup
     sequence.room_tokens = room
 
 

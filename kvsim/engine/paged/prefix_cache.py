@@ -1,11 +1,11 @@
-"""The prefix cache: a hash table that finds the block with a given prefix.
+"""The prefix cache: a hash table that finds the block with a given key.
 
-Two blocks have the same key exactly if they are of one KV-cache group and all tokens up to their ends are equal. The
-blocks of a bucket are linked in the order in which they were cached, so a lookup finds the block that has had its key
-for the longest time. As in vLLM, equal blocks are not merged.
+Two blocks have the same key exactly if they belong to the same KV-cache group and all tokens up to their ends are
+equal. The blocks of a bucket are linked in the order in which they were cached. So a lookup finds the block that has
+had its key for the longest time. As in vLLM, equal blocks are not merged.
 
-A negative key belongs to one sequence, which looks it up only after a preemption. Most sequences are never preempted,
-so a block with such a key enters the table only when its sequence is preempted, by `offer`.
+A negative key belongs to one sequence, which looks it up only after a preemption. Most sequences are never preempted.
+So a block with such a key enters the hash table only when its sequence is preempted, by `offer`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvsim.engine.state import NO_KEY, Engine
 
 NO_BLOCK = HEAD
 _NOT_OFFERED = -1
-"""Value of `next_in_bucket` of a block that has a key but is not in the hash table."""
+"""Value of `Block.next_in_bucket` of a block that has a key but is not in the hash table."""
 _SPREAD = -7046029254386353131
 """Multiplier of Fibonacci hashing: 2^64 divided by the golden ratio, as a signed odd number."""
 
@@ -33,7 +33,7 @@ def find(engine: Engine, key: int) -> int:
 
 @part
 def cache(engine: Engine, block: int, key: int) -> None:
-    """Assign `key` to `block`, which a sequence holds; put it into the hash table if others may have the key."""
+    """Assign `key` to `block`, which a sequence holds. Put it into the hash table, unless the key is negative."""
     assert engine.blocks[block].refs > 0
     assert engine.blocks[block].key == NO_KEY
     engine.blocks[block].key = key
@@ -60,5 +60,5 @@ def evict(engine: Engine, block: int) -> None:
 
 @part
 def bucket_of(engine: Engine, key: int) -> int:
-    """Return the index of the bucket of a key."""
+    """Return the index of the bucket for a key."""
     return ((key * _SPREAD) >> 32) & (len(engine.buckets) - 1)

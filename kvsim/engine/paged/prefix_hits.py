@@ -1,10 +1,10 @@
 """The lookup of a waiting sequence in the prefix cache: the longest prefix that every KV-cache group has cached.
 
-Groups of the same kind of layers are looked up together, beginning with the first one (`first`), whose
-`Group.next_of_kind` leads to the others. `Group.next_leader` leads to the first group of the next kind.
+Groups of the same kind of layers are looked up together, beginning with the first one (`first`). `Group.next_of_kind`
+leads to the other groups of the kind, `Group.next_in_lookup` to the first group of the next kind.
 
 The cached blocks that a lookup finds (hits) are written to `Engine.entries`, after all tables. `Group.num_hits` is the
-number of hits in each group. Blocks that a group does not read are null.
+number of hits in each group. Blocks that a group does not read are null blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import CHUNKED_LOCAL, FULL, SLIDING_WINDOW, Engine
 
 _HASH_BITS = 32
-"""Number of low bits that hold the index of the hash in the key of a block without a known hash.
+"""Number of low bits that hold the index of a hash in the key of a block with unknown contents.
 
 The higher bits hold the row of the request, so that no other sequence has the key.
 """
@@ -25,12 +25,13 @@ The higher bits hold the row of the request, so that no other sequence has the k
 
 @part
 def find(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of leading tokens of a waiting sequence that all groups have cached; store their blocks.
+    """Return the number of leading tokens of a waiting sequence that all groups have cached, and store their blocks as
+    hits.
 
     The last token is never a hit, since it has to be computed. Full attention is looked up first. The hit of each kind
     limits the lookup of the next kind. The lookup is repeated until all kinds agree.
 
-    A prefix beyond this hit that only some groups have cached decides where a chunk of the prompt ends. Its length is
+    A prefix beyond the hit that only some groups have cached decides where a chunk of the prompt ends. Its length is
     stored in `State.num_partly_cached` or `Sequence.junction`, depending on the release.
     """
     settings, state = engine.settings, engine.state
@@ -42,29 +43,29 @@ def find(engine: Engine, sequence: Sequence) -> int:
         return _find_blocks(engine, sequence, 0, limit, settings.drops_last_hit) * engine.groups[0].block_size
     _begin_leaving_out(engine)
     hit_tokens, longest, rounds = limit, 0, 0
-    first_is_full = engine.groups[settings.first_leader].kind == FULL
+    first_is_full = engine.groups[settings.first_in_lookup].kind == FULL
     while True:
         current, num_kinds = hit_tokens, 0
-        leader = settings.first_leader
-        while leader != NO_GROUP:
-            block_size = engine.groups[leader].block_size
-            if engine.groups[leader].kind == FULL and rounds > 0:  # its hit can end after any of its cached blocks
+        first = settings.first_in_lookup
+        while first != NO_GROUP:
+            block_size = engine.groups[first].block_size
+            if engine.groups[first].kind == FULL and rounds > 0:  # its hit can end after any of its cached blocks
                 current = current // block_size * block_size
             else:
-                current = _find_kind(engine, sequence, leader, current, limit) * block_size
+                current = _find_kind(engine, sequence, first, current, limit) * block_size
                 longest = max(longest, current)
             num_kinds += 1
-            leader = engine.groups[leader].next_leader
+            first = engine.groups[first].next_in_lookup
         rounds += 1
         if current >= hit_tokens:
             break
         hit_tokens = current
         if num_kinds == 2 and first_is_full:  # the other kind was looked up within full attention's hit: both agree
             break
-    leader = settings.first_leader
-    while leader != NO_GROUP and engine.groups[leader].kind == FULL:
-        _cut(engine, leader, hit_tokens)
-        leader = engine.groups[leader].next_leader if settings.cuts_every_full_kind else NO_GROUP
+    first = settings.first_in_lookup
+    while first != NO_GROUP and engine.groups[first].kind == FULL:
+        _cut(engine, first, hit_tokens)
+        first = engine.groups[first].next_in_lookup if settings.cuts_every_full_kind else NO_GROUP
     if settings.bounds_first_chunk:
         state.num_partly_cached = longest - hit_tokens
     if settings.keeps_junctions:
@@ -74,10 +75,11 @@ def find(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _find_kind(engine: Engine, sequence: Sequence, first: int, current: int, limit: int) -> int:
-    """Store the hits of a kind of layers within `current` tokens; return the number of hit blocks.
+    """Store the hits of a kind of layers within the first `current` tokens; return the number of hit blocks in each
+    group.
 
-    If drafting recomputes the last block of a hit, one further block is looked up, within `limit` tokens, and then left
-    out. This happens once for each length of the common hit.
+    If drafting computes the last block of a hit again, one more block is looked up, within `limit` tokens, and then
+    left out. This happens once for each length of the common hit.
     """
     record, settings = engine.groups[first], engine.settings
     if not settings.drops_last_hit:
@@ -94,7 +96,7 @@ def _find_kind(engine: Engine, sequence: Sequence, first: int, current: int, lim
 
 @part
 def _begin_leaving_out(engine: Engine) -> None:
-    """Record for every group that no block of its hit has been left out at the present length of the common hit."""
+    """Record that no group has left out a block for the current length of the common hit."""
     if engine.settings.drops_last_hit:
         for group in range(engine.settings.num_groups):
             engine.groups[group].is_dropped = False
@@ -116,7 +118,8 @@ def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
 
 @part
 def _find_blocks(engine: Engine, sequence: Sequence, first: int, limit: int, leaves_out: bool) -> int:
-    """Store the hits of all groups of a kind within `limit` tokens; return the number of hit blocks in each group.
+    """Store the hits of all groups of a kind within the first `limit` tokens; return the number of hit blocks in each
+    group.
 
     With `leaves_out`, the last block of the hit is left out.
     """
@@ -147,9 +150,9 @@ def _cut(engine: Engine, first: int, hit_tokens: int) -> None:
 
 @part
 def _find_full(engine: Engine, sequence: Sequence, first: int, limit: int, leaves_out: bool) -> int:
-    """Return the number of hits of full attention: leading blocks up to the first one that is not cached.
+    """Return the number of hit blocks of full attention: leading blocks up to the first one that is not cached.
 
-    It is rounded down to a boundary that all groups share.
+    It is rounded down to a boundary of all groups.
     """
     block_size, num_hits = engine.groups[first].block_size, 0
     while num_hits < limit // block_size and _store_hit(engine, sequence, first, num_hits):
@@ -159,10 +162,11 @@ def _find_full(engine: Engine, sequence: Sequence, first: int, limit: int, leave
 
 @part
 def _find_window(engine: Engine, sequence: Sequence, first: int, limit: int, leaves_out: bool) -> int:
-    """Return the number of hits of a sliding window: leading blocks of which only the last, in the window, are read.
+    """Return the number of hit blocks of a sliding window: leading blocks, of which only those in the last window are
+    read.
 
-    The hit is the longest one whose window is covered by cached blocks. If no window is covered, the hits are the
-    leading blocks that are cached.
+    The hit is the longest one with all blocks of its window cached. If there is none, the hit blocks are the leading
+    blocks that are cached.
     """
     record = engine.groups[first]
     needed, run, num_left_out = -(-(record.window - 1) // record.block_size), 0, 1 if leaves_out else 0
@@ -184,9 +188,10 @@ def _find_window(engine: Engine, sequence: Sequence, first: int, limit: int, lea
 
 @part
 def _find_chunk(engine: Engine, sequence: Sequence, first: int, limit: int) -> int:
-    """Return the number of hits of chunked attention: blocks before the last chunk, and cached ones in it.
+    """Return the number of hit blocks of chunked attention: all blocks before the last chunk, and leading cached ones
+    in it.
 
-    Blocks before the last chunk are not read, so they need not be cached. In the chunk, leading cached blocks count.
+    Blocks before the last chunk are not read, so they need not be cached.
     """
     record = engine.groups[first]
     num_hits = limit // record.window * record.window // record.block_size
@@ -198,9 +203,9 @@ def _find_chunk(engine: Engine, sequence: Sequence, first: int, limit: int) -> i
 
 @part
 def _find_state(engine: Engine, sequence: Sequence, first: int, limit: int) -> int:
-    """Return the number of hits of a recurrent group: leading blocks up to the last cached state.
+    """Return the number of hit blocks of a recurrent group: leading blocks up to the last cached state.
 
-    Only states at boundaries that all groups share count.
+    Only states at boundaries of all groups count.
     """
     block_size = engine.groups[first].block_size
     for index in range(limit // block_size - 1, -1, -1):
@@ -213,7 +218,7 @@ def _find_state(engine: Engine, sequence: Sequence, first: int, limit: int) -> i
 
 @part
 def _aligned(engine: Engine, first: int, num_blocks: int) -> int:
-    """Return `num_blocks`, rounded down to a boundary that all groups share."""
+    """Return `num_blocks`, rounded down to a boundary of all groups."""
     while num_blocks * engine.groups[first].block_size % engine.settings.cache_tokens != 0:
         num_blocks -= 1
     return num_blocks
@@ -221,7 +226,9 @@ def _aligned(engine: Engine, first: int, num_blocks: int) -> int:
 
 @part
 def _store_hit(engine: Engine, sequence: Sequence, first: int, index: int) -> bool:
-    """Store the cached block at `index` of every group of a kind among the hits; return False if one has none."""
+    """Store the cached block at `index` as a hit in every group of a kind; return False if a group has no such
+    block.
+    """
     group = first
     while group != NO_GROUP:
         block = prefix_cache.find(engine, key_of(engine, sequence, group, index))
@@ -234,7 +241,7 @@ def _store_hit(engine: Engine, sequence: Sequence, first: int, index: int) -> bo
 
 @part
 def _null_before(engine: Engine, first: int, end: int) -> None:
-    """Write null blocks for the hits before entry `end`, which the groups of a kind do not read."""
+    """Store null blocks as the hits before entry `end`, because the groups of a kind do not read these blocks."""
     group = first
     while group != NO_GROUP:
         begin = first_hit(engine, group)

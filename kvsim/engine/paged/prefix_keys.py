@@ -1,7 +1,7 @@
-"""Keys of prompt blocks for the prefix cache, which are equal exactly if all tokens up to the ends of blocks are equal.
+"""Keys of prompt blocks for the prefix cache: equal exactly if all tokens up to the ends of the blocks are equal.
 
-Only equality matters to a prefix cache, so a key is a small integer in place of vLLM's block hash. Keys follow from the
-workload's data about its prompts: token ids, chained hashes of a trace or an engine, images, or a named prefix that
+Only equality matters to a prefix cache, so a key is a small integer instead of vLLM's block hash. Keys follow from what
+the workload knows of its prompts: token ids, chained hashes of a trace or an engine, images, or a named prefix that
 several requests share.
 """
 
@@ -19,11 +19,13 @@ from kvsim.workload import Ragged, Turns, Workload
 
 Column = npt.NDArray[np.int64]
 _MARK, _IMAGE, _TEXT = 0, 1, 2
-"""Token ids for unknown tokens: a mark around an image, an image token, and (plus its number) a shared prefix."""
+"""Token ids in place of unknown tokens: a mark around an image; a token of an image; and, plus the number of a prefix,
+its text.
+"""
 
 
 class PrefixKeys:
-    """Assigns keys to blocks of `block_size` tokens: the next integer to each new prefix."""
+    """Assigns keys to blocks of `block_size` tokens: each new prefix gets the next integer."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -32,10 +34,10 @@ class PrefixKeys:
     def from_tokens(
         self, token_ids: Sequence[int], apart: Hashable = None, ahead: int = 0, images: Sequence[ImageInput] = ()
     ) -> list[int]:
-        """Return the keys of the full blocks of a prompt given as token ids.
+        """Return the keys of the full blocks of a prompt with these token ids.
 
-        Blocks have equal keys only if their prompts have equal values of `apart`, such as an adapter or a salt. A key
-        also covers the `ahead` tokens after its block, and the `images` that overlap these tokens.
+        Blocks of prompts with different values of `apart`, such as an adapter or a salt, never have equal keys. A key
+        also covers the `ahead` tokens after its block, and the `images` that overlap any of these tokens.
         """
         keys: list[int] = []
         before = -1 if apart is None else self._intern(("apart", apart))
@@ -51,10 +53,10 @@ class PrefixKeys:
         return keys
 
     def from_hashes(self, hashes: Sequence[int], unit_tokens: int, prompt_tokens: int) -> list[int]:
-        """Return the keys of the full blocks of a prompt given as one chained hash per `unit_tokens` tokens.
+        """Return the keys of the full blocks of a prompt with one chained hash for each `unit_tokens` tokens.
 
-        The last unit may be partial. If a unit is larger than a block, the key of a block combines the unit's hash with
-        the index of the block in the unit.
+        The last hash may cover fewer tokens. If a hash covers more than a block, the key of a block combines the hash
+        and the index of the block within the hash's tokens.
         """
         _check_sizes(unit_tokens, self.block_size)
         num_blocks = min(prompt_tokens, len(hashes) * unit_tokens) // self.block_size
@@ -70,7 +72,7 @@ class PrefixKeys:
 
 
 def knows_prefixes(workload: Workload) -> bool:
-    """Tell whether a workload has any data from which equal prefixes of prompts can be recognized."""
+    """Tell whether a workload has data by which equal prefixes of prompts can be recognized."""
     known = workload.prompt_token_ids is not None or len(workload.prompt_hashes.values) > 0
     known |= workload.turns is not None or workload.images is not None
     return known or bool((workload.prefix_group >= 0).any())
@@ -79,8 +81,8 @@ def knows_prefixes(workload: Workload) -> bool:
 def prompt_keys(workload: Workload, block_size: int, ahead: int = 0) -> Ragged[np.int64]:
     """Return the keys of the full blocks of every prompt, from the most detailed data about the prompt.
 
-    The order of preference is token ids, hashes, images, named prefixes. A prompt without any of these has no keys.
-    Keys are numbered in order of first appearance. A key also covers the `ahead` tokens after its block.
+    The order of preference is token ids, hashes, images, named prefixes. A prompt without such data has no keys. Keys
+    are numbered in order of first appearance. A key also covers the `ahead` tokens after its block.
 
     Raises:
         WorkloadError: neither `block_size` nor the number of tokens per hash is a multiple of the other.
@@ -109,9 +111,9 @@ def prompt_keys(workload: Workload, block_size: int, ahead: int = 0) -> Ragged[n
 def with_answers(turns: Turns | None, prompts: Ragged[np.int64], block_size: int, ahead: int = 0) -> Ragged[np.int64]:
     """Return the keys of `prompts`, extended to the blocks of histories and answers that a later turn repeats.
 
-    `turns` has the number of leading tokens of a prompt that repeat the prompt and the answer of an earlier turn. The
-    key of an answer's block is that of the same tokens in the later prompt, if it is known. Otherwise it is a new key,
-    which both turns share.
+    `turns` has the number of leading tokens of a prompt that repeat an earlier turn's prompt and answer. The key of an
+    answer's block is that of its tokens in the later prompt, if that is known. Otherwise it is a new key, which both
+    turns share.
     """
     if turns is None:
         return prompts
@@ -138,15 +140,15 @@ def with_answers(turns: Turns | None, prompts: Ragged[np.int64], block_size: int
 
 
 def _full_blocks(tokens: npt.NDArray[np.integer[Any]], block_size: int, ahead: int) -> Column:
-    """Return the number of full blocks in `tokens` tokens that have at least `ahead` tokens after them."""
+    """Return the number of full blocks of prompts with `tokens` tokens that are followed by at least `ahead` tokens."""
     return np.asarray(np.maximum(tokens - ahead, 0) // block_size)
 
 
 def _codes_of_tokens(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
-    """Return codes of the blocks of prompts whose token ids are known.
+    """Return codes of the blocks of prompts whose token ids are known. Equal prefixes have equal codes.
 
-    The result has the number of full blocks of every prompt (-1 if its token ids are not known), a code for each of
-    these blocks, end to end, equal for equal prefixes, and a number that is larger than every code.
+    The result has three parts: the number of full blocks of every prompt (-1 if its token ids are not known), the codes
+    of all these blocks, end to end, and a number that is larger than every code.
     """
     token_ids, keys = workload.prompt_token_ids, PrefixKeys(block_size)
     if token_ids is None:
@@ -157,7 +159,9 @@ def _codes_of_tokens(workload: Workload, block_size: int, ahead: int) -> tuple[C
 
 
 def _codes_of_hashes(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
-    """Return codes of the blocks of prompts with one chained hash per unit; see `_codes_of_tokens`."""
+    """Return codes of the blocks of prompts with chained hashes: numbers of blocks, codes, and a larger number; see
+    `_codes_of_tokens`.
+    """
     hashes, unit_tokens = workload.prompt_hashes, workload.hash_unit_tokens
     if not len(hashes.values):
         return np.full(len(workload), -1), np.empty(0, np.int64), 0
@@ -176,7 +180,8 @@ def _codes_of_hashes(workload: Workload, block_size: int, ahead: int) -> tuple[C
 
 
 def _codes_of_images(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
-    """Return codes of the blocks of prompts in a workload with images; see `_codes_of_tokens`.
+    """Return codes of the blocks of prompts with images: numbers of blocks, codes, and a larger number; see
+    `_codes_of_tokens`.
 
     The known part of a prompt is its named prefix and the images that directly follow it.
     """
@@ -200,7 +205,9 @@ def _codes_of_images(workload: Workload, block_size: int, ahead: int) -> tuple[C
 
 
 def _codes_of_prefixes(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
-    """Return codes of the blocks of prompts with a named prefix; see `_codes_of_tokens`."""
+    """Return codes of the blocks of prompts with named prefixes: numbers of blocks, codes, and a larger number; see
+    `_codes_of_tokens`.
+    """
     groups = workload.prefix_group.astype(np.int64)
     lengths = np.where(groups >= 0, _full_blocks(workload.prefix_tokens, block_size, ahead), 0).astype(np.int64)
     block, row = _blocks_of_rows(lengths)
@@ -209,7 +216,9 @@ def _codes_of_prefixes(workload: Workload, block_size: int, ahead: int) -> tuple
 
 
 def _blocks_of_rows(lengths: Column) -> tuple[Column, Column]:
-    """Lay rows of `lengths` blocks end to end; return the index of each block in its row, and the index of its row."""
+    """Lay rows of `lengths` blocks end to end. Return, for each block, its index within its row, and the index of the
+    row.
+    """
     row = np.repeat(np.arange(len(lengths)), lengths)
     begins = np.cumsum(lengths) - lengths
     return np.arange(len(row)) - begins[row], row
@@ -238,8 +247,8 @@ def _check_sizes(unit_tokens: int, block_size: int) -> None:
 def all_prompt_keys(known: Ragged[np.int64], num_blocks: npt.NDArray[np.integer[Any]], rows: range) -> Ragged[np.int64]:
     """Return the keys of all `num_blocks` full blocks of every prompt, as `prefix_hits.key_of` computes them.
 
-    Blocks with `known` keys have these. Every other block gets a negative key that no other request has. It combines
-    the request's row in the workload of all servers (from `rows`) with the index of the block.
+    Blocks with `known` keys have these. Every other block gets a negative key that no other request has: it combines
+    the request's row in the workload of all servers (`rows`) and the index of the block.
     """
     lengths = np.where(known.lengths > 0, num_blocks, 0).astype(np.int64)
     block, row = _blocks_of_rows(lengths)

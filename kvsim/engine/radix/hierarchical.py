@@ -20,7 +20,9 @@ from kvsim.engine.radix_records import BY_CLOCK
 from kvsim.engine.state import Engine
 
 _SETTLED_PASSES = 2
-"""Number of consecutive passes without a batch after which nothing changes until a copy ends or a request arrives."""
+"""Number of consecutive passes of the scheduler without a batch after which only the end of a copy or an arrival
+changes anything.
+"""
 
 
 @part
@@ -31,13 +33,15 @@ def free_or_copied_units(engine: Engine) -> int:
 
 @part
 def tree_units(engine: Engine) -> int:
-    """Return the number of pages that only the tree holds, including those that a copy locks."""
+    """Return the number of pages that only the tree holds. Pages that a copy locks are included."""
     return engine.state.num_cached + engine.radix.state.num_copying
 
 
 @part
 def wait_for_copies(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if no pass has an effect before."""
+    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if the scheduler has nothing to do
+    before.
+    """
     state, radix = engine.state, engine.radix.state
     is_settled = radix.num_idle_passes >= _SETTLED_PASSES and state.num_in_flight == 0
     if is_settled and tree_copies.are_awaited(engine) and engine.radix.settings.copies_end == BY_CLOCK:
@@ -48,7 +52,7 @@ def wait_for_copies(engine: Engine, until_s: float) -> None:
 
 @part
 def has_room_for_rows(engine: Engine) -> bool:
-    """Tell whether there is room to record the copies that the next pass finds finished."""
+    """Tell whether there is room to record the copies that the scheduler's next pass finds ended."""
     return engine.radix.state.num_copy_rows <= engine.radix.settings.most_copy_rows
 
 
@@ -63,6 +67,6 @@ HIERARCHICAL = replace(
     wait_for_transfers=wait_for_copies,
     has_room_for_rows=has_room_for_rows,
 )
-"""The memory of SGLang with a host tier; the scheduler calls `tree_copies` to fill and read this tier."""
+"""Memory of SGLang with a host tier. The scheduler calls `tree_copies` to fill and read this tier."""
 OF_SGLANG = (RADIX, HIERARCHICAL)
-"""The kinds of memory of SGLang."""
+"""Kinds of memory that SGLang has, without and with a host tier."""

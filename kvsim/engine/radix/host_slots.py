@@ -1,8 +1,8 @@
 """Slots of host memory that hold copies of the radix tree's nodes. Each slot holds one page.
 
 The free slots are a linked list: slots are allocated from its front, and freed to its front. The slots of a node are a
-linked list, too, in the order of its pages. No decision depends on slots, and their order was not compared with
-SGLang's. A recording has the slot of each page.
+linked list, too, in the order of the node's pages. No decision depends on the numbers of slots, and these were not
+compared with SGLang's. A recording has the slot of each page.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvsim.engine.state import Engine
 
 @part
 def alloc(engine: Engine, node: int) -> None:
-    """Allocate a slot for each page of a node; enough slots must be free."""
+    """Allocate a slot for each page of a node. Enough slots must be free."""
     radix, record, following = engine.radix.state, engine.radix.nodes[node], engine.radix.next_slot
     assert record.num_pages <= radix.num_free_host
     radix.num_free_host -= record.num_pages
@@ -25,7 +25,7 @@ def alloc(engine: Engine, node: int) -> None:
 
 @part
 def free(engine: Engine, node: int) -> None:
-    """Free the slots of a node, which thereby loses its copy on the host."""
+    """Free the slots of a node, whose copy on the host is lost."""
     radix, record = engine.radix.state, engine.radix.nodes[node]
     radix.num_free_host += record.num_pages
     record.is_on_host = False
@@ -35,7 +35,7 @@ def free(engine: Engine, node: int) -> None:
 
 @part
 def split(engine: Engine, upper: int, lower: int) -> None:
-    """Move the first slots of node `lower` to node `upper`, which has got the first pages of `lower`."""
+    """Move the first slots of node `lower` to node `upper`, which holds the first pages of the split node."""
     nodes, following = engine.radix.nodes, engine.radix.next_slot
     if nodes[lower].is_on_host:
         last = _later(engine, nodes[lower].first_slot, nodes[upper].num_pages - 1)
@@ -45,7 +45,7 @@ def split(engine: Engine, upper: int, lower: int) -> None:
 
 @part
 def _later(engine: Engine, slot: int, distance: int) -> int:
-    """Return the slot that is `distance` after a slot in its list."""
+    """Return the slot that follows `slot` in its list after `distance` links."""
     for _ in range(distance):
         slot = engine.radix.next_slot[slot]
     return slot

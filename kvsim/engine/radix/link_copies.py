@@ -1,15 +1,16 @@
 """Copies in progress of nodes between device and host: when each begins and ends, and which pages it moves.
 
-Copies in one direction cross the link one after the other, each with the bytes of its pages at the speed of the link;
-copies in the other direction, and kernels, run at the same time.
+Copies in one direction cross the link one after the other, each with the bytes of its pages at the speed of the link.
+They do not slow down copies in the other direction, nor kernels.
 
-- Copies begin once all kernels launched so far have run.
+- Copies begin once all kernels launched by then have run.
 - The stores that one output brings begin together when it is processed, and those of a pass when the next one begins.
 - The loads of a step begin together when it is scheduled. Each layer of the step waits until its pages are loaded.
 - The host waits for the stores of leaves that are evicted (`write_back`) before it launches the step.
 - The end of a copy is found at the beginning of the first pass after it. Copies that begin together end together.
 
-SGLang's own copies were never measured: this is a model of the link alone, without host time.
+A pass is one iteration of SGLang's scheduler. SGLang's own copies were never measured: this is a model of the link
+alone, without host time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _STORE, _LOAD = range(2)
 
 @part
 def begin_store(engine: Engine, node: int) -> None:
-    """Queue a copy of a node to the host (see `start_stores`), and lock its path until the scheduler finds the copy
+    """Queue a copy of a node to the host (see `start_stores`). Its path is locked until the scheduler finds the copy
     ended.
     """
     radix = engine.radix.state
@@ -40,7 +41,7 @@ def begin_store(engine: Engine, node: int) -> None:
 
 @part
 def start_stores(engine: Engine) -> None:
-    """Put all queued copies to the host on the link, as one."""
+    """Put all queued copies to the host on the link, as one copy."""
     radix, num_pages = engine.radix.state, 0
     first = radix.num_written
     while first > 0 and engine.radix.written[first - 1].done_s == math.inf:
@@ -55,7 +56,7 @@ def start_stores(engine: Engine) -> None:
 
 @part
 def store_now(engine: Engine, node: int) -> None:
-    """Copy a node, which is being evicted, to the host; the step is launched after the end of the copy."""
+    """Copy a node that is being evicted to the host. The step is launched after the end of the copy."""
     radix, state = engine.radix.state, engine.state
     copy = engine.radix.written[radix.num_written]
     _begin(engine, copy, node, engine.radix.nodes[node].num_pages)
@@ -69,7 +70,8 @@ def store_now(engine: Engine, node: int) -> None:
 
 @part
 def begin_load(engine: Engine, node: int, num_pages: int, request: int) -> None:
-    """Begin to load the last `num_pages` pages of the path to a node. The path is locked until the load is found ended.
+    """Begin to load the last `num_pages` pages of the path to a node, which is locked until the scheduler finds the
+    load ended.
 
     The load crosses the link together with all loads of the step that is being scheduled; see `start_loads`.
     """
@@ -84,9 +86,9 @@ def begin_load(engine: Engine, node: int, num_pages: int, request: int) -> None:
 
 @part
 def start_loads(engine: Engine) -> None:
-    """Put the loads of the step that was just scheduled on the link, after the stores for which the step waits.
+    """Put the loads of the step just scheduled on the link, after the stores for which the step waits.
 
-    Copies that begin later count for the next step.
+    Loads that begin after this call belong to the next step.
     """
     radix, state = engine.radix.state, engine.state
     _wait_for_stores(engine)
@@ -102,9 +104,11 @@ def start_loads(engine: Engine) -> None:
 
 @part
 def kernels_begin_s(engine: Engine, gpu_s: float) -> float:
-    """Return the earliest time at which the kernels of the step, which take `gpu_s`, can begin without a pause.
+    """Return the earliest time, in seconds, at which the step's kernels can begin so that they need not pause. They
+    take `gpu_s`.
 
-    Pages are loaded layer by layer. The first layer waits for its part, and the last layer for the whole load.
+    Pages are loaded layer by layer. The first layer waits for its part of the load, and the last layer for the whole
+    load.
     """
     radix, num_layers = engine.radix.state, engine.radix.settings.num_layers
     if radix.num_step_loads == 0:
@@ -116,7 +120,7 @@ def kernels_begin_s(engine: Engine, gpu_s: float) -> float:
 
 @part
 def finish_ended(engine: Engine) -> None:
-    """End the copies that the scheduler finds ended at the beginning of a pass."""
+    """End the copies that the scheduler finds ended at the beginning of its pass."""
     radix, settings = engine.radix.state, engine.radix.settings
     _wait_for_stores(engine)  # if the pass before has launched no step
     if settings.copies_end == IN_NEXT_PASS:
@@ -129,7 +133,7 @@ def finish_ended(engine: Engine) -> None:
 
 @part
 def finish(engine: Engine, num_written: int, num_loaded: int) -> None:
-    """End the oldest `num_written` copies to the host and the oldest `num_loaded` loads, and unlock their paths."""
+    """End the oldest `num_written` stores and the oldest `num_loaded` loads, and unlock their paths."""
     radix = engine.radix.state
     for index in range(num_written):
         _record(engine, engine.radix.written[index], _STORE)
@@ -143,7 +147,7 @@ def finish(engine: Engine, num_written: int, num_loaded: int) -> None:
 
 @part
 def next_end_s(engine: Engine) -> float:
-    """Return the time in seconds at which the next copy ends; at least one must be in progress."""
+    """Return the time in seconds at which the next copy ends. At least one must be in progress."""
     radix = engine.radix.state
     if radix.num_written == 0:
         return engine.radix.loading[0].done_s
@@ -154,7 +158,7 @@ def next_end_s(engine: Engine) -> float:
 
 @part
 def _wait_for_stores(engine: Engine) -> None:
-    """Advance the host's clock to the end of the stores for which an eviction waits."""
+    """Advance the host's clock to the end of the stores for which evictions wait."""
     engine.state.host_s = max(engine.state.host_s, engine.radix.state.awaited_s)
 
 
@@ -167,13 +171,13 @@ def _begin(engine: Engine, copy: NodeCopy, node: int, num_pages: int) -> None:
 
 @part
 def _after_kernels_s(engine: Engine, free_s: float) -> float:
-    """Return the time in seconds at which a copy submitted now begins on a link that is free from `free_s` on."""
+    """Return the time in seconds at which a copy submitted now begins, on a link that is busy until `free_s`."""
     return max(free_s, engine.state.host_s, engine.stages[0].free_s)
 
 
 @part
 def _num_ended(engine: Engine, copies: Records[NodeCopy], size: int) -> int:
-    """Return the number of leading copies that have ended."""
+    """Return the number of copies that have ended, among the first `size` of `copies`; they are the first ones."""
     num_ended = 0
     while num_ended < size and copies[num_ended].done_s <= engine.state.host_s:
         num_ended += 1
@@ -182,7 +186,7 @@ def _num_ended(engine: Engine, copies: Records[NodeCopy], size: int) -> int:
 
 @part
 def _finish_load(engine: Engine, anchor: int) -> None:
-    """Remove the locks of a load that ended at node `anchor`; its nodes are now on the device and on the host."""
+    """Remove the locks of an ended load. `anchor` is its last node; its nodes are now on the device and on the host."""
     tree_nodes.unlock_after_copy(engine, anchor)
     engine.radix.nodes[anchor].host_locks -= 1
     node = anchor
@@ -196,7 +200,7 @@ def _finish_load(engine: Engine, anchor: int) -> None:
 
 @part
 def _drop_first(copies: Records[NodeCopy], size: int, num_dropped: int) -> int:
-    """Remove the first `num_dropped` of `size` copies; return how many are left."""
+    """Remove the first `num_dropped` of the `size` copies; return the number of copies left."""
     for index in range(num_dropped, size):
         old, new = copies[index], copies[index - num_dropped]
         new.number, new.node, new.num_pages, new.request = old.number, old.node, old.num_pages, old.request
@@ -206,7 +210,7 @@ def _drop_first(copies: Records[NodeCopy], size: int, num_dropped: int) -> int:
 
 @part
 def _record(engine: Engine, copy: NodeCopy, kind: int) -> None:
-    """Record a finished copy: one row for each page, beginning with the pages of the last node of the path.
+    """Record an ended copy: one row for each page, beginning with the pages of the last node of the path.
 
     The nodes may have been split since the copy began.
     """

@@ -1,9 +1,9 @@
 """Admission of requests to the next prefill, as in SGLang's `PrefillAdder`.
 
 Admission estimates the slots that requests will need. A candidate must fit with its whole prompt and its longest
-possible answer. A running request is expected to use a share (`ratio`) of its remaining answer. A hit saves no room,
-because a locked prefix leaves the same number of slots less to evict. The first candidate that does not fit ends the
-pass.
+possible answer. A running request is expected to use the share `ratio` of its remaining answer. A hit saves no room,
+because the candidate locks the hit prefix, which then can no longer be evicted. The first candidate that does not fit
+ends the pass, which is one iteration of the scheduler.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import RUNNING, Engine
 
 CONTINUE, NO_TOKEN, OTHER = range(3)
-"""Verdicts: go on with the next candidate; stop because no memory is left; stop because another budget is used up."""
+"""Verdicts: `CONTINUE` with the next candidate; `NO_TOKEN`: stop because memory is short; `OTHER`: stop because another
+budget is used up.
+"""
 _RESERVED = 1
-"""Number of slots reserved for each remaining request, used only if there is no prefix cache and stop tokens are
-ignored.
+"""Number of slots reserved for each request that continues. Used only without a prefix cache, for requests that ignore
+stop tokens.
 """
 
 
 @part
 def begin(engine: Engine) -> None:
-    """Set the budgets of a new pass, and the slots that running requests are expected to need."""
+    """Set the budgets of a new pass, and the number of slots that running requests are expected to need."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     num_mixed = state.num_running if settings.mixes else 0
     radix.input_left = settings.max_prefill_tokens - num_mixed
@@ -53,13 +55,13 @@ def num_outputs(sequence: Sequence) -> int:
 
 @part
 def rem_total_tokens(engine: Engine) -> float:
-    """Return the number of slots left after all expected future needs."""
+    """Return the number of slots that are left after the expected needs of all running and admitted requests."""
     return _num_reachable(engine) - engine.radix.state.total_offset
 
 
 @part
 def _cur_rem_tokens(engine: Engine) -> float:
-    """Return the number of slots left after what the requests admitted in this pass need now."""
+    """Return the number of slots that are left after the current needs of the requests admitted in this pass."""
     return _num_reachable(engine) - engine.radix.state.current_offset
 
 
@@ -71,7 +73,7 @@ def _num_reachable(engine: Engine) -> int:
 
 @part
 def _rem_window_tokens(engine: Engine) -> int:
-    """Return the number of window slots left after the needs of admitted requests."""
+    """Return the number of window slots that are left after the needs of admitted requests."""
     radix = engine.radix.state
     reachable = (radix.num_free_windows + radix.num_cached_windows) * engine.settings.unit_tokens
     return reachable - radix.window_offset
@@ -79,9 +81,10 @@ def _rem_window_tokens(engine: Engine) -> int:
 
 @part
 def _window_tokens(engine: Engine, num_tokens: int, most_new: int, most_at_once: int) -> int:
-    """Return the largest number of window slots that a request needs at once.
+    """Return the largest number of window slots that a request holds at once.
 
-    It computes `num_tokens` tokens of its prompt, at most `most_at_once` in one step, and then `most_new` outputs.
+    It computes `num_tokens` tokens of its prompt, at most `most_at_once` in one step, and then `most_new` output
+    tokens.
     """
     window = engine.radix.settings.window_tokens
     beyond = max(min(num_tokens, most_at_once) - window, 0)
@@ -90,13 +93,13 @@ def _window_tokens(engine: Engine, num_tokens: int, most_new: int, most_at_once:
 
 @part
 def _most_at_once(engine: Engine) -> int:
-    """Return the number of prompt tokens for which this pass may still allocate slots; `NEVER` for no limit."""
+    """Return the number of prompt tokens for which this pass may still allocate slots; `NEVER` if there is no limit."""
     return engine.radix.state.chunk_left if engine.radix.settings.chunk_tokens > 0 else NEVER
 
 
 @part
 def budget_state(engine: Engine) -> int:
-    """Return the verdict on the remaining budget."""
+    """Return the verdict on the budgets that are left."""
     radix = engine.radix.state
     if rem_total_tokens(engine) <= 0 or _cur_rem_tokens(engine) <= 0:
         return NO_TOKEN
@@ -108,9 +111,9 @@ def budget_state(engine: Engine) -> int:
 
 @part
 def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
-    """Continue the prompt of the chunked request by at most `most` tokens; return whether more of the prompt is left.
+    """Continue the prompt of the chunked request by at most `most` tokens; return True if more of the prompt is left.
 
-    With windows, the request computes nothing if memory is short.
+    With windows, it computes nothing if memory is short.
     """
     radix, holding = engine.radix.state, engine.radix.holdings[sequence.number]
     holding.laid_out_tokens = sequence.num_tokens
@@ -131,7 +134,7 @@ def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
 
 @part
 def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
-    """Admit a waiting request if it fits; return the verdict on the rest of the pass."""
+    """Admit a waiting request if it fits; return the verdict: whether the pass goes on."""
     settings, holding = engine.radix.settings, engine.radix.holdings[sequence.number]
     if 0 < settings.prefill_max_requests <= engine.state.num_listed:
         return OTHER
@@ -156,7 +159,9 @@ def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
 
 @part
 def _load_back(engine: Engine, sequence: Sequence) -> bool:
-    """Begin to load the part of a prefix that is only on the host, and count it as a hit; return False without room."""
+    """Begin to load the part of a prefix that is only on the host, and count it as a hit; return False if there is no
+    room.
+    """
     holding = engine.radix.holdings[sequence.number]
     top, node, num_tokens = holding.node, holding.host_node, holding.host_tokens
     holding.host_tokens = 0
@@ -175,8 +180,8 @@ def _load_back(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
-    """Return the number of tokens that a waiting request computes first; 0 if a budget is used up, -1 if memory is
-    short.
+    """Return the number of tokens that a waiting request computes in its first prefill; 0 if a budget is used up, -1 if
+    memory is short.
     """
     settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
     holding = engine.radix.holdings[sequence.number]
@@ -200,9 +205,10 @@ def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: b
 
 @part
 def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
-    """Return the largest number of prompt tokens to compute at once so that their window slots fit; 0 if none do.
+    """Return the largest number of prompt tokens to compute at once for which the window slots suffice; 0 if they never
+    do.
 
-    It is below the chunk size only for a request whose windows would otherwise not fit into the whole pool.
+    It is below the chunk size only for a request whose windows would not fit into the whole pool otherwise.
     """
     most, unit = _most_at_once(engine), engine.settings.unit_tokens
     needed = _window_tokens(engine, num_tokens, most_new, most)
@@ -216,7 +222,7 @@ def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
 
 @part
 def _begin_request(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Admit a waiting request, whose first prefill computes `num_tokens` tokens."""
+    """Admit a waiting request. Its first prefill computes `num_tokens` tokens."""
     holding = engine.radix.holdings[sequence.number]
     is_cut = num_tokens < sequence.num_tokens - holding.prefix_tokens
     if is_cut:
@@ -227,7 +233,9 @@ def _begin_request(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def _admit(engine: Engine, sequence: Sequence, num_tokens: int, is_cut: bool) -> None:
-    """Add a request to the batch and charge the budgets; the last part of a prompt is charged with the answer, too."""
+    """Add `num_tokens` tokens of a request to the batch, and subtract them from the budgets; with the last part of a
+    prompt, its answer, too.
+    """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     holding = engine.radix.holdings[sequence.number]
     holding.extend_end = holding.prefix_tokens + num_tokens
@@ -245,11 +253,11 @@ def _admit(engine: Engine, sequence: Sequence, num_tokens: int, is_cut: bool) ->
 
 @part
 def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
-    """Admit a waiting request that ignores stop tokens if memory lasts until all requests end; used without a prefix
+    """Admit a waiting request that ignores stop tokens if memory suffices until all requests end. Used without a prefix
     cache.
 
     Lengths are known, so the estimate visits the ends of requests in order. Before each end, all remaining requests
-    must have room for their tokens. After it, the slots of the request that has ended are free.
+    must have room for their tokens. After it, the slots of the ended request are free.
     """
     settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
     holding = engine.radix.holdings[sequence.number]
@@ -280,8 +288,8 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _insert_needs(engine: Engine, sequence: Sequence) -> None:
-    """Insert the future needs of a candidate into `needs`. The first call in a pass also inserts those of all other
-    requests.
+    """Insert the future needs of a candidate into `RadixTables.needs`. The first call in a pass also inserts those of
+    all other requests.
     """
     radix, state = engine.radix.state, engine.state
     if radix.num_needs >= 0:
@@ -314,7 +322,9 @@ def _insert_in_order(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _insert_later_need(engine: Engine, sequence: Sequence) -> None:
-    """Insert the future needs of a later candidate before equal needs and, as in SGLang, never at the end."""
+    """Insert the future needs of a later candidate in ascending order, before equal needs but, as in SGLang, never at
+    the end.
+    """
     left, index = _tokens_left(engine, sequence), 0
     last = engine.radix.state.num_needs - 1
     if left > 0:
@@ -334,11 +344,11 @@ def _insert_at(engine: Engine, place: int, left: float, held: int) -> None:
 
 @part
 def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
-    """List in `RadixTables.order` the running requests to preempt for a candidate, least important first; return their
+    """List the running requests to preempt for a candidate in `RadixTables.order`, least important first; return their
     number.
 
-    A request can be chosen if the candidate's priority leads by more than the threshold. None is chosen if all such
-    requests together would free too little.
+    A request can be chosen if the candidate's priority leads by more than the threshold. None is chosen if all of these
+    together would free too little.
     """
     settings, num_victims = engine.radix.settings, 0
     holding = engine.radix.holdings[sequence.number]
@@ -358,8 +368,8 @@ def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _lead(engine: Engine, number: int, other: int) -> int:
-    """Return by how much request `number` is more important than `other`, in priority; negative if it is less
-    important.
+    """Return the difference in priority by which request `number` is more important than `other`; negative if it is
+    less important.
     """
     lead = engine.radix.holdings[number].priority - engine.radix.holdings[other].priority
     return -lead if engine.radix.settings.low_values_first else lead
@@ -367,7 +377,9 @@ def _lead(engine: Engine, number: int, other: int) -> int:
 
 @part
 def _least_important(engine: Engine, num_chosen: int) -> int:
-    """Return the running request, not chosen yet, that is least important; among equals the last queued; 0 for none."""
+    """Return the least important running request that is not chosen yet; among equals, the last queued; 0 if there is
+    none.
+    """
     found = 0
     for index in range(engine.state.num_running):
         number = engine.running[index]
@@ -382,7 +394,7 @@ def _least_important(engine: Engine, num_chosen: int) -> int:
 
 @part
 def is_chosen(engine: Engine, num_chosen: int, number: int) -> bool:
-    """Tell whether a request is one of the first `num_chosen` in `RadixTables.order`."""
+    """Tell whether request `number` is among the first `num_chosen` in `RadixTables.order`."""
     found = False
     for index in range(num_chosen):
         found |= engine.radix.order[index] == number

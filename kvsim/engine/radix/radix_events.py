@@ -10,7 +10,7 @@ from kvsim.engine.state import Engine
 
 @part
 def asked(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
-    """Record that `num_tokens` slots and `num_window_tokens` window slots are to be evicted."""
+    """Record that `num_tokens` slots and `num_window_tokens` window slots are to be freed by eviction."""
     if engine.radix.settings.reports:
         _write(engine, ASKED, True, num_tokens, num_window_tokens, 0)
 
@@ -23,13 +23,17 @@ def leaf(engine: Engine, node: Node) -> None:
 
 @part
 def window(engine: Engine, node: Node) -> None:
-    """Record the pages of a node whose windows are evicted: after `leaf` if the whole node is evicted, else alone."""
+    """Record the pages of a node whose windows are evicted. If the whole node is evicted, this follows `leaf`;
+    otherwise the node stays.
+    """
     _write_node(engine, WINDOW, node)
 
 
 @part
 def duplicate_of_node(engine: Engine, node: Node) -> None:
-    """Record that a node frees its pages because pages of a request, which have windows, replace them."""
+    """Record that a node frees its pages, because a request's pages with the same tokens, which have windows, replace
+    them.
+    """
     _write_node(engine, DUPLICATE, node)
 
 
@@ -43,7 +47,7 @@ def _write_node(engine: Engine, kind: int, node: Node) -> None:
 
 @part
 def duplicate(engine: Engine, begin: int, end: int) -> None:
-    """Record that the pages in `rows[begin:end]` are freed because the tree has their tokens."""
+    """Record that the pages in `rows[begin:end]` of a request are freed, because the tree has their tokens already."""
     if not engine.radix.settings.reports:
         return
     for index in range(begin, end):
@@ -52,7 +56,7 @@ def duplicate(engine: Engine, begin: int, end: int) -> None:
 
 @part
 def retracted(engine: Engine, sequence: Sequence, num_others: int) -> None:
-    """Record that a request is retracted, while `num_others` requests of its batch continue."""
+    """Record that a request is retracted. `num_others` requests of its batch continue."""
     if engine.radix.settings.reports:
         outputs = sequence.num_tokens - sequence.prompt_tokens
         _write(engine, RETRACTED, True, sequence.number, outputs, num_others)

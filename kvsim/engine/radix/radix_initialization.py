@@ -1,4 +1,4 @@
-"""Creation of the records of SGLang's cache and scheduler when a run begins."""
+"""Creation of the state of SGLang's cache and scheduler when a run begins."""
 
 from __future__ import annotations
 
@@ -40,19 +40,21 @@ _WRITE_POLICIES = {
     "write_back": records.WRITE_BACK,
 }
 _AGNOSTIC = ("fcfs", "lof")
-"""Orders of the queue that do not read the prefix cache."""
+"""Orders of the waiting queue that do not depend on the prefix cache."""
 _GIGA = 1e9
 _FIRST_COPY_ROWS = 1 << 14
 _MOST_ENTRIES = 1 << 28
-"""Largest number of entries in all rows together."""
+"""Largest number of pages in all rows of the request table together."""
 _EVENTS_BESIDE_PAGES = 1 << 12
-"""Number of events in one step for which there is room in addition to those about pages."""
+"""Number of events in one step for which there is room beside those about pages."""
 MOST_ROWS_OF_PAGE = 4
-"""Largest number of rows that one page adds to a recording in one step: evicted, released, allocated, and replaced by a
-shared page.
+"""Largest number of rows of the memory table that one page needs in a step: evicted, released, allocated, and replaced
+by a shared page.
 """
 ROWS_OF_HITS = 1 << 20
-"""Largest number of rows about hits in one step: one for each range of consecutive pages in an admitted prefix."""
+"""Largest number of rows of the memory table about hits in one step: one for each range of consecutive pages of a hit
+prefix.
+"""
 
 
 def radix(
@@ -69,11 +71,11 @@ def radix(
     reports: bool,
     compiled: bool,
 ) -> Any:
-    """Return the records of the cache, with all pages free in ascending order, and of the scheduler.
+    """Return the state of the cache, with all pages free in ascending order, and of the scheduler.
 
     `windows` has two numbers: the pages in the pool for windows, and the tokens of a window. Both are 0 without
-    windows. A page takes `page_bytes` on each GPU, in `num_layers` layers. If `copies_are_timed`, the engine's clock
-    decides when a copy ends; otherwise a copy ends in the pass after the one in which it begins.
+    windows. A page takes `page_bytes` on each GPU, in `num_layers` layers. With `copies_are_timed`, the engine's clock
+    decides when a copy ends; otherwise a copy ends in the scheduler's pass after the one in which it begins.
     """
     num_requests, (num_windows, window_tokens) = len(demand.prompt), windows
     num_rows = min(policy.scheduler.max_running_requests, num_requests)
@@ -112,7 +114,7 @@ def radix(
 
 
 def _of_host_tier(cache: RadixSettings, num_host_pages: int, page_bytes: int, num_layers: int) -> dict[str, Any]:
-    """Return the settings of the host tier, and the times of its copies."""
+    """Return the settings of the host tier and the times of its copies, by their names in `RadixArguments`."""
     return {
         "write_policy": _WRITE_POLICIES[cache.hicache_write_policy],
         "host_pages": num_host_pages,
@@ -124,7 +126,7 @@ def _of_host_tier(cache: RadixSettings, num_host_pages: int, page_bytes: int, nu
 
 
 def _copies(num_pages: int, num_host_pages: int, *, compiled: bool) -> dict[str, Any]:
-    """Return empty lists of copies and of their rows, and the free slots of host memory in ascending order.
+    """Return empty lists of copies and of their recorded rows, and the free slots of host memory in ascending order.
 
     Each copy locks at least one page of the device, which bounds the number of copies in progress. The pages copied in
     one step are bounded by three times the pages of the device.
@@ -142,7 +144,9 @@ def _copies(num_pages: int, num_host_pages: int, *, compiled: bool) -> dict[str,
 
 
 def _no_nodes(num_pages: int, *, compiled: bool) -> Any:
-    """Return the nodes of an empty tree: its root, and room for one node per page of the device and the host."""
+    """Return the nodes of an empty tree: its root, and room for one node for each page of the device and of the
+    host.
+    """
     nodes = make_growing(records.Node, num_pages + 2, compiled=compiled)
     nodes[records.ROOT].place = -1
     return nodes
@@ -153,7 +157,9 @@ def _zeros(size: int, *, compiled: bool) -> Any:
 
 
 def _pages_of_row(policy: Radix, demand: Demand, num_rows: int) -> int:
-    """Return the number of pages in each of `num_rows` rows, which have room for the longest sequence."""
+    """Return the number of pages in a row of the request table. All `num_rows` rows have room for the longest
+    sequence.
+    """
     longest = int((demand.prompt + np.maximum(demand.output, 1)).max(initial=1)) + 1
     row_pages = -(-longest // policy.unit_tokens) + 1
     if num_rows * row_pages > _MOST_ENTRIES:
@@ -165,7 +171,7 @@ def _pages_of_row(policy: Radix, demand: Demand, num_rows: int) -> int:
 
 
 def _half(num_pages: int) -> int:
-    """Return the size of each half of `node_pages`: 1.5 entries per page.
+    """Return the number of entries in each half of `RadixTables.node_pages`: 1.5 for each page.
 
     When a half is full, the entries in use are copied to the other half. They fill at most two thirds of it, so that
     copies are rare.
@@ -186,8 +192,8 @@ def _first_state(
 
 
 def _free_lists(sizes: tuple[int, int], *, compiled: bool) -> dict[str, Any]:
-    """Return the free lists of both pools, with all pages in ascending order. Each ring has room for its
-    pages twice.
+    """Return the free lists of both pools, with all pages in ascending order. Each ring has room for twice its
+    pages.
     """
     free, rings = make(records.FreeList, 2, compiled=compiled), []
     first_page, begin = 1, 0

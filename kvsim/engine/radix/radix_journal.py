@@ -21,25 +21,27 @@ _WHOLE_TABLE = -1
 
 @part
 def append(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
-    """Record that a request takes free pages for the positions [begin, end) of its row."""
+    """Record that a request takes free pages for the entries [begin, end) of its row."""
     _write_row(engine, _APPEND, sequence, begin, end)
 
 
 @part
 def share(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
-    """Record that the positions [begin, end) of a request's row list pages of the tree."""
+    """Record that the entries [begin, end) of a request's row are pages of the tree."""
     _write_row(engine, _SHARE, sequence, begin, end)
 
 
 @part
 def replace(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
-    """Record that a request frees its pages at [begin, end) of its row as duplicates; `share` records the new pages."""
+    """Record that a request frees the pages in the entries [begin, end) of its row as duplicates. `share` records the
+    new pages.
+    """
     _write_row(engine, _RELEASE, sequence, begin, end)
 
 
 @part
 def release(engine: Engine, sequence: Sequence, num_pages: int, num_kept: int) -> None:
-    """Record that a request frees its whole row; the first `num_kept` pages stay in the tree."""
+    """Record that a request frees its whole row of `num_pages` pages. The first `num_kept` pages stay in the tree."""
     if engine.settings.records_memory and num_pages > 0:
         _write(engine, _RELEASE, sequence.number - 1, 0, _WHOLE_TABLE, num_pages, num_kept)
 
@@ -58,7 +60,9 @@ def evict(engine: Engine, node: Node) -> None:
 
 @part
 def _write_row(engine: Engine, kind: int, sequence: Sequence, begin: int, end: int) -> None:
-    """Write one row for each run of consecutive pages in [begin, end) of a request's row."""
+    """Write one row of the memory table for each range of consecutive pages in the entries [begin, end) of a request's
+    row.
+    """
     if not engine.settings.records_memory:
         return
     rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages
@@ -70,7 +74,7 @@ def _write_row(engine: Engine, kind: int, sequence: Sequence, begin: int, end: i
 
 @part
 def _run_length(pages: Numbers, begin: int, end: int) -> int:
-    """Return the number of consecutive pages at the beginning of `pages[begin:end]`."""
+    """Return the number of consecutive page numbers at the beginning of `pages[begin:end]`."""
     length = 1
     while begin + length < end and pages[begin + length] == pages[begin] + length:
         length += 1

@@ -6,9 +6,9 @@ of a node finds how many of its pages match a request. A match that ends inside 
 locks the path from the root to the end of its prefix. Nodes that no request locks can be evicted, one whole leaf at a
 time.
 
-Every access to the tree has a number, from which the nodes that it visits get a stamp for the eviction policy. A match
-stamps its path from the end upwards, each node a little older than its child. An insert stamps its path from the root
-downwards.
+Every match and every insert is an access. An access has a number, from which the nodes that it visits get a stamp for
+the eviction policy. A match stamps its path from the end upwards, each node a little older than its child. An insert
+stamps its path from the root downwards.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import Engine
 
 _TICK = 1 << 20
-"""Number of stamps that belong to one access: a match gives a different stamp to each node of its path."""
+"""Number of stamps that one access may use. A match gives a different stamp to each node of its path."""
 _ROW_BITS = 32
 
 
 @part
 def key_of(engine: Engine, number: int, page: int) -> int:
-    """Return the key of a page of a request; if the page's tokens are unknown, a negative key that no other request
-    has.
+    """Return the key of page `page` of request `number`. If the page's tokens are unknown, it is negative, and no other
+    request has it.
     """
     sequence = engine.sequences[number]
     if page < sequence.num_keys:
@@ -48,12 +48,12 @@ def key_of(engine: Engine, number: int, page: int) -> int:
 
 @part
 def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
-    """Return the node at which the longest cached prefix of the first `num_tokens` tokens ends; stamp its path.
+    """Return the node at which the longest cached prefix of the first `num_tokens` tokens ends, and stamp its path.
 
-    The returned node is on the device. With a host tier, the prefix may continue with nodes on the host, up to
+    The node is on the device. With a host tier, the prefix may continue with nodes on the host, up to
     `RadixState.host_node`. They are stamped, too.
 
-    With windows, the prefix must end with a node whose last tokens have window slots: those of one window, or all
+    With windows, the prefix must end with a node whose last tokens have window slots: the tokens of one window, or all
     tokens of the prefix if it is shorter.
     """
     radix, num_pages = engine.radix.state, num_tokens // engine.settings.unit_tokens
@@ -90,9 +90,9 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def _num_live_tokens(engine: Engine, node: int, num_before: int) -> int:
-    """Return how many consecutive tokens, counted back from the end of a node, have window slots.
+    """Return the number of consecutive tokens, counted back from the end of a node, that have window slots.
 
-    `num_before` is this number at the beginning of the node.
+    `num_before` is this number at the end of its parent.
     """
     if engine.radix.settings.window_tokens == 0:
         return num_before
@@ -138,7 +138,7 @@ def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, i
 
 @part
 def insert_prompt(engine: Engine, sequence: Sequence, num_pages: int, priority: int) -> None:
-    """Split the path of a request at the end of the prompt. The tree has the whole path.
+    """Split the path of a request at the end of the prompt, after `num_pages` pages. The tree must have the whole path.
 
     The answer can then be evicted without the prompt.
     """
@@ -149,8 +149,8 @@ def insert_prompt(engine: Engine, sequence: Sequence, num_pages: int, priority: 
 def split(engine: Engine, node: int, num_pages: int) -> int:
     """Split a node after its first `num_pages` pages; return the new node, which holds these pages.
 
-    The new node becomes the parent of the old one. It copies the locks, hits and priority of the old one, and takes its
-    place among the children of the parent.
+    The new node becomes the parent of the old node. It copies the locks, hits and priority of the old node, and
+    replaces it among the children of its former parent.
     """
     nodes, buckets = engine.radix.nodes, engine.buckets
     upper = _new_node(engine)
@@ -180,9 +180,10 @@ def split(engine: Engine, node: int, num_pages: int) -> int:
 
 @part
 def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
-    """Evict leaves until `num_tokens` more slots are free, then windows until `num_window_tokens` more are free.
+    """Evict leaves until `num_tokens` more slots are free, then windows until `num_window_tokens` more window slots are
+    free.
 
-    The windows of evicted leaves count, too. The eviction ends early when nothing is left that can be evicted.
+    The windows of evicted leaves count, too. The eviction ends early if nothing is left that can be evicted.
     """
     radix = engine.radix.state
     radix_events.asked(engine, num_tokens, num_window_tokens)
@@ -202,7 +203,9 @@ def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
 
 @part
 def _evict_leaf(engine: Engine, node: int) -> None:
-    """Evict a leaf with its windows; if it has or gets a copy on the host, it stays in the tree."""
+    """Evict a leaf with its windows. If it has a copy on the host, or gets one now, it stays in the tree without pages
+    on the device.
+    """
     record = engine.radix.nodes[node]
     if tree_copies.is_on(engine) and tree_copies.demote(engine, node):
         return
@@ -217,7 +220,7 @@ def _evict_leaf(engine: Engine, node: int) -> None:
 
 @part
 def _evict_windows(engine: Engine, node: int) -> None:
-    """Evict the windows of a node."""
+    """Evict the windows of a node, which stays in the tree."""
     record = engine.radix.nodes[node]
     radix_events.window(engine, record)
     first = record.first_entry
@@ -233,7 +236,7 @@ def end_of(engine: Engine, node: int) -> int:
 
 @part
 def find_child(engine: Engine, sequence: Sequence, depth: int) -> int:
-    """Return the child that begins with the request's page at `depth`; `ROOT` for none."""
+    """Return the node after `depth` pages that begins with the request's page there; `ROOT` if there is none."""
     key = key_of(engine, sequence.number, depth)
     node = engine.buckets[bucket_of(engine, key)].first
     while node != ROOT and engine.radix.nodes[node].key != key:
@@ -243,7 +246,7 @@ def find_child(engine: Engine, sequence: Sequence, depth: int) -> int:
 
 @part
 def _num_common_pages(engine: Engine, sequence: Sequence, node: int, most: int) -> int:
-    """Return how many leading pages of a node match a request, at least 1 and at most `most`."""
+    """Return the number of leading pages of a node that match a request, at least 1 and at most `most`."""
     record = engine.radix.nodes[node]
     low, high = 1, min(record.num_pages, most)
     page = record.begin + high - 1
@@ -261,7 +264,7 @@ def _num_common_pages(engine: Engine, sequence: Sequence, node: int, most: int) 
 
 @part
 def _replace_duplicates(engine: Engine, sequence: Sequence, node: int, begin: int) -> None:
-    """Replace the request's own pages by those of a node, from page `begin` of the path on.
+    """Replace a request's own pages by those of a node, from page `begin` of the path on.
 
     If the node has no windows, it gets the windows that the request still has.
     """
@@ -278,13 +281,13 @@ def _replace_duplicates(engine: Engine, sequence: Sequence, node: int, begin: in
 
 @part
 def _num_gone_pages(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of leading pages of a request whose windows are freed."""
+    """Return the number of leading pages of a request whose windows it has freed."""
     return engine.radix.holdings[sequence.number].gone_tokens // engine.settings.unit_tokens
 
 
 @part
 def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int, gone: int) -> None:
-    """Replace a request's pages by those of a node, from page `begin` on. Windows of pages before `gone` are freed
+    """Replace a request's pages by those of a node, from page `begin` on. The windows of pages before `gone` are free
     already.
     """
     record = engine.radix.nodes[node]
@@ -296,7 +299,7 @@ def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int
 
 @part
 def _replace_run(engine: Engine, sequence: Sequence, node: int, begin: int, end: int, has_windows: bool) -> None:
-    """Replace a request's pages in [begin, end) by those of a node and free them; with `has_windows`, also their
+    """Replace the pages [begin, end) of a request by those of a node, and free them; with `has_windows`, also their
     windows.
     """
     rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages
@@ -315,8 +318,8 @@ def _replace_run(engine: Engine, sequence: Sequence, node: int, begin: int, end:
 def _restore_windows(engine: Engine, sequence: Sequence, node: int) -> None:
     """Move the windows of a request to a node that has the same tokens, but no windows.
 
-    If no request locks the node, the node takes the request's pages with their windows, and frees its own. Otherwise
-    the node keeps its pages, and the request's pages are freed.
+    If no request locks the node, it takes the request's pages with their windows, and frees its own pages. Otherwise it
+    keeps its own pages, and the request's pages are freed.
     """
     record, windows, rows = engine.radix.nodes[node], engine.radix.windows, engine.radix.rows
     begin, first = sequence.place * engine.radix.settings.row_pages + record.begin, record.first_entry
@@ -337,7 +340,8 @@ def _restore_windows(engine: Engine, sequence: Sequence, node: int) -> None:
 
 @part
 def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, inserted: int, priority: int) -> int:
-    """Add a leaf below `parent` with pages of a request's row, up to page `num_pages`; return the last node.
+    """Add a leaf below `parent` with the pages of a request's row up to page `num_pages`; return the last node of the
+    path.
 
     With windows, the leaf is split into up to three nodes: pages without windows, pages with windows, and the pages of
     the last window.
@@ -367,8 +371,8 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
 
 @part
 def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
-    """Give the windows of a request to a new leaf, from page `begin` of the path on; split the leaf at their
-    boundaries.
+    """Give the windows of a request, from page `begin` of the path on, to a new leaf. Split the leaf where windows
+    begin.
     """
     if begin >= end:
         return
@@ -382,7 +386,7 @@ def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
 
 @part
 def copy_to_row(engine: Engine, node: int, first: int, begin: int, num_pages: int) -> None:
-    """Copy `num_pages` pages of a node, from its page `first` on, to `rows` from index `begin` on."""
+    """Copy `num_pages` pages of a node, from its page `first` on, to `RadixTables.rows` from index `begin` on."""
     rows, pages, entry = engine.radix.rows, engine.radix.node_pages, engine.radix.nodes[node].first_entry + first
     for index in range(num_pages):
         rows[begin + index] = pages[entry + index]
@@ -390,7 +394,9 @@ def copy_to_row(engine: Engine, node: int, first: int, begin: int, num_pages: in
 
 @part
 def _copy_from_row(engine: Engine, sequence: Sequence, node: int) -> None:
-    """Write the pages that a request's row has for the tokens of a node to the node's entries in `node_pages`."""
+    """Copy the pages of a request's row that have the tokens of a node to the node's entries in
+    `RadixTables.node_pages`.
+    """
     record, rows, pages = engine.radix.nodes[node], engine.radix.rows, engine.radix.node_pages
     begin, first = sequence.place * engine.radix.settings.row_pages + record.begin, record.first_entry
     for index in range(record.num_pages):
@@ -399,7 +405,7 @@ def _copy_from_row(engine: Engine, sequence: Sequence, node: int) -> None:
 
 @part
 def _new_node(engine: Engine) -> int:
-    """Allocate a record for a node, with a new stamp; return its index."""
+    """Allocate a record for a node, and give it a new stamp; return its index."""
     nodes, radix = engine.radix.nodes, engine.radix.state
     node = radix.first_spare
     if node != ROOT:
@@ -418,6 +424,6 @@ def _new_node(engine: Engine) -> int:
 
 @part
 def _tick(engine: Engine) -> int:
-    """Count an access to the tree; return its stamp."""
+    """Count an access to the tree; return its first stamp."""
     engine.radix.state.clock += _TICK
     return engine.radix.state.clock

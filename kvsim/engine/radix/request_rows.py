@@ -1,4 +1,4 @@
-"""Rows of SGLang's requests, which list the pages of their tokens like vLLM's block tables.
+"""Rows of SGLang's request table. A request's row lists the pages of its tokens, like a block table in vLLM.
 
 The functions match a prefix, allocate, insert computed tokens into the tree, and free a row.
 """
@@ -15,13 +15,13 @@ from kvsim.engine.state import Engine
 
 NO_ROW = -1
 _EXTENDS_BEFORE_SLIDING = 2
-"""Number of computed parts of a prompt from which on its window slots are freed, with overlapped scheduling."""
+"""Number of prefilled parts of a prompt after which its window slots are freed, with overlapped scheduling."""
 
 
 @part
 def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
-    """Evict from the tree until `num_tokens` slots, and with windows as many window slots, are free, if the tree has
-    them.
+    """Evict from the tree until `num_tokens` slots are free, and with windows as many window slots, or nothing can be
+    evicted.
     """
     shortfall = max(num_tokens - token_slots.num_free_tokens(engine), 0)
     of_windows = 0
@@ -33,7 +33,7 @@ def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
 
 @part
 def match_kv_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Match the first `num_tokens` tokens of a waiting request with the tree; store the hit in its `Holding`."""
+    """Match the first `num_tokens` tokens of a waiting request with the tree, and store the hit in its `Holding`."""
     holding = engine.radix.holdings[sequence.number]
     holding.node = ROOT
     if engine.radix.settings.has_tree:
@@ -53,14 +53,14 @@ def match_kv_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def init_next_round_input(engine: Engine, sequence: Sequence) -> None:
-    """Match a candidate with the tree, except for its last token, which is always computed."""
+    """Match a candidate with the tree. Its last token is left out, because it must be computed."""
     engine.radix.holdings[sequence.number].laid_out_tokens = sequence.num_tokens
     match_kv_cache(engine, sequence, sequence.num_tokens - 1)
 
 
 @part
 def alloc_req_slots(engine: Engine, num_seqs: int) -> None:
-    """Assign a free row to each request without one among the first `num_seqs` of the batch."""
+    """Assign a free row to each of the first `num_seqs` requests of the batch that has none."""
     radix, needed = engine.radix, 0
     for index in range(num_seqs):
         needed += int(engine.sequences[engine.batch[index]].place == NO_ROW)
@@ -78,7 +78,7 @@ def alloc_req_slots(engine: Engine, num_seqs: int) -> None:
 
 @part
 def _write_prefix(engine: Engine, sequence: Sequence) -> None:
-    """Write the pages of the prefix that was found in the tree to a new row."""
+    """Write the pages of a request's hit prefix to its new row."""
     holding = engine.radix.holdings[sequence.number]
     row, node = sequence.place * engine.radix.settings.row_pages, holding.node
     end = radix_tree.end_of(engine, node)
@@ -93,7 +93,9 @@ def _write_prefix(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def alloc_for_extend(engine: Engine, num_seqs: int) -> bool:
-    """Allocate slots for the first `num_seqs` requests of the batch; return False if there are too few."""
+    """Allocate slots for the prefill of the first `num_seqs` requests of the batch; return False if there are too
+    few.
+    """
     unit, num_tokens, num_pages = engine.settings.unit_tokens, 0, 0
     if tree_windows.is_on(engine) and not engine.radix.settings.has_tree:
         _slide_in_prefill(engine, num_seqs)
@@ -114,14 +116,16 @@ def alloc_for_extend(engine: Engine, num_seqs: int) -> bool:
 
 @part
 def num_tokens_required_next_decode(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of new slots that one more token of a request needs."""
+    """Return the number of slots to allocate for one more token of a request: a page, or 0 if its last page has
+    room.
+    """
     return _num_new_pages(engine, sequence.computed, 1) * engine.settings.unit_tokens
 
 
 @part
 def make_room_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
-    """Evict pages from the tree for one more token of each of `num_seqs` requests of the batch, from index
-    `first` on.
+    """Evict pages so that `num_seqs` requests of the batch, from index `first` on, have room for one more token
+    each.
     """
     if tree_windows.is_on(engine):
         _slide_in_decode(engine, first, num_seqs)
@@ -130,7 +134,7 @@ def make_room_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
 
 @part
 def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
-    """Free the window slots that the first `num_seqs` requests of the batch no longer read; used without a prefix
+    """Free the window slots that the first `num_seqs` requests of the batch no longer read. Used without a prefix
     cache.
 
     With overlap, the previous part of a prompt may not be computed yet, so the window before that part is kept.
@@ -148,9 +152,9 @@ def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
 
 @part
 def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
-    """Free the slots outside the windows of `num_seqs` requests of the batch, from index `first` on, if they are due.
+    """Free the window slots that `num_seqs` requests of the batch, from index `first` on, no longer read.
 
-    They are due every `window_interval` tokens.
+    This is due for a request every `window_interval` tokens.
     """
     settings = engine.radix.settings
     token_slots.begin_free_group(engine)
@@ -166,7 +170,9 @@ def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
 
 @part
 def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Free the window slots of a request before the window of token `num_tokens`, except those in the tree."""
+    """Free the window slots of a request that token `num_tokens` and later ones do not read, except slots in the
+    tree.
+    """
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     window = engine.radix.settings.window_tokens
     if num_tokens - window < holding.gone_tokens + 1:
@@ -184,7 +190,7 @@ def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def extend(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Allocate pages for `num_tokens` more tokens of a request and append them to its row."""
+    """Allocate pages for `num_tokens` more tokens of a request, and append them to its row."""
     begin = token_slots.ceil_pages(engine, sequence.computed)
     row = sequence.place * engine.radix.settings.row_pages
     num_pages = _num_new_pages(engine, sequence.computed, num_tokens)
@@ -197,7 +203,7 @@ def extend(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def _num_new_pages(engine: Engine, computed: int, num_tokens: int) -> int:
-    """Return the number of new pages that `num_tokens` tokens need after `computed` ones."""
+    """Return the number of new pages for `num_tokens` tokens after `computed` ones."""
     if engine.settings.unit_tokens == 1:
         return num_tokens
     return token_slots.ceil_pages(engine, computed + num_tokens) - token_slots.ceil_pages(engine, computed)
@@ -205,10 +211,10 @@ def _num_new_pages(engine: Engine, computed: int, num_tokens: int) -> int:
 
 @part
 def checkpoint(engine: Engine, sequence: Sequence, up_to: int, is_over: bool) -> None:
-    """Insert the first `up_to` tokens of a request into the tree, in whole pages, and lock their path.
+    """Insert the first `up_to` tokens of a request, in whole pages, into the tree, and lock their path.
 
     The path is split at the end of the prompt. If the request matched a path whose windows were evicted, only the
-    tokens up to the end of that match (`branch_tokens`) are inserted.
+    tokens up to the end of that match (`Holding.branch_tokens`) are inserted.
     """
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     if not engine.radix.settings.has_tree or up_to == 0:
@@ -235,7 +241,7 @@ def checkpoint(engine: Engine, sequence: Sequence, up_to: int, is_over: bool) ->
 
 @part
 def checkpoint_prefill(engine: Engine, sequence: Sequence) -> None:
-    """Insert the computed part of a prompt into the tree; the request's next prefill begins after this part."""
+    """Insert the computed part of a prompt into the tree. The request's next prefill begins after this part."""
     holding = engine.radix.holdings[sequence.number]
     checkpoint(engine, sequence, holding.extend_end, False)
     holding.prefix_tokens = holding.extend_end
@@ -243,7 +249,7 @@ def checkpoint_prefill(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
-    """Free the row of a request; with `keeps`, its computed tokens are inserted into the tree first."""
+    """Free the row of a request. With `keeps`, its computed tokens are first inserted into the tree."""
     radix, holding, owned = engine.radix, engine.radix.holdings[sequence.number], sequence.computed
     assert owned <= sequence.num_tokens
     if keeps:
@@ -299,4 +305,4 @@ RADIX = MemoryManager(
     free_windows=free_windows,
     cached_windows=cached_windows,
 )
-"""The memory of SGLang, whose scheduler calls the functions of this module that allocate and free."""
+"""Memory of SGLang. Its scheduler calls the functions of this module that allocate and free."""

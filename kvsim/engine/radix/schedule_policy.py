@@ -13,16 +13,18 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import Engine
 
 _MOST_MATCHED = 128
-"""Largest number of waiting requests whose prefixes are matched in one pass."""
+"""Number of waiting requests beyond which `LPM` and `HRRN` sort by arrival. Also the largest number of prefixes that a
+refresh matches.
+"""
 _AT_ONCE = 1e300
-"""The response ratio of a request without tokens to compute; larger than any other."""
+"""Response ratio of a request that has no tokens to compute; larger than any other."""
 _REFRESH_INTERVAL = 32
 """Number of passes with waiting requests from one match of their prefixes to the next."""
 
 
 @part
 def calc_priority(engine: Engine) -> None:
-    """Sort the queue. If the order depends on prefix hits, match the waiting requests with the tree first."""
+    """Sort the waiting queue. If its order depends on prefix hits, match the waiting requests with the tree first."""
     settings, state = engine.radix.settings, engine.state
     order = settings.order
     if order in (LPM, HRRN) and state.num_waiting > _MOST_MATCHED:
@@ -39,10 +41,10 @@ def calc_priority(engine: Engine) -> None:
 
 @part
 def _compute_prefix_matches(engine: Engine) -> None:
-    """Match all waiting requests with the tree, and put some back in the order.
+    """Match all waiting requests with the tree, and put some of them back in the order.
 
-    A request is put back if an earlier one in the queue begins with the same tokens, and the tree lacks these tokens.
-    It can hit them after the earlier request has computed them.
+    A request is put back if an earlier one in the queue begins with the same tokens and the tree lacks these tokens. It
+    can hit them after the earlier request has computed them.
     """
     order, num_compared = engine.radix.order, 0
     number = engine.sequences[HEAD].next
@@ -64,7 +66,7 @@ def _compute_prefix_matches(engine: Engine) -> None:
 
 @part
 def _sort(engine: Engine) -> None:
-    """Sort the queue by insertion, which keeps the order of equal requests."""
+    """Sort the waiting queue by insertion, which keeps the order of equal requests."""
     order, size, number = engine.radix.order, 0, engine.sequences[HEAD].next
     while number != HEAD:
         place = size
@@ -79,7 +81,7 @@ def _sort(engine: Engine) -> None:
 
 @part
 def _queue_in_order(engine: Engine, size: int) -> None:
-    """Set the queue to the first `size` requests in `order`."""
+    """Set the waiting queue to the first `size` requests in `RadixTables.order`."""
     engine.sequences[HEAD].next = engine.sequences[HEAD].previous = HEAD
     for index in range(size):
         linked_list.push_back(engine.sequences, engine.radix.order[index])
@@ -106,7 +108,11 @@ def _goes_before(engine: Engine, number: int, other: int) -> bool:
 
 @part
 def _response_ratio(engine: Engine, number: int) -> float:
-    """Return the tokens prefilled since a request was queued, divided by the tokens that the request has to compute."""
+    """Return the number of tokens prefilled since a request was queued, divided by the number that the request has to
+    compute.
+
+    It is 0 for a request that was put back, and `_AT_ONCE` for one that has nothing to compute.
+    """
     holding = engine.radix.holdings[number]
     uncached = engine.sequences[number].prompt_tokens - holding.matched_tokens
     if holding.is_put_back:
@@ -124,7 +130,9 @@ def _prefill_work(engine: Engine, number: int) -> int:
 
 @part
 def _sort_by_dfs_weight(engine: Engine) -> None:
-    """Sort the queue by a depth-first walk of the tree: the subtree with the most waiting requests first."""
+    """Sort the waiting queue by a depth-first walk of the tree. The subtree with the most waiting requests comes
+    first.
+    """
     nodes, order, size = engine.radix.nodes, engine.radix.order, 0
     number = engine.sequences[HEAD].next
     while number != HEAD:
@@ -150,7 +158,7 @@ def _sort_by_dfs_weight(engine: Engine) -> None:
 
 @part
 def _weigh(engine: Engine, number: int) -> None:
-    """Add a waiting request to the node at which its prefix ends, and 1 to the weight of each node on the path."""
+    """Add a waiting request to the node at which its prefix ends, and 1 to the weight of each node on its path."""
     nodes, node = engine.radix.nodes, engine.radix.holdings[number].node
     engine.radix.holdings[number].next_waiting = HEAD
     if nodes[node].first_waiting == HEAD:
@@ -168,7 +176,9 @@ def _weigh(engine: Engine, number: int) -> None:
 
 @part
 def _take_heaviest_child(engine: Engine, parent: int) -> int:
-    """Remove and return the heaviest unvisited child, among equals the first attached; `ROOT` if all are visited."""
+    """Return the heaviest child that was not visited, and mark it as visited; among equals, the first attached; `ROOT`
+    if there is none.
+    """
     nodes, found, before_found, before = engine.radix.nodes, ROOT, ROOT, ROOT
     child = nodes[parent].first_child
     while child != ROOT:
@@ -187,8 +197,8 @@ def _take_heaviest_child(engine: Engine, parent: int) -> int:
 
 @part
 def chunk_limit(engine: Engine, sequence: Sequence) -> int:
-    """Return the largest number of tokens that the chunked request may compute so that shorter waiting requests fit,
-    too.
+    """Return the largest number of tokens that the chunked request may compute so that shorter waiting requests fit
+    into the prefill.
     """
     unit, budget = engine.settings.unit_tokens, engine.radix.state.chunk_left
     if engine.radix.settings.order != SHORTEST_PREFILL_FIRST or budget < 2 * unit:
@@ -227,7 +237,9 @@ def _touch_waiting_prefixes(engine: Engine) -> None:
 
 @part
 def order_for_retraction(engine: Engine) -> None:
-    """Sort running requests by descending outputs, then by ascending prompts: the last one is retracted first."""
+    """Sort running requests by descending outputs, and equal ones by ascending prompts. The last one is retracted
+    first.
+    """
     running = engine.running
     for index in range(1, engine.state.num_running):
         number, place = running[index], index
@@ -239,7 +251,7 @@ def order_for_retraction(engine: Engine) -> None:
 
 @part
 def _is_kept_before(engine: Engine, number: int, other: int) -> bool:
-    """Tell whether running request `number` is retracted after request `other`."""
+    """Tell whether running request `number` is retracted after running request `other`."""
     first, second = engine.sequences[number], engine.sequences[other]
     if engine.radix.settings.retracts_by_priority:
         lead = engine.radix.holdings[number].priority - engine.radix.holdings[other].priority

@@ -1,11 +1,12 @@
 """SGLang's scheduler: each pass runs a prefill if it can form one, and otherwise one decode of all running requests.
 
-Functions have the names that they have in SGLang. `get_next_batch_to_run` first merges the last prefill into the
-running batch. Then it tries a prefill (`get_new_batch_prefill`), and without one it decodes (`update_running_batch`);
-if memory is short, it retracts the requests with the fewest outputs. `process_batch_result` processes the outputs.
+A pass is one iteration of the scheduler's loop; it may launch no batch. Functions have the names that they have in
+SGLang. `get_next_batch_to_run` first merges the last prefill into the running batch. Then it tries a prefill
+(`get_new_batch_prefill`). If there is none, it decodes (`update_running_batch`); if memory is short, it retracts the
+requests with the fewest outputs. `process_batch_result` processes the outputs.
 
-With overlap, a batch is launched before the results of the batch before are processed. So the scheduler knows that a
-request ends by its length, but not that it ends by a stop token.
+With overlap, a batch is launched before the results of the previous batch are processed. So the scheduler knows in
+advance that a request ends by its length, but not that it ends by a stop token.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, RUNNING, WAITING, E
 @part
 def has_work(engine: Engine) -> bool:
     """Tell whether another pass is due. After the last batch, one more pass resets the estimate of answers
-    (`ratio`).
+    (`RadixState.ratio`).
     """
     state, radix = engine.state, engine.radix.state
     has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
@@ -84,7 +85,7 @@ def schedule(engine: Engine) -> None:
 def awaits_output(engine: Engine) -> bool:
     """Tell whether the oldest result is processed before the next pass.
 
-    This is the case if no further batch may be in flight, or if the last pass launched no batch.
+    It is if no further batch may be in flight, or if the last pass launched no batch.
     """
     state = engine.state
     is_full = state.num_in_flight >= engine.settings.most_in_flight
@@ -93,7 +94,7 @@ def awaits_output(engine: Engine) -> bool:
 
 @part
 def abort(engine: Engine, sequence: Sequence) -> None:
-    """Abort a request: at once if it waits, in the next pass if it is chunked, and with its next output otherwise."""
+    """Abort a request: at once if it waits, in the next pass if it is chunked, with its next output if it runs."""
     engine.radix.state.num_idle_passes = 0
     if sequence.status in (WAITING, PREEMPTED):
         waiting_queue.remove(engine, sequence)
@@ -107,7 +108,7 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 def num_running(engine: Engine) -> int:
     """Return the number of requests that have a row.
 
-    `State.num_running` is smaller: it does not count requests in a prefill, nor requests whose last output, by length,
+    `State.num_running` is smaller. It counts neither requests in a prefill, nor requests whose last output, by length,
     is in flight.
     """
     return len(engine.radix.free_rows) - engine.radix.state.num_free_rows
@@ -117,7 +118,7 @@ def num_running(engine: Engine) -> int:
 def is_stalled(engine: Engine) -> bool:
     """Tell whether the run cannot continue: the head of the queue is not admitted although nothing runs.
 
-    This is also the case after a batch was admitted without enough slots, which ends SGLang.
+    It cannot either after a batch was admitted without enough slots, which ends SGLang.
     """
     state = engine.state
     if engine.radix.state.has_failed:
@@ -131,7 +132,9 @@ def is_stalled(engine: Engine) -> bool:
 
 @part
 def _rest(engine: Engine) -> None:
-    """Reset the estimate of answers in a pass without a batch, if no batch, copy or request is left."""
+    """Reset the estimate of answers in a pass without a batch, if no batch is in flight and neither copies nor requests
+    are left.
+    """
     state, radix = engine.state, engine.radix.state
     has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
     if state.num_in_flight == 0 and not has_requests and not tree_copies.are_awaited(engine):
@@ -141,10 +144,10 @@ def _rest(engine: Engine) -> None:
 
 @part
 def _run_batch(engine: Engine, mode: int) -> None:
-    """Launch the batch, whose tokens count as computed from now on.
+    """Launch the batch. Its tokens count as computed from now on.
 
-    A simulation spends most of its time in this loop, which therefore also sums the figures of the batch and allocates
-    the slots of a decode.
+    A simulation spends most of its time in this loop. So the loop also sums the numbers of the batch, and allocates the
+    slots of a decode.
     """
     state, radix = engine.state, engine.radix.state
     radix.num_launched += 1
@@ -181,7 +184,7 @@ def _run_batch(engine: Engine, mode: int) -> None:
 
 @part
 def get_next_batch_to_run(engine: Engine) -> int:
-    """Choose the batch of a pass and allocate its slots; return its mode."""
+    """Choose the batch of a pass and allocate its slots; return its kind (see `radix_records.NO_BATCH`)."""
     state, radix = engine.state, engine.radix.state
     _process_pending_chunked_abort(engine)
     if tree_copies.is_on(engine):
@@ -204,7 +207,7 @@ def get_next_batch_to_run(engine: Engine) -> int:
 
 @part
 def _process_pending_chunked_abort(engine: Engine) -> None:
-    """Abort the chunked request if its abort is pending; its tokens in the tree stay there."""
+    """Abort the chunked request if its abort is pending. Its tokens in the tree stay there."""
     radix = engine.radix.state
     sequence = engine.sequences[radix.chunked]
     if radix.chunked != NOT_CHUNKED and engine.radix.holdings[radix.chunked].is_aborted:
@@ -215,7 +218,7 @@ def _process_pending_chunked_abort(engine: Engine) -> None:
 
 @part
 def _merge_last_batch(engine: Engine) -> None:
-    """Append the requests of the last prefill that have computed their prompts to the running batch."""
+    """Append those requests of the last prefill that have computed their prompts to the running batch."""
     state, radix = engine.state, engine.radix.state
     radix.runs_last = False
     if radix.last_mode not in (EXTEND, MIXED):
@@ -240,7 +243,7 @@ def _merge_last_batch(engine: Engine) -> None:
 
 @part
 def _filter_running(engine: Engine) -> None:
-    """Remove requests that have ended from the running batch."""
+    """Remove the requests that have ended from the running batch."""
     state, radix, kept = engine.state, engine.radix.state, 0
     if state.num_ended == radix.num_ended_before:
         return
@@ -254,11 +257,11 @@ def _filter_running(engine: Engine) -> None:
 
 @part
 def _filter_finishing(engine: Engine) -> bool:
-    """Remove from the running batch the requests whose last output, by length, is in flight; return whether there are
+    """Remove from the running batch the requests whose last output, by length, is in flight; return True if there are
     any.
 
-    Each result has at most one output for a request. `most_results` is the number of results before any request can
-    end, so scans are skipped until then.
+    Each result has at most one output for a request. `RadixState.most_results` is the number of results before any
+    request can end, so the requests are not scanned until then.
     """
     state, radix, kept = engine.state, engine.radix.state, 0
     if radix.most_results > 0:
@@ -279,7 +282,7 @@ def _filter_finishing(engine: Engine) -> bool:
 
 @part
 def _shrink_running(engine: Engine, num_running: int) -> bool:
-    """Keep the first `num_running` running requests; return whether any was removed. If so, others may be admitted."""
+    """Keep the first `num_running` running requests; return True if any was removed. Others may then be admitted."""
     has_left = num_running < engine.state.num_running
     engine.state.num_running = num_running
     if has_left:
@@ -289,7 +292,7 @@ def _shrink_running(engine: Engine, num_running: int) -> bool:
 
 @part
 def _defers_prefill(engine: Engine) -> bool:
-    """Tell whether this pass tries no prefill, because it is in the interval of decodes after the last prefill."""
+    """Tell whether this pass tries no prefill, because the interval of decodes after the last prefill has not ended."""
     radix = engine.radix.state
     if radix.interval_left == 0:
         return False
@@ -302,7 +305,9 @@ def _defers_prefill(engine: Engine) -> bool:
 
 @part
 def get_new_batch_prefill(engine: Engine) -> int:
-    """Form a prefill, which may include decodes, and allocate its slots; return its mode, or `NO_BATCH`."""
+    """Form a prefill, which may include decodes, and allocate its slots; return its kind, `NO_BATCH` if there is
+    none.
+    """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     if settings.preempts or tree_windows.is_on(engine) or state.num_running == 0:
         radix.is_full = False
@@ -362,7 +367,7 @@ def _admit_waiting(engine: Engine, has_chunked: bool) -> None:
 
 @part
 def _preempt_to_schedule(engine: Engine, sequence: Sequence) -> bool:
-    """Preempt less important running requests for a waiting one; return whether any was preempted."""
+    """Preempt less important running requests for a waiting one; return True if any was preempted."""
     state, radix = engine.state, engine.radix.state
     num_victims = prefill_adder.preempt_to_schedule(engine, sequence)
     if num_victims == 0:
@@ -383,14 +388,14 @@ def _preempt_to_schedule(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _queue_preempted(engine: Engine, first: int) -> None:
-    """Append the requests that this pass has preempted to the queue, from index `first` of `Lists.preempted` on."""
+    """Append the requests that this pass has preempted, from index `first` of `Lists.preempted` on, to the queue."""
     for index in range(first, engine.state.num_preempted):
         add(engine, engine.sequences[engine.lists[index].preempted])
 
 
 @part
 def _leave_queue(engine: Engine, sequence: Sequence) -> None:
-    """Move an admitted request from the queue to the running state."""
+    """Remove an admitted request from the queue, and count it as running."""
     state = engine.state
     waiting_queue.remove(engine, sequence)
     if sequence.status == WAITING:
@@ -403,7 +408,7 @@ def _leave_queue(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _prepare_for_extend(engine: Engine) -> int:
-    """Allocate rows and slots for the chosen prefill, add decodes if they are mixed in, and return the mode."""
+    """Allocate rows and slots for the chosen prefill, and add decodes if they are mixed in; return its kind."""
     state, radix = engine.state, engine.radix.state
     num_prefills = state.num_listed
     request_rows.alloc_req_slots(engine, num_prefills)
@@ -434,7 +439,9 @@ def _prepare_for_extend(engine: Engine) -> int:
 
 @part
 def update_running_batch(engine: Engine) -> int:
-    """Let running requests decode one token each; retract some first if memory is short. Return the mode."""
+    """Let running requests decode one token each; if memory is short, retract some first. Return the kind of the
+    batch.
+    """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     is_foreseen = _filter_finishing(engine)
     if state.num_running == 0:
@@ -458,7 +465,7 @@ def update_running_batch(engine: Engine) -> int:
 
 @part
 def _list_running(engine: Engine) -> None:
-    """Put all running requests into the batch, one token each."""
+    """Put one token of each running request into the batch."""
     state = engine.state
     for index in range(state.num_running):
         engine.batch[state.num_listed], engine.batch_tokens[state.num_listed] = engine.running[index], 1
@@ -467,7 +474,9 @@ def _list_running(engine: Engine) -> None:
 
 @part
 def check_decode_mem(engine: Engine, num_running: int) -> bool:
-    """Evict from the tree so that the first `num_running` running requests can decode; return whether slots suffice."""
+    """Evict from the tree so that the first `num_running` running requests can decode; return True if there are enough
+    slots.
+    """
     needed = num_running if engine.settings.unit_tokens == 1 else 0
     for index in range(0 if engine.settings.unit_tokens == 1 else num_running):
         needed += request_rows.num_tokens_required_next_decode(engine, engine.sequences[engine.running[index]])
@@ -481,7 +490,7 @@ def check_decode_mem(engine: Engine, num_running: int) -> bool:
 def _retract_decode(engine: Engine) -> None:
     """Retract running requests, those with the fewest outputs first, until the others can decode.
 
-    At least one request is retracted if several run. A single request is aborted if it does not fit alone.
+    If several run, at least one is retracted. A single request that does not fit is aborted.
     """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     schedule_policy.order_for_retraction(engine)
@@ -510,7 +519,7 @@ def release_req(engine: Engine, sequence: Sequence, num_others: int) -> None:
     """Preempt a running request: free its row without inserting it into the tree.
 
     Then pages are evicted so that the `num_others` requests that continue can decode. The preempted request keeps its
-    outputs as tokens to compute again.
+    output tokens, and computes them again.
     """
     state, holding = engine.state, engine.radix.holdings[sequence.number]
     radix_events.retracted(engine, sequence, num_others)
@@ -548,7 +557,9 @@ def process_batch_result(engine: Engine) -> None:
 
 @part
 def _append_output(engine: Engine, sequence: Sequence, is_prefill: bool) -> None:
-    """Append an output to a request; insert its tokens into the tree if it ends or has just completed its prompt."""
+    """Append an output token to a request. If it ends or has just computed its prompt, insert its tokens into the
+    tree.
+    """
     state = engine.state
     if sequence.num_tokens == sequence.prompt_tokens:
         engine.times[sequence.number].first_token_s = state.host_s

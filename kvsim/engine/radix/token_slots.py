@@ -1,8 +1,8 @@
 """The free lists of SGLang's pools, which determine the page that is allocated next.
 
-Pages of one slot are allocated first in, first out. Larger pages are allocated last in, first out: freed pages are put
-at the front, in their order. While the output of a step is processed, freed pages are collected, and at the end they
-are freed together. The free pages of a pool are in a ring buffer, in order of allocation.
+Pages of one slot are allocated first in, first out. Larger pages are allocated last in, first out: freed pages go to
+the front, in their order. While the output of a step is processed, freed pages are collected, and freed together at the
+end. The free pages of a pool are in a ring buffer, in the order of allocation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def num_free_window_tokens(engine: Engine) -> int:
 
 @part
 def alloc(engine: Engine) -> int:
-    """Allocate the page at the front of the free list, which is not empty, and a window page if there are windows."""
+    """Allocate the page at the front of the free list, which must not be empty; with windows, a window page, too."""
     assert engine.state.num_free > 0
     page = _take_first(engine, SLOTS)
     engine.state.num_free -= 1
@@ -53,7 +53,7 @@ def alloc(engine: Engine) -> int:
 
 @part
 def _take_first(engine: Engine, pool: int) -> int:
-    """Remove the first page of a free list and return it."""
+    """Remove the first page of the free list of `pool`, and return it."""
     free_list = engine.radix.free[pool]
     page = engine.radix.free_pages[free_list.head]
     free_list.head = _after(free_list, free_list.head)
@@ -62,13 +62,13 @@ def _take_first(engine: Engine, pool: int) -> int:
 
 @part
 def _after(free_list: FreeList, place: int) -> int:
-    """Return the place after `place` in the ring of a free list."""
+    """Return the place that follows `place` in the ring of a free list."""
     return free_list.begin if place + 1 == free_list.end else place + 1
 
 
 @part
 def free(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
-    """Free the pages in `pages[begin:end]`, or collect them while a group is open (see `begin_free_group`)."""
+    """Free the pages in `pages[begin:end]`; while a group is open (see `begin_free_group`), collect them."""
     place = _begin_free(engine, SLOTS, end - begin)
     free_list = engine.radix.free[SLOTS]
     for index in range(begin, end):
@@ -79,7 +79,7 @@ def free(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
 
 @part
 def free_windows(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
-    """Free the windows of the pages in `pages[begin:end]`, or collect them while a group is open."""
+    """Free the windows of the pages in `pages[begin:end]`; while a group is open, collect them."""
     windows = engine.radix.windows
     place = _begin_free(engine, WINDOWS, end - begin)
     free_list = engine.radix.free[WINDOWS]
@@ -94,7 +94,7 @@ def free_windows(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
 
 @part
 def begin_free_group(engine: Engine) -> None:
-    """Open a group: freed pages are collected from now on, until `end_free_group`."""
+    """Open a group: until `end_free_group`, freed pages are only collected."""
     assert not engine.radix.state.is_collecting
     engine.radix.state.is_collecting = True
 
@@ -119,11 +119,10 @@ def end_free_group(engine: Engine) -> None:
 
 @part
 def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
-    """Return the index in `free_pages` at which to write `num_pages` freed pages.
+    """Return the index in `RadixTables.free_pages` at which `num_pages` freed pages are to be written.
 
-    They are written before the first free page, so that they are allocated next. Pages of one slot, and pages that a
-    group collects, are written after the last one. The ring has room for twice the pages of the pool, so none is
-    overwritten.
+    It is before the first free page, so that they are allocated next. For pages of one slot, and for pages that a group
+    collects, it is after the last one. The ring has room for twice the pages of the pool, so none is overwritten.
     """
     free_list = engine.radix.free[pool]
     if engine.radix.state.is_collecting or engine.settings.unit_tokens == 1:
@@ -136,7 +135,7 @@ def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
 
 @part
 def _end_free(engine: Engine, pool: int, place: int, num_pages: int) -> None:
-    """Count `num_pages` pages, written to the ring before index `place`, as free or as collected."""
+    """Count `num_pages` pages that were written to the ring, up to index `place`, as free, or as collected."""
     free_list = engine.radix.free[pool]
     at_back = engine.radix.state.is_collecting or engine.settings.unit_tokens == 1
     if at_back:

@@ -2,7 +2,7 @@
 
 A node is on the device, on the host, or on both (double). The write policy decides when a node is copied to the host:
 `write_through` at its first hit by an insert, `write_through_selective` at its second, and `write_back` when it is
-evicted. A copy locks its path from its begin until a later pass of the scheduler finds that it is finished (see
+evicted. A copy locks its path from its begin until a later pass of the scheduler finds that it has ended (see
 `link_copies`).
 """
 
@@ -23,7 +23,7 @@ from kvsim.engine.records import NEVER
 from kvsim.engine.state import Engine
 
 LEAST_LOADED_TOKENS = 10
-"""Smallest number of tokens that are loaded from the host."""
+"""Smallest number of tokens for which a load from the host is begun."""
 
 
 @part
@@ -34,14 +34,14 @@ def is_on(engine: Engine) -> bool:
 
 @part
 def are_awaited(engine: Engine) -> bool:
-    """Tell whether the scheduler has yet to find that some copy is finished."""
+    """Tell whether a copy has not been found ended by the scheduler."""
     return engine.radix.state.num_written + engine.radix.state.num_loading > 0
 
 
 @part
 def count_hit(engine: Engine, node: int) -> None:
-    """Count a hit of a node on the device. If the write policy requires it, copy the node, and before it
-    its ancestors.
+    """Count a hit of a node on the device. If the write policy asks for it, copy the node's ancestors and the node to
+    the host.
     """
     record, policy = engine.radix.nodes[node], engine.radix.settings.write_policy
     if policy == WRITE_BACK:
@@ -61,8 +61,8 @@ def count_hit(engine: Engine, node: int) -> None:
 
 @part
 def _copy(engine: Engine, node: int) -> bool:
-    """Allocate host memory for a node, if necessary by evicting other nodes from the host; return False
-    without room.
+    """Allocate host memory for a node, and begin its copy. Other nodes may be evicted from the host for it. Return
+    False if there is no room.
     """
     record, radix = engine.radix.nodes[node], engine.radix.state
     missing = record.num_pages - radix.num_free_host
@@ -75,7 +75,7 @@ def _copy(engine: Engine, node: int) -> bool:
 
 @part
 def demote(engine: Engine, node: int) -> bool:
-    """Evict the device pages of a leaf that has a copy on the host or gets one now; return False if it has none."""
+    """Evict the device pages of a leaf that has a copy on the host, or gets one now; return False if it gets none."""
     record = engine.radix.nodes[node]
     if not record.is_on_host:
         if engine.radix.settings.write_policy != WRITE_BACK:
@@ -94,7 +94,7 @@ def demote(engine: Engine, node: int) -> bool:
 
 @part
 def _drop_below(engine: Engine, top: int) -> None:
-    """Remove all nodes below `top`, a leaf on the device; the removed nodes are only on the host."""
+    """Remove all nodes below `top`, which is a leaf on the device. They are only on the host."""
     while engine.radix.nodes[top].num_host_children > 0:
         for node in range(1, engine.radix.state.num_nodes + 1):
             record = engine.radix.nodes[node]
@@ -120,8 +120,8 @@ def _remove_from_host(engine: Engine, node: int) -> None:
 def _evict_host(engine: Engine, num_pages: int) -> int:
     """Free up to `num_pages` more pages on the host; return the number of pages freed.
 
-    With `write_back`, copies of double nodes are freed first: those of inner nodes, then those of evictable leaves.
-    Last come nodes that are only on the host.
+    With `write_back`, the host copies of double nodes are freed first: those of inner nodes, then those of evictable
+    leaves. Nodes that are only on the host come last.
     """
     before = engine.radix.state.num_free_host
     if engine.radix.settings.write_policy == WRITE_BACK:
@@ -137,7 +137,7 @@ def _evict_host(engine: Engine, num_pages: int) -> int:
 
 @part
 def _next_host_leaf(engine: Engine) -> int:
-    """Return the node that is evicted from the host next, or `ROOT`."""
+    """Return the node that is evicted from the host next; `ROOT` if there is none."""
     found = ROOT
     for node in range(1, engine.radix.state.num_nodes + 1):
         record = engine.radix.nodes[node]
@@ -150,7 +150,7 @@ def _next_host_leaf(engine: Engine) -> int:
 
 @part
 def _reclaim_doubles(engine: Engine, enough: int, spares_leaves: bool) -> None:
-    """Free host copies of double nodes, in the order in which nodes became double, until `enough` pages are free.
+    """Free host copies of double nodes, in the order in which they became double, until `enough` pages are free.
 
     With `spares_leaves`, nodes that can be evicted from the device keep their copies.
     """
@@ -170,7 +170,7 @@ def _reclaim_doubles(engine: Engine, enough: int, spares_leaves: bool) -> None:
 
 @part
 def _next_double(engine: Engine, last: int) -> int:
-    """Return the node with the smallest `doubled` number above `last`, or `ROOT`."""
+    """Return the node with the smallest `Node.doubled` above `last`; `ROOT` if there is none."""
     found, least = ROOT, NEVER
     for node in range(1, engine.radix.state.num_nodes + 1):
         record = engine.radix.nodes[node]
@@ -181,9 +181,11 @@ def _next_double(engine: Engine, last: int) -> int:
 
 @part
 def begin_load(engine: Engine, node: int, top: int, request: int) -> bool:
-    """Begin to load the nodes on the path after `top` up to `node` for a request; return False if none is loaded.
+    """Begin to load the nodes on the path below `top`, down to `node`, for a request; return False if nothing is
+    loaded.
 
-    `top` is the last node on the device, and `node` is locked. Nothing is loaded unless there are free pages for all.
+    `top` is the last node on the device, and `node` must be locked. Nothing is loaded unless there are free pages for
+    all nodes.
     """
     nodes, num_pages = engine.radix.nodes, num_host_pages(engine, node)
     if num_pages * engine.settings.unit_tokens < LEAST_LOADED_TOKENS or engine.state.num_free < num_pages:

@@ -1,4 +1,6 @@
-"""Changes of nodes of SGLang's radix tree, with all counts that depend on them: locks, device pages, removal."""
+"""Changes of nodes of SGLang's radix tree, together with all counts that depend on them: locks, device pages,
+removal.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from kvsim.engine.state import Engine
 
 @part
 def inc_lock_ref(engine: Engine, node: int) -> int:
-    """Add a request's lock to the path from a node to the root.
+    """Add a request's lock to the path from a node up to the root, and to the windows at its end.
 
-    Return the edge to pass to `dec_lock_ref`; see `tree_windows`.
+    Return the edge, which `dec_lock_ref` needs; see `tree_windows`.
     """
     edge = tree_windows.lock(engine, node)
     while node != ROOT:
@@ -31,7 +33,7 @@ def inc_lock_ref(engine: Engine, node: int) -> int:
 
 @part
 def dec_lock_ref(engine: Engine, node: int, edge: int) -> None:
-    """Remove a request's lock from the path from a node to the root, and from its windows up to `edge`."""
+    """Remove a request's lock from the path from a node up to the root, and from the windows up to `edge`."""
     tree_windows.unlock(engine, node, edge)
     while node != ROOT:
         record = engine.radix.nodes[node]
@@ -46,7 +48,7 @@ def dec_lock_ref(engine: Engine, node: int, edge: int) -> None:
 
 @part
 def lock_for_copy(engine: Engine, node: int) -> None:
-    """Lock the path from a node to the root, which is on the device, for a copy."""
+    """Lock the path from a node up to the root for a copy. The path must be on the device."""
     while node != ROOT:
         record = engine.radix.nodes[node]
         _add_lock(engine, node)
@@ -58,7 +60,7 @@ def lock_for_copy(engine: Engine, node: int) -> None:
 
 @part
 def unlock_after_copy(engine: Engine, node: int) -> None:
-    """Remove the lock of a copy from the path from a node to the root."""
+    """Remove the lock of a copy from the path from a node up to the root."""
     while node != ROOT:
         record = engine.radix.nodes[node]
         assert record.copy_locks > 0
@@ -71,7 +73,7 @@ def unlock_after_copy(engine: Engine, node: int) -> None:
 
 @part
 def _add_lock(engine: Engine, node: int) -> None:
-    """Add a lock to one node. With its first lock, its pages on the device can no longer be evicted."""
+    """Add a lock to one node. After its first lock, its pages on the device cannot be evicted."""
     record = engine.radix.nodes[node]
     record.locks += 1
     if record.locks == 1 and record.is_on_device:
@@ -82,7 +84,7 @@ def _add_lock(engine: Engine, node: int) -> None:
 
 @part
 def _remove_lock(engine: Engine, node: int) -> None:
-    """Remove a lock from one node. Without locks, its pages on the device can be evicted."""
+    """Remove a lock from one node. After its last lock, its pages on the device can be evicted."""
     record = engine.radix.nodes[node]
     assert record.locks > 0
     record.locks -= 1
@@ -94,7 +96,7 @@ def _remove_lock(engine: Engine, node: int) -> None:
 
 @part
 def lose_device_pages(engine: Engine, node: int) -> None:
-    """Record that a leaf has lost its pages on the device."""
+    """Record that a leaf no longer has pages on the device."""
     record = engine.radix.nodes[node]
     evictable_leaves.remove(engine, node)
     engine.state.num_cached -= record.num_pages
@@ -106,7 +108,9 @@ def lose_device_pages(engine: Engine, node: int) -> None:
 
 @part
 def get_device_pages(engine: Engine, node: int) -> None:
-    """Record that a node that was only on the host gets pages on the device; the caller writes these to its entries."""
+    """Record that a node that was only on the host gets pages on the device. The caller writes the pages to its
+    entries.
+    """
     record = engine.radix.nodes[node]
     record.first_entry = new_entries(engine, record.num_pages)
     record.is_on_device = True
@@ -122,7 +126,7 @@ def get_device_pages(engine: Engine, node: int) -> None:
 
 @part
 def update_double(engine: Engine, node: int) -> None:
-    """Update whether a node is double: on the device and on the host, without a load in progress."""
+    """Record whether a node is double: on the device and on the host, and without a load in progress."""
     record = engine.radix.nodes[node]
     if not (record.is_on_device and record.is_on_host and record.loaded_for == ROOT):
         record.doubled = 0
@@ -133,10 +137,10 @@ def update_double(engine: Engine, node: int) -> None:
 
 @part
 def new_entries(engine: Engine, num_pages: int) -> int:
-    """Return the index of the first of `num_pages` unused entries of `node_pages`. If the half is full, begin the
-    other.
+    """Return the index of the first of `num_pages` unused entries of `RadixTables.node_pages`.
 
-    The entries of all nodes on the device are then copied to the other half, which has room for these and the new ones.
+    If the current half is full, the entries of all nodes on the device are copied to the other half, which has room for
+    these and the new entries.
     """
     radix, nodes, pages = engine.radix.state, engine.radix.nodes, engine.radix.node_pages
     if radix.entries_end + num_pages > radix.entries_limit:
@@ -157,7 +161,7 @@ def new_entries(engine: Engine, num_pages: int) -> int:
 
 @part
 def remove(engine: Engine, node: int) -> None:
-    """Remove a node, which has no pages on the device, from the tree."""
+    """Remove a node from the tree. It must have no pages on the device."""
     nodes, radix = engine.radix.nodes, engine.radix.state
     record = nodes[node]
     bucket.remove(nodes, engine.buckets[bucket_of(engine, record.key)], node)

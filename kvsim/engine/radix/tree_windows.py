@@ -1,7 +1,7 @@
 """Window slots in SGLang's radix tree, for models with sliding-window layers: locks and order of eviction.
 
 A node has window slots (its windows, for short) for all of its pages or for none. A request locks the windows of the
-last nodes of its path, which together cover one window of tokens. The topmost of these nodes is the edge, at which
+last nodes of its path that together cover one window of tokens. The topmost of these nodes is the edge, at which
 unlocking ends. Windows that no request locks can be evicted, the least recently used first. Their node stays in the
 tree.
 """
@@ -21,7 +21,7 @@ def is_on(engine: Engine) -> bool:
 
 @part
 def give(engine: Engine, node: int) -> None:
-    """Record that a node has its windows; they count as the most recently used."""
+    """Record that a node has got its windows, which count as the most recently used."""
     record = engine.radix.nodes[node]
     record.has_window = True
     if record.window_locks == 0:
@@ -31,7 +31,7 @@ def give(engine: Engine, node: int) -> None:
 
 @part
 def take(engine: Engine, node: int) -> None:
-    """Record that a node has lost its windows, which no request locks."""
+    """Record that a node has lost its windows. No request may lock them."""
     record = engine.radix.nodes[node]
     assert record.has_window
     assert record.window_locks == 0
@@ -42,9 +42,9 @@ def take(engine: Engine, node: int) -> None:
 
 @part
 def share_with(engine: Engine, node: int, upper: int) -> None:
-    """Copy the windows of a split node, and their locks, to its `upper` part.
+    """Let the upper part of a split node have the node's windows and their locks, too.
 
-    If the node is an edge, the `upper` part replaces it as the edge.
+    If the node is an edge, the `upper` part becomes the edge in its place.
     """
     old, new = engine.radix.nodes[node], engine.radix.nodes[upper]
     new.has_window, new.window_locks = old.has_window, old.window_locks
@@ -55,7 +55,9 @@ def share_with(engine: Engine, node: int, upper: int) -> None:
 
 @part
 def touch(engine: Engine, node: int) -> None:
-    """Mark the windows of the last tokens of a path (one window and a page) as the most recently used."""
+    """Mark the windows at the end of the path to `node`, those of one window of tokens and a page, as the most recently
+    used.
+    """
     nodes, previous, covered = engine.radix.nodes, ROOT, 0
     reach = engine.radix.settings.window_tokens + engine.settings.unit_tokens
     while node != ROOT and covered < reach:
@@ -69,7 +71,9 @@ def touch(engine: Engine, node: int) -> None:
 
 @part
 def lock(engine: Engine, node: int) -> int:
-    """Lock the windows that cover the last window of tokens of a path; return the edge to pass to `unlock`."""
+    """Lock the windows of the last nodes of the path to `node` that cover one window of tokens; return the edge, which
+    `unlock` needs.
+    """
     nodes, radix, covered, edge = engine.radix.nodes, engine.radix.state, 0, 0
     window = engine.radix.settings.window_tokens
     while node != ROOT and covered < window:
@@ -89,8 +93,8 @@ def lock(engine: Engine, node: int) -> int:
 
 @part
 def unlock(engine: Engine, node: int, edge: int) -> None:
-    """Remove a lock from the windows on a path, from its end up to the node with `edge`, or to the root if
-    `edge` is 0.
+    """Remove a lock from the windows on the path from `node` up to the node with this `edge`; if `edge` is 0, up to the
+    root.
     """
     nodes, is_edge = engine.radix.nodes, engine.radix.settings.window_tokens == 0
     while node != ROOT and not is_edge:
@@ -105,8 +109,8 @@ def unlock(engine: Engine, node: int, edge: int) -> None:
 
 @part
 def next_unlocked(engine: Engine, node: int) -> int:
-    """Return the next younger node whose windows no request locks, or `ROOT` for none. After `ROOT` comes the oldest
-    node.
+    """Return the next younger node after `node` whose windows no request locks; `ROOT` if there is none. After `ROOT`
+    comes the oldest.
     """
     nodes = engine.radix.nodes
     node = nodes[node].younger
@@ -117,7 +121,7 @@ def next_unlocked(engine: Engine, node: int) -> int:
 
 @part
 def _link(engine: Engine, node: int, younger: int) -> None:
-    """Insert a node into the list directly before node `younger`; with `ROOT`, as the youngest."""
+    """Insert a node into the list of windows, directly before node `younger`; if that is `ROOT`, as the youngest."""
     nodes = engine.radix.nodes
     older = nodes[younger].older
     nodes[node].younger, nodes[node].older = younger, older

@@ -17,7 +17,7 @@ NO_HOLE = -1
 
 @part
 def rounded(engine: Engine, num_slots: int) -> int:
-    """Return the number of slots that are allocated for `num_slots` requested ones; for buddies, the next
+    """Return the number of slots that are allocated for `num_slots` requested ones; for a buddy allocator, the next
     power of two.
     """
     if engine.settings.fit != BUDDY:
@@ -30,7 +30,7 @@ def rounded(engine: Engine, num_slots: int) -> int:
 
 @part
 def find_hole(engine: Engine, length: int) -> int:
-    """Return the index of the hole in which `length` slots are allocated; `NO_HOLE` if none is large enough."""
+    """Return the index of the hole in which `length` slots are allocated; `NO_HOLE` if none is long enough."""
     fit, state, holes = engine.settings.fit, engine.state, engine.holes
     if fit in (BEST_FIT, BUDDY):
         return _smallest_hole(engine, length)
@@ -46,7 +46,9 @@ def find_hole(engine: Engine, length: int) -> int:
 
 @part
 def allocate(engine: Engine, index: int, length: int) -> int:
-    """Allocate `length` slots at the start of a hole that is large enough; return the first slot."""
+    """Allocate `length` slots at the start of hole `index`, which is long enough; return the address of the first
+    slot.
+    """
     assert engine.holes[index].length >= length
     address = engine.holes[index].address
     _take(engine, index, address + length)
@@ -56,7 +58,7 @@ def allocate(engine: Engine, index: int, length: int) -> int:
 
 @part
 def can_extend(engine: Engine, address: int, length: int, longer: int) -> bool:
-    """Tell whether the extent at `address` can grow in place from `length` to `longer` slots."""
+    """Tell whether the extent at `address` can grow from `length` to `longer` slots without moving."""
     if engine.settings.fit == BUDDY and address % longer != 0:
         return False
     state, holes, free_up_to = engine.state, engine.holes, address + length
@@ -69,7 +71,7 @@ def can_extend(engine: Engine, address: int, length: int, longer: int) -> bool:
 
 @part
 def extend(engine: Engine, address: int, length: int, longer: int) -> None:
-    """Extend the extent at `address` in place from `length` to `longer` slots; `can_extend` must be true."""
+    """Extend the extent at `address` from `length` to `longer` slots without moving it. `can_extend` must be true."""
     _take(engine, _first_from(engine, address + length), address + longer)
 
 
@@ -93,8 +95,8 @@ def free(engine: Engine, address: int, length: int) -> None:
 
 @part
 def add_holes(engine: Engine, start: int, end: int) -> None:
-    """Make holes of the free slots [start, end), which touch no other hole: one hole, or for buddies one per power of
-    two.
+    """Make holes of the free slots [start, end), which touch no other hole: one hole; for buddies, one for each power
+    of two.
     """
     if engine.settings.fit != BUDDY:
         if start < end:
@@ -110,7 +112,9 @@ def add_holes(engine: Engine, start: int, end: int) -> None:
 
 @part
 def _take(engine: Engine, index: int, end: int) -> None:
-    """Allocate the slots from the beginning of a hole up to `end`, also in the holes that directly follow it."""
+    """Allocate the slots from the beginning of hole `index` up to `end`. They may continue in the holes that directly
+    follow.
+    """
     holes = engine.holes
     start = address = holes[index].address
     while address < end:
@@ -122,7 +126,9 @@ def _take(engine: Engine, index: int, end: int) -> None:
 
 @part
 def _free_buddy(engine: Engine, address: int, length: int) -> None:
-    """Free an extent of a buddy allocator; merge it with its other half while that is a hole of equal length."""
+    """Free an extent of a buddy allocator. Merge it with the other half of the doubled extent, as long as that is a
+    hole.
+    """
     state, holes = engine.state, engine.holes
     while True:
         other = address + length if address % (2 * length) == 0 else address - length
@@ -164,7 +170,7 @@ def _smallest_hole(engine: Engine, length: int) -> int:
 
 @part
 def _first_after_rover(engine: Engine) -> int:
-    """Return the index of the first hole with slots after the rover, the end of the extent allocated last."""
+    """Return the index of the first hole with slots after `State.rover`, the end of the extent allocated last."""
     rover, holes = engine.state.rover, engine.holes
     index = _first_from(engine, rover + 1)
     if index > 0 and holes[index - 1].address + holes[index - 1].length > rover:

@@ -36,9 +36,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Make room for `num_tokens` more tokens; an extent that is full is doubled. Return False if no hole is large
-    enough.
-    """
+    """Make room for `num_tokens` more tokens. A full extent is doubled. Return False if there is no room for that."""
     settings, state = engine.settings, engine.state
     state.batch_is_open = False  # the batch has begun to decode: with request-level batching none may join
     needed = sequence.computed + num_tokens
@@ -79,7 +77,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def unusable_slots(engine: Engine, head: Sequence) -> int:
-    """Return the number of free slots if they suffice for `head` but no hole is long enough; otherwise 0."""
+    """Return the number of free slots, if together they suffice for `head` but no hole is long enough; otherwise 0."""
     wanted, num_free = reservation(engine, head), engine.state.num_free
     if num_free < wanted or extents.find_hole(engine, extents.rounded(engine, wanted)) != NO_HOLE:
         return 0
@@ -110,8 +108,8 @@ def _make_hole(engine: Engine, num_slots: int) -> bool:
 def _compact(engine: Engine, length: int) -> bool:
     """Move all extents together at the start of memory, if that makes a hole of `length` slots; return whether it does.
 
-    All extents are allocated again in an empty memory, in order of address, so extents below the first hole keep their
-    addresses. In a buddy allocator, the longest extents come first, which leaves no gaps between them.
+    All extents are allocated again in an empty memory, in order of address, so extents before the first hole keep their
+    addresses. In a buddy allocator, the longest extents come first, which leaves no gaps between extents.
     """
     state, holes, size = engine.state, engine.holes, len(engine.holes) // 2
     for index in range(state.num_holes):  # save the holes in the upper half, to restore them if no hole is made
@@ -156,7 +154,7 @@ def _order_for_compaction(engine: Engine) -> None:
 @part
 def _move(engine: Engine) -> None:
     """Move the running sequences to their new extents. All old extents are freed first, because new ones may overlap
-    them.
+    old ones.
     """
     state = engine.state
     num_moving = 0
@@ -182,8 +180,8 @@ def _place(engine: Engine, sequence: Sequence, wanted: int) -> None:
 
 @part
 def _settle(engine: Engine, sequence: Sequence, address: int, length: int, requested: int) -> None:
-    """Assign an allocated extent to a sequence without one: `length` slots at `address`, of which `requested` were
-    asked for.
+    """Assign an allocated extent to a sequence that has none: `length` slots at `address`, of which it requested
+    `requested`.
     """
     settings = engine.settings
     totals.add_slots(engine, sequence, 0, requested)
@@ -198,7 +196,9 @@ def _settle(engine: Engine, sequence: Sequence, address: int, length: int, reque
 
 @part
 def _vacate(engine: Engine, sequence: Sequence) -> None:
-    """Record that a sequence loses its extent, and subtract its slots from the totals; computed tokens stay counted."""
+    """Record that a sequence loses its extent, and subtract its slots from the totals. Its computed tokens stay
+    counted.
+    """
     journal.release_extent(engine, sequence, sequence.num_units)
     totals.remove_slots(engine, sequence, sequence.requested)
     engine.state.rounding -= sequence.num_units - sequence.requested

@@ -27,9 +27,10 @@ _HALF_ULP_OF_ONE = 2.0**-53
 
 @part
 def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one return for each outcome
-    """Run to the next moment at which the caller has to act; see `clock.advance`.
+    """Run until the caller has to act; return the outcome (see `clock.advance`).
 
-    After the outcome `BATCHED`, the caller writes the costs of new shapes in the steps of the batch into `first_uses`.
+    After the outcome `BATCHED`, the caller writes the costs of step shapes that this batch uses for the first time into
+    `Engine.first_uses`.
     """
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     while clock.has_room(engine):
@@ -65,14 +66,14 @@ def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one return
 
 @part
 def width_at(engine: Engine, step: int) -> int:
-    """Return the number of slots that every row of the batch has in `step`."""
+    """Return the number of slots that every row of the batch has in step `step` of the batch."""
     batch = engine.rectangle
     return batch.stride if engine.settings.preallocated else batch.prompt_width + step
 
 
 @part
 def _form_batch(engine: Engine) -> bool:
-    """Form a batch that includes the oldest waiting sequence, if it is due; return whether the batch has any rows."""
+    """Form a batch that includes the oldest waiting sequence, if a batch is due; return whether it has any rows."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     if state.num_waiting == 0 or (state.num_waiting < settings.batch_size and state.host_s < _due_s(engine)):
         return False
@@ -96,9 +97,11 @@ def _form_batch(engine: Engine) -> bool:
 
 @part
 def _choose_similar_lengths(engine: Engine) -> None:
-    """Fill the batch with the waiting prompts whose lengths are closest to that of the oldest; arrival breaks ties."""
+    """Fill the batch with the waiting prompts whose lengths are closest to that of the oldest one; among equals, the
+    first arrived.
+    """
     width = waiting_queue.peek(engine).prompt_tokens
-    for distance in range(max(width, len(engine.buckets) - width)):
+    for distance in range(max(width, len(engine.buckets) - width)):  # up to the shortest and the longest prompt
         shorter = length_index.first_at(engine, width - distance)
         longer = length_index.first_at(engine, width + distance) if distance > 0 else NO_SEQUENCE
         while shorter != NO_SEQUENCE or longer != NO_SEQUENCE:
@@ -115,8 +118,9 @@ def _choose_similar_lengths(engine: Engine) -> None:
 def _join(engine: Engine, sequence: Sequence) -> bool:
     """Add a sequence to the batch as a row; return False if there is no room for it.
 
-    The memory guard refuses a row with which the rectangle might not fit. Output lengths are not known in advance, so
-    the guard counts one column less than the largest number of outputs that any request allows.
+    With `memory_guard`, a row is refused if the rectangle might not fit with it. Output lengths are not known in
+    advance, so the guard counts the largest number of outputs that any request allows, minus one column: a last token
+    has no KV.
     """
     settings, batch = engine.settings, engine.rectangle
     wider = max(batch.prompt_width, sequence.prompt_tokens)
@@ -132,7 +136,7 @@ def _join(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _lay_out(engine: Engine) -> None:
-    """Set the number of steps of the batch, and the distance of its rows in slots."""
+    """Set the number of steps of the batch, and the number of slots from one row to the next."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     state.num_running, batch.num_live = batch.num_rows, batch.num_rows
     batch.live_prompt_tokens = batch.live_new_tokens = batch.longest_answer = batch.step = 0
@@ -162,10 +166,10 @@ def _take_step(engine: Engine) -> None:
         _drop_ended(engine)
     state.seq += 1
     if step < 2:  # the rows of step 1 are repeated for all later steps
-        _write_down(engine)
+        _record_rows(engine)
     tokens = rows * width if step == 0 else rows
-    # `first_uses` has the costs of choosing kernels for each step, and then those of building kernels. A static batch
-    # has no shared slots, no sequences that join, and no images.
+    # In order: sequences, tokens, prefill tokens, context tokens, attention pairs, seconds to choose kernels, kernels
+    # to build. The rest is 0, because a static batch has no shared slots, no sequences that join, and no images.
     shape = StepShape(
         rows, tokens, tokens if step == 0 else 0, rows * (width + step),
         rows * width * (width + 1) // 2 if step == 0 else 0,
@@ -194,7 +198,7 @@ def _take_step(engine: Engine) -> None:
 
 @part
 def _drop_ended(engine: Engine) -> None:
-    """Update the sums over live rows: leave out the rows that ended with the step before."""
+    """Set the sums over live rows anew, without the rows that ended with the step before."""
     batch = engine.rectangle
     batch.num_live = batch.live_prompt_tokens = batch.live_new_tokens = 0
     batch.next_end = batch.longest_answer
@@ -219,8 +223,8 @@ def _count_slots(engine: Engine) -> None:
 
 
 @part
-def _write_down(engine: Engine) -> None:
-    """Record the slots and tokens of every row: in step 0 those of its prompt, in step 1 those of all later steps."""
+def _record_rows(engine: Engine) -> None:
+    """Record the slots and tokens of every row: in step 0 those of the prompt, in step 1 those of all later steps."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     step, width, stride = batch.step, batch.prompt_width, width_at(engine, batch.num_steps - 1)
     repeat = 1 if step == 0 else batch.num_steps - 1
@@ -269,7 +273,9 @@ def next_chance_s(engine: Engine) -> float:
 
 @part
 def _ulp(value: float) -> float:
-    """Return a number that, added to `value`, gives the next larger float; for 0, return a small constant."""
+    """Return a number that, added to `value`, gives the next larger float, since machine code has no `nextafter`. For
+    0, a small constant.
+    """
     if value == 0.0:
         return _HALF_ULP_OF_ONE
     # The product is between 0.5 and 1.5 times the distance to the next float, so the sum is rounded to that float.
