@@ -41,7 +41,7 @@ def calc_priority(engine: Engine) -> None:
 
 @part
 def _compute_prefix_matches(engine: Engine) -> None:
-    """Match all waiting requests with the tree, and put some of them back in the order.
+    """Match all waiting requests with the tree, and put some back in the order.
 
     A request is put back if an earlier one in the queue begins with the same tokens and the tree lacks these tokens. It
     can hit them after the earlier request has computed them.
