@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvsim.cli.machine_flags import (
@@ -20,6 +20,7 @@ from kvsim.cli.show import command_line
 from kvsim.cli.workload import cut_at, is_generated, workload_and_source
 from kvsim.errors import UsageError
 from kvsim.policies.settings import PrefixEviction
+from kvsim.setting_fields import settings_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from kvsim.hardware import Gpu
     from kvsim.kv_groups import KVCacheLayout
     from kvsim.models import Model
-    from kvsim.policies import AnyPolicy, ContinuousSettings, PagedSettings, Radix, RadixSettings
+    from kvsim.policies import AnyPolicy, ContinuousSettings, Paged, PagedSettings, Radix, RadixSettings
     from kvsim.recording import Meta, RecordedRequests, Recording
     from kvsim.simulation import EngineName, Machine
     from kvsim.steptime import StepTimeModel
@@ -52,18 +53,14 @@ class Scenario:
     def policy(self, name: str) -> AnyPolicy:
         """Return the policy called `name`, which may be a Python file, with the settings of the flags.
 
-        If the file changes any setting of the scheduler, no flag changes the scheduler. The same holds for the cache.
+        Settings that the Python file changes from their defaults hold as if they were given as flags.
+
+        Raises:
+            UsageError: the server does not start with these settings, or a flag and the file have the same setting.
         """
-        from kvsim.kv_groups.specs import check_block_size
-        from kvsim.policies import Contiguous, Paged, Radix, Static
+        from kvsim.policies import Contiguous, Radix, Static
         from kvsim.policies.custom import check_hooks, is_policy_file, policy_from_file
-        from kvsim.policies.settings import (
-            OF_PAGED,
-            ContiguousSettings,
-            ContinuousSettings,
-            PagedSettings,
-            StaticSettings,
-        )
+        from kvsim.policies.settings import OF_PAGED, ContiguousSettings, StaticSettings
 
         if name == Static.name:
             return Static(scheduler=settings_from(StaticSettings, self.flags, max_model_len=self.max_model_len))
@@ -73,17 +70,23 @@ class Scenario:
             others = {key: None if key in OF_PAGED else value for key, value in self.flags.items()}
             scheduler = replace(self, flags=others)._scheduler()
             return Contiguous(scheduler=scheduler, cache=settings_from(ContiguousSettings, self.flags))
-        scheduler = self._scheduler()
-        check_block_size(self.model, self.flags["block_size"])
-        cache = paged_settings(self.flags, self.gpu, self.model, self.block_size)
         if not is_policy_file(name):
-            return Paged(scheduler=scheduler, cache=cache)
+            return self._paged()
         custom = policy_from_file(name)
         check_hooks(custom)
-        # Default settings mean that the file defines none.
-        custom.scheduler = scheduler if custom.scheduler == ContinuousSettings() else custom.scheduler
-        custom.cache = cache if custom.cache == PagedSettings() else custom.cache
+        scheduler, cache = (_changed(settings, self.flags, name) for settings in (custom.scheduler, custom.cache))
+        paged = replace(self, flags=self.flags | scheduler | cache)._paged()
+        custom.scheduler, custom.cache = replace(paged.scheduler, **scheduler), replace(paged.cache, **cache)
         return custom
+
+    def _paged(self) -> Paged:
+        """Return vLLM's policy with the settings of the flags."""
+        from kvsim.kv_groups.specs import check_block_size
+        from kvsim.policies import Paged
+
+        scheduler = self._scheduler()
+        check_block_size(self.model, self.flags["block_size"])
+        return Paged(scheduler=scheduler, cache=paged_settings(self.flags, self.gpu, self.model, self.block_size))
 
     def _radix(self) -> Radix:
         """Return SGLang's policy. Settings without a flag have SGLang's defaults for the GPU and the model."""
@@ -196,6 +199,24 @@ class Scenario:
         if self.flags["eviction"] == PrefixEviction.OPTIMAL.value:
             words.append("optimal eviction knows all requests: a bound for rules of eviction, which no server reaches")
         return words
+
+
+def _changed(settings: Any, flags: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """Return the settings in the policy of a Python `file` that differ from their defaults, by name.
+
+    Raises:
+        UsageError: one of them is given as a flag, too.
+    """
+    defaults = type(settings)()
+    changed = {
+        each.name: value
+        for each in fields(settings)
+        if (value := getattr(settings, each.name)) != getattr(defaults, each.name)
+    }
+    for each in settings_in(type(settings)):
+        if each.name in changed and flags.get(each.name) is not None:
+            raise UsageError(f"{each.setting.flags[0]} has no effect: the policy in {file} sets {each.name}; leave one out.")
+    return changed
 
 
 def paged_settings(flags: dict[str, Any], gpu: Gpu, model: Model, block_size: int) -> PagedSettings:

@@ -83,14 +83,14 @@ class RankTimes:
             throttled_gpu_s(cost, kernels_begin_s, step.throttle) for step, cost in zip(steps, costs, strict=True)
         ]
         kernels_end_s = kernels_begin_s + max(gpu_s for gpu_s, _ in on_gpu) + self.experts_s(num_tokens)
-        done_s = max(kernels_end_s, *(step.begin_s + cost.launch_s for step, cost in zip(steps, costs, strict=True)))
+        launched = [
+            max(kernels_begin_s - cost.prepare_s, step.begin_s) + cost.launch_s
+            for step, cost in zip(steps, costs, strict=True)
+        ]
+        done_s = max(kernels_end_s, *launched)
         return [
-            step._replace(
-                done_s=done_s,
-                launched_s=max(kernels_begin_s - cost.prepare_s, step.begin_s) + cost.launch_s,
-                throttle=throttle,
-            )
-            for step, cost, (_, throttle) in zip(steps, costs, on_gpu, strict=True)
+            step._replace(done_s=done_s, launched_s=launched_s, throttle=throttle)
+            for step, launched_s, (_, throttle) in zip(steps, launched, on_gpu, strict=True)
         ]
 
 

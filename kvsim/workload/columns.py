@@ -116,6 +116,13 @@ class Ragged(Generic[Integer]):
         positions = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths)
         return Ragged(self.values[positions], offsets, self.values.dtype.type)
 
+    def cut(self, lengths: NDArray[Any]) -> Ragged[Integer]:
+        """Return the first values of each row, at most as many as `lengths` states for the row: int[num_rows]."""
+        kept = np.minimum(self.lengths, lengths)
+        in_row = np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
+        is_kept = in_row < np.repeat(kept, self.lengths)
+        return Ragged(self.values[is_kept], np.concatenate(([0], np.cumsum(kept))), self.values.dtype.type)
+
 
 def _check_offsets(offsets: Int64Array, num_values: int) -> None:
     if offsets.size == 0 or offsets[0] != 0 or offsets[-1] != num_values:

@@ -358,9 +358,12 @@ class Workload:
         prompt = np.minimum(prompt, max_model_len - 1)
         output = np.minimum(self.output_tokens, max_model_len - prompt)
         counts = f"{num_prompts:,} prompts, {num_cut - num_prompts:,} answers"
+        ids, hashed_tokens = self.prompt_token_ids, np.maximum(prompt - self.hash_ahead_tokens, 0)
         return replace(
             self,
             prompt_tokens=prompt,
+            prompt_token_ids=None if ids is None else ids.cut(prompt),
+            prompt_hashes=self.prompt_hashes.cut(hashed_tokens // self.hash_unit_tokens),
             output_tokens=output,
             max_tokens=np.maximum(np.minimum(self.max_tokens, max_model_len - prompt), output),
             prefix_tokens=np.minimum(self.prefix_tokens, prompt),

@@ -101,3 +101,27 @@ def test_a_policy_in_a_file_runs_with_the_flags(
     for counts in ("2 done, 0 kept", "0 done, 2 kept"):
         done = kvsim("sweep", *sweep, "-o", str(tmp_path / "points.parquet"))
         assert (done.returncode, counts in done.stdout) == (0, True), done.stderr
+
+
+def test_flags_add_to_the_settings_of_a_policy_in_a_file_and_never_contradict_them(
+    summary: Callable[..., dict[str, Any]], kvsim: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "few.py"
+    file.write_text(
+        "from kvsim import ContinuousSettings, CustomPolicy, PagedSettings\n\n\n"
+        "class Few(CustomPolicy):\n"
+        "    scheduler = ContinuousSettings(max_num_seqs=3)\n"
+        "    cache = PagedSettings(enable_prefix_caching=False)\n",
+        encoding="utf-8",
+    )
+    found = summary("--policy", str(file), "--max-num-batched-tokens", "77")
+    assert found["peak_batch"] == found["limits"]["max_num_seqs"] == 3
+    assert found["limits"]["max_num_batched_tokens"] == 77
+    assert found["prefix_queried_tokens"] == 0
+    for flag, name in (("--max-num-seqs", "max_num_seqs"), ("--enable-prefix-caching", "enable_prefix_caching")):
+        values = () if flag.startswith("--enable") else ("9",)
+        done = kvsim("run", "--policy", str(file), flag, *values, *REQUESTS)
+        assert (done.returncode, done.stdout) == (2, "")
+        said = f" has no effect: the policy in {file} sets {name}; leave one out."
+        assert flag in done.stderr
+        assert said in " ".join(done.stderr.split())

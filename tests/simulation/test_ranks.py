@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 import kvsim
 from kvsim.cli import cli
@@ -283,3 +285,24 @@ def test_a_named_machine_captures_graphs_for_its_largest_batch() -> None:
     settings: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": True, "max_num_seqs": 64}
     of_ranks = kvsim.machine("H200", "Qwen3-30B-A3B", **settings).step_time
     assert of_ranks.own.max_captured_tokens == 128  # type: ignore[attr-defined]
+
+
+@given(
+    tokens=st.lists(st.integers(1, 1200), min_size=2, max_size=3),
+    begins_s=st.lists(st.floats(0, 0.05), min_size=3, max_size=3),
+    free_s=st.floats(0, 0.1),
+    host=st.sampled_from([1.0, 20.0]),
+)
+def test_no_step_of_ranks_is_done_before_it_is_launched(
+    tokens: list[int], begins_s: list[float], free_s: float, host: float
+) -> None:
+    times = ranks().step_time
+    assert isinstance(times, RankTimes)
+    slow = replace(times, own=at_pace(Pace(host=host), times.own))
+    steps = [
+        RankStep(shape=StepShape(each, 1, each, 0, 0), begin_s=begin_s)
+        for each, begin_s in zip(tokens, begins_s, strict=False)
+    ]
+    timed = slow.together(steps, free_s)
+    assert len({step.done_s for step in timed}) == 1
+    assert all(step.begin_s <= step.launched_s <= step.done_s for step in timed)

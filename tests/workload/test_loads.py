@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvsim.errors import UsageError
 from kvsim.workload import Fixed, LogNormal, Poisson, Varying, Workload, generate
+from kvsim.workload.columns import Ragged
 
 POINTS = st.lists(st.tuples(st.floats(0.5, 50), st.floats(0, 20)), min_size=1, max_size=5)
 
@@ -110,3 +113,22 @@ def test_descriptions_are_words() -> None:
     assert (
         work.description == "3 requests, 2.5 a second (Poisson); prompts of 1,000 tokens, answers of 5 tokens; seed 7"
     )
+
+
+@given(seed=st.integers(0, 9), longest=st.integers(2, 400), ahead=st.integers(0, 3))
+def test_known_prompts_are_cut_where_their_lengths_are(seed: int, longest: int, ahead: int) -> None:
+    plain = drawn(seed)
+    ids = [list(range(row, row + tokens)) for row, tokens in enumerate(plain.prompt_tokens.tolist())]
+    hashes = [list(range(max(len(prompt) - ahead, 0) // 16)) for prompt in ids]
+    columns = {
+        "prompt_token_ids": {"prompt_token_ids": Ragged.from_rows(ids, np.int32)},
+        "prompt_hashes": {"prompt_hashes": Ragged.from_rows(hashes, np.int64), "hash_ahead_tokens": ahead},
+    }
+    for name, known in columns.items():
+        after = replace(plain, **known).cut(longest)
+        assert after.prompt_tokens.tolist() == plain.cut(longest).prompt_tokens.tolist()
+        for row, tokens in enumerate(after.prompt_tokens.tolist()):
+            if name == "prompt_token_ids":
+                assert getattr(after, name)[row].tolist() == ids[row][:tokens]
+            else:
+                assert getattr(after, name)[row].tolist() == hashes[row][: max(tokens - ahead, 0) // 16]
