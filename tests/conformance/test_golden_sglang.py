@@ -1,8 +1,8 @@
 """Small workloads decided as SGLang decided them: every field of every record, slot by slot.
 
 The first 37 have one rule each, which the name says; the next 13 are random mixtures. In the next three, SGLang finds
-only after some passes that copies to and from the host have ended. In the last two, prompts are compared in the queue
-within the first page.
+only after some passes that copies to and from the host have ended. In the next two, prompts are compared in the queue
+within the first page. In the last, a chunk gets no slots while other requests decode, which ends SGLang.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_what_is_not_followed_is_refused_in_a_sentence(change: dict[str, object]
 
 
 def test_the_golden_workloads_cover_what_they_are_kept_for() -> None:
-    assert len(WORKLOADS) == 55
+    assert len(WORKLOADS) == 56
     verdicts = [verify_answer(file, file.with_suffix(".jsonl.gz"), compiled=FASTEST) for file in WORKLOADS]
     for count in ("num_preemptions", "num_evictions", "num_aborts"):
         assert any(getattr(verdict, count) for verdict in verdicts), count

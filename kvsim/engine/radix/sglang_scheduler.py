@@ -197,7 +197,7 @@ def get_next_batch_to_run(engine: Engine) -> int:
     mode = NO_BATCH
     if not _defers_prefill(engine):
         mode = get_new_batch_prefill(engine)
-    if mode == NO_BATCH and state.num_running > 0 and radix.puts_out:
+    if mode == NO_BATCH and state.num_running > 0 and radix.puts_out and not radix.has_failed:
         mode = update_running_batch(engine)
     if mode in (EXTEND, MIXED):
         radix.interval_left = engine.radix.settings.prefill_decode_interval
