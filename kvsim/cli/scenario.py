@@ -215,7 +215,8 @@ def _changed(settings: Any, flags: Mapping[str, Any], file: str) -> dict[str, An
     }
     for each in settings_in(type(settings)):
         if each.name in changed and flags.get(each.name) is not None:
-            raise UsageError(f"{each.setting.flags[0]} has no effect: the policy in {file} sets {each.name}; leave one out.")
+            flag = each.setting.flags[0]
+            raise UsageError(f"{flag} has no effect: the policy in {file} sets {each.name}; leave one out.")
     return changed
 
 
