@@ -74,7 +74,7 @@ class Scenario:
             return self._paged()
         custom = policy_from_file(name)
         check_hooks(custom)
-        scheduler, cache = (_changed(settings, self.flags, name) for settings in (custom.scheduler, custom.cache))
+        scheduler, cache = _changed(custom.scheduler, self.flags, name), _changed(custom.cache, self.flags, name)
         paged = replace(self, flags=self.flags | scheduler | cache)._paged()
         custom.scheduler, custom.cache = replace(paged.scheduler, **scheduler), replace(paged.cache, **cache)
         return custom
@@ -201,7 +201,7 @@ class Scenario:
         return words
 
 
-def _changed(settings: Any, flags: Mapping[str, Any], file: str) -> dict[str, Any]:
+def _changed(settings: ContinuousSettings | PagedSettings, flags: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Return the settings in the policy of a Python `file` that differ from their defaults, by name.
 
     Raises:
