@@ -74,9 +74,9 @@ class Scenario:
             return self._paged()
         custom = policy_from_file(name)
         check_hooks(custom)
-        scheduler, cache = _changed(custom.scheduler, self.flags, name), _changed(custom.cache, self.flags, name)
-        paged = replace(self, flags=self.flags | scheduler | cache)._paged()
-        custom.scheduler, custom.cache = replace(paged.scheduler, **scheduler), replace(paged.cache, **cache)
+        of_scheduler, of_cache = (_changed(each, self.flags, name) for each in (custom.scheduler, custom.cache))
+        paged = replace(self, flags={**self.flags, **of_scheduler, **of_cache})._paged()
+        custom.scheduler, custom.cache = replace(paged.scheduler, **of_scheduler), replace(paged.cache, **of_cache)
         return custom
 
     def _paged(self) -> Paged:
@@ -201,7 +201,7 @@ class Scenario:
         return words
 
 
-def _changed(settings: ContinuousSettings | PagedSettings, flags: Mapping[str, Any], file: str) -> dict[str, Any]:
+def _changed(settings: Any, flags: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Return the settings in the policy of a Python `file` that differ from their defaults, by name.
 
     Raises:
