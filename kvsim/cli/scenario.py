@@ -207,13 +207,14 @@ def _changed(settings: Any, flags: Mapping[str, Any], file: str) -> dict[str, An
     Raises:
         UsageError: one of them is given as a flag, too.
     """
-    defaults = type(settings)()
+    kind: Any = type(settings)
+    defaults = kind()
     changed = {
         each.name: value
         for each in fields(settings)
         if (value := getattr(settings, each.name)) != getattr(defaults, each.name)
     }
-    for each in settings_in(type(settings)):
+    for each in settings_in(kind):
         if each.name in changed and flags.get(each.name) is not None:
             flag = each.setting.flags[0]
             raise UsageError(f"{flag} has no effect: the policy in {file} sets {each.name}; leave one out.")
