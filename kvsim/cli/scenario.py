@@ -205,7 +205,7 @@ def _changed(settings: Any, flags: Mapping[str, Any], file: str) -> dict[str, An
     """Return the settings in the policy of a Python `file` that differ from their defaults, by name.
 
     Raises:
-        UsageError: one of them is given as a flag, too.
+        UsageError: such a setting is given as a flag, too.
     """
     kind: Any = type(settings)
     defaults = kind()
