@@ -17,16 +17,20 @@ _MOST_FRAMES = 6_000
 @click.command("animate")
 @click.argument("recordings", nargs=-1, required=True)
 @output_option(
-    ".gif, .mp4 or .html of the pools; .svg of how far each run has come.", default="pool.gif", show_default=True
+    "File to write: .gif, .mp4 or .html show the pools; .svg shows the progress of each run.",
+    default="pool.gif",
+    show_default=True,
 )
 @click.option(
     "--until",
     "until_s",
     type=float,
     metavar="SECONDS",
-    help="Time in the runs at which the film ends.  [the end of the longest run, but at most 1.25 times the shortest]",
+    help="Simulated time at which the film ends.  [the end of the longest run, but at most 1.25 times the shortest]",
 )
-@click.option("--length", "length_s", type=float, default=12.0, show_default=True, help="Seconds that the film takes.")
+@click.option(
+    "--length", "length_s", type=float, default=12.0, show_default=True, help="Duration of the film in seconds."
+)
 @click.option("--frames-per-second", type=float, default=12.5, show_default=True, help="Frames per second of a film.")
 @click.option(
     "--max-mib", type=float, default=4.75, show_default=True, help="Largest size of a film; a GIF drops frames to fit."

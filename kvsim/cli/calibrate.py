@@ -20,24 +20,23 @@ if TYPE_CHECKING:
 
 @click.command("calibrate")
 @click.argument("recordings", nargs=-1, required=True)
-@output_option("The profile.", required=True, metavar="PROFILE.toml")
+@output_option("Profile to write, or with --card the machine card.", required=True, metavar="PROFILE.toml")
 @flag(
     "--gpu-from",
     metavar="PROFILE",
     excludes=("card", "no_held_out"),
-    help="Take the GPU's times from this profile (auto: the shipped one), and fit only the host's: a few seconds of a "
-    "server are enough.",
+    help="Take the GPU's times from this profile (auto: the one that comes with kvsim), and fit "
+    "only the host's. A recording of a few seconds is enough.",
 )
 @flag(
     "--card",
     metavar="CARD",
     excludes=("no_held_out",),
-    help="Fit the machine instead of a model: three factors by which its GPU and host are slower than CARD (auto: the "
-    "shipped one). Recordings may be of any models, and the card serves all models.",
+    help="Fit three factors by which the machine's GPU and host are slower than CARD (auto: the "
+    "card that comes with kvsim). Recordings may be of any models, and the result is valid "
+    "for all models.",
 )
-@click.option(
-    "--no-held-out", is_flag=True, help="Skip the check that predicts each recording from the others (faster)."
-)
+@click.option("--no-held-out", is_flag=True, help="Do not predict each recording from a fit to the others (faster).")
 @overwrite_option()
 @json_option
 def command(
@@ -52,9 +51,11 @@ def command(
 ) -> None:
     """Fit step times to RECORDINGS of one GPU, model and engine, and write a profile.
 
-    With --card, write a machine card instead: that card with three factors fitted to RECORDINGS, which may be of any
-    models. Prints the error of the fitted step times on each recording. For a profile of several recordings, also
-    prints the error on each recording of step times that were fitted to the others; --no-held-out leaves this out.
+    With --card, write a machine card instead: the given card with three factors fitted to RECORDINGS, which may be of
+    any models.
+
+    The output has the error of the fitted step times on each recording. For a profile of several recordings, it also
+    has the error on each recording of a fit to all others, unless --no-held-out is given.
     """
     from kvsim.calibration import calibrate, calibrate_host
     from kvsim.experiments.validation import matching_profile

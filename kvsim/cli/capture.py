@@ -43,12 +43,12 @@ _ENGINE_SETTINGS = (
 @command.command("vllm", cls=SectionedCommand)
 @click.option("--model", required=True, help="A model folder, or a listed model with random weights.")
 @workload_options
-@output_option("The recording's folder.", required=True)
+@output_option("Folder of the recording to write.", required=True)
 @click.option(
     "--users", "--concurrency", type=int, callback=bounded(at_least=1), help="Closed loop with N users.", metavar="N"
 )
 @settings_options(*_ENGINE_SETTINGS)
-@click.option("--vllm", "release", metavar="VERSION", help="Record this release alone.  [the one that is installed]")
+@click.option("--vllm", "release", metavar="VERSION", help="Release that must be installed.  [any]")
 @overwrite_option()
 def vllm(*, model: str, output: Path, users: int | None, release: str | None, overwrite: bool, **flags: Any) -> None:
     """Start vLLM here, run a workload, and record it."""
@@ -100,7 +100,7 @@ def _engine_arguments(flags: Mapping[str, Any]) -> dict[str, Any]:
 @command.command("hf", cls=SectionedCommand)
 @click.option("--model", required=True, help="A model folder, or a listed model with random weights.")
 @workload_options
-@output_option("The recording's folder.", required=True)
+@output_option("Folder of the recording to write.", required=True)
 @click.option("--batch-size", type=int, default=1, show_default=True, help="Rows of a batch; 1 is one by one.")
 @click.option(
     "--cache",

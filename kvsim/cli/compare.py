@@ -47,13 +47,13 @@ times_option = flag(
 
 @click.command("compare", cls=ComparingCommand)
 @scenario_options
-@output_option("Write the recordings into this folder, one for each policy or value.")
+@output_option("Write a recording for each policy or value into this folder.")
 @click.option(
     "--policy",
     "names",
     type=PolicyParam(),
     multiple=True,
-    help=f"A policy to compare, or FILE.py:CLASS with one of your own; again for more.  [{', '.join(EVERY_POLICY)}]",
+    help=f"Policy to compare, or FILE.py:CLASS with one of your own; repeat it for more.  [{', '.join(EVERY_POLICY)}]",
 )
 @times_option
 @click.option(
@@ -88,10 +88,12 @@ def command(
     """Serve the same requests with several policies, or with several values of one flag, and compare.
 
     For several policies, the output shows where the memory went (shares of 100%), how many sequences ran at once, and
-    who waited.
+    how long requests waited.
+
     A flag may have several values, such as --kv-cache-dtype auto fp8, --route shortest prefix or
     --enable-prefix-caching on off. Each value gets a run, and all figures are printed side by side. For two releases,
-    --vllm OLD NEW, the output also has the first decision that differs, and the rules that make the difference.
+    --vllm OLD NEW, the output also has the first decision that differs, and the rules that cause the difference.
+
     --prefill P --decode D compares these servers with P + D servers that do both. --data-parallel-size N compares N
     ranks with one tensor-parallel server on as many GPUs, and with N servers that each have all weights.
     """

@@ -24,10 +24,14 @@ if TYPE_CHECKING:
 
 @click.command("diagnose")
 @click.argument("source", metavar="RECORDING|URL|HOST:PORT")
-@click.option("--ttft-p99", type=float, metavar="SECONDS", help="A remedy should bring TTFT p99 to at most this.")
-@click.option("--tpot-p99", type=float, metavar="SECONDS", help="A remedy should bring TPOT p99 to at most this.")
+@click.option("--ttft-p99", type=float, metavar="SECONDS", help="Target of the remedies: TTFT p99 is at most this.")
+@click.option("--tpot-p99", type=float, metavar="SECONDS", help="Target of the remedies: TPOT p99 is at most this.")
 @click.option(
-    "--seconds", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, help="Time to watch a server."
+    "--seconds",
+    type=click.FloatRange(0.1, 3600),
+    default=10.0,
+    show_default=True,
+    help="Seconds for which a live server is watched.",
 )
 @kv_events_options
 @click.option("--profile", metavar="PROFILE", help="Step times: a profile or a machine card.  [the one that matches]")
@@ -51,10 +55,12 @@ def command(
 ) -> None:
     """Diagnose a server: waiting and preemptions, their causes, and remedies.
 
-    SOURCE is a RECORDING (a folder, or the name of one that comes with kvsim), or HOST:PORT of a server that publishes
-    its events. Of these, the times at which requests waited are described, and the effect of each change of a setting
-    on the same requests is predicted. HOST:PORT or the http:// address of a server's /metrics is also accepted: it has
-    only some of the facts, and the way to record the others is described.
+    With a RECORDING (a folder, or the name of one that comes with kvsim) or the HOST:PORT at which a server publishes
+    kvsim's events, the output tells when requests waited, and predicts how each change of a setting affects the same
+    requests.
+
+    With the http:// address or HOST:PORT of a server's /metrics, it has only some of these facts, and the output tells
+    how to record the others.
     """
     from kvsim.diagnosis import diagnose, engine_of
     from kvsim.fitting import Goal, Search

@@ -95,11 +95,14 @@ class _Row:
 @machine_options
 @json_option
 def command(*, source: str, as_json: bool, **flags: Any) -> None:
-    """Explain what a server says of its memory, beside kvsim's own account.
+    """Explain the memory figures of a server, beside those that kvsim computes.
 
-    SOURCE is a start-up LOG, whose lines about memory are explained one by one; or /METRICS, in a file or at an
-    address, or a RECORDING (a folder, or the name of one that comes with kvsim), of which the size of the cache is
-    explained. Settings are read from SOURCE. Flags replace these, and add those that it lacks, such as --gpu.
+    The lines about memory in a start-up LOG are explained one by one. For METRICS (a file, an http:// address or
+    HOST:PORT) and for a RECORDING (a folder, or the name of one that comes with kvsim), the size of the cache is
+    explained.
+
+    Settings are read from the log, metrics or recording. Flags replace these settings, and add those that are missing
+    there, such as --gpu.
     """
     log, meta = _read(source)
     if not log.figures and not log.failures:

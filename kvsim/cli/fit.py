@@ -37,7 +37,7 @@ _goal = section("Targets")
     type=click.Choice([Paged.name, Radix.name]),
     default=Paged.name,
     show_default=True,
-    help="The server to search: paged is vLLM's, radix SGLang's.",
+    help="Server to simulate: paged is vLLM's, radix is SGLang's.",
 )
 @_goal("--ttft-p99", type=float, metavar="SECONDS", help="The load fits if TTFT p99 is at most this.")
 @_goal("--tpot-p99", type=float, metavar="SECONDS", help="The load fits if TPOT p99 is at most this.")
@@ -54,7 +54,7 @@ _goal = section("Targets")
 @click.option(
     "--gpu-hour-price",
     metavar="PRICE",
-    help="Price of a GPU hour, such as 2.5 or H100=2.5,B200=6; with a range such as --load 1x..4x.",
+    help="Price of a GPU hour, such as 2.5 or H100=2.5,B200=6. Requires a range such as --load 1x..4x.",
 )
 @apart_options
 @jobs_option
@@ -84,11 +84,14 @@ def command(
 ) -> None:
     """Tell whether a load fits a vLLM or an SGLang server, what limits it, and which changes help.
 
-    The load is one of: --users N, who wait for an answer before the next request; --rate R requests a second;
-    the requests of --workload FILE. The first two take --prompt-tokens and --output-tokens. Without such a flag, the
-    load is a recording that comes with kvsim. Limits that are not given are those of vllm serve; with --policy radix
-    those of sglang.launch_server. Every change in the answer was simulated with the same requests, repeated until the
-    rate is steady. With a range such as --load 1x..4x, the answer is for the first multiple, and a table shows how many
+    The load is --users N (each waits for an answer before the next request), --rate R (requests per second), or the
+    requests of --workload FILE. The first two take --prompt-tokens and --output-tokens. Without any, the load is a
+    recording that comes with kvsim.
+
+    Limits that are not given are those of vllm serve; with --policy radix, those of sglang.launch_server. Every change
+    in the answer was simulated with the same requests, repeated until the output rate is steady.
+
+    With a range such as --load 1x..4x, the answer is for the first multiple of the load, and a table shows how many
     servers each of four multiples needs.
 
     kvsim fit --model Llama-3.1-70B-Instruct --gpu H100 --tensor-parallel-size 4 --users 128 --prompt-tokens 1000

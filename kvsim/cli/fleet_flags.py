@@ -53,7 +53,7 @@ apart_options = with_options(
         "load_failure_policy",
         type=click.Choice(["fail", "recompute"]),
         requires=("failed_loads",),
-        help="Result of a failed transfer: an error for the client, or tokens that are computed instead.  [fail]",
+        help="Reaction to a failed transfer: an error for the client, or computing the missing tokens.  [fail]",
     ),
 )
 """Decorator that adds the flags of separate prefill and decode servers and of their link."""
@@ -73,12 +73,13 @@ replicas_options = with_options(
         metavar="SECONDS",
         default=0.0,
         show_default=True,
-        help="Age of the router's knowledge of the servers' prefix caches.",
+        help="Seconds by which the router's view of the servers' prefix caches is out of date.",
     ),
     _fleet(
         "--prefix-store-gib",
         type=click.FloatRange(0, min_open=True),
-        help="Store of prefixes that all servers share, in GiB; each loads over its --kv-link-gb-per-s.",
+        help="Size in GiB of a store of prefixes that all servers share. Each server loads from it "
+        "over a link with the speed of --kv-link-gb-per-s.",
     ),
 )
 """Decorator that adds the flags of equal servers and of their router."""

@@ -77,8 +77,8 @@ def command(
 ) -> None:
     """Turn the requests in FILE (CSV, JSON, gzip or not, or a recording) into a workload, and describe it.
 
-    Every command that simulates reads FILE itself with --workload FILE; importing once is faster, and keeps a choice of
-    requests and arrivals. The description says what was left out.
+    Every command that simulates can read FILE with --workload FILE. Importing it once is faster for several commands,
+    and stores which requests were chosen and when they arrive. The description says what was left out.
     """
     from kvsim.files.overwriting import may_replace
     from kvsim.importers import LengthLimits, arriving, read_workload, within, write_workload

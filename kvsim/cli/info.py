@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
     """Describe a recording: a folder, or the name of one that comes with kvsim. Without a name, list those.
 
-    --check also takes the folder of a fleet. It is for those who write recordings: docs/reference/recordings.md
+    --check also takes the folder of a fleet. It is for programs that write recordings; docs/reference/recordings.md
     specifies the format.
     """
     if check:

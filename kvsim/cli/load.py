@@ -42,7 +42,8 @@ _max_concurrency = _requests(
     "--max-concurrency",
     type=click.IntRange(1, 1_000_000),
     metavar="N",
-    help="Maximum number of concurrent requests; without --rate and the like, all arrive at once.",
+    help="Maximum number of requests in the server; others wait outside. Without --rate or "
+    "--arrivals, all arrive at once.",
 )
 _spawn_rate = _requests(
     "--spawn-rate",
@@ -50,7 +51,7 @@ _spawn_rate = _requests(
     type=click.FloatRange(0, min_open=True),
     metavar="PER_S",
     requires=("users",),
-    help="Users that begin per second.  [all at once]",
+    help="Number of users who send their first request in each second.  [all at once]",
 )
 
 

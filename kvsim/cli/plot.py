@@ -58,14 +58,14 @@ _KINDS = (
     type=click.Choice(["paper", "paper-wide", "slide", "web"]),
     default="web",
     show_default=True,
-    help="One column of a paper or both, a slide or a page: decides size and letters.",
+    help="Medium: one or both columns of a paper, a slide, or a web page. It decides the size of figure and letters.",
 )
 @click.option(
     "--theme",
     type=click.Choice(["light", "dark"]),
     default="light",
     show_default=True,
-    help="Colours for a light or a dark background: those of the interface.",
+    help="Colours of the interface for a light or a dark background.",
 )
 @click.option("--size", metavar="WIDTHxHEIGHT", help="Size in inches, such as 3.3x2.2.  [by --for]")
 @click.option("--dpi", type=click.IntRange(30, 2400), help="Pixels per inch in PNG.  [by --for]")
@@ -75,7 +75,7 @@ _KINDS = (
 )
 @click.option("--order", metavar="NAMES", help="Order of the recordings: their names or labels, with commas.")
 @click.option("--no-title", is_flag=True, help="Draw no title; the caption states the finding.")
-@click.option("--no-source", is_flag=True, help="Leave out the line that says where the data is from.")
+@click.option("--no-source", is_flag=True, help="Leave out the line that names the source of the data.")
 @click.option("--transparent", is_flag=True, help="Draw no background.")
 @click.option("--svg-text", is_flag=True, help="Keep text in SVG as text, for editing and searching.")
 @overwrite_option()
@@ -100,7 +100,7 @@ def command(
 ) -> None:
     """Draw a figure of one KIND from recordings: folders, or names of recordings that come with kvsim.
 
-    The text that describes the figure to those who cannot see it is written beside it.
+    A text file that describes the figure to people who cannot see it is written beside the figure.
     """
     from kvsim.plots import OF_SEVERAL, Finish, check_kind, may_save, save
 

@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
 @click.command("reproduce")
 @click.argument("rows", nargs=-1, metavar="[ROW]...")
-@flag("--list", "list_only", is_flag=True, excludes=("plot",), help="Name the rows, and run none.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw ours beside the published ones: PNG, SVG or PDF.")
+@flag("--list", "list_only", is_flag=True, excludes=("plot",), help="List the names of the rows, and run none.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw simulated figures beside the published ones: PNG, SVG or PDF."
+)
 @overwrite_option("plot")
 @json_option
 def command(*, rows: tuple[str, ...], list_only: bool, plot: Path | None, overwrite: bool, as_json: bool) -> None:
     """Repeat the runs of papers, posts and logs, and compare the figures.
 
-    ROW is one or more of those that --list names; without any, all are run, which takes some seconds. The exit code
-    is 1 if any figure is outside its band. A row is marked, and cannot fail, if a published figure is more than the
-    source's own GPU can reach under the row's assumptions.
+    ROW is the name of a row that --list shows; without any, all rows are run, which takes some seconds. The exit code
+    is 1 if any simulated figure is outside the tolerance of its row. A row is marked, and cannot fail, if a published
+    figure is more than the source's own GPU can reach under the assumptions of the row.
     """
     from kvsim.published import ROWS, find_row, reproduce
 

@@ -52,13 +52,13 @@ _WORTH_PROCESSES = 50_000
     type=click.Choice(["none", "http"]),
     default="none",
     show_default=True,
-    help="http: TTFT and end to end as a client of vLLM's server sees them, with what its front end adds. A recording "
-    "is without.",
+    help="http: add the delay of vLLM's HTTP front end to TTFT and end to end, as clients see "
+    "them. A written recording does not include it.",
 )
 @click.option(
     "--no-band",
     is_flag=True,
-    help="Print no prediction intervals, for which a run with preemptions is repeated with other step times.",
+    help="Print no prediction intervals. They need repetitions of a run with preemptions, with other step times.",
 )
 @flag(
     "--all",
@@ -87,8 +87,8 @@ def command(
 ) -> None:
     """Simulate one policy and summarise the run.
 
-    Only what goes into the summary is kept, however long the run, unless a recording is asked for.
-    Without flags, it serves the requests of a recorded ShareGPT run again, on the same machine with the same memory.
+    Without flags, the requests of a recorded ShareGPT run are served again, on the same machine with the same memory.
+    With -o, the whole run is recorded; otherwise only the sums of the summary are kept, however long the run.
     """
     from kvsim.cli.run_answer import RunAnswer
     from kvsim.files.overwriting import may_replace, replacing_folder

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvsim.conformance.verdict import VerdictLine
     from kvsim.metrics import Distribution
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of a table.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 def overwrite_option(*outputs: str) -> Callable[[Command], Command]:

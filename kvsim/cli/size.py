@@ -49,8 +49,8 @@ def _list(*, as_json: bool) -> None:
 
 
 @click.command("size", cls=ServedCommand)
-@click.option("--list", "list_only", is_flag=True, help="Name all GPUs and models.")
-@click.option("--gpu-template", is_flag=True, help="Print a file for --gpu with all its keys.")
+@click.option("--list", "list_only", is_flag=True, help="List the names of all GPUs and models.")
+@click.option("--gpu-template", is_flag=True, help="Print an example file for --gpu with all keys.")
 @machine_options
 @settings_options(*_OF_HICACHE)
 @click.option(
@@ -69,18 +69,18 @@ def _list(*, as_json: bool) -> None:
     help="Policy that uses the memory; with static, the result is the largest batch; with radix, SGLang's slots beside "
     "vLLM's blocks.",
 )
-@click.option("--image", metavar="WxH", help="Say what one image of this size in pixels costs, such as 1920x1080.")
+@click.option("--image", metavar="WxH", help="Print the cost of one image of this size in pixels, such as 1920x1080.")
 @click.option(
     "--image-tokens",
     type=int,
     callback=bounded(at_least=1, at_most=1 << 20),
     metavar="N",
-    help="Say what one image of N tokens costs, for models whose rule is not known.",
+    help="Print the cost of one image of N tokens, for models whose number of tokens per image kvsim cannot compute.",
 )
 @click.option(
     "--enable-sleep-mode",
     is_flag=True,
-    help="Say what a server that sleeps leaves on the GPU and in host memory, at levels 1 and 2.",
+    help="Print the memory that a sleeping server uses on the GPU and on the host, at sleep levels 1 and 2.",
 )
 @json_option
 @click.pass_context

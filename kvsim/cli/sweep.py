@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 @click.option("--policy", type=PolicyParam(), default="paged", show_default=True, help=POLICY_HELP)
 @scenario_options
 @click.option(
-    "--vary", multiple=True, metavar="FLAG=A,B,...", help="A flag of this command and its values; again for more flags."
+    "--vary",
+    multiple=True,
+    metavar="FLAG=A,B,...",
+    help="Flag of this command with its values; repeat it for more flags.",
 )
 @click.option(
     "-o",
@@ -39,8 +42,8 @@ if TYPE_CHECKING:
 @click.option(
     "--figure",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw output per second against the first flag that varies; prefix hits, TTFT and preemptions if that is "
-    "kv-offloading-size alone.",
+    help="Draw output per second against the first flag that varies. If only kv-offloading-size "
+    "varies, draw prefix hits, TTFT and preemptions.",
 )
 @jobs_option
 @click.option(
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
     type=click.Choice(["loky", "dask", "ray"]),
     default="loky",
     show_default=True,
-    help="Place of the simulations: processes of this machine (loky), or a cluster.",
+    help="Place where simulations run: processes of this machine (loky), or a cluster.",
 )
 @click.option(
     "--scheduler", default="", metavar="ADDRESS", help="Address of the cluster of --backend.  [one is started here]"

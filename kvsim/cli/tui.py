@@ -52,7 +52,9 @@ _FEW_REQUESTS = 1_000
     help="Watch a live server at HOST:PORT, PORT or an http:// address: its /metrics, or the events of KVSIM_PUBLISH.",
 )
 @live.kv_events_options
-@output_option("Write what --attach sees: a recording's folder, or FILE.csv for metrics.", requires=("attach",))
+@output_option(
+    "Write what --attach observes: the folder of a recording, or FILE.csv for metrics.", requires=("attach",)
+)
 @click.option("--serve", is_flag=True, help="Show the interface in a browser of this machine.")
 @flag("--port", type=click.IntRange(1, 65535), requires=("serve",), help=f"Port of --serve.  [{_PORT}]")
 @times_option
@@ -102,7 +104,8 @@ def command(
     """Watch the memory pool of RECORDING, of a simulation with --policy, or of all policies with --compare.
 
     RECORDING is a folder, the name of a recording that comes with kvsim, or the folder of a fleet's servers. Without
-    any, flags of a run, such as --model, simulate it with --policy paged; without those, a real vLLM run is shown.
+    it, flags of a simulation such as --model show that simulation, by default with --policy paged. Without such flags,
+    a recorded vLLM run is shown.
     """
     _check_one_source(recording_name, policy, compare, lesson, attach)
     policy = _checked_policy(context, policy, _shows_no_run(recording_name, flags, lesson, attach, compare, screenshot),

@@ -15,7 +15,7 @@ from kvsim.policies.releases import CHANGES, NEWEST, OLDEST, changes_between
 def command(*, old: str | None, new: str | None, as_json: bool) -> None:
     """List the rules of vLLM's scheduler and cache that changed, release by release.
 
-    With OLD and NEW, list the changes on the way from one release to the other; with OLD alone, those since then.
+    With OLD and NEW, list the changes from release OLD to release NEW; with OLD alone, all changes since OLD.
     """
     changes = changes_between(old, new or NEWEST) if old else CHANGES
     if as_json:

@@ -72,7 +72,8 @@ _OPTIONS = (
         "--random-range-ratio",
         type=float,
         metavar="SHARE",
-        help="Share by which fixed lengths vary uniformly up and down, as in vllm bench serve.",
+        help="Share by which lengths vary uniformly around the given ones, as in vllm bench serve: 0.1"
+        " is 10 % up and down.",
     ),
     _requests(
         "--shared-prefix",
@@ -82,19 +83,20 @@ _OPTIONS = (
     _requests(
         "--adapters",
         metavar="NUMBER[:SKEW]",
-        help="Number of adapters (LoRA) that requests name, the n-th 1/n^SKEW as often as the first.  [SKEW 1]",
+        help="Number of adapters (LoRA) that requests name. The n-th is named 1/n^SKEW times as often as the first.  "
+        "[SKEW 1]",
     ),
     _requests(
         "--images",
         metavar="NUMBER@SIZE,...",
-        help="Images of each request, beside its prompt: number@sizes in pixels or tokens, such as 2@1920x1080,576; "
-        ":50 for 50 different ones.",
+        help="Images added to each prompt: their number, and sizes in pixels or tokens, such as "
+        "2@1920x1080,576. With :50 at the end, they are drawn from 50 different images.",
     ),
     _requests(
         "--sessions",
         type=int,
         callback=REQUESTS,
-        help="Number of sessions to generate, whose turns wait for answers; --rate is the rate of sessions.",
+        help="Number of sessions to generate. Their turns wait for the answer before; --rate is the rate of sessions.",
     ),
     _requests("--turns", metavar="MEAN[:SIGMA]", help="Turns of a generated session.  [5]"),
     _requests("--pause", metavar="MEAN[:SIGMA]", help="Seconds from the end of a turn to the next, in a session.  [0]"),

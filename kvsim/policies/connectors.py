@@ -75,7 +75,7 @@ class KvLink:
     """Default: a network adapter of 400 Gb/s for each GPU, as in NVIDIA's DGX H100."""
     latency_s: float = setting(
         1e-3,
-        "Seconds that a transfer of KV takes however small it is.",
+        "Seconds that a transfer of KV takes in addition to those for its bytes.",
         "--kv-link-latency",
         at_least=0,
         below=math.inf,
@@ -83,7 +83,7 @@ class KvLink:
     """The default was assumed, not measured."""
     num_transfers: int = setting(
         1,
-        "Transfers at a time on such a link, each over an equal share.",
+        "Number of transfers at once on a decode server's link, which share its speed equally.",
         "--kv-transfers",
         at_least=1,
         at_most=MOST_TRANSFERS,

@@ -42,11 +42,12 @@ class MachineSettings:
     pipeline_parallel_size: int | None = setting(None, "Pipeline-parallel size.", unit="N", shown="1")
     data_parallel_size: int | None = setting(
         None,
-        "Data-parallel size: ranks with a scheduler and a cache each. Ranks of a mixture of experts share the experts.",
+        "Data-parallel size: number of ranks, each with its own scheduler and cache. Ranks of a mixture of experts "
+        "share the experts.",
         unit="N",
         shown="1",
     )
-    enable_expert_parallel: bool = setting(False, "Put whole experts on each GPU; otherwise a part of every expert.")
+    enable_expert_parallel: bool = setting(False, "Put whole experts on each GPU, not a part of every expert.")
     decode_context_parallel_size: int | None = setting(
         None,
         "GPUs of a tensor-parallel group that divide the tokens of each sequence's cache.",
@@ -78,15 +79,17 @@ class MachineSettings:
         at_least=1,
         at_most=1 << 40,
     )
-    gpu_memory_utilization: float | None = setting(None, "GPU memory fraction, as in vLLM.", unit="SHARE", shown="0.92")
+    gpu_memory_utilization: float | None = setting(
+        None, "Share of the GPU's memory that vLLM may use.", unit="SHARE", shown="0.92"
+    )
     mem_fraction_static: float | None = setting(
         None,
-        "Share for weights and cache of the memory that is free before loading, as in SGLang.",
+        "Share of the memory free before loading that weights and cache may use, as in SGLang.",
         unit="SHARE",
         above=0,
         below=1,
     )
-    oversize: bool = setting(False, "Allow a model and a cache that the GPU has no memory for.")
+    oversize: bool = setting(False, "Allow a model and a cache that are too large for the GPU's memory.")
     enforce_eager: bool = setting(False, "Launch kernels one by one, without captured graphs.")
     times: Any = setting(
         None,
