@@ -12,8 +12,9 @@ from kvsim.plots.figure_files import Finish, may_save, save
 from kvsim.plots.film import film_of
 from kvsim.plots.film_page import write_page
 from kvsim.plots.film_picture import write_gif, write_mp4
+from kvsim.plots.picture import Picture
 from kvsim.plots.race import write_race
-from kvsim.plots.style import Picture, Purpose
+from kvsim.plots.style import Purpose
 
 FILMS = {".gif": write_gif, ".mp4": write_mp4, ".html": write_page}
 """Functions that write films, by file extension."""

@@ -11,7 +11,8 @@ from kvsim.errors import UsageError
 from kvsim.metrics import latencies
 from kvsim.plots.colors import Theme
 from kvsim.plots.latency import PANELS
-from kvsim.plots.style import Picture, Purpose, Size, is_narrow, style
+from kvsim.plots.picture import Picture
+from kvsim.plots.style import Purpose, Size, is_narrow, style
 from kvsim.plots.words import source_line
 
 if TYPE_CHECKING:

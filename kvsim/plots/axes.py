@@ -65,7 +65,7 @@ def log_axis(axes: Axes, which: Literal["x", "y"], *, max_ticks: int = 9) -> Non
 
 
 def marked(axis: Axis, locator: Locator) -> Artist:
-    """Draw the minor ticks of an axis at the places of `locator`, as a single artist."""
+    """Draw the minor ticks of an axis at the values that `locator` chooses, as a single artist."""
     axis.set_minor_locator(locator)
     low, high = sorted(axis.get_view_interval())
     places = np.asarray(axis.get_minorticklocs())

@@ -16,7 +16,7 @@ Theme: TypeAlias = Literal["light", "dark"]
 
 _DARK_INK: Final = "#1f2328"
 _LIGHT: Final = 150
-"""Luminance above which text on an area is dark: between orange and light blue."""
+"""Least luminance of a colour, 0 to 255, on which text is dark: between orange and light blue."""
 _DASHES: Final = ("-", "--", "-.", ":")
 MOST_LINES: Final = len(_DASHES)
 """Largest number of lines that a figure can tell apart."""

@@ -18,7 +18,8 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics import summarize
 from kvsim.plots.axes import from_zero
 from kvsim.plots.colors import MOST_LINES, Theme, palette_of
-from kvsim.plots.style import Picture, Purpose, Size, style
+from kvsim.plots.picture import Picture
+from kvsim.plots.style import Purpose, Size, style
 from kvsim.plots.words import ByteUnit, is_bound, memory, policy_label, source_line
 
 if TYPE_CHECKING:

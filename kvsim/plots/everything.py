@@ -27,7 +27,8 @@ from kvsim.plots.words import distinct_names, policy_label
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvsim.plots.style import Picture, Purpose
+    from kvsim.plots.picture import Picture
+    from kvsim.plots.style import Purpose
     from kvsim.recording import Recording
 
 OF_SEVERAL: dict[str, Callable[..., Picture]] = {
@@ -98,9 +99,9 @@ class Plan:
     kind: str
     """A key of `FIGURES`."""
     rows: tuple[int, ...]
-    """Indices of the recordings that it shows."""
+    """Indices of the recordings that the figure shows."""
     file_stem: str
-    """Name of its file: the kind, and the recording's name if the figure does not show all recordings."""
+    """Name of the figure's file: the kind, and the recording's name if the figure does not show all recordings."""
     draw: Callable[..., Picture]
     """Function that draws the figure; it takes `purpose`, `size` and `theme`."""
 

@@ -13,7 +13,7 @@ from kvsim.files.overwriting import describes, description, may_replace
 if TYPE_CHECKING:
     import os
 
-    from kvsim.plots.style import Picture
+    from kvsim.plots.picture import Picture
 
 _METADATA: dict[str, tuple[str, dict[str, Any]]] = {
     ".png": ("Software", {}),
@@ -48,7 +48,7 @@ def may_save(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """Changes of a figure that leave its data alone: its title, source line, resolution and background."""
+    """Choices for a figure's file that do not change its data: title, source line, resolution and background."""
 
     title: str | None = None
     """Title of the figure; empty for no title, None for the sentence that states the result."""

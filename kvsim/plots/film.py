@@ -27,7 +27,7 @@ MAX_REELS = 4
 _BEYOND_SHORTEST = 0.25
 """Time that a film continues after the end of the shortest run, as a share of the duration of that run."""
 _CELLS = {1: 3200, 2: 1800, 3: 1500, 4: 1200}
-"""Number of cells of a pool, by the number of pools. A pool with up to 1.5 times as many units is shown completely."""
+"""Number of cells of a pool, by the number of pools. A pool of up to 1.5 times as many units has one for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,7 +38,7 @@ class Reel:
     about: str
     """Description of the pool: its size, and the number of units per cell."""
     states: npt.NDArray[np.uint8]
-    """The state that most slots of each cell's unit are in, lowest address first: uint8[frames, cells]."""
+    """State of most slots of each cell's unit, lowest address first: uint8[frames, cells]."""
     owners: npt.NDArray[np.int64]
     """Row of the request that holds each cell's unit, -1 if no request does: int64[frames, cells]."""
     shares_percent: FloatArray
@@ -65,7 +65,7 @@ class Film:
     preempted: npt.NDArray[np.int64]
     """Numbers of the frames with a preemption since the frame before, ascending."""
     source: str
-    """The source of the film, as a sentence."""
+    """Origin of the film's recordings, as a sentence."""
 
     @property
     def alt_text(self) -> str:
@@ -115,9 +115,9 @@ def film_of(recordings: Sequence[Recording], *, num_frames: int, until_s: float 
 
 
 def _num_cells(recordings: Sequence[Recording]) -> int:
-    """Return the number of cells of a pool. It is the same for all, so that equal pools look equally large.
+    """Return the number of cells of each pool: the same for all pools, so that equal pools look equally large.
 
-    It is that in `_CELLS`, or the number of units of the largest pool with at most 1.5 times as many units.
+    It is the number in `_CELLS`. Pools with up to 1.5 times as many units increase it to their number of units.
     """
     most = _CELLS[len(recordings)]
     sizes = [replay_of(recording).num_units for recording in recordings]

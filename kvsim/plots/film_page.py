@@ -46,7 +46,7 @@ def _codes(reel: Reel, *, by_owner: bool) -> npt.NDArray[np.uint8]:
 
 
 def _keys(film: Film) -> str:
-    """Describe the keys that only some films have."""
+    """Describe the keyboard keys that only some films have."""
     events = ", [ and ] go to the preemption before and after" if len(film.preempted) else ""
     return events + (", o shows states alone or requests too" if film.by_owner else "")
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from kvsim.errors import UsageError
 from kvsim.fitting.server_change import Kind
 from kvsim.plots.colors import Theme
-from kvsim.plots.style import Picture, Purpose, Size, style
+from kvsim.plots.picture import Picture
+from kvsim.plots.style import Purpose, Size, style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,9 @@ import numpy as np
 
 from kvsim.plots.axes import stairs
 from kvsim.plots.colors import MOST_LINES, Theme
+from kvsim.plots.picture import Picture
 from kvsim.plots.sampling import replay_of
-from kvsim.plots.style import Picture, Purpose, Size, style
+from kvsim.plots.style import Purpose, Size, style
 from kvsim.plots.words import names_for, source_line
 from kvsim.replay.free_memory import free_extent_lengths_at
 
@@ -20,21 +21,21 @@ if TYPE_CHECKING:
     from kvsim.replay import Replay
 
 _NUM_MOMENTS = 200
-"""Evenly spaced moments at which the pool is sampled; more would not change the histogram visibly."""
+"""Number of evenly spaced moments at which the pool is sampled; more would not change the histogram visibly."""
 _HEADROOM = 1.1
-"""Height of the axis over that of the bars, to leave room for annotations."""
+"""Ratio of the axis's height to that of the highest bar, to leave room for annotations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FreeMemory:
-    """Free extents of a recording, mean over time."""
+    """Free extents of a recording, averaged over time. An extent is a series of adjacent free slots."""
 
     percent_by_length: FloatArray
     """Percent of the free slots in extents of 1, 2-3, 4-7, ... slots."""
     num_extents: float
     """Mean number of free extents at a moment."""
     asked_slots: float
-    """Median slots of a contiguous reservation; 0 for policies that allocate blocks."""
+    """Median number of slots of a contiguous reservation; 0 for policies that allocate blocks."""
     too_short_percent: float
     """Percent of the free slots in extents shorter than `asked_slots`."""
 

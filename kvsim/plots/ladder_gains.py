@@ -10,7 +10,8 @@ from matplotlib.patches import Patch
 from kvsim.errors import RecordingError
 from kvsim.memory.waste import SlotState
 from kvsim.plots.colors import Theme, palette_of
-from kvsim.plots.style import Picture, Purpose, Size, is_narrow, style
+from kvsim.plots.picture import Picture
+from kvsim.plots.style import Purpose, Size, is_narrow, style
 from kvsim.plots.words import source_line
 
 if TYPE_CHECKING:

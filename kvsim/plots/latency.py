@@ -9,7 +9,8 @@ import numpy as np
 from kvsim.metrics import Distribution, latencies
 from kvsim.plots.axes import log_axis
 from kvsim.plots.colors import MOST_LINES, Theme
-from kvsim.plots.style import Picture, Purpose, Size, is_narrow, style
+from kvsim.plots.picture import Picture
+from kvsim.plots.style import Purpose, Size, is_narrow, style
 from kvsim.plots.words import each_named, names_for, seconds, source_line
 
 if TYPE_CHECKING:

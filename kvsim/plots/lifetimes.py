@@ -10,8 +10,9 @@ from matplotlib.ticker import MaxNLocator
 
 from kvsim.plots.axes import log_axis
 from kvsim.plots.colors import MOST_LINES, Theme, palette_of
+from kvsim.plots.picture import Picture
 from kvsim.plots.sampling import replay_of
-from kvsim.plots.style import Picture, Purpose, Size, style
+from kvsim.plots.style import Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, seconds, source_line
 from kvsim.recording import MemoryKind
 from kvsim.recording.order import expanded, is_new
@@ -90,8 +91,9 @@ def lifetimes_of(replay: Replay) -> Lifetimes:
 def _pieces(tables: Holdings, end_seq: int) -> tuple[IntArray, IntArray, IntArray]:
     """Divide the extents that were freed until `end_seq` into pieces whose units were held for about the same time.
 
-    An extent that was allocated step by step has several pieces. Return the extent of each piece, the number of steps
-    after the first in which the piece was allocated, and its units.
+    An extent that was allocated step by step has several pieces. Return three arrays with a value for each piece: the
+    index of its extent, the number of steps from the extent's first allocation to that of the piece, the number of its
+    units.
     """
     if not (tables.repeat > 1).any():
         rows = tables.together()
@@ -132,7 +134,9 @@ def _units_by_uses(replay: Replay) -> npt.NDArray[np.int64]:
 
 
 def _uses_of_others(replay: Replay) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
-    """Yield the prefix hits on units in batches: the row that wrote the content, the address, and the request."""
+    """Yield the prefix hits on units in batches, as three arrays: the row of `memory.parquet` that wrote the unit's
+    content, the unit's address, and the row of the request that hits it.
+    """
     memory, ledger = replay.recording.memory, replay.ledger
     written_in = np.full(ledger.end_of_pool, -1, np.int64)
     is_found = np.zeros(ledger.end_of_pool, np.bool_)

@@ -12,8 +12,9 @@ from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.metrics import waste_shares
 from kvsim.metrics.names import tells_owners
 from kvsim.plots.colors import THEMES, Colors, Theme
+from kvsim.plots.picture import Picture
 from kvsim.plots.sampling import TimeBins, replay_of, waste_of
-from kvsim.plots.style import Picture, Purpose, Size, style
+from kvsim.plots.style import Purpose, Size, style
 from kvsim.plots.words import ByteUnit, memory, number, percentages, source_line
 from kvsim.replay.unfolding import NO_OWNER
 

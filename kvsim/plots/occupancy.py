@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from kvsim.metrics import Summary, summarize
 from kvsim.plots.axes import stairs
 from kvsim.plots.colors import MOST_LINES, Theme
+from kvsim.plots.picture import Picture
 from kvsim.plots.sampling import TimeBins, counts_over_time, waste_of
-from kvsim.plots.style import Picture, Purpose, Size, style
+from kvsim.plots.style import Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, number, source_line
 
 if TYPE_CHECKING:

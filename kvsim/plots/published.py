@@ -1,4 +1,4 @@
-"""Published figures and their reproductions: a panel for each row, with the tolerance of each figure."""
+"""Figure of published numbers and their reproductions: a panel for each published row, with tolerances."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from matplotlib.patches import Patch
 
 from kvsim.errors import UsageError
 from kvsim.plots.colors import Theme, palette_of
-from kvsim.plots.style import Picture, Purpose, Size, style
+from kvsim.plots.picture import Picture
+from kvsim.plots.style import Purpose, Size, style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,7 @@ _ROW_IN, _PANEL_IN, _FRAME_IN = 0.24, 0.95, 1.35
 def beside_published(
     outcomes: Sequence[Reproduction], *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
 ) -> Picture:
-    """Draw published figures as ticks in their bands, and ours as dots, or as crosses outside the band.
+    """Draw published numbers as ticks in their tolerances, and kvsim's as dots, or as crosses outside a tolerance.
 
     Raises:
         UsageError: there is no outcome.
@@ -65,7 +66,7 @@ def beside_published(
 
 
 def _draw(axes: Axes, outcome: Reproduction) -> None:
-    """Draw the panel of one reproduced row: the published figures, their tolerances, and ours."""
+    """Draw the panel of one reproduced row: the published numbers, their tolerances, and kvsim's numbers."""
     row, colors = outcome.row, palette_of(axes)
     rows = range(len(row.figures))
     low, width = ([figure.low for figure in row.figures], [figure.high - figure.low for figure in row.figures])

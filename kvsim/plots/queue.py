@@ -9,8 +9,9 @@ import numpy as np
 from kvsim.metrics import latencies, time_mean
 from kvsim.plots.axes import stairs
 from kvsim.plots.colors import MOST_LINES, Theme
+from kvsim.plots.picture import Picture
 from kvsim.plots.sampling import TimeBins, counts_over_time
-from kvsim.plots.style import Picture, Purpose, Size, style
+from kvsim.plots.style import Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, number, seconds, source_line
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 _MOST_APART = 0.05
 """Ratio of the smallest mean queue to the largest below which the axes are logarithmic."""
 _NUM_WAIT_BINS = 120
-"""Number of bins; each should hold several arrivals, so that the line shows a trend."""
+"""Number of bins of arrival times; each should hold several arrivals, so that the line shows a trend."""
 
 
 class _Queue(NamedTuple):
-    """The queue of one recording, in numbers."""
+    """Waiting requests of one recording."""
 
     name: str
     mean: float

@@ -44,7 +44,7 @@ def write_race(
 
 
 def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | None = None) -> str:
-    """Return the film as SVG; rungs of a ladder are sorted."""
+    """Return the film as SVG; rungs of a ladder are sorted by their number."""
     runs = list(recordings)
     if is_ladder(runs):
         runs.sort(key=lambda run: int(run.meta.extra[KEY]["rung"]))
@@ -102,7 +102,7 @@ def _result(run: Recording) -> str:
 
 
 def _animate(attribute: str, values: Any, length_s: float) -> str:
-    """Return an animation through `values` in the first nine tenths of the film."""
+    """Return an SVG animation of `attribute` through `values`, in the first nine tenths of the film."""
     points = [*(f"{value:.1f}" for value in values), f"{values[-1]:.1f}"]
     times = [f"{0.9 * place / (len(values) - 1):.4f}" for place in range(len(values))] + ["1"]
     return (

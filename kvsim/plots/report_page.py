@@ -43,10 +43,10 @@ class ReportFigure:
     """A figure of the report."""
 
     file: str
-    """Path in the report's folder."""
+    """Path of the figure's file in the report's folder."""
     alt_text: str
     command: str
-    """Command that draws it."""
+    """Command that draws the figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from kvsim.errors import RecordingError
 from kvsim.hardware import find_gpu
 from kvsim.plots.axes import log_axis
 from kvsim.plots.colors import Theme
-from kvsim.plots.style import Picture, Purpose, Size, style
+from kvsim.plots.picture import Picture
+from kvsim.plots.style import Purpose, Size, style
 from kvsim.plots.words import source_line
 from kvsim.recording.order import ROWS_AT_ONCE, expanded
 
@@ -41,13 +42,13 @@ class StepWork:
     """Work of each step of a recording. Only the duration is measured; the rest follows from the model's shape."""
 
     flops: FloatArray
-    """Floating-point operations."""
+    """Number of floating-point operations of each step."""
     streamed_bytes: FloatArray
-    """Bytes of the weights, and of the keys and values of every scheduled sequence."""
+    """Bytes that each step reads: weights, and the keys and values of every scheduled sequence."""
     duration_s: FloatArray
     """Seconds from the step's schedule, or from the previous output if that is later, to its output."""
     prefill: npt.NDArray[np.bool_]
-    """True for steps that computed prompt tokens."""
+    """True for each step that computed prompt tokens."""
 
     @classmethod
     def of(cls, recording: Recording, model: Model) -> StepWork:

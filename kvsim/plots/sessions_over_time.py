@@ -12,7 +12,8 @@ from matplotlib.ticker import MaxNLocator
 
 from kvsim.metrics.session_turns import by_turn, session_turns
 from kvsim.plots.colors import Colors, Theme, palette_of
-from kvsim.plots.style import Picture, Purpose, Size, style
+from kvsim.plots.picture import Picture
+from kvsim.plots.style import Purpose, Size, style
 from kvsim.plots.words import source_line
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from kvsim.errors import UsageError
 from kvsim.experiments import sweeps
 from kvsim.plots.axes import from_zero
 from kvsim.plots.colors import MOST_LINES, Theme
-from kvsim.plots.style import Picture, Purpose, Size, style
+from kvsim.plots.picture import Picture
+from kvsim.plots.style import Purpose, Size, style
 
 if TYPE_CHECKING:
     import os
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 HOST_MEMORY = "kv_offloading_size"
 """Setting that `draw_host_memory` draws over, in GiB."""
 _REPEATS = "seed"
-"""Setting of repeated runs, which are drawn as one point: their mean."""
+"""Setting by which runs are repeated; runs that differ only in it are drawn as one point, their mean."""
 _HOST_PANELS = (
     ("hit_percent", "hits, % of tokens"),
     ("ttft_s.mean", "mean TTFT, s"),

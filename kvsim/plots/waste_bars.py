@@ -10,16 +10,9 @@ from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import time_mean, waste_shares
 from kvsim.plots.colors import Theme, palette_of
+from kvsim.plots.picture import Picture
 from kvsim.plots.sampling import waste_of
-from kvsim.plots.style import (
-    LEGEND_PERCENT,
-    STATE_HATCHES,
-    STATE_LABELS,
-    Picture,
-    Purpose,
-    Size,
-    style,
-)
+from kvsim.plots.style import LEGEND_PERCENT, STATE_HATCHES, STATE_LABELS, Purpose, Size, style
 from kvsim.plots.words import distinct_names, memory, percentages, source_line
 from kvsim.replay.host_memory import host_memory
 

@@ -9,16 +9,9 @@ import numpy as np
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste_shares
 from kvsim.plots.colors import Theme, palette_of
+from kvsim.plots.picture import Picture
 from kvsim.plots.sampling import TimeBins, waste_of
-from kvsim.plots.style import (
-    LEGEND_PERCENT,
-    STATE_HATCHES,
-    STATE_LABELS,
-    Picture,
-    Purpose,
-    Size,
-    style,
-)
+from kvsim.plots.style import LEGEND_PERCENT, STATE_HATCHES, STATE_LABELS, Purpose, Size, style
 from kvsim.plots.words import ByteUnit, memory, percentages, source_line
 
 if TYPE_CHECKING:

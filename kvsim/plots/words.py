@@ -53,7 +53,7 @@ def memory(num_bytes: float) -> str:
 
 
 def provenance(*recordings: Recording) -> str:
-    """Describe the origin of recordings: engine, policies, model, GPU and, of a simulation, its step times."""
+    """Describe the origin of recordings: engine, policies, model and GPU; for simulations, also the step times."""
     policies: dict[tuple[str, ...], list[str]] = {}
     for recording in recordings:
         meta = recording.meta
@@ -103,7 +103,7 @@ def policy_label(policy: Mapping[str, Any]) -> str:
 
 
 def is_bound(policy: str) -> bool:
-    """Tell whether a label is that of a policy which knows the future."""
+    """Tell whether `policy` is the label of a policy that knows the future."""
     return "optimal eviction" in policy
 
 
