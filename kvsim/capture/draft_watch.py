@@ -43,7 +43,7 @@ def num_draft_modules(scheduler: Any) -> int:
 
 
 def draft_settings(scheduler: Any) -> dict[str, int]:
-    """Return the number of draft modules, and of tokens after a block that the hash of the block covers, too."""
+    """Return the number of draft modules, and of tokens beyond the end of a block that its hash covers."""
     ahead = int(getattr(scheduler, "num_hash_lookahead_tokens", 0))
     return {"num_draft_modules": num_draft_modules(scheduler)} | ({"num_hash_lookahead_tokens": ahead} if ahead else {})
 
@@ -89,17 +89,17 @@ class DraftWatch:
         self._before: dict[str, tuple[Any, int]] = {}
 
     def updating(self, scheduler: Any, output: Any) -> None:
-        """Remember the number of outputs of each request in a step, before the step's output is processed."""
+        """Remember the number of output tokens of each request in a step, before the step's output is processed."""
         present = (scheduler.requests.get(name) for name in output.num_scheduled_tokens)
         self._before = {each.request_id: (each, each.num_output_tokens) for each in present if each is not None}
 
     def gained(self, rows: dict[str, int]) -> list[tuple[int, int]]:
-        """Return the row and the number of new tokens of each request that got tokens."""
+        """Return row and number of new output tokens of each request that got any from the step's output."""
         gained = {name: each.num_output_tokens - before for name, (each, before) in self._before.items()}
         return [(rows[name], tokens) for name, tokens in gained.items() if tokens and name in rows]
 
 
 def proposed(scheduler: Any, names: list[str], rows: dict[str, int]) -> list[tuple[int, int]]:
-    """Return the row and the number of proposed drafts of each request in `names` that has drafts."""
+    """Return row and number of proposed drafts of each request in `names` that has drafts."""
     waiting = {name: len(scheduler.requests[name].spec_token_ids) for name in names if name in scheduler.requests}
     return [(rows[name], drafts) for name, drafts in waiting.items() if drafts and name in rows]

@@ -33,7 +33,7 @@ _ENVIRONMENT = {
 _LORA_RANK = 16
 """Largest rank of LoRA adapters that vLLM accepts by default."""
 _WARM_UP = (12, 64)
-"""Number of warm-up requests, which are not recorded, and number of tokens in each prompt and answer."""
+"""Number of warm-up requests, which are not recorded, and number of tokens of each prompt and of each answer."""
 
 
 def check_installed(release: str) -> None:
@@ -179,7 +179,7 @@ class DrivenEngine:
         self._engine.reset_prefix_cache(**{"reset_connector": True} if offloads else {})
 
     def _send(self, workload: Workload, prompts: list[list[int]], row: int, due_s: float) -> None:
-        """Give the engine the request in `row`, which was due at `due_s` of the wall clock."""
+        """Give the engine the request in `row`. `due_s` is its arrival time, in seconds of the wall clock."""
         from vllm import SamplingParams  # noqa: PLC0415
 
         parameters = SamplingParams(

@@ -85,13 +85,13 @@ class GenerateRecorder:
         self._min_new_tokens = False
         self._given_back: list[int] = []
         self.batches: list[dict[str, Any]] = []
-        """Calls of `generate()` so far: rows, width, new tokens, whether it was padded, and its cache."""
+        """Calls of `generate()` so far: number of rows, width, new tokens, whether it was padded, and its cache."""
         self._step_ends_us: list[float] = []
         self._memory_before = self._memory_after = _memory_held(cuda=False)
         self.allocator: AllocatorHistory | None = None
-        """PyTorch's allocation history, available after the context."""
+        """PyTorch's allocation history; None until the context ends, or if no events are kept."""
         self.known_outputs: Sequence[int] | None = None
-        """Output tokens of each row of the next batch, if other rules than end-of-sequence tokens end it."""
+        """Number of output tokens of each row of the next batch; None if end-of-sequence tokens end the rows."""
 
     def __enter__(self) -> GenerateRecorder:
         self._generate = self._model.generate
@@ -114,7 +114,7 @@ class GenerateRecorder:
             torch.cuda.memory._record_memory_history(enabled=None)
 
     def give_back(self) -> None:
-        """Empty PyTorch's cache and note it, because the next batch then asks the driver for memory again."""
+        """Empty PyTorch's cache, and note this: the next batch then asks the driver for memory again."""
         torch.cuda.empty_cache()
         self._given_back.append(len(self.batches))
 
@@ -268,7 +268,9 @@ class _RecordedBatch:
         self._start_s = time_s
 
     def end(self, outputs: Sequence[int]) -> None:
-        """Record the outputs, which are known once `generate()` has returned; they came with the last step."""
+        """Record the number of output tokens of each row, which is known once `generate()` has returned, in the last
+        step.
+        """
         time_s = self._start_s  # a busy host may return from generate() much later
         for row, count in zip(self._rows, outputs, strict=True):
             if count > 1:
@@ -293,7 +295,7 @@ def _memory_held(*, cuda: bool) -> dict[str, Any]:
 
 
 def _gpu_properties() -> dict[str, int]:
-    """Return the properties of the GPU, by the driver's names, that this PyTorch can read."""
+    """Return those properties of the GPU that this PyTorch can read, by the driver's names."""
     known = torch.cuda.get_device_properties(torch.cuda.current_device())
     names = ("multi_processor_count", "total_memory", "L2_cache_size", "clock_rate", "memory_clock_rate")
     return {name: int(getattr(known, name)) for name in names if hasattr(known, name)}
@@ -316,7 +318,7 @@ def _history(step_ends_us: Sequence[float]) -> AllocatorHistory:
 
 
 def find_device(name: str | None) -> str:
-    """Return the device of that name: `cpu`, `cuda` or `cuda:N`. The default is `cuda` if there is one, else `cpu`."""
+    """Return the device `name`: `cpu`, `cuda` or `cuda:N`. None means `cuda` if there is a GPU, else `cpu`."""
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     there = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 
 def machine() -> dict[str, str]:
-    """Return eight hexadecimal digits that identify the GPU, as an entry of a recording's provenance; empty without a
+    """Return eight hexadecimal digits that identify the GPU, as an entry of a recording's provenance; empty without
     GPU."""
     import torch  # noqa: PLC0415  a process that records has it; the caller may say better what is missing
 

@@ -25,7 +25,7 @@ class OffloadWatch:
         self._scheduler, self._report = scheduler, report
         self._connector = scheduler.connector.connector_scheduler
         self._first_job = 0
-        """vLLM's number of the copy that the recording calls 0."""
+        """Number that vLLM gives to the first copy of the recording, which the recording numbers 0."""
         self._watch_copies()
 
     def settings(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class OffloadWatch:
         self._first_job = self._connector._job_counter
 
     def scheduled(self, output: Any, rows: dict[str, int]) -> None:
-        """Report the copies that a step starts, and the earlier copies that it waits for."""
+        """Report the copies that a step starts, and the earlier copies for whose end the step waits."""
         metadata = output.kv_connector_metadata  # vLLM calls a copy a job
         for is_load, jobs in ((True, metadata.load_jobs), (False, metadata.store_jobs)):
             for number, job in jobs.items():
@@ -63,7 +63,7 @@ class OffloadWatch:
         return job - self._first_job
 
     def _watch_copies(self) -> None:
-        """Wrap the connector's update to report completed copies before it forgets them."""
+        """Wrap the connector's update, to report completed copies before the connector forgets them."""
         connector = self._connector
         update = connector.update_connector_output
 

@@ -22,12 +22,12 @@ from kvsim.live.address import parse_address
 log = logging.getLogger("kvsim")
 
 _PERIOD_S = 0.1
-"""Seconds that an event may wait before it is sent."""
+"""Maximum seconds that an event waits before it is sent."""
 _MAX_WAITING_BYTES = 16 << 20
-"""Bytes that may wait for the process that serves viewers."""
+"""Maximum bytes that wait for the process that serves viewers; more end the publication."""
 _BACKLOG = 16
 _END_S = 3.0
-"""Seconds that the process which serves viewers may take to end."""
+"""Maximum seconds that the process which serves viewers may take to end."""
 
 
 class Publisher:
@@ -75,7 +75,7 @@ class Publisher:
             self._process.wait()
 
     def _send(self, lines: bytes) -> None:
-        """Send lines and an empty line, which marks that the engine's state is complete."""
+        """Send lines, and after them an empty line, which marks that the engine's state is complete."""
         write_all(self._log.fileno(), lines + b"\n")
 
     def _give_up(self, reason: str) -> None:

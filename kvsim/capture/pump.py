@@ -15,7 +15,7 @@ MAX_WAITING_BYTES = 64 << 20
 
 
 class Pump:
-    """Queue of bytes from one thread, which a thread of this object delivers."""
+    """Queue of bytes that one thread pushes, and that this object's own thread delivers."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Pump:
             self._ready.set()
 
     def close(self, timeout_s: float) -> bool:
-        """Deliver the queued bytes; return False if that takes longer than `timeout_s`."""
+        """Deliver the queued bytes; return False if delivery takes longer than `timeout_s` seconds."""
         self._closing.set()
         self._ready.set()
         self._thread.join(timeout_s)

@@ -29,7 +29,7 @@ _CLASSES = {
     "Qwen3ForCausalLM": "qwen3",
     "": "llama",
 }
-"""Type of the written configuration, by the model's class. Its layers have the same matrices and biases."""
+"""Type of the written configuration, by the model's class. Models of that type have the same matrices and biases."""
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -39,7 +39,7 @@ _ARCHITECTURES = {
 
 
 def has_weights(folder: Path) -> bool:
-    """Tell whether a model folder has files of weights."""
+    """Tell whether `folder` has files of weights."""
     return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
 
 
@@ -136,8 +136,8 @@ def _plain_config(model: Model) -> dict[str, Any]:
 def token_ids(workload: Workload, vocab_size: int, seed: int = 0) -> list[list[int]]:
     """Return the token ids of each request.
 
-    Those that `workload.prompt_token_ids` gives are returned unchanged. The others are drawn; requests of a prefix
-    group begin with the same tokens, as many as `workload.prefix_tokens` states.
+    Prompts in `workload.prompt_token_ids` are returned unchanged. All other ids are drawn; the requests of a prefix
+    group begin with the same `workload.prefix_tokens` ids.
     """
     rng = np.random.default_rng(seed)
     prefixes: dict[int, npt.NDArray[np.int64]] = {}

@@ -42,9 +42,9 @@ _KEEP_ALL = ("FullAttentionManager",)
 """vLLM's managers of groups whose requests keep every block until they end. MLA uses the manager of full attention."""
 
 _CLOCK_STEP_S = 0.001
-"""Difference in seconds between wall clock and monotonic clock above which the wall clock has been set."""
+"""Least difference in seconds between wall clock and monotonic clock from which the wall clock counts as set anew."""
 _LONGEST_DELAY_S = 600.0
-"""Longest time from the front end to the engine, in seconds. A stamp that is older is not of the wall clock."""
+"""Longest time from the front end to the engine, in seconds. An older time stamp is not of the wall clock."""
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
@@ -117,9 +117,9 @@ class SchedulerRecorder:
         self._places: list[dict[str, dict[int, int]]] = [{} for _ in managers]
         """Position of each block id in a request's block table, by group and request; only for groups with windows."""
         self._rows: dict[str, int] = {}
-        """Rows of the recording, by request id, of requests that have not ended."""
+        """Row in the recording of each request that has not ended, by its id."""
         self._all_rows: dict[str, int] = {}
-        """Rows of all requests. Copies of requests that have ended may be reported later."""
+        """Row in the recording of each request, by its id. Copies of requests that have ended may be reported later."""
         self._adapters: dict[str, int] = {}
         self._num_rows = 0
         self._num_steps = 0
@@ -130,7 +130,7 @@ class SchedulerRecorder:
         self._evicted: list[int] = []
         self._num_preempted = 0
         self._deferred: deque[tuple[int, ...]] = deque()
-        """Fields of the "release" events of requests whose blocks vLLM frees later."""
+        """Fields of the "release" events of requests whose blocks vLLM frees at a later step."""
         if self._transfers is not None:
             self._transfers.start(self._all_rows)
             meta = meta | {"engine": meta["engine"] | self._transfers.settings()}
@@ -340,7 +340,7 @@ class SchedulerRecorder:
             self._ended.append(request)
 
     def _is_full(self, block: Any) -> bool:
-        """Tell whether a cached block is full. With drafts, another block may have a key of its first tokens."""
+        """Tell whether a cached block is full. With drafts, other blocks may have the key of their first tokens."""
         num_tokens = getattr(block, "block_hash_num_tokens", None)
         if num_tokens is None or not isinstance(block.block_hash, bytes):
             return True
@@ -349,7 +349,7 @@ class SchedulerRecorder:
 
     @_harmless
     def kept(self, request: Any) -> None:
-        """Report that `request` has ended, and keeps its blocks until another server has read them."""
+        """Report that `request` has ended, and that its blocks are kept until another server has read them."""
         if self._transfers is not None:
             self._transfers.kept(request)
             if request.request_id in self._rows:
@@ -357,7 +357,7 @@ class SchedulerRecorder:
 
     @_harmless
     def _removing_skipped(self, name: str, blocks: list[Any]) -> None:
-        """Remember blocks of one group that a running request is about to free.
+        """Remember blocks of one group that the running request `name` is about to free.
 
         vLLM 0.23 frees the blocks of a window or a chunk in two calls, which are reported as one.
         """
@@ -376,7 +376,7 @@ class SchedulerRecorder:
 
     @_harmless
     def _removed_skipped(self, name: str) -> None:
-        """Report the blocks that a running request has freed, the last of each group first."""
+        """Report the blocks that the running request `name` has freed, the last block of each group first."""
         for group, freed in self._skipped:
             freed.sort(key=itemgetter(0), reverse=True)
             self._report_skipped(self._rows[name], group, [place for place, _ in freed], [block for _, block in freed])

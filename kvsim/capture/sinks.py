@@ -36,7 +36,8 @@ class FileSink:
     """Appends to a log file from another thread.
 
     If writing fails, for example on a full disk, the recording ends and the engine continues. Events go to the
-    operating system at least every quarter of a second; an engine that is killed loses at most these.
+    operating system at least every quarter of a second. If the engine is killed, only the events of the last quarter
+    are lost.
     """
 
     def __init__(self, folder: Path) -> None:

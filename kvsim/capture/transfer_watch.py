@@ -18,12 +18,12 @@ _NONE = -1
 
 
 def has_transfers(scheduler: Any) -> bool:
-    """Tell whether the scheduler has a connector that kvsim simulates; transfers of others are not recorded."""
+    """Tell whether the scheduler has a connector that kvsim simulates. Others' transfers are not recorded."""
     return type(getattr(scheduler, "connector", None)).__name__ in _FOLLOWED
 
 
 def check_transfers(scheduler: Any, layout: KVCacheLayout, release: str) -> None:
-    """Check that kvsim follows the transfers of an engine."""
+    """Check that kvsim follows the transfers of an engine; raise a RecordingError if not."""
     extra = scheduler.vllm_config.kv_transfer_config.kv_connector_extra_config or {}
     if extra.get("bidirectional_kv_xfer"):
         raise RecordingError(
@@ -50,7 +50,7 @@ class TransferWatch:
         self._rows: dict[str, int] = {}
         self._under_way: set[str] = set()
         self._asking: set[str] = set()
-        """Requests whose prompts are on another server and are not being loaded yet."""
+        """Ids of the requests whose prompts are on another server and are not being loaded yet."""
         self._watch_loads()
 
     def settings(self) -> dict[str, Any]:
@@ -63,13 +63,13 @@ class TransferWatch:
         }
 
     def start(self, rows: dict[str, int]) -> None:
-        """Begin a recording, with the rows of its requests by name."""
+        """Begin a recording. `rows` has the rows of its requests by name."""
         self._rows = rows
         self._under_way.clear()
         self._asking.clear()
 
     def _watch_loads(self) -> None:
-        """Wrap the connector's method that vLLM calls once a request has blocks for its load, to report the load."""
+        """Wrap the connector's method that vLLM calls once a request has blocks for its load, to report that load."""
         connector, tables = self._scheduler.connector, self._scheduler.kv_cache_manager.coordinator.single_type_managers
         update = connector.update_state_after_alloc
 
@@ -90,7 +90,7 @@ class TransferWatch:
             self._asking.add(request.request_id)
 
     def kept(self, request: Any) -> None:
-        """Report that a request has ended and its blocks stay until another server has read them."""
+        """Report that a request has ended, and that its blocks are kept until another server has read them."""
         if request.request_id in self._rows:
             table = self._scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
             num_blocks = len(table.get(request.request_id, ()))
@@ -113,7 +113,7 @@ class TransferWatch:
         self._report("transfer", is_send, row, first, num_blocks, num_tokens, self._now())
 
     def updating(self, answer: Any) -> None:
-        """Report the transfers whose end is stated in `answer`, the output that is about to be processed."""
+        """Report the transfers whose end is stated in `answer`, the step's output that is about to be processed."""
         report = getattr(answer, "kv_connector_output", None)
         if report is None:
             return

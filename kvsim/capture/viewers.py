@@ -24,15 +24,15 @@ from kvsim.files.eventline import line
 from kvsim.live.mirror import Mirror
 
 MAX_VIEWERS = 16
-"""Largest number of connections; more are refused with a message and closed."""
+"""Largest number of connections. Further ones get a message and are closed."""
 MAX_QUEUED_BYTES = 16 << 20
-"""Bytes that may wait for one viewer."""
+"""Maximum bytes that wait for one viewer; a viewer with more is disconnected."""
 SNAPSHOT_PERIOD_S = 1.0
-"""Seconds between two snapshots; viewers that come in between wait for the next one."""
+"""Seconds between two snapshots; a viewer that joins after a snapshot waits for the next one."""
 ACCEPT_PERIOD_S = 0.01
 """Least seconds between two connections that are accepted."""
 _EXHAUSTED_S = 1.0
-"""Seconds to wait if the process has no descriptor left."""
+"""Seconds to wait before the next connection is accepted, if the process has no descriptor left."""
 _FAREWELL_S = 1.0
 """Seconds that viewers have to read queued messages when the engine ends."""
 _READ_BYTES = 1 << 16
@@ -51,7 +51,7 @@ class ViewerServer:
         self._joining: list[_Viewer] = []
         self._viewers: list[_Viewer] = []
         self._accept_s: float | None = None
-        """Time at which the listener is used again; None while it is in use."""
+        """Time at which the listener is used again, in seconds of `clock`; None while it is in use."""
         self._snapshot_s = -SNAPSHOT_PERIOD_S
         self.num_snapshots = 0
         """Number of snapshots made so far."""
@@ -77,7 +77,10 @@ class ViewerServer:
             pass
 
     def turn(self, timeout_s: float | None = None) -> bool:
-        """Wait for events, for `timeout_s` seconds at most, and handle them; return False at the log's end."""
+        """Wait for events, for `timeout_s` seconds at most, and handle them; return False at the log's end.
+
+        None waits without limit.
+        """
         now_s = self._clock()
         due_s = [] if timeout_s is None else [timeout_s]
         if self._accept_s is not None:
@@ -139,7 +142,7 @@ class ViewerServer:
         return self._complete and self._mirror.begun
 
     def _admit(self) -> None:
-        """Send one snapshot to all viewers that have joined, unless the last one was just made."""
+        """Send one snapshot to all viewers that have joined, at most one every `SNAPSHOT_PERIOD_S` seconds."""
         now_s = self._clock()
         if not self._joining or not self._can_join() or now_s < self._snapshot_s + SNAPSHOT_PERIOD_S:
             return
@@ -207,7 +210,7 @@ class _Viewer:
         return self.queued_bytes <= MAX_QUEUED_BYTES or len(self._queue) == 1
 
     def send(self) -> bool:
-        """Send as many bytes as the connection accepts now; return False if the connection is broken."""
+        """Send the bytes that the connection accepts without waiting; return False if the connection is broken."""
         try:
             while self._queue:
                 num_bytes = self.connection.send(self._queue[0])

@@ -128,10 +128,10 @@ class RecordingSyncScheduler(_RecordingHooks, Scheduler):  # type: ignore[misc]
 
 
 def _rank_of(parallel: Any) -> int | None:
-    """Return the number of a data-parallel rank; None for an engine that is alone.
+    """Return the number of a data-parallel rank; None for an engine without other ranks.
 
-    A rank of a model without experts is an engine of its own, whose settings do not name the others. Only the ports
-    that vLLM reserved for all ranks still show that there are others.
+    Each rank of a model without experts is a separate engine, whose settings do not name the other ranks. Only the
+    ports that vLLM has reserved for all ranks show that there are others.
     """
     has_others = parallel.data_parallel_size > 1 or bool(getattr(parallel, "_data_parallel_master_port_list", None))
     return int(parallel.data_parallel_index) if has_others or parallel.data_parallel_index else None
@@ -140,7 +140,8 @@ def _rank_of(parallel: Any) -> int | None:
 def sink_from_environment(check: Callable[[], None], rank: int | None = None) -> LogSink | None:
     """Return a sink for the destinations in the environment; None without any, or if `check` raises a KvsimError.
 
-    Each data-parallel rank writes a recording of its own: the folder is then that of the server with all its ranks.
+    `rank` is the number of a data-parallel rank, which writes a recording of its own. The folder is then that of the
+    server, with a folder for each rank.
     """
     sinks: list[LogSink] = []
     folder, address = os.environ.get("KVSIM_RECORD"), os.environ.get("KVSIM_PUBLISH")
@@ -176,7 +177,7 @@ def describe(scheduler: Any) -> dict[str, Any]:
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
     }
-    shape = _shape(model, served, plain=layout.is_uniform)
+    shape = _shape(model, served, layout)
     if layout.is_uniform and speculates(scheduler):
         shape |= _draft_layers(layout, scheduler.block_size, shape)
     return {
@@ -216,7 +217,7 @@ def _draft_layers(layout: KVCacheLayout, block_size: int, shape: dict[str, Any])
 
 
 def _features(scheduler: Any) -> dict[str, Any]:
-    """Return the settings of speculative decoding and of LoRA adapters, as far as the engine uses them."""
+    """Return the settings of speculative decoding and of LoRA adapters, if the engine uses these."""
     settings: dict[str, Any] = {}
     if speculates(scheduler):
         settings["speculative_config"] = json.dumps(speculative_config_of(scheduler), sort_keys=True)
@@ -258,13 +259,13 @@ def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dic
 
 
 def _class_in_vllm(recording: type) -> type:
-    """Return the class of vLLM that a recording scheduler extends. A user's class may extend the recording one."""
+    """Return the class of vLLM that a recording scheduler extends, also for a user's subclass of it."""
     order = recording.__mro__
     return order[order.index(_RecordingHooks) + 1]
 
 
 def _data_parallel(parallel: Any) -> dict[str, Any]:
-    """Return the settings of data-parallel ranks; none for an engine that is alone."""
+    """Return the settings of data-parallel ranks; empty for an engine without other ranks."""
     rank = _rank_of(parallel)
     if rank is None:
         return {}
@@ -275,11 +276,11 @@ def _data_parallel(parallel: Any) -> dict[str, Any]:
     }
 
 
-def _shape(model: Any, served_as: dict[str, Any], *, plain: bool) -> dict[str, Any]:
+def _shape(model: Any, served_as: dict[str, Any], layout: KVCacheLayout) -> dict[str, Any]:
     """Return the shape of the model, from its configuration or, if kvsim cannot read that, from the engine.
 
-    If not `plain`, the model has several kinds of layers. The engine's shape then lacks the fields of KV heads, so that
-    readers do not take the model for a plain decoder.
+    If `layout` has several kinds of layers, the engine's shape lacks the fields of KV heads, so that readers do not
+    take the model for a plain decoder.
     """
     text, name = model.hf_text_config, Path(model.model).name
     dtype = str(model.dtype).removeprefix("torch.")
@@ -292,11 +293,6 @@ def _shape(model: Any, served_as: dict[str, Any], *, plain: bool) -> dict[str, A
     else:
         stated = {key: value for key, value in asdict(served).items() if value not in (None, (), "")}
         return stated | {"kv_bytes_per_token": served.kv_bytes_per_token}
-    num_gpus, cache_dtype = served_as["tensor_parallel_size"], served_as["kv_cache_dtype"]
-    num_kv_heads = model.get_total_num_kv_heads()
-    itemsize = 1 if cache_dtype.startswith("fp8") else model.dtype.itemsize
-    # Each GPU has a share of the heads; they are replicated if there are more GPUs than heads.
-    per_token = 2 * text.num_hidden_layers * max(1, num_kv_heads // num_gpus) * model.get_head_size() * itemsize
     shape = {
         "name": name,
         "num_layers": text.num_hidden_layers,
@@ -308,6 +304,12 @@ def _shape(model: Any, served_as: dict[str, Any], *, plain: bool) -> dict[str, A
         "tie_word_embeddings": bool(text.tie_word_embeddings),
         "dtype": dtype,
     }
-    if plain:
-        shape |= {"num_kv_heads": num_kv_heads, "head_dim": model.get_head_size(), "kv_bytes_per_token": per_token}
+    if layout.is_uniform:
+        [group] = layout.groups
+        shape |= {
+            "num_kv_heads": model.get_total_num_kv_heads(),
+            "head_dim": model.get_head_size(),
+            # The size of vLLM's own pages has the scales of each cache type, and heads that several GPUs hold.
+            "kv_bytes_per_token": text.num_hidden_layers * group.page_bytes // group.block_size,
+        }
     return shape

@@ -25,7 +25,7 @@ i, and the number of bytes (n) that count in each column. If all messages are eq
 
 
 def number(field: int, values: IntArray | int) -> Bytes:
-    """Encode integers in `field`: an array with one for each message, or a single one for all messages."""
+    """Encode integers in `field`: an array with a value for each message, or one value for all messages."""
     return [_tag(field, _VARINT), _varints(np.atleast_1d(np.asarray(values, np.int64)))]
 
 
@@ -39,7 +39,7 @@ def message(field: int, parts: Sequence[Bytes]) -> Bytes:
 
 
 def where(present: npt.NDArray[np.bool_], part: Bytes) -> Bytes:
-    """Keep `part` in the messages in which it is `present`."""
+    """Keep `part` in those messages in which it is `present`."""
     return [(matrix, lengths * present) for matrix, lengths in part]
 
 
@@ -62,7 +62,10 @@ def _tag(field: int, kind: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.i
 
 
 def _varints(values: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """Encode varints: seven bits per byte, low bits first, with a continuation bit; ten bytes for negative values."""
+    """Encode `values` as varints: seven bits per byte, low bits first, ten bytes for negative values.
+
+    Return the bytes as uint8[width, n], one column per value, and the number of bytes of each: int32[n].
+    """
     rest = values.view(np.uint64)
     width = max(1, -(-int(rest.max(initial=0)).bit_length() // _SEVEN))
     bytes_of, lengths = np.empty((width, len(values)), np.uint8), np.ones(len(values), np.int32)

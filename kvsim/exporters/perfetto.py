@@ -79,7 +79,7 @@ def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
 
 
 class _Trace:
-    """Writer of the packets of one trace. Names are interned; frequent packets are encoded in bulk."""
+    """Writer of the packets of one trace. Names are written once and numbered; frequent packets are encoded in bulk."""
 
     def __init__(self, file: BinaryIO) -> None:
         from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, Trace, TracePacket, TrackEvent  # noqa: PLC0415  brings protobuf
@@ -95,7 +95,9 @@ class _Trace:
         self._write(TracePacket(sequence_flags=TracePacket.SEQ_INCREMENTAL_STATE_CLEARED))
 
     def track(self, uuid: int, name: str, *, parent: int | None = None, counts_bytes: bool | None = None) -> None:
-        """Write the descriptor of a track. For counters, `counts_bytes` tells the unit."""
+        """Write the descriptor of a track. For a counter, `counts_bytes` tells whether its unit is bytes; None
+        otherwise.
+        """
         packet = self._packet()
         packet.track_descriptor.uuid, packet.track_descriptor.name = uuid, name
         if parent is not None:
@@ -106,7 +108,7 @@ class _Trace:
         self._write(packet)
 
     def event_names(self, names: Iterable[str]) -> list[int]:
-        """Return the interned numbers of event names."""
+        """Return the numbers under which the trace lists these names of events."""
         return self._numbers(self._event_names, list(names), "event_names")
 
     def slices(
@@ -130,7 +132,7 @@ class _Trace:
         return [where(lasts, begins), where(lasts, self._events(end_s, uuid, self._ends, []))]
 
     def instants(self, uuid: int, name: IntArray, time_s: FloatArray, happens: npt.NDArray[np.bool_]) -> list[Bytes]:
-        """Encode an instant for each row in which it `happens`."""
+        """Encode an instant for each row for which `happens` is true."""
         return [where(happens, self._events(time_s, uuid, self._happens, [number(self._in_event["name_iid"], name)]))]
 
     def write(self, parts: list[Bytes]) -> None:
@@ -170,7 +172,7 @@ class _Trace:
         )
 
     def _numbers(self, known: dict[str, int], names: list[str], kind: str) -> list[int]:
-        """Return the interned numbers of `names`, and write new ones to the file."""
+        """Return the numbers of `names` in `known`, and write names that are new to the file."""
         new = [name for name in dict.fromkeys(names) if name not in known]
         if new:
             packet = self._packet(sequence_flags=self._packet.SEQ_NEEDS_INCREMENTAL_STATE)
@@ -191,7 +193,7 @@ def _numbers_of_fields(kind: Any) -> dict[str, int]:
 
 
 def _parts(count: int) -> list[slice]:
-    """Divide `count` rows into ranges that are encoded together."""
+    """Divide `count` rows into ranges of rows that are encoded together."""
     return [slice(begin, begin + _ROWS_AT_ONCE) for begin in range(0, count, _ROWS_AT_ONCE)]
 
 
@@ -275,7 +277,7 @@ def _write_requests(trace: _Trace, recording: Recording) -> None:
 
 
 def _lanes(order: list[int], arrival_s: FloatArray, end_s: FloatArray) -> list[int]:
-    """Return the lane of each request in `order`: the lowest lane that is free at its arrival."""
+    """Return the lane of each request in `order`: the lowest lane that is free when the request arrives."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     lanes = []

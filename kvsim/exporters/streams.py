@@ -83,7 +83,7 @@ def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> Path:
 
 
 def _units_of_512(hashes: list[int], unit: int, prompt_tokens: int) -> list[Hashable]:
-    """Return, for each full unit of 512 tokens with a known prefix, a key that is equal for equal prefixes."""
+    """Return, for each full unit of 512 tokens with a known prefix, a key; keys are equal if the prefixes are."""
     if HASH_TOKENS % unit == 0:
         factor = HASH_TOKENS // unit
         return [("hash", value) for value in hashes[factor - 1 :: factor]]

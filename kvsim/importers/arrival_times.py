@@ -53,7 +53,7 @@ _EPOCH_UNITS = ("s", "ms", "us", "ns")
 _LONGEST_S = 1e8
 """Maximum seconds between two requests of one workload, some three years; more is a mistake."""
 _LATE = 10_000
-"""Smallest number without a unit that may be a date or a time of day written without separators."""
+"""Least number without a unit that may be a date or a time of day written without separators."""
 _DAYS = (10_957, 88_069)
 """Range of the day numbers of 2000 to 2099, counted from 1970, from 1900 (spreadsheets) or as a Julian date."""
 _DATE_DIGITS = len("20261116181546")
@@ -62,7 +62,7 @@ _ROUNDED_S = 1e7
 _LATE_S = 3600.0
 _SOON_S = 1.0
 _UNKNOWN = "XXX"
-"""Placeholder for times in Azure's files of lengths."""
+"""Text in place of a time in those files of Azure that have only lengths."""
 _NUMBER = re.compile(r"\+?(?:\d+(?P<point>\.\d*|,\d+)?|(?P<bare>[.,]\d+))(?P<power>[eE][+-]?\d+)?", re.ASCII)
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:[.,]\d{3})+", re.ASCII)
 _DATE = re.compile(
@@ -92,19 +92,19 @@ class Clock:
     known: bool = True
     """True if the format defines the unit, so that the description need not state it."""
     from_first: bool = True
-    """True if time begins at the first arrival; always for dates."""
+    """True if the first arrival is moved to 0; always done for dates."""
     kind: str | None = field(default=None, init=False)
-    """Kind of time of all rows so far."""
+    """Kind of time of all rows read so far: numbers or dates; None before the first."""
     _mark: str = field(default="", init=False)
-    """Decimal mark of the numbers so far."""
+    """Decimal mark of the numbers read so far; empty if none has one."""
     _grouped: tuple[int, str] | None = field(default=None, init=False)
-    """Line and text of a number whose mark may separate thousands."""
+    """Line and text of the first number whose mark may separate thousands; None if there is none."""
     _decimal: bool = field(default=False, init=False)
     """True if a number has a mark that can only be a decimal mark."""
     _power: str = field(default="", init=False)
-    """First number whose power of ten hides digits, such as 1.7E+12."""
+    """First number whose power of ten hides digits, such as 1.7E+12; empty if there is none."""
     _falls: list[bool] = field(default_factory=lambda: [False, False], init=False)
-    """Whether some time is below the one before: with marks read as decimal marks, and with marks read as thousands."""
+    """Two values, for marks read as decimal marks and as thousands: True if some time is below the time before."""
     _last: tuple[float, float] = field(default=(0.0, 0.0), init=False)
 
     def read(self, row: SourceRow, value: Any) -> float | int:
@@ -206,7 +206,7 @@ class Clock:
             )
 
     def seconds(self, times: Sequence[float | int]) -> tuple[NDArray[np.float64], str]:
-        """Return `times`, the results of `read`, in seconds, and a note for the description of the workload."""
+        """Return `times`, the results of `read`, in seconds, and a note on the assumed unit for descriptions."""
         if self.kind == _LENGTHS:
             return np.zeros(len(times)), NO_ARRIVALS
         if self.kind in (_ZONED, _LOCAL):
@@ -252,7 +252,7 @@ class Clock:
     def _check_marks(self) -> None:
         """Refuse numbers whose marks may separate thousands.
 
-        Points are refused only if times ascend when points separate thousands, and not when points are decimal marks.
+        Commas are always refused. Points are refused only if they must separate thousands for the times to ascend.
         """
         as_decimals, as_thousands = self._falls
         ordered = as_decimals and not as_thousands
@@ -265,7 +265,7 @@ class Clock:
             )
 
     def _check_unstated(self, low: float) -> None:
-        """Refuse numbers whose unit neither the column's name nor their size determines."""
+        """Refuse numbers whose unit is clear neither from the column's name nor from their size."""
         if self.unit is None and (low >= _LATE or self.dated):
             raise self._error(
                 f"begins at {self._shown(low)}, which is no time since 1970, and may be seconds or a day or an hour "

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class RequestCollector:
-    """Requests of one file, in its order. Requests without a prompt or an output are counted and left out."""
+    """Collector of the requests of one file, in the file's order. Those without prompt or output are only counted."""
 
     source: TextSource
     kind: str
@@ -33,9 +33,9 @@ class RequestCollector:
     turns: TurnLines | None = None
     """Turns of sessions, filled by the reader; None if the file has no sessions."""
     num_silent: int = 0
-    """Number of requests that were left out."""
+    """Number of requests that were left out: those without a prompt or an output."""
     arrivals: list[float] = field(default_factory=list)
-    """Times as the clock returns them."""
+    """Time of each request, as `clock.read` returns it."""
     prompt_tokens: list[int] = field(default_factory=list)
     output_tokens: list[int] = field(default_factory=list)
     max_tokens: list[int] = field(default_factory=list)
@@ -61,7 +61,7 @@ class RequestCollector:
         hashes: Sequence[int] = (),
         request_id: str | None = None,
     ) -> bool:
-        """Add the request of `row`; return False if it failed (no prompt or no output), so that it is only counted."""
+        """Add the request of `row`; return False if it has no prompt or no output, and is only counted."""
         time = 0.0 if self.clock is None else self.clock.read(row, arrival)
         if not (prompt_tokens and output_tokens):
             self.num_silent += 1

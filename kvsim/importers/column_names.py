@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 TURNS = ("after", "pause_s", "history_tokens")
-"""Optional columns of turns, which wait for the requests whose ids are in `after`."""
+"""Optional columns of turns. A turn waits for the requests whose ids are in its field `after`."""
 OPTIONAL = ("id", "max_tokens", "priority", "prefix_group", "prefix_tokens", "adapter", "images", *TURNS)
 """Optional columns. An empty field means: no limit beyond the output, priority 0, no shared prefix, no adapter, no
 images, no wait, no pause, the whole history.
@@ -27,7 +27,7 @@ UNITS = {
     "h": "h hr hrs hour hours",
     "d": "d day days",
 }
-"""Units of time, with the words for each that may end a name."""
+"""Units of time, with the words that may end a column's name and denote each."""
 _UNIT_OF = {word: unit for unit, words in UNITS.items() for word in words.split()}
 _TIMES = {
     "arrival", "arrivaltime", "arrivaltimestamp", "arrivedat", "timestamp", "time", "start", "starttime",
@@ -37,7 +37,7 @@ _DATES = {
     "date", "datetime", "arrivaldate", "arrivaldatetime", "startdate", "startdatetime", "createddate", "requestdate",
 }  # fmt: skip
 _CLOCKS = {"unix", "epoch", "utc"}
-"""Words that name the zero of a clock."""
+"""Words in a column's name that state from when a clock counts."""
 _COUNTING = {"tokens", "token", "len", "lens", "length", "lengths", "size", "count", "num", "n", "number", "of"}
 _NOUNS = {
     "prompt_tokens": {"prompt", "input", "context", "prefill", "request", "question", "in"},
@@ -53,11 +53,11 @@ class Meaning(NamedTuple):
     """Quantity that a name denotes."""
 
     ours: str
-    """Name of the column in kvsim."""
+    """Name of the quantity's column in kvsim."""
     unit: str | None = None
-    """Unit of a time, if the name states one."""
+    """Unit of a time; None if the name states none."""
     dated: bool = False
-    """True if a date is expected."""
+    """True if the name stands for a date."""
 
 
 @lru_cache(maxsize=1024)
@@ -83,7 +83,7 @@ def meaning(name: str) -> Meaning | None:
 
 
 def counts_tokens(name: str) -> bool:
-    """Tell whether a column of this name, known or not, has lengths rather than times."""
+    """Tell whether the column `name`, known or not, has lengths rather than times."""
     return not _COUNTING.isdisjoint(_words(name))
 
 
@@ -98,7 +98,7 @@ def _words(name: str) -> list[str]:
 
 
 def by_quantity(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Map each quantity, by kvsim's name, to the column names in `names` that denote it; leave out unknown names."""
+    """Map each quantity, by kvsim's name, to the column names in `names` that denote it. Unknown names are left out."""
     found = defaultdict(list)
     for name in names:
         known = meaning(name)
@@ -109,7 +109,7 @@ def by_quantity(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
 
 @lru_cache(maxsize=64)
 def rivals(names: tuple[str, ...], settled: Collection[str] = ()) -> tuple[str, str, str] | None:
-    """Return a quantity and two of `names` that denote it; None if each quantity has one name.
+    """Return a quantity and two of `names` that denote it; None if no quantity has two names.
 
     Quantities in `settled`, by kvsim's names, may have several names: the caller has chosen one.
     """

@@ -85,7 +85,7 @@ def _add(requests: RequestCollector, row: SourceRow, images: ImageColumn) -> Non
 def _prompt_tokens(row: SourceRow, repeated: int, image_tokens: int) -> int:
     """Return the number of tokens of a prompt without its new images.
 
-    `repeated` is the number of tokens of its history, and `image_tokens` the number of tokens of images among these.
+    `repeated` is the number of tokens of the prompt's history, of which `image_tokens` are those of images.
     """
     if ("new_tokens" in row.fields) == ("prompt_tokens" in row.fields):
         raise row.error("it has prompt_tokens, the whole prompt, or new_tokens, what follows the history; give one")
@@ -95,7 +95,7 @@ def _prompt_tokens(row: SourceRow, repeated: int, image_tokens: int) -> int:
 
 
 def _names(row: SourceRow) -> list[str]:
-    """Return the names of the turns that a line waits for; the field has one name or a list."""
+    """Return the names of the turns that a line waits for: the field `after` has one name or a list."""
     names = row.fields.get("after")
     if not isinstance(names, list):
         return [] if names is None else [_text(row, "after") or ""]

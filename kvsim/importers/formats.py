@@ -55,7 +55,7 @@ FORMATS = {
         read=plain.read,
     ),
 }
-"""Text formats by their name on the command line. A recording (a folder) and a workload (Parquet) need no name."""
+"""Text formats by their name on the command line. Folders of recordings and Parquet files of workloads need no name."""
 
 
 def read_workload(

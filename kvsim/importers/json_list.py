@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvsim.importers.source import TextSource
 
 _AT_ONCE = 1 << 22
-"""Characters read together; most objects have fewer."""
+"""Number of characters that are read together; most objects have fewer."""
 _MOST = 1 << 26
 """Maximum characters of an object."""
 _CUT_OFF = "the file ends in the middle of a list"
@@ -41,7 +41,7 @@ def entries(source: TextSource) -> Iterator[SourceRow]:
 
 
 class _Position:
-    """Position in lines of JSON; lines are joined only as far as the next object needs."""
+    """Position in the lines of a JSON file; only as many lines are joined as the next object needs."""
 
     def __init__(self, path: Path, lines: list[str]) -> None:
         self._path, self._num_lines, self._pieces = path, len(lines), _pieces(lines)
@@ -53,7 +53,7 @@ class _Position:
         return WorkloadError(f"{self._path}, line {min(self._line, self._num_lines)}: {sentence}.")
 
     def next_letter(self) -> str:
-        """Return the next character after white space; an empty string at the end."""
+        """Return the next character that is not white space, without stepping over it; empty at the end of the file."""
         while True:
             space = _SPACE.match(self._text, self._at)
             assert space is not None
@@ -71,7 +71,7 @@ class _Position:
         self._at += 1
 
     def row(self) -> SourceRow:
-        """Step over an object, and return it."""
+        """Step over an object, and return it with the line on which it begins."""
         if not self.next_letter():
             raise self.error(_CUT_OFF)
         more = _AT_ONCE

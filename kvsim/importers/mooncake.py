@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 HASH_TOKENS = 512
-"""Tokens of one hash; the last hash of a prompt may cover fewer."""
+"""Number of tokens of one hash; the last hash of a prompt may cover fewer."""
 _MOST_MS = 1e15
-"""Longest pause, in milliseconds."""
+"""Maximum pause before a turn, in milliseconds."""
 
 
 def looks_like(source: TextSource) -> bool:
@@ -92,7 +92,7 @@ class _Lines:
         return self._requests.workload()
 
     def _pause_s(self, row: SourceRow, after: int, *, stated: bool) -> float:
-        """Return the stated pause before a turn, or else the seconds between the times of the two lines."""
+        """Return the seconds before a turn: the pause that its line states, else the time between the lines."""
         given = (row.fields.get(name) for name in ("delay", "delay_ms", "tool_wait_ms"))
         pauses = [pause for pause in given if pause is not None]
         if not all(isinstance(ms, int | float) and not isinstance(ms, bool) and 0 <= ms < _MOST_MS for ms in pauses):
@@ -103,7 +103,7 @@ class _Lines:
         return max(stamp - before, 0) / 1e3
 
     def _history(self, after: int) -> int:
-        """Return the number of leading tokens of the last prompt that repeat the turn `after` and its answer."""
+        """Return the number of leading tokens of the newest prompt that repeat prompt and answer of the turn `after`."""
         if after == NONE:
             return 0
         requests = self._requests

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvsim.workload import Image, Workload
 
 _UNSHIFTED = ("arrival_s", "arrived_at")
-"""Columns of kvsim and Vidur whose times count from the beginning of the workload."""
+"""Names of columns in kvsim and Vidur whose times count from the beginning of the workload, and are not moved."""
 _EXAMPLE = "0.5,200,100"
 _INT32 = 2**31
 
@@ -43,7 +43,7 @@ class Published:
     """True if a file of this kind has no other columns."""
 
     def looks_like(self, source: TextSource) -> bool:
-        """Tell whether the first line names the columns."""
+        """Tell whether the first line of `source` has the names of the columns."""
         names = tuple(self.columns.values())
         return source.header == names if self.alone else set(names) <= set(source.header)
 
@@ -77,11 +77,11 @@ VIDUR = Published(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
-    """Names of kvsim's columns in the file; without arrivals, the file has lengths alone."""
+    """Names of kvsim's columns in one file. A file without arrivals has only lengths."""
 
     arrival: str | None
     unit: str | None
-    """Unit of the arrivals, if stated."""
+    """Unit of the arrivals; None if it is not stated."""
     given_by_user: bool
     """True if the user has stated the column and unit of the arrivals."""
     is_published: bool
@@ -92,7 +92,7 @@ class _Names:
 
     @classmethod
     def of(cls, source: TextSource, columns: Mapping[str, str], *, settled: bool = False) -> _Names:
-        """Find the columns in `source` by name, or as given in `columns`; `settled` tells that the user gave these."""
+        """Find the columns of `source` by name, or as given in `columns`; with `settled`, the user gave these."""
         absent = [theirs for theirs in columns.values() if theirs not in source.header]
         if absent:
             raise WorkloadError(
@@ -132,12 +132,12 @@ class _Names:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Columns that every row must have."""
+        """Names in the file of the columns that every row must have."""
         return (*(() if self.arrival is None else (self.arrival,)), self.prompt, self.output)
 
 
 def looks_like(source: TextSource) -> bool:
-    """Tell whether the first line names the lengths of prompts and outputs."""
+    """Tell whether the first line has names for the lengths of prompts and of outputs."""
     return {"prompt_tokens", "output_tokens"} <= by_quantity(source.header).keys()
 
 
@@ -176,7 +176,7 @@ def _checked(columns: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _ours(name: str) -> str:
-    """Return kvsim's column for `name`, in which times may have a unit: arrival_ms."""
+    """Return kvsim's column for `name`; the name of a column of times may end in a unit: `arrival_ms`."""
     known = meaning(name)
     return name if known is None or known.ours != "arrival_s" else known.ours
 
@@ -220,7 +220,7 @@ def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
 def _add(
     requests: RequestCollector, row: SourceRow, names: _Names, lines_by_id: dict[str, int], images: ImageColumn
 ) -> None:
-    """Add the request of a row; `lines_by_id` has the line of each id so far."""
+    """Add the request of a row; `lines_by_id` has the lines of all ids that were read before."""
     output_tokens = row.whole(names.output)
     arrival = None if names.arrival is None else row.fields[names.arrival]
     if not names.optional:

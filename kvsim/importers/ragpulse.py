@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 
 UNIT_TOKENS = 16
 _LONGEST_PROMPT = 1 << 24
-"""Maximum tokens of a prompt, beyond any model's context; a prompt has a hash for each of its units."""
+"""Maximum tokens of a prompt, more than any model's context; more would make too many hashes."""
 _LENGTHS = ("1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search")
 _ORDER = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
 
 
 def looks_like(source: TextSource) -> bool:
-    """Tell whether the first line is an object whose hashes are grouped by kind of chunk."""
+    """Tell whether the first line is an object whose hashes are grouped by the kind of chunk."""
     return isinstance(source.first_object().get("hash_ids"), dict)
 
 
 def read(source: TextSource) -> Workload:
     """Return the requests, with prefix hits where two prompts begin with the same chunks.
 
-    A unit of 16 tokens is hit only if two prompts have the same chunks up to and including the one in which it ends.
+    Two prompts share a unit of 16 tokens only if they have the same chunks up to and including the chunk in which the
+    unit ends.
     """
     chunk_tokens = _chunk_tokens(source)
     clock = Clock(path=source.path, column="timestamp", unit="s", from_first=False)

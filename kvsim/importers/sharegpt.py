@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CHARS_PER_TOKEN = 4.0
 """Mean characters per token of English text with byte-pair vocabularies; lower for code and other languages."""
 _HEAD = 20_000
-"""Characters of a file that are searched to recognise it."""
+"""Number of characters at the beginning of a file that are searched to recognise the format."""
 _ASKS, _ANSWERS = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard")
 
 
@@ -49,7 +49,7 @@ def read(source: TextSource, *, chars_per_token: float = CHARS_PER_TOKEN) -> Wor
 
 
 def read_turns(source: TextSource, *, chars_per_token: float = CHARS_PER_TOKEN) -> Workload:
-    """Return every answer of each conversation as a turn, whose prompt is all that was said before; without pauses.
+    """Return every answer of each conversation as a turn without a pause; its prompt is everything said before.
 
     Lengths are as in `read`; conversations without an answer are counted and left out.
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MOST_DIGITS = 20
 """Maximum digits of a whole number that fits into any column."""
 _FEW_DIGITS = 9
-"""Number of digits up to which every number fits into any column."""
+"""Largest number of digits with which every number fits into any column."""
 _ROWS_AT_ONCE = 1 << 13
 _MOST_UNPACKED_LINES = 1 << 23
 _LONGEST_LINE = 1 << 20
@@ -38,7 +38,7 @@ _UNREADABLE = {
     b"7z\xbc\xaf\x27\x1c": "packed with 7z", b"\xd0\xcf\x11\xe0": "a spreadsheet", b"SQLite format 3": "a database",
     b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16", b"ARROW1": "an Arrow file", b"%PDF": "a PDF document",
 }  # fmt: skip
-"""First bytes of unsupported files, and their kind for the message."""
+"""First bytes of files that are not supported, each with the words for them in the error message."""
 _NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -190,7 +190,7 @@ def _decoded(file: Path, content: bytes) -> Iterator[str]:
 
 
 class CsvBlock(NamedTuple):
-    """Rows of a CSV file."""
+    """Some thousand rows of a CSV file, column by column."""
 
     path: Path
     columns: tuple[str, ...]
@@ -209,14 +209,14 @@ class CsvBlock(NamedTuple):
             yield SourceRow(path=self.path, line=line, fields=dict(zip(self.columns, fields, strict=True)))
 
     def texts(self, name: str) -> list[str] | None:
-        """Return the fields of a column; None if the number of fields in a row differs from the number of columns."""
+        """Return the fields of the column `name`; None if a row has more or fewer fields than there are columns."""
         if any(len(fields) != len(self.columns) for fields in self.fields):
             return None
         nth = self.columns.index(name)
         return [fields[nth] for fields in self.fields]
 
     def whole(self, name: str) -> list[int] | None:
-        """Return the numbers of a column; None if a field needs the checks of `SourceRow.whole`."""
+        """Return the whole numbers of the column `name`; None if a field needs the checks of `SourceRow.whole`."""
         texts = self.texts(name)
         if not texts or min(map(len, texts)) == 0 or max(map(len, texts)) > _FEW_DIGITS:
             return None
@@ -225,14 +225,14 @@ class CsvBlock(NamedTuple):
 
 
 class SourceRow(NamedTuple):
-    """One request of a file; a tuple, because a file may have ten million."""
+    """One request of a file, with its line number; a tuple, because a file may have ten million."""
 
     path: Path
     line: int
     fields: Mapping[str, Any]
 
     def error(self, sentence: str) -> WorkloadError:
-        """Return the error for this row."""
+        """Return an error that names the file and this row's line."""
         return WorkloadError(f"{self.path}, line {self.line}: {sentence}.")
 
     def whole(self, name: str, *, minimum: int = 0, maximum: int = 2**31 - 1) -> int:

@@ -28,12 +28,12 @@ class TurnLines:
     _row_of: dict[str, int] = field(default_factory=dict)
     """Row of each named request."""
     _last_of: dict[str, int] = field(default_factory=dict)
-    """Row of the last turn of each session so far."""
+    """Row of the last turn of each session that was read."""
 
     def before(self, row: SourceRow, session: str | None, names: list[str]) -> int:
         """Return the index of the request that `row` waits for; NONE if it waits for none.
 
-        It is the last request with one of the `names`, or else the last one of the `session`.
+        It is the latest of the requests with one of the `names`; without names, the latest request of the `session`.
         """
         unknown = [name for name in names if name not in self._row_of]
         if unknown:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "kvsim-workload", 1
 _TURNS = (("after", "int32"), ("pause_s", "float64"), ("history_tokens", "int32"))
 _IMAGES = ("content", "place", "tokens", "width", "height")
-"""Columns of images, a list per request; their names in the file begin with `image_`."""
+"""Columns of images, with a list per request; their names in the file begin with `image_`."""
 _SCALARS = ("prompt_tokens", "output_tokens", "max_tokens", "priority", "prefix_group", "prefix_tokens")
 
 

@@ -17,7 +17,7 @@ _PUBLISH = (
 def cache_facts(look: CacheLook, num_blocks: int | None) -> tuple[str, ...]:
     """Describe the cached blocks, the time for which blocks stay cached, and shared prefixes.
 
-    `num_blocks` is the size of the pool, if known.
+    `num_blocks` is the size of the pool; None if unknown.
     """
     of = f" of {num_blocks:,}" if num_blocks else ""
     share = f", {100 * look.num_blocks / num_blocks:.0f} % of the pool" if num_blocks else ""

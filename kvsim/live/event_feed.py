@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 5.0
 _COMPLETE_S, _PAUSE_S = 0.1, 0.002
-"""Seconds to wait until a change has been received completely, and seconds between two checks."""
+"""Maximum seconds to wait until a change has been received completely, and seconds between two checks."""
 
 
 class LiveFeed:
@@ -45,7 +45,7 @@ class LiveFeed:
 
     @property
     def ended_before_close(self) -> str | None:
-        """Reason for the end of the feed, if it ended before `close`."""
+        """Reason why the feed ended before `close`; None if it did not."""
         return self.ended if self._ended_by_itself else None
 
     @property
@@ -78,7 +78,7 @@ class LiveFeed:
         self._thread.join(timeout=_CONNECT_S)
 
     def _taken(self, take: Callable[[], Excerpt | None]) -> Excerpt | None:
-        """Call `take` when the last change has been received completely; return None if that takes too long."""
+        """Call `take` once the last change has been received completely; return None if that takes too long."""
         last_s = time.monotonic() + _COMPLETE_S
         while self.ended is None or self._follower.is_complete:
             with self._lock:

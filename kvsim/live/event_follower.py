@@ -39,7 +39,7 @@ MAX_UNITS = 1 << 22
 
 
 class EventFollower:
-    """Receiver of events. After an error it accepts no more events; earlier ones stay available."""
+    """Receiver of events. After an error it accepts no further events; the events before the error stay available."""
 
     def __init__(self, source: str, *, tail_steps: int = TAIL_STEPS) -> None:
         """Args:
@@ -49,16 +49,16 @@ class EventFollower:
         self._source, self._tail_steps = source, tail_steps
         self._mirror = Mirror()
         self._windows = [_Window()]
-        """Current window, and, once that is half full, also the window that will replace it."""
+        """Current window; once it is half full, also a second window, which will replace it."""
         self._meta: Meta | None = None
         self._seen_steps = 0
-        """Number of the server's steps at the last call of `recent`."""
+        """Number of steps that the server had run at the last call of `recent`."""
         self._unweighed_bytes = 0
-        """Bytes received since the last check of the memory use."""
+        """Bytes received since the last check against `MAX_VALUES`."""
         self._marks_changes = False
         """True if the server has sent an empty line; older recorders send none."""
         self.is_complete = True
-        """False while a change of the engine's state is received in part; True if the server sends no empty lines."""
+        """False while a change of the engine's state is received in part; always True with older recorders."""
 
     @property
     def joined(self) -> bool:
@@ -123,7 +123,7 @@ class EventFollower:
         return meta
 
     def _roll(self) -> None:
-        """Start a second window when the current one is half full, and replace the current one when it is full."""
+        """Start a second window when the current window is half full; replace the current window when it is full."""
         if len(self._windows) == 1 and self._windows[0].is_full(0.5):
             self._windows.append(self._window())
         if self._windows[0].is_full(1):
@@ -140,7 +140,7 @@ class EventFollower:
         return window
 
     def _cut(self) -> None:
-        """Mark this moment as one at which excerpts may begin."""
+        """Mark the current moment as one at which excerpts may begin."""
         assert self._meta is not None
         before = self._window()
         recording, next_seq = before.recording(self._meta, self._source), before.builder.mark().seq + 1
@@ -161,11 +161,11 @@ class _Window:
     def __init__(self) -> None:
         self.builder = RecordingBuilder()
         self.numbers: _LocalNumbers | None = None
-        """Mapping from the server's numbers; None while a snapshot is read, because that has local numbers."""
+        """Mapping from the server's numbers; None while a snapshot is read, because snapshots have local numbers."""
         self.first_step = 0
-        """Number of steps of the server before this recording."""
+        """Number of steps that the server had run before this recording."""
         self.num_before = 0
-        """Number of leading steps that summarize the earlier ones."""
+        """Number of leading steps of this recording that summarize the server's earlier steps: 0 or 1."""
         self.cached: list[int] = []
         """Free blocks with a cached prefix when the recording begins."""
         self.computed: list[int] = []
@@ -180,7 +180,7 @@ class _Window:
         return self.builder.finish(meta_of(meta, self.first_step, self.cached, self.computed, self.images), name)
 
     def is_full(self, share: float) -> bool:
-        """Tell whether the window has `share` of the maximum size."""
+        """Tell whether the window has reached `share` of the maximum size."""
         builder = self.builder
         return (
             builder.num_steps - self.num_before >= share * MAX_STEPS
@@ -189,13 +189,13 @@ class _Window:
         )
 
     def is_due(self, num_steps: int) -> bool:
-        """Tell whether enough steps or rows have come since the last cut."""
+        """Tell whether enough steps or rows have been received since the last cut."""
         mark = self.cuts[-1].mark if self.cuts else None
         steps, rows = (mark.num_steps, mark.num_memory_rows) if mark is not None else (self.num_before, 0)
         return self.builder.num_steps - steps >= num_steps or self.builder.num_memory_rows - rows >= TAIL_VALUES
 
     def cut_before(self, seen_steps: int) -> Cut | None:
-        """Return the latest cut before step `seen_steps` that is not the last cut; drop earlier cuts."""
+        """Return the latest cut before step `seen_steps`, but not the newest cut of all; drop cuts before it."""
         usable = [number for number, cut in enumerate(self.cuts[:-1]) if cut.step < seen_steps]
         if not usable:
             return None
@@ -227,7 +227,7 @@ class _LocalNumbers:
     """Mapping of the server's numbers of requests and steps to local ones, which begin with the snapshot."""
 
     def __init__(self, builder: RecordingBuilder, rows: list[int], next_row: int, next_step: int) -> None:
-        """Start with the requests of a snapshot in the server's numbers, and the next numbers."""
+        """`rows` are the requests of a snapshot, in the server's numbers; `next_row` and `next_step` come next."""
         self._row = {row: local for local, row in enumerate(rows)}
         self._next_row = next_row
         self._next_local = len(rows)
@@ -270,6 +270,6 @@ class _LocalNumbers:
                 return event
 
     def _rows_of(self, rows: list[list[int]]) -> list[list[int]]:
-        """Replace the server's number of a request, the first in each of `rows`, by its local number."""
+        """Return `rows` with local numbers of requests in place of the server's; the number is first in each."""
         ours = self._row
         return [[ours[row], *rest] for row, *rest in rows]

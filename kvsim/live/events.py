@@ -72,7 +72,7 @@ def _is_event(event: list[Any]) -> bool:  # noqa: PLR0911, PLR0912  one branch f
 
 
 def _is_of_memory(event: list[Any]) -> bool:
-    """Tell whether an event is one of block tables or of the prefix cache."""
+    """Tell whether an event is about block tables or the prefix cache, and has the form of its kind."""
     match event:
         case ["append" | "share", request, position, list(units), *group]:
             return _counts([request, position, *group]) and _counts(units) and len(group) <= 1

@@ -24,7 +24,7 @@ _MAX_SAMPLES = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Current value of one time series."""
+    """Value of one time series at the time of the page."""
 
     name: str
     labels: dict[str, str]

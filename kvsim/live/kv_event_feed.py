@@ -30,7 +30,7 @@ _WHAT = "Reading KV events"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLook:
-    """State of a server's prefix cache by its KV events so far."""
+    """State of a server's prefix cache, from the KV events received so far."""
 
     num_blocks: int
     """Number of known blocks in the GPU's prefix cache, in all KV-cache groups."""
@@ -42,9 +42,9 @@ class CacheLook:
     num_removed: int
     num_cleared: int
     ages_s: tuple[float, ...]
-    """Seconds for which the last removed blocks had been cached."""
+    """Seconds for which each of the last removed blocks was cached."""
     shared: tuple[tuple[int, int], ...]
-    """Cached prefixes followed by most blocks: the length of each in tokens, and the number of those blocks."""
+    """Prefixes that most cached blocks follow directly: the length in tokens, and the number of such blocks."""
     num_batches: int
     lost: int
     """Number of batches that were missed and not replayed."""
@@ -56,16 +56,16 @@ class CacheLook:
     quiet_s: float
     """Seconds since the last batch."""
     blocks_of_ranks: tuple[int, ...] = ()
-    """Number of blocks of each data-parallel rank, if several are followed."""
+    """Number of blocks of each data-parallel rank; empty if only one is followed."""
     silent_ranks: tuple[int, ...] = ()
-    """Ranks that have sent no batch, if several are followed."""
+    """Numbers of the ranks that have sent no batch; empty if only one is followed."""
 
 
 class KvEventFeed:
     """Thread that follows the KV events of a server until `close`."""
 
     def __init__(self, address: str, *, replay: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Subscribe at `address`; request missed batches at `replay`."""
+        """Subscribe at `address`; request missed batches at the address `replay`, or not at all if it is None."""
         try:
             import msgpack as _  # noqa: PLC0415, F401
             import zmq  # noqa: PLC0415
@@ -141,7 +141,7 @@ class KvEventFeed:
             self._socket.close(linger=0)
 
     def _hear(self, number: int, payload: bytes) -> None:
-        """Process a published batch, after the missed batches before it that can be replayed."""
+        """Process a published batch; before it, request and process the batches that were missed."""
         # After a restart, numbers begin at 0 again, and the first batches may be missed until the socket has connected.
         # A batch that was replayed may come again, but it is not newer than what is known.
         is_first = number == 0 and not self._replayed
@@ -201,7 +201,7 @@ def endpoint(address: str) -> str:
 
 
 def _parts(frames: list[bytes]) -> tuple[int, bytes]:
-    """Return the number and the batch of a message, with or without a topic before."""
+    """Return the number and the content of a message, which may begin with a topic."""
     if len(frames) < 2 or len(frames[-2]) != len(_END):
         sizes = ", ".join(f"{len(frame):,}" for frame in frames[:4])
         raise RecordingError(
@@ -211,7 +211,8 @@ def _parts(frames: list[bytes]) -> tuple[int, bytes]:
 
 
 def _shared(blocks: dict[Any, Any], most: int = 3) -> tuple[tuple[int, int], ...]:
-    """Return up to `most` cached prefixes that are followed by at least two blocks, those with most such blocks first.
+    """Return up to `most` cached prefixes that at least two blocks follow directly, those with the most such blocks
+    first.
 
     An item has the length of the prefix in tokens, and the number of blocks directly after it.
     """

@@ -30,7 +30,7 @@ class KvEventRanks:
     def __init__(self, address: str, *, replay: str | None = None) -> None:
         """Subscribe at the addresses of all ranks, such as HOST:5557-5560 for four ranks.
 
-        `replay` names as many replay endpoints, or is None.
+        `replay` names as many replay endpoints; None if there are none.
         """
         addresses, replays = ports_of(address), ports_of(replay) if replay else []
         if replays and len(replays) != len(addresses):

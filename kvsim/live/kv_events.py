@@ -32,12 +32,12 @@ MAX_BYTES = 64 << 20
 """Maximum bytes of a batch."""
 _MOST_BLOCKS = 1 << 24
 _MOST_AGES = 10_000
-"""Number of last removed blocks whose ages are kept."""
+"""Number of removed blocks, the latest, whose ages are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A part of the cache in which each hash is kept at most once."""
+    """Part of the cache in which each hash is kept at most once."""
 
     medium: str
     group: int
@@ -48,7 +48,7 @@ class StoredBlock:
     """A cached block."""
 
     parent: Hash | None
-    """Hash of the previous block; None for the first block of a prompt."""
+    """Hash of the block before; None for the first block of a prompt."""
     num_tokens: int
     kind: str | None
     """Kind of the layers, such as full_attention or sliding_window; None from vLLM before 0.22 and from SGLang."""
@@ -69,9 +69,9 @@ class ServerCache:
         self.num_stored = self.num_removed = self.num_cleared = 0
         """Numbers of blocks that were stored and removed, and of events that cleared all blocks."""
         self.ages_s: deque[float] = deque(maxlen=_MOST_AGES)
-        """Seconds for which the last removed blocks had been cached."""
+        """Seconds for which each of the last removed blocks was cached."""
         self.newest_s: float | None = None
-        """Time of the newest batch, by the server's clock."""
+        """Time of the newest batch in seconds of the server's clock; None before the first."""
 
     def hear(self, payload: bytes) -> None:
         """Process one published batch."""
@@ -91,7 +91,7 @@ class ServerCache:
         self.num_batches += 1
 
     def is_newer(self, payload: bytes) -> bool:
-        """Tell whether a batch was made after all batches so far, by the server's clock."""
+        """Tell whether a batch was made after all batches received so far, by the server's clock."""
         batch = _decoded(payload)
         _events(batch)  # checks the batch
         return self.newest_s is None or float(batch[0]) > self.newest_s
@@ -117,7 +117,7 @@ class ServerCache:
 
 
 def _stored(fields: dict[str, Any], time_s: float) -> dict[Hash, StoredBlock]:
-    """Return the blocks of one event; each is the parent of the next."""
+    """Return the blocks of one event by hash; each block is the parent of the block after it."""
     hashes, size = fields["block_hashes"], fields["block_size"]
     parents = [fields["parent_block_hash"], *hashes[:-1]]
     return {

@@ -80,16 +80,16 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerMetrics:
-    """Metrics at one moment, over all engines of the server."""
+    """Metrics of a server at one moment, for all its engines together."""
 
     time_s: float
     """Time of the poll in seconds, on the clock of the polling process."""
     model: str
     num_engines: int
     usage: float
-    """Share of the pools in use, 0 to 1: mean over the engines."""
+    """Share of the pools that is in use, 0 to 1: mean over the engines."""
     fullest_usage: float
-    """Usage of the engine with the fullest pool."""
+    """Share in use of the fullest pool of any engine, 0 to 1."""
     num_blocks: int | None
     """Number of blocks in all pools; None if the metrics lack it."""
     block_size: int | None
@@ -106,9 +106,9 @@ class ServerMetrics:
     prompt_tokens: int
     generation_tokens: int
     queried_tokens: int
-    """Prompt tokens looked up in the prefix cache."""
+    """Number of prompt tokens looked up in the prefix cache since the server started."""
     hit_tokens: int
-    """Tokens found in the prefix cache."""
+    """Number of prompt tokens found in the prefix cache since the server started."""
     server: str = "vLLM"
     """Program that serves: vLLM or SGLang."""
     histograms: dict[str, Histogram] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class ServerMetrics:
 
     @property
     def counters(self) -> tuple[int, ...]:
-        """Values that never fall while a server runs."""
+        """Values that only increase while a server runs."""
         return (
             self.preemptions, self.finished, self.prompt_tokens, self.generation_tokens, self.queried_tokens,
             self.hit_tokens, *(int(each.count) for each in self.histograms.values()),
@@ -124,7 +124,7 @@ class ServerMetrics:
 
 
 def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
-    """Read a server's metrics in Prometheus' text format; several engines are summed."""
+    """Read a server's metrics in Prometheus' text format; add up those of several engines."""
     found: dict[str, list[Sample]] = {}
     is_sglang = f"\n{_PREFIX}" not in f"\n{page}" and f"\n{SGLANG}" in f"\n{page}"
     for sample in as_vllm(page) if is_sglang else samples(page, _PREFIX):
@@ -192,7 +192,7 @@ def _check_kinds(page: str) -> None:
 
 
 def _check_whole(found: dict[str, list[Sample]]) -> None:
-    """Raise a RecordingError if a counter is not a whole number, or if a metric lacks one of the engines."""
+    """Raise a RecordingError if a counter is not a whole number, or if an engine lacks one of the metrics."""
     engines = {sample.labels.get("engine", "") for sample in found["vllm:kv_cache_usage_perc"]}
     for name in (*_GAUGES[1:], *(f"{name}_total" for name in _COUNTERS)):
         series = found.get(name, [])
@@ -279,7 +279,7 @@ def _check_buckets(
 
 
 def _whole(sample: Sample, label: str) -> int | None:
-    """Return the number in a label; None if the server has not set it."""
+    """Return the number in the label `label`; None if the server has not set the label."""
     text = sample.labels.get(label, "")
     if text in ("", "None"):
         return None

@@ -36,7 +36,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class _Connection(http.client.HTTPConnection):
-    """Connection that is closed after `_TIMEOUT_S`, even if the server still sends slowly."""
+    """Connection that is closed after `_TIMEOUT_S` seconds, even if the server is still sending."""
 
     def connect(self) -> None:
         super().connect()
@@ -44,7 +44,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class _SafeConnection(_Connection, http.client.HTTPSConnection):
-    """Connection over TLS that is closed after `_TIMEOUT_S`."""
+    """TLS connection that is closed after `_TIMEOUT_S` seconds."""
 
 
 class _Plain(urllib.request.HTTPHandler):
@@ -76,7 +76,7 @@ class MetricsFeed:
         self.ended: str | None = None
         """Reason for the end of the feed, as a sentence; None while it is open."""
         self.restarts = 0
-        """Number of times that the server's counters began at 0 again; earlier polls are then discarded."""
+        """Number of restarts of the server, seen by counters that begin at 0 again. Earlier polls are discarded."""
         self._period_s, self._patience_s, self._clock = period_s, patience_s, clock
         self._looks: deque[ServerMetrics] = deque([self._poll()], maxlen=_MAX_LOOKS)
         self._stop = threading.Event()
@@ -130,7 +130,7 @@ class MetricsFeed:
 
 
 class _NoAnswerError(RecordingError):
-    """Error: a page could not be read; the next attempt may succeed."""
+    """Error for a page that could not be read; the next attempt may succeed."""
 
 
 def page_text(url: str, clock: Callable[[], float] = time.monotonic) -> str:
@@ -154,7 +154,7 @@ def page_text(url: str, clock: Callable[[], float] = time.monotonic) -> str:
 
 
 def _with_page(url: str) -> str:
-    """Return `url`, or its metrics page if it names a server and no page."""
+    """Return `url`; if it names a server and no page, the address of the server's metrics page."""
     try:
         names_page = bool(urlsplit(url).path.strip("/"))
     except ValueError:  # not an address, which is reported when it is opened

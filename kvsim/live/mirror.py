@@ -14,7 +14,7 @@ from typing import Any
 _CACHED = "initial_cached"
 """Key in the first line of a log that begins in the middle: the free blocks with a cached prefix."""
 _COMPUTED = "initial_computed"
-"""Key in the first line of such a log: the largest number of tokens computed so far for each present request."""
+"""Key in the first line of such a log: for each present request, the largest number of tokens computed so far."""
 _IMAGES = "initial_images"
 """Key in the first line of such a log: number and encoder outputs of each cached image, in the order of eviction."""
 
@@ -28,13 +28,13 @@ class _LiveRequest:
     tables: dict[int, dict[int, int]] = field(default_factory=dict)
     """Block tables of the request by KV-cache group: the block at each position."""
     computed: int = 0
-    """Number of tokens with KV in the blocks, including the current step."""
+    """Number of tokens whose KV is in the blocks, including those of the current step."""
     admission: int = 0
-    """Ordinal number of the admission at which the request got its first block."""
+    """Number of the admission at which the request got its first block; admissions are counted over all requests."""
     most: int = 0
     """Largest `computed` so far; a preemption resets `computed` but not this."""
     known: int | None = None
-    """Number of tokens whose values are known; None without drafts."""
+    """Number of tokens whose ids are known; None without drafts."""
     images: list[list[Any]] = field(default_factory=list)
     """Images in the prompt, as in the event `images`."""
 
@@ -56,25 +56,25 @@ class Mirror:
         self._computed_before: Sequence[int] = ()
         """Tokens computed before the snapshot, for each of its requests; empty unless a snapshot is being read."""
         self._columns: dict[str, float] = {}
-        """Columns of the last step in `steps`, by name."""
+        """Values of the last step by the names of the columns of `steps.parquet`."""
         self._time_s = 0.0
         self._spell_out = False
-        """True if the next `again` has to be replaced by `tokens`, see `apply`."""
+        """True if the next `again` has to be replaced by `tokens`; `apply` says why."""
         self._encoder = _EncoderMirror()
 
     @property
     def begun(self) -> bool:
-        """True if the log has its first line."""
+        """True if the log's first line has been applied."""
         return self._meta is not None
 
     @property
     def num_steps(self) -> int:
-        """Number of steps of the server."""
+        """Number of steps that the server has run."""
         return self._num_steps
 
     @property
     def rows(self) -> list[int]:
-        """Server's numbers of the present requests, in order of arrival."""
+        """Rows on the server of the present requests, in order of arrival."""
         return list(self._requests)
 
     def apply(self, event: list[Any]) -> list[Any]:
@@ -154,8 +154,8 @@ class Mirror:
     def snapshot(self) -> list[list[Any]]:
         """Return a log that brings a new reader to the current state.
 
-        In it, the present requests arrive and get their blocks in one step. Its last event states the rows of these
-        requests on the server, and the next numbers of requests and steps.
+        In this log, the present requests arrive and get their blocks in one step. Its last event states the rows of
+        these requests on the server, and the server's next numbers of requests and steps.
         """
         assert self._meta is not None, "a log begins with its meta line"
         self._spell_out = True
@@ -178,14 +178,14 @@ class Mirror:
         return events
 
     def _past_step(self) -> list[list[Any]]:
-        """Return the step of a snapshot in which requests get their blocks; empty if they have none."""
+        """Return the events of the step of a snapshot in which requests get their blocks; empty if they have none."""
         assert self._meta is not None
         memory: list[list[Any]] = []
         held = set[int]()
         # In order of admission: the request that was admitted first allocates a block, later ones share it.
         for local, request in sorted(enumerate(self._requests.values()), key=lambda entry: entry[1].admission):
             for group, table in request.tables.items():
-                memory += _runs(local, table, held, [group] if self._meta.get("kv_cache_groups") else [])
+                memory += _table_events(local, table, held, [group] if self._meta.get("kv_cache_groups") else [])
                 held.update(table.values())
         memory += self._encoder.uses({row: local for local, row in enumerate(self._requests)})
         if not memory:
@@ -214,7 +214,7 @@ class Mirror:
         self._cached.difference_update(blocks)
 
     def _give_back(self, block: int, is_kept: bool) -> None:
-        """Release a block of a table. A block without a holder then keeps its prefix if `is_kept`."""
+        """Release a block of a table. If no request holds it any more, it stays cached if `is_kept`."""
         holders = self._holders.pop(block) - 1
         if holders:
             self._holders[block] = holders
@@ -222,7 +222,7 @@ class Mirror:
             self._cached.add(block)
 
     def _give(self, given: list[list[int]]) -> None:
-        """Add the outputs of a step to the known tokens of its requests; skip requests that have ended."""
+        """Add the outputs of a step to the known tokens of the requests in `given`; skip requests that have ended."""
         for row, tokens in given:
             request = self._requests.get(row)
             if request is not None and request.known is not None:
@@ -240,12 +240,11 @@ class Mirror:
                 request.known = known[0]
 
 
-def _runs(row: int, table: dict[int, int], held: set[int], group: list[int]) -> list[list[Any]]:
-    """Return the events that give a request its block table.
+def _table_events(row: int, table: dict[int, int], held: set[int], group: list[int]) -> list[list[Any]]:
+    """Return the events that give the request in `row` its block table.
 
-    An event is for a range of positions whose blocks are all shared with other requests, or all not shared.
-
-    `held` are the blocks that other requests have.
+    Each event is for a range of positions whose blocks are all shared with other requests, or all not shared. `held`
+    are the blocks that other requests have.
     """
     events: list[list[Any]] = []
     end, last = -1, ""
@@ -259,15 +258,15 @@ def _runs(row: int, table: dict[int, int], held: set[int], group: list[int]) -> 
 
 
 class _EncoderMirror:
-    """The encoder cache of a server."""
+    """State of a server's encoder cache."""
 
     def __init__(self) -> None:
         self._outputs: dict[int, int] = {}
-        """Encoder outputs of each image in the cache."""
+        """Number of encoder outputs of each image in the cache, by the image's number."""
         self._users: dict[int, dict[int, None]] = {}
-        """Rows of the requests that use each image in the cache."""
+        """Rows of the requests that use each image in the cache, by the image's number."""
         self._idle: dict[int, None] = {}
-        """Images without users, in the order in which they are evicted."""
+        """Numbers of the images without users, in the order in which they are evicted."""
 
     def begin(self, images: Sequence[tuple[int, int]]) -> None:
         """Start with the number and the encoder outputs of each cached image; none is in use."""
@@ -276,7 +275,7 @@ class _EncoderMirror:
         self._idle = dict.fromkeys(self._outputs)
 
     def apply(self, kind: str, row: int, image: int, requests: dict[int, _LiveRequest]) -> None:
-        """Apply one event of the cache."""
+        """Apply one event of the encoder cache."""
         if kind == "compute":
             self._outputs[image] = next(
                 sum(runs[0][1::2]) if runs else tokens
@@ -296,7 +295,7 @@ class _EncoderMirror:
             del self._idle[image], self._users[image], self._outputs[image]
 
     def renumber(self, rows: Sequence[int]) -> None:
-        """Replace the numbers that requests have in a snapshot by their rows on the server."""
+        """Replace the numbers that requests have in a snapshot by their rows on the server, `rows`."""
         self._users = {image: dict.fromkeys(rows[local] for local in users) for image, users in self._users.items()}
 
     def images(self) -> list[list[int]]:
@@ -305,5 +304,5 @@ class _EncoderMirror:
         return [[image, self._outputs[image]] for image in (*self._idle, *used)]
 
     def uses(self, local: dict[int, int]) -> list[list[Any]]:
-        """Return the events with which requests begin to use images; `local` has their numbers in the new log."""
+        """Return the events with which requests begin to use images; `local` maps server rows to rows of the new log."""
         return [["encoder", "hold", local[row], image] for image, users in self._users.items() for row in users]

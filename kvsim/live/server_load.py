@@ -14,12 +14,12 @@ import numpy as np
 from kvsim.live.metrics import HISTOGRAMS, Histogram, ServerMetrics
 
 _RATE_S = 10.0
-"""Seconds before the last poll over which token rates are computed."""
+"""Length in seconds of the time before the last poll over which token rates are computed."""
 _MINUTE_S = 60.0
 _TREND_S = 30.0
-"""Seconds before the last poll whose usage determines the forecast."""
+"""Length in seconds of the time before the last poll from which the forecast is made."""
 _LEAST_TREND_S = 8.0
-"""Minimum seconds of metrics for a forecast."""
+"""Least seconds between the first and the last poll for a forecast."""
 _LEAST_POLLS = 5
 """Minimum number of polls for a forecast."""
 _LEAST_RISE = 0.01
@@ -29,7 +29,7 @@ _LEAST_FIT = 0.6
 _FARTHEST_S = 1800.0
 """Seconds ahead beyond which no forecast is made."""
 _FULL = 0.995
-"""Usage above which a pool counts as full."""
+"""Least share in use with which a pool counts as full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +46,13 @@ class ServerLoad:
     """
     finished_per_min: float | None
     hit_share: float | None
-    """Share of the queried prompt tokens found in the prefix cache; None without queries."""
+    """Share of the queried prompt tokens that were found in the prefix cache; None if none were queried."""
     seconds: float
-    """Seconds covered by `preemptions_per_min` and `histograms`."""
+    """Seconds of time over which `preemptions_per_min` and `histograms` are computed."""
     histograms: dict[str, Histogram]
     """Histograms over the same time; after the first poll, over the time since the server started."""
     full_in_s: float | None
-    """Seconds until the pool is full at the current rise of its usage; None without a rise."""
+    """Seconds until the pool is full if its usage continues to rise; None without a clear rise."""
 
     @property
     def is_full(self) -> bool:

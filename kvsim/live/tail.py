@@ -24,15 +24,15 @@ class Cut:
     """Moment at which a recording of the last steps may begin."""
 
     step: int
-    """Number of the server's steps before this moment."""
+    """Number of steps that the server had run at this moment."""
     mark: Mark
     """Position of this moment in the whole recording."""
     rows: IntArray
-    """Rows of the present requests in the whole recording, ascending."""
+    """Rows, in the whole recording, of the requests that are present at this moment; ascending."""
     before: Recording
     """Recording that ends at this moment: the present requests arrive and get their blocks, in at most one step."""
     next_seq: int
-    """First sequence number after `before`."""
+    """First event number after those of `before`."""
 
 
 class Excerpt(NamedTuple):
@@ -40,13 +40,13 @@ class Excerpt(NamedTuple):
 
     recording: Recording
     first_step: int
-    """Number of the first step on the server."""
+    """Number of the excerpt's first step, as the server counts steps."""
     num_before: int
     """1 if the first step summarizes everything before the excerpt, otherwise 0."""
 
     @property
     def end_step(self) -> int:
-        """Number of steps of the server at the end of the excerpt."""
+        """Number of steps that the server has run at the end of the excerpt."""
         return self.first_step - self.num_before + len(self.recording.steps)
 
 
@@ -138,12 +138,12 @@ def _encoder(cut: Cut, since: Since) -> EncoderEvents | None:
 
 
 def _seqs(cut: Cut) -> int:
-    """Return the number to add to sequence numbers of the whole recording, to get those of the tail."""
+    """Return the number to add to an event's number in the whole recording to get its number in the tail."""
     return cut.next_seq - cut.mark.seq - 1
 
 
 def _moved(cut: Cut) -> int:
-    """Return the number to add to step numbers of the whole recording, to get those of the tail."""
+    """Return the number to add to a step's number in the whole recording to get its number in the tail."""
     return len(cut.before.steps) - cut.mark.num_steps
 
 
@@ -153,7 +153,7 @@ def _rows(since: Since, requests: IntArray) -> IntArray:
 
 
 def _joined(before: _Table, after: _Table) -> _Table:
-    """Append the rows of one table to another. A table without rows may lack columns of the other."""
+    """Return the rows of `before`, then those of `after`. A table without rows may lack columns of the other table."""
     if not len(before) or not len(after):
         return after if len(after) else before
     columns = {}
