@@ -268,9 +268,7 @@ class _RecordedBatch:
         self._start_s = time_s
 
     def end(self, outputs: Sequence[int]) -> None:
-        """Record the number of output tokens of each row, which is known once `generate()` has returned, in the last
-        step.
-        """
+        """Record the number of output tokens of each row, known once `generate()` has returned, in the last step."""
         time_s = self._start_s  # a busy host may return from generate() much later
         for row, count in zip(self._rows, outputs, strict=True):
             if count > 1:

@@ -95,9 +95,7 @@ class _Trace:
         self._write(TracePacket(sequence_flags=TracePacket.SEQ_INCREMENTAL_STATE_CLEARED))
 
     def track(self, uuid: int, name: str, *, parent: int | None = None, counts_bytes: bool | None = None) -> None:
-        """Write the descriptor of a track. For a counter, `counts_bytes` tells whether its unit is bytes; None
-        otherwise.
-        """
+        """Write the descriptor of a track. For a counter, `counts_bytes` tells if its unit is bytes; None otherwise."""
         packet = self._packet()
         packet.track_descriptor.uuid, packet.track_descriptor.name = uuid, name
         if parent is not None:

@@ -304,5 +304,5 @@ class _EncoderMirror:
         return [[image, self._outputs[image]] for image in (*self._idle, *used)]
 
     def uses(self, local: dict[int, int]) -> list[list[Any]]:
-        """Return the events with which requests begin to use images; `local` maps server rows to rows of the new log."""
+        """Return the events with which requests begin to use images; `local` maps server rows to new ones."""
         return [["encoder", "hold", local[row], image] for image, users in self._users.items() for row in users]
