@@ -103,7 +103,7 @@ class _Lines:
         return max(stamp - before, 0) / 1e3
 
     def _history(self, after: int) -> int:
-        """Return the number of leading tokens of the newest prompt that repeat prompt and answer of the turn `after`."""
+        """Return how many leading tokens of the newest prompt repeat prompt and answer of the turn `after`."""
         if after == NONE:
             return 0
         requests = self._requests
