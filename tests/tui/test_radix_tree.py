@@ -1,4 +1,4 @@
-"""The panel of the whole radix tree: what each run holds, who locks it, what goes first, what a retraction wiped."""
+"""The panel of the whole radix tree: what each node holds, who locks it, what goes first, what a retraction gave up."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_runs_tile_the_paths_of_requests_and_what_is_cached_at_every_moment(reco
             assert all(child.num_holders <= node.num_holders for child in node.children)
 
 
-def test_a_retraction_says_what_it_wiped(recording: Recording) -> None:
+def test_a_retraction_says_what_it_gave_up(recording: Recording) -> None:
     assert recording.requests.preemptions.sum() > 0
     session = Session(recording, at_s=float(recording.duration_s))
-    wiped = tree_at(session).wiped
-    assert wiped is not None
-    assert recording.requests.preemptions[wiped.request] > 0
-    assert wiped.num_own > 0
-    assert tree_at(Session(recording)).wiped is None
+    retraction = tree_at(session).last_retraction
+    assert retraction is not None
+    assert recording.requests.preemptions[retraction.request] > 0
+    assert retraction.num_own > 0
+    assert tree_at(Session(recording)).last_retraction is None
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)], ids="{0[0]}x{0[1]}".format)

@@ -16,7 +16,7 @@ from .modal import Page
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..facts.tree_nodes import RadixTree, TreeNode
+    from ..facts.tree_nodes import RadixTree, Retraction, TreeNode
     from ..playback.session import Session
 
 _MOST_NODES: Final = 400
@@ -42,8 +42,8 @@ class RadixTreeScreen(Page):
         parts: list[RenderableType] = [Text(_summary(session, tree), "bold")]
         if (windows := _windows(session)) is not None:
             parts.append(windows)
-        if tree.wiped is not None:
-            parts.append(_wiped(session, tree))
+        if tree.last_retraction is not None:
+            parts.append(_retraction(session, tree.last_retraction))
         if not tree.nodes:
             return Group(*parts)
         table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
@@ -77,6 +77,7 @@ def _windows(session: Session) -> str | None:
     if windows is None or steps.free_window_units is None or steps.cached_window_units is None or not len(steps):
         return None
     step = min(frame, len(steps) - 1)
+    # Free windows include those that are still cached.
     free, cached = int(steps.free_window_units[step]), int(steps.cached_window_units[step])
     return (
         f"Layers with windows: {windows.num_units - free:,} of {plural(windows.num_units, session.unit_name)} held, "
@@ -84,12 +85,10 @@ def _windows(session: Session) -> str | None:
     )
 
 
-def _wiped(session: Session, tree: RadixTree) -> str:
-    wiped = tree.wiped
-    assert wiped is not None
+def _retraction(session: Session, last: Retraction) -> str:
     return (
-        f"The last retraction, of {session.request_name(wiped.request)} {ago(session, wiped.frame)}, gave up "
-        f"{wiped.num_own:,} of its own and evicted {wiped.num_evicted:,} of the tree in the same step."
+        f"The last retraction, of {session.request_name(last.request)} {ago(session, last.frame)}, gave up "
+        f"{last.num_own:,} of its own and evicted {last.num_evicted:,} of the tree in the same step."
     )
 
 
@@ -102,16 +101,15 @@ def _goes_first(session: Session, tree: RadixTree) -> TreeNode | None:
 def _cells(session: Session, node: TreeNode, *, is_first: bool) -> tuple[Text, Text, Text, Text]:
     """Return the cells of a node's line: bold if it is locked, dim if nodes below it must be evicted first."""
     size, end = session.replay.unit_tokens, node.begin + node.num_units
-    style = "bold" if node.num_holders else "" if node.is_evictable else "dim"
     lead = "  " * min(node.depth - 1, _DEEPEST) + "└ " if node.depth else ""
     if node.num_holders:
         names = [session.request_name(row) for row in node.holders[:_FEW]]
         more = node.num_holders - len(names)
-        held = f"{node.num_holders}: {', '.join(names)}{f' and {more} more' if more else ''}"
+        style, held = "bold", f"{node.num_holders}: {', '.join(names)}{f' and {more} more' if more else ''}"
     elif node.is_evictable:
-        held = "none: goes first" if is_first else "none: can go"
+        style, held = "", "none: goes first" if is_first else "none: can go"
     else:
-        held = "none: after those below"
+        style, held = "dim", "none: after those below"
     used = "now" if node.num_holders else ago(session, node.used_frame)
     length = plural(node.num_units, session.unit_name)
     cells = (f"{lead}{length}", f"{node.begin * size + 1:,} to {end * size:,}", held, used)

@@ -52,7 +52,7 @@ class TreeNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Wiped:
+class Retraction:
     """The units that were lost by the last retraction, which is SGLang's word for a preemption."""
 
     frame: int
@@ -69,7 +69,7 @@ class RadixTree:
     """All nodes at one frame: a parent is before its children, and the largest branch comes first."""
 
     nodes: tuple[TreeNode, ...]
-    wiped: Wiped | None
+    last_retraction: Retraction | None
 
     @property
     def num_units(self) -> int:
@@ -107,7 +107,7 @@ def tree_at(session: Session) -> RadixTree:
         node = pending.pop()
         ordered.append(node)
         pending += reversed(node.children)
-    return RadixTree(tuple(ordered), _last_wiped(session))
+    return RadixTree(tuple(ordered), _last_retraction(session))
 
 
 class _Units:
@@ -197,7 +197,7 @@ def _add_up(top: list[TreeNode]) -> None:
     top.sort(key=lambda node: -node.num_below)
 
 
-def _last_wiped(session: Session) -> Wiped | None:
+def _last_retraction(session: Session) -> Retraction | None:
     """Return the units that were lost by the last retraction up to the current frame; None without one."""
     events = session.events.of_kinds((EventKind.PREEMPTED,))
     happened = np.flatnonzero(events.frame <= session.player.frame)
@@ -211,4 +211,4 @@ def _last_wiped(session: Session) -> Wiped | None:
     own = is_release & (memory.request[begin:end] == request)
     kept = 0 if memory.cached is None else int(memory.cached[begin:end][own].sum())
     evicted = int(length[kind == MemoryKind.EVICT].sum())
-    return Wiped(frame, request, int(length[own].sum()) - kept, evicted)
+    return Retraction(frame, request, int(length[own].sum()) - kept, evicted)

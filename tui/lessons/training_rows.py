@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRows:
-    """Layout of a training batch: one sequence per row, or with `packed` as many as fit.
+    """Layout of a training batch: one sequence per row, or, if `packed`, as many sequences per row as fit.
 
     A row is as wide as the longest sequence with its end token.
     """
@@ -33,7 +33,7 @@ class TrainingRows:
     def record(self, workload: Workload, machine: Machine) -> Recording:
         """Write every prompt with its answer and an end token into the token slots of `machine`.
 
-        Each step takes one second, because the recording format needs times; these mean nothing.
+        Each step takes a nominal second, because the recording format needs times.
         """
         lengths = (workload.prompt_tokens + workload.output_tokens).tolist()
         width = max(lengths) + 1
@@ -45,14 +45,14 @@ class TrainingRows:
         if packing.num_slots > num_slots:
             raise UsageError(f"{packing.num_slots} slots are needed for the rows, and there are {num_slots}.")
 
-        begins, tails = {}, {}
+        address_of, padding_after = {}, {}
         for row, members in enumerate(rows):
             address = row * width
             for index in members:
-                begins[index] = address
+                address_of[index] = address
                 address += lengths[index] + 1
             if address < (row + 1) * width:
-                tails[members[-1]] = (f"padding of row {row + 1}", address, (row + 1) * width - address)
+                padding_after[members[-1]] = (f"padding of row {row + 1}", address, (row + 1) * width - address)
 
         builder = RecordingBuilder()
         requests = {
@@ -60,13 +60,13 @@ class TrainingRows:
         }
         free = num_slots
         for step, index in enumerate(order):
-            laid = [(requests[index], begins[index], lengths[index] + 1)]
-            if index in tails:
-                name, address, length = tails[index]
+            extents = [(requests[index], address_of[index], lengths[index] + 1)]
+            if index in padding_after:
+                name, address, length = padding_after[index]
                 # The padding is a request without a prompt, so all tokens that it computes count as padding.
-                laid.append((builder.arrived(name, float(step), 0, 0), address, length))
-            free -= sum(length for _, _, length in laid)
-            _lay(builder, laid, step, len(order), free)
+                extents.append((builder.arrived(name, float(step), 0, 0), address, length))
+            free -= sum(length for _, _, length in extents)
+            _lay(builder, extents, step, len(order), free)
         meta = Meta(
             source="simulation",
             engine={},
@@ -79,21 +79,18 @@ class TrainingRows:
 
 
 def _lay(
-    builder: RecordingBuilder, laid: list[tuple[int, int, int]], step: int, num_sequences: int, free_slots: int
+    builder: RecordingBuilder, extents: list[tuple[int, int, int]], step: int, num_sequences: int, free_slots: int
 ) -> None:
-    """Record a step that writes the extents `laid` into the rows: requests, addresses and lengths.
-
-    The sequence comes before its padding.
-    """
+    """Record a step that writes `extents`: a sequence and then its padding, each as request, address and length."""
     builder.next_seq()
-    for request, address, length in laid:
-        builder.append_extent(request, 0, address, length, length)
+    for request, address, length in extents:
+        builder.append_extent(request, position=0, address=address, length=length, requested=length)
         builder.scheduled(request, 0, length, float(step))
     builder.step(
-        start_s=float(step), prefill_tokens=sum(length for _, _, length in laid), decode_tokens=0,
-        num_scheduled=len(laid), running=step + 1, waiting=num_sequences - step - 1, preempted=0, free_units=free_slots,
-        cached_units=0, unusable_units=0,
+        start_s=float(step), prefill_tokens=sum(length for _, _, length in extents), decode_tokens=0,
+        num_scheduled=len(extents), running=step + 1, waiting=num_sequences - step - 1, preempted=0,
+        free_units=free_slots, cached_units=0, unusable_units=0,
     )  # fmt: skip
     builder.next_seq()
     builder.output(step, step + 1.0)
-    builder.emitted(laid[0][0], step + 1.0)
+    builder.emitted(extents[0][0], step + 1.0)

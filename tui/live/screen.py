@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 1.0
 _GROWTH: Final = 8
-"""Number g: while the user looks at earlier steps, all steps are opened again when their number has grown by 1/g."""
+"""While the user looks at earlier steps, all steps are opened again when there are an eighth more."""
 QUIET_S: Final = 5.0
 """Seconds without an event after which the headline reports it: the server is idle or gone."""
 
@@ -36,8 +36,8 @@ QUIET_S: Final = 5.0
 class Live(Watch):
     """Screen that shows the last step of `feed`, until the user goes back.
 
-    While it shows the last step, its session has only the last steps, with charts of the time before. If the user goes
-    further back, the session has all steps that the feed has kept.
+    While it shows the last step, its session covers only the last steps, with charts of what came before. If the user
+    goes further back, the session covers all steps that the feed has kept.
     """
 
     def __init__(self, session: Session, symbols: Symbols, feed: Feed) -> None:
@@ -70,13 +70,13 @@ class Live(Watch):
 
     async def poll(self) -> None:
         """Get the newest steps from the feed, and show these if they are due."""
-        follows = self._is_at_present()
+        at_present = self._is_at_present()
         try:
-            session = await asyncio.to_thread(self._newer, follows=follows)
+            session = await asyncio.to_thread(self._newer, at_present=at_present)
         except KvsimError as error:
             self._end(str(error))
             return
-        if session is not None and follows == self._is_at_present():  # the user may have moved meanwhile
+        if session is not None and at_present == self._is_at_present():  # the user may have moved in the meantime
             self._replace_session(session)
         self.show_headline()
         if self._feed.ended is not None:
@@ -101,12 +101,13 @@ class Live(Watch):
 
     def _go(self, move: Callable[[], None], *, further_back: bool) -> None:
         """Call `move`; if it goes `further_back` than the session reaches, open all kept steps first."""
-        if further_back and self._has_more:
+        if further_back and self._has_earlier_steps:
             self.run_worker(self._open_all(move), exclusive=True)
         else:
             move()
 
     async def _open_all(self, move: Callable[[], None]) -> None:
+        """Show a session over all kept steps, and then call `move`."""
         try:
             session = await asyncio.to_thread(self._all_kept)
         except KvsimError as error:
@@ -117,29 +118,31 @@ class Live(Watch):
             move()
 
     @property
-    def _has_more(self) -> bool:
-        """True if the charts begin before the session, so that earlier steps can be shown."""
+    def _has_earlier_steps(self) -> bool:
+        """True if the feed has steps before the session's first one, which the charts show."""
         return self.session.before.charts is not None
 
-    def _newer(self, *, follows: bool) -> Session | None:
-        """Return the session to show next; None for no change.
+    def _newer(self, *, at_present: bool) -> Session | None:
+        """Return the session to show next; None if the current one stays.
 
-        If the screen `follows` the server, the session has the last steps.
+        If the screen is `at_present`, the session covers the last steps, otherwise all kept steps.
         """
         excerpt = self._feed.recent()
         if excerpt is not None and excerpt.end_step != self._present.end_step:
             self._present = self._past.open(excerpt)
-        if follows:
+        if at_present:
             return None if self.session is self._present else self._present
         num_new_steps = self._present.end_step - self.session.end_step
         has_grown = num_new_steps > len(self.session.recording.steps) // _GROWTH
-        return self._all_kept() if self._has_more or has_grown else None
+        return self._all_kept() if self._has_earlier_steps or has_grown else None
 
     def _all_kept(self) -> Session:
+        """Return a session over all steps that the feed has kept."""
         excerpt = self._feed.whole()
         return self.session if excerpt is None else Past().open(excerpt)
 
     def _end(self, sentence: str) -> None:
+        """Stop polling, and show why the feed has ended; the steps stay on the screen."""
         self._polls.stop()
         self._ended = message(sentence)
         self.show_headline()
@@ -147,17 +150,15 @@ class Live(Watch):
         self.notify(f"{self._ended[0].upper()}{self._ended[1:]} What was seen stays here.", timeout=10, markup=False)
 
     def _replace_session(self, session: Session) -> None:
-        """Show `session` instead of the current one, at the time shown before; at the new last step if that was the
-        last.
-        """
+        """Show `session` at the time of the current session, or at its last step if the screen shows the last step."""
         old, player = self.session, self.session.player
-        follows = self._is_at_present()
+        at_present = self._is_at_present()
         session.player.take_over(player)
         session.selected, session.hovered = old.selected, old.hovered
         session.followed = self._same_request(old, session)
         self.set_class(session.followed is not None, "-following")
         self.session, self.player = session, session.player
-        if follows:
+        if at_present:
             self._go_to_present()
         session.show()
         self.query_one(PoolView).open(session.replay)
@@ -169,6 +170,7 @@ class Live(Watch):
         self.show_frame(everything=True)
 
     def _is_at_present(self) -> bool:
+        """Tell whether the screen shows the last step and playback is paused."""
         return self.player.frame >= self.player.last_frame - 1 and not self.player.playing
 
     def _go_to_present(self) -> None:

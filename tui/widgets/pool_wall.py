@@ -100,16 +100,17 @@ class PoolWall(LineBox):
             title = f"share of each pool held over the run {self.symbols.dot} {first}fullest first"
         self.border_title = shortened(title, width - 4, self.symbols.cut)
         # The last line is about the followed request, or says what the last strip is.
-        room = height - 1 - bool(stops)
-        lines_each = min(max((height - 1) // len(ranked), 1), _MOST_LINES)
-        room -= len(ranked) > room and not stops
+        room = height - 1
+        lines_each = min(max(room // len(ranked), 1), _MOST_LINES)
+        if stops or len(ranked) > room:
+            room -= 1
         num_own = len(ranked) if len(ranked) <= room else room - 1
         self.shown, self._lines_each = ranked[:num_own], lines_each
         self.picked = min(self.picked, max(num_own - 1, 0))
         most_waiting = max((state.waiting for state in now), default=0)
         drawn = [self._heading(stops, axis_width)]
-        for place, number in enumerate(self.shown):
-            drawn += self._strip(number, now, stops, most_waiting, picked=place == self.picked)
+        for place in range(num_own):
+            drawn += self._strip(place, now, stops, most_waiting)
         if num_own < len(ranked):
             drawn.append(self._folded(ranked[num_own:], now, most_waiting))
         last = self._last_line(stops, num_folded=len(ranked) - num_own)
@@ -126,45 +127,55 @@ class PoolWall(LineBox):
             legend = Strip.join([legend.crop(0, axis_width - len(note)), Strip([self.text(note, "weak")])])
         return Strip([self.text(" " * GUTTER), *legend, self.text(figures, "label")])
 
-    def _strip(
-        self, number: int, now: Sequence[ServerNow], stops: Sequence[Stop], most_waiting: int, *, picked: bool
-    ) -> list[Strip]:
-        server, one = self._fleet.servers[number], now[number]
-        below = self._lines_each > 1
-        height = self._lines_each - below
+    def _strip(self, place: int, now: Sequence[ServerNow], stops: Sequence[Stop], most_waiting: int) -> list[Strip]:
+        """Return the strip at `place` from the top: the server's name, its chart, its figures, and texts about it.
+
+        A strip of several lines ends with a line that marks the stay of the followed request; in a strip of one line,
+        the chart marks it.
+        """
+        number = self.shown[place]
+        server, state = self._fleet.servers[number], now[number]
+        marks_below = self._lines_each > 1
+        height = self._lines_each - 1 if marks_below else 1
         stay = self._columns_of([stop for stop in stops if stop.server == number])
-        chart = self._chart(self.shown.index(number), self._held_of(number), one.held, height, None if below else stay)
+        chart = self._chart(place, self._held_of(number), state.held, height, None if marks_below else stay)
         is_here = any(stop.server == number and self._is_now(stop) for stop in stops)
         name = ending(server.name, GUTTER - 4, self.symbols.cut)
         label = f"{'>' if is_here else ' '} {name}".ljust(GUTTER - 1)
-        kind = self.get_component_rich_style("wall--picked") if picked else self.text("", "strong").style
+        is_picked = place == self.picked
+        style = self.get_component_rich_style("wall--picked") if is_picked else self.text("", "strong").style
         lines = [
             [
-                Segment(label, kind),
+                Segment(label, style),
                 self.text(" "),
                 *chart[0],
-                *self._figures(one, most_waiting, finds=server.kind != "decode"),
+                *self._figures(state, most_waiting, has_hits=server.kind != "decode"),
             ],
             *([self.text(" " * GUTTER), *line] for line in chart[1:]),
         ]
-        if below:
+        if marks_below:
             lines.append([self.text(" " * GUTTER), *self._stay_below(stay)])
         room = columns_right_of_axis(self.size.width) - 2
         why = that_fits(why_waiting(self._fleet, server, self._fleet.player.clock_s), room)
-        beside = [(why, "text")] * bool(why) + [(text, "weak") for text in beside_strip(self._fleet, server, one, room)]
+        beside = [(why, "text")] if why else []
+        beside += [(text, "weak") for text in beside_strip(self._fleet, server, state, room)]
         with_text = lines[1 : self._lines_each - (self._lines_each >= _LEAST_APART)]
-        for line, (text, kind_of_text) in zip(with_text, beside, strict=False):
-            line.append(self.text(f"  {text}", kind_of_text))
+        for line, (text, kind) in zip(with_text, beside, strict=False):
+            line.append(self.text(f"  {text}", kind))
         return [Strip(line) for line in lines]
 
-    def _figures(self, one: ServerNow, most_waiting: int, *, finds: bool = True) -> list[Segment]:
+    def _figures(self, state: ServerNow, most_waiting: int, *, has_hits: bool = True) -> list[Segment]:
+        """Return the figures right of a chart and, if there is room, the bar of waiting requests.
+
+        `has_hits` is False for a server that looks up no prompts. `most_waiting` requests fill the bar.
+        """
         bar = columns_right_of_axis(self.size.width) - FIGURES
-        hits = percent(one.hit_tokens, one.prompt_tokens) if finds and one.prompt_tokens else self.symbols.dash
-        text = f"{percent(one.held, 1):>{_HELD}}{one.running:>{_RUNNING},}{hits:>{_HITS}}"
+        hits = percent(state.hit_tokens, state.prompt_tokens) if has_hits and state.prompt_tokens else self.symbols.dash
+        text = f"{percent(state.held, 1):>{_HELD}}{state.running:>{_RUNNING},}{hits:>{_HITS}}"
         return [
             self.text(text),
-            self.text(f"{one.waiting:>{_WAITING},} ", "strong" if one.waiting else "text"),
-            *([self._bar(one.waiting, most_waiting, bar)] if bar else []),
+            self.text(f"{state.waiting:>{_WAITING},} ", "strong" if state.waiting else "text"),
+            *([self._bar(state.waiting, most_waiting, bar)] if bar else []),
         ]
 
     def _bar(self, value: int, most: int, width: int) -> Segment:
@@ -247,7 +258,7 @@ class PoolWall(LineBox):
     def _is_now(self, stop: Stop) -> bool:
         """Tell whether the followed request is on the server of `stop` at the clock's time."""
         clock_s = self._fleet.player.clock_s
-        return stop.arrival_s <= clock_s and not stop.end_s <= clock_s
+        return stop.arrival_s <= clock_s and not stop.end_s <= clock_s  # the end is NaN while the request is there
 
     def _legend(self, stops: Sequence[Stop], width: int) -> Strip:
         """Return the meanings of the colours, in short words if others are longer than `width`."""
@@ -303,6 +314,7 @@ class FleetClock(Scrubber):
         self._fleet = fleet
         self._column = -1
         self._drawn: tuple[int, int, npt.NDArray[np.int64], int] = (0, 0, np.empty(0, np.int64), 1)
+        """Width and height of the chart when it was computed last, then the result of `_queue`."""
 
     def show_frame(self) -> None:
         """Show the player's current frame."""
