@@ -102,9 +102,7 @@ def compare(
 
 
 def _is_foreseen(answered: AnsweredWorkload, verdict: Verdict) -> bool:
-    """Tell whether vLLM failed because of an output that its scheduler did not await, and kvsim predicted such an
-    output.
-    """
+    """Tell whether vLLM failed because of an output that its scheduler did not await, as kvsim predicted."""
     return UNAWAITED in answered.failure and verdict.num_failures > 0
 
 

@@ -98,9 +98,7 @@ def release_of(recording: Recording) -> str:
 
 
 def retention_of(recording: Recording, release: str) -> int | None:
-    """Return the number of tokens between two boundaries at which windows and states were kept. None: at every
-    boundary.
-    """
+    """Return the tokens between two boundaries at which windows and states were kept. None: at every boundary."""
     usual = defaults_of(release).retention_tokens
     stated = recording.meta.engine.get("prefix_cache_retention_interval", usual)
     return None if stated is None else int(stated)

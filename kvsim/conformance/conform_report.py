@@ -38,9 +38,7 @@ def place_of(finding: Finding) -> str:
 
 
 def as_dict(result: Conformity) -> dict[str, Any]:
-    """Return the result of a comparison as a JSON object. Each finding has its example workload, so that it can be run
-    again.
-    """
+    """Return the result as a JSON object. Each finding has its example workload, to be run again."""
     return {
         "vllm": result.installed,
         "compared_with": result.release,

@@ -65,9 +65,7 @@ class Conformity:
 
 
 def golden_workloads() -> list[tuple[str, Document]]:
-    """Return the names and the documents of the golden workloads. Each is small and shows one rule in which releases
-    differ.
-    """
+    """Return names and documents of the golden workloads: small, each with one rule in which releases differ."""
     text = files(__package__).joinpath("golden.json").read_text(encoding="utf-8")
     return list(json.loads(text).items())
 

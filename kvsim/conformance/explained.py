@@ -64,13 +64,9 @@ class Finding:
     rule: str
     """Rule that decides the first field that differs."""
     variants: tuple[tuple[Variant, ...], ...]
-    """Explanations that are equally good. Each is one variant, or two together. Empty if no variant explains the
-    difference.
-    """
+    """Equally good explanations. Each is one variant, or two together. Empty if nothing explains the difference."""
     num_workloads: int
-    """Number of workloads that this finding explains or, without an explanation, whose first difference is in this
-    rule.
-    """
+    """Number of workloads that this explains or, without an explanation, that first differ in this rule."""
     example: AnsweredWorkload
     """The shortest of these workloads, with vLLM's decisions."""
     difference: Difference
@@ -113,9 +109,7 @@ class _VariantSearch:
         return compare(answered, self._release, (*self._accepted, *more), decisions_only=True)
 
     def next_variants(self) -> list[tuple[Variant, ...]]:
-        """Return the single variants that explain most differences, all equally many. If none explains any, return
-        pairs.
-        """
+        """Return the single variants that explain most differences. If none explains any, return pairs."""
         taken = {each.name for each in self._accepted}
         singles = [each for each in variants_of(self._release) if each.name not in taken]
         alone = self._best((each,) for each in singles)
@@ -129,9 +123,7 @@ class _VariantSearch:
         return any(self._compare(answered, variants).equal for answered in workloads)
 
     def _best(self, candidates: Iterable[tuple[Variant, ...]]) -> list[tuple[Variant, ...]]:
-        """Return those of `candidates` with the highest score. Candidates that make an equal workload differ are left
-        out.
-        """
+        """Return the candidates with the highest score, without those that make an equal workload differ."""
         best: list[tuple[Variant, ...]] = []
         highest = (0, 1)
         for variants in candidates:
@@ -229,9 +221,7 @@ def _is_of_settings(outcome: AnswerComparison) -> bool:
 
 
 def _is_last_token(line: VerdictLine, num_tokens: int, document: Document) -> bool:
-    """Tell whether kvsim's prefix hit in `line` is as long as the last-token rule allows for a prompt of
-    `num_tokens`.
-    """
+    """Tell whether kvsim's prefix hit in `line` is that of the last-token rule for `num_tokens` prompt tokens."""
     if not (line.recorded.isdigit() and line.simulated.isdigit()):
         return False
     block_size = document.get("block_size", 16)

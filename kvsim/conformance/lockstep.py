@@ -228,9 +228,7 @@ class _Lockstep:
         return difference(self._moment_in_words(moment), recorded, most)
 
     def _left_over(self) -> Difference | None:
-        """Return a difference that lists the requests that have finished only in the recording; None if there are
-        none.
-        """
+        """Return the requests that have finished only in the recording, as a difference; None without any."""
         requests, ends_s = self._recording.requests, self._recording.steps.end_s
         num_outputs = int((self._timeline.kind == UPDATE).sum())
         # A recording that breaks off has requests that finished with outputs that are not compared.

@@ -88,9 +88,7 @@ def verify_oracle(
 
 
 def difference_of(line: int, recorded: Mapping[str, Any], ours: Mapping[str, Any]) -> Difference | None:
-    """Return the difference between a recorded record and ours; None if they are equal. `line` is its line in the
-    file.
-    """
+    """Return the difference between a recorded record, in line `line`, and ours; None if they are equal."""
     # Records of different kinds are compared only by kind. Fields that one side lacks are not compared: the order of
     # the free queue is optional in a file, and only the oracle has timings.
     fields = ours.keys() & recorded.keys() if ours["kind"] == recorded["kind"] else {"kind"}
@@ -139,22 +137,16 @@ class OracleRun:
             )
         )
         self._arrived: list[int] = []
-        """Rows of the requests that have arrived, in order of arrival. A request's number in the engine is its row plus
-        1.
-        """
+        """Rows of the arrived requests, in order of arrival. A request's number in the engine is its row plus 1."""
         self._lengths: dict[int, dict[int, int]] = {}
         """Lengths of block tables before the last step was scheduled, for each running sequence and KV-cache group."""
         self._copies = CopyEngine(workload) if workload.cache.kv_offloading_size else None
         self.transfers = TransferEngine(workload, lease) if workload.connector is not None else None
         """Transfers with a store or another server; None without a connector."""
         self._pending: deque[tuple[int, list[int], list[int]]] = deque()
-        """Steps in flight, each with its number, the sequences in its batch, and the sequences that get an output from
-        it.
-        """
+        """Steps in flight: number, sequences in the batch, and sequences that get an output."""
         self._unsent: list[str] = []
-        """Names of requests that have left since the scheduler's last call. vLLM reports them to its workers at the
-        next call.
-        """
+        """Names of requests that left since the scheduler's last call. vLLM tells its workers at the next call."""
         self._num_steps = self._num_preemptions = self._num_aborts = 0
 
     def equal_so_far(self) -> Verdict:
@@ -194,9 +186,7 @@ class OracleRun:
         return bool(self._pending) or self._driver.has_work()
 
     def step(self) -> Iterator[dict[str, Any]]:
-        """Yield the records of one engine call: that of the step which it schedules, and that of the output which it
-        processes.
-        """
+        """Yield the records of one engine call: of the step that it schedules, and of the output it processes."""
         driver, state, pending = self._driver, self._state, self._pending
         while True:
             before = self._outputs_due(*pending[0][1:]) if pending else {}
@@ -341,9 +331,7 @@ class OracleRun:
         }
 
     def _drafts_of_step(self) -> dict[str, Any]:
-        """Return the record fields about the number of drafts that the step verifies for each request, and proposes
-        after it.
-        """
+        """Return the record fields with the drafts that the step verifies per request, and the number after it."""
         engine = self._driver.engine
         first = in_flight.earlier(engine, self._state.next_launched) * engine.settings.max_num_seqs
         verified = {
@@ -390,9 +378,7 @@ class OracleRun:
         return record
 
     def _state_record(self, proposed: Collection[str] = ()) -> dict[str, Any]:
-        """Return the record fields about the state of the scheduler after a call. `proposed` is as in
-        `_drafts_record`.
-        """
+        """Return the record fields about the scheduler after a call. `proposed` is as in `_drafts_record`."""
         driver, num_free = self._driver, int(self._state.num_free)
         live = {self._name(row + 1): row + 1 for row in self._arrived if self._is_live(row + 1)}
         if self._copies is not None:
@@ -482,7 +468,7 @@ def _demand(workload: OracleWorkload, drafts: Drafts | None) -> Demand:
 
 
 def _keys(workload: OracleWorkload, ahead: int) -> list[list[int]]:
-    """Return the prefix keys of each request's full blocks. Keys at its end that no other request has are left out."""
+    """Return the prefix keys of each request's full blocks. Trailing keys that no other request has are left out."""
     keys = PrefixKeys(workload.cache.block_size)
     rows = [
         keys.from_tokens(_tokens(row, request), (request.adapter, request.salt), ahead, request.images)

@@ -477,9 +477,7 @@ def _exchanging(
 
 
 def _prefilled(request: OracleRequest, connector: Connector | None) -> OracleRequest:
-    """Return a request as its prefill server gets it, without those last prompt tokens that the decode server computes
-    itself.
-    """
+    """Return a request as its prefill server gets it: without the tokens that the decode server computes."""
     backoff = 0 if connector is None else connector.backoff_tokens
     if request.exchange.remote is not Remote.READS or not 0 < backoff < len(request.prompt):
         return request
@@ -513,9 +511,7 @@ def _request(row: int, document: Any, where: str) -> OracleRequest:
 
 
 def _made_up_prompt(row: int, fields: _Fields) -> list[int]:
-    """Return the token ids of the prompt that the oracle makes for request `row`: those of its prefix group, then its
-    own.
-    """
+    """Return the token ids that the oracle makes for prompt `row`: of its prefix group first, then its own."""
     # The driver (`vllm_driver.py`) gives every group and every request its own range of token ids.
     group = 0
     num_shared = 0

@@ -56,9 +56,7 @@ class EncoderRecords:
         self._inputs = encoding.inputs
 
     def of_step(self, batch: Iterable[int]) -> dict[str, Any]:
-        """Return the record fields about a step: the images that it encodes for each sequence in `batch`, and the
-        evicted images.
-        """
+        """Return the record fields with the images that a step encodes for each sequence, and the evicted ones."""
         engine = self._driver.engine
         cache, step = engine.encoder, int(engine.state.num_scheduled)
         encoded = {}
@@ -76,9 +74,7 @@ class EncoderRecords:
         return {"encoder": encoded, "encoder_freed": [self._hashes[number] for number in evicted]}
 
     def state(self) -> dict[str, Any]:
-        """Return the record fields about the cache: free slots, its order of eviction, and the requests that use each
-        image.
-        """
+        """Return the record fields with the cache's free slots, its order of eviction, and each image's users."""
         cache = self._driver.engine.encoder
         users: dict[str, list[str]] = {
             self._hashes[number]: [] for number in range(1, len(self._hashes)) if cache.images[number].is_cached

@@ -141,9 +141,7 @@ class SGLangRun:
         )
 
     def tell_copies(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Let copies between GPU and host end as `records` state. Without this call, each copy ends in the next
-        pass.
-        """
+        """Let copies between GPU and host end as `records` state. Without this, each ends in the next pass."""
         self._radix.settings.copies_end = REPORTED
         self._copies = {record["pass"]: record for record in records if isinstance(record["pass"], int)}
 
@@ -204,9 +202,7 @@ class SGLangRun:
                 return
 
     def _end_copies(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """End as many of the oldest copies as `record` states, if there are as many. Return the record with the real
-        numbers.
-        """
+        """End as many of the oldest copies as `record` states, or all. Return the record with the real numbers."""
         state, ended = self._radix.state, {}
         for name, under_way in (("written", state.num_written), ("loaded", state.num_loading)):
             ended[name] = min(max(record[name], 0), int(under_way)) if isinstance(record[name], int) else 0
@@ -296,9 +292,7 @@ class SGLangRun:
         return {number for number in retracted if not self._is_live(number)}
 
     def _update(self, batch: list[int], dropped: set[int]) -> dict[str, Any]:
-        """Return the fields of the record about the output of `batch`. Requests in `dropped` are not listed as
-        finished.
-        """
+        """Return the record fields about the output of `batch`. Requests in `dropped` are not listed as finished."""
         ended = [number for number in batch if number not in dropped and not self._is_live(number)]
         return {
             "outputs": {self._name(number): self._num_outputs(number) for number in batch},
@@ -343,9 +337,7 @@ class SGLangRun:
         }
 
     def _events(self) -> dict[str, Any]:
-        """Return the record fields about evictions, duplicates and retractions since the last record, and forget the
-        events.
-        """
+        """Return the record fields about new evictions, duplicates and retractions, and forget these events."""
         evicted: list[dict[str, Any]] = []
         duplicates: list[list[int]] = []
         retracted: list[dict[str, Any]] = []
@@ -418,9 +410,7 @@ class SGLangRun:
         return NO_PRIORITY if scheduler.schedule_low_priority_values_first else -NO_PRIORITY
 
     def _demand(self, longest: int) -> Demand:
-        """Return the requests as SGLang serves them, as an engine's demand. A refused prompt is served as a prompt of
-        one token.
-        """
+        """Return the requests as the engine's demand. A refused prompt is served as a prompt of one token."""
         unit, slots = self._unit, self._workload.num_slots
         whole = np.array([len(request.prompt) for request in self._requests], np.int64)
         asked = np.array([request.limit for request in self._requests], np.int64)

@@ -32,13 +32,9 @@ class TransferEngine:
         self.read: set[int] = set()
         """Numbers of the sequences whose blocks another server has read."""
         self.fetched: list[int] = []
-        """Numbers of the sequences whose blocks the sending server may free after the last step: loaded, or not
-        needed.
-        """
+        """Sequences whose blocks the sending server may free after the last step: loaded, or not needed."""
         self.ended: dict[int, tuple[list[int], list[int], list[int]]] = {}
-        """Three lists for each step: sequences whose load ended, sequences whose send ended, and blocks that failed to
-        load.
-        """
+        """Lists for each step: sequences with an ended load, with an ended send, and blocks that failed to load."""
 
     def run_step(self, driver: Driver) -> None:
         """Start the transfers of the last scheduled step, and report to the engine those that end with this step."""
@@ -90,9 +86,7 @@ def loads_of_step(
 
 
 def connector_state(driver: Driver, arrived: list[int], name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the record fields about requests that load, ended requests that keep their blocks, and blocks that are
-    freed late.
-    """
+    """Return the record fields with loading requests, ended ones that keep blocks, and blocks freed late."""
     connector = driver.engine.connector
     waiting = [*driver.waiting(), *driver.skipped()]
     return {
@@ -112,9 +106,7 @@ def handed_out(
     workload: OracleWorkload,
     name: Callable[[int], str],
 ) -> dict[str, Any]:
-    """Return the transfer parameters that a prefill server passes to the decode server, for each of the `ended`
-    requests.
-    """
+    """Return the transfer parameters that a prefill server passes on, for each of the `ended` requests."""
     parameters = {}
     for number in ended:
         sequence, transfer = driver.sequence(number), driver.engine.connector.transfers[number]
@@ -149,9 +141,7 @@ class CopyEngine:
     def __init__(self, workload: OracleWorkload) -> None:
         self._load_steps, self._store_steps = workload.load_steps, workload.store_steps
         self._last_step: dict[int, int] = {}
-        """Number of the step whose output reports the end of each copy. The copies are in the order in which they
-        began.
-        """
+        """Number of the step whose output reports the end of each copy; copies are in the order of their begin."""
         self._stores: list[int] = []
 
     def run_step(self, driver: Driver) -> None:
@@ -170,9 +160,7 @@ class CopyEngine:
 
 
 def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the record fields about the copies that the last scheduled step decides on, and those for which it
-    waits.
-    """
+    """Return the record fields with the copies that the last scheduled step begins, and those it waits for."""
     step, jobs = driver.engine.state.num_scheduled, driver.jobs().values()
     begun: dict[str, dict[str, Any]] = {"load_jobs": {}, "store_jobs": {}}
     for job in jobs:
@@ -184,9 +172,7 @@ def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
 
 
 def offload_state(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the record fields about skipped requests, the number of used host blocks, and GPU blocks that are freed
-    late.
-    """
+    """Return the record fields with skipped requests, the number of used host blocks, and blocks freed late."""
     host, sequences = driver.engine.host, driver.engine.external.sequences
     return {
         "skipped": [name(number) for number in driver.skipped()],

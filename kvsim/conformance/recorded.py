@@ -171,9 +171,7 @@ class _ScheduleRows:
         """Rows that began in a step before the next one to read, and that also cover this one."""
 
     def batches(self, steps: IntArray, moments: IntArray) -> Rows:
-        """Return the rows of `EventColumns.batch` for consecutive `steps`. `moments` are the moments at which they were
-        scheduled.
-        """
+        """Return the rows of `EventColumns.batch` for consecutive `steps`, which were scheduled at `moments`."""
         if not len(steps):
             return np.empty((0, 4), np.int64)
         first, last = int(steps[0]), int(steps[-1])
@@ -192,9 +190,7 @@ class _ScheduleRows:
 
 
 def _admission_rank(recording: Recording) -> IntArray:
-    """Return, for each schedule row, the number of the first row of its request after the request's latest
-    admission.
-    """
+    """Return, for each schedule row, the first row of its request after the request's latest admission."""
     schedule, steps, memory = recording.schedule, recording.steps, recording.memory
     released = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
     release_key = np.sort(sort_key(memory.request[released], memory.seq[released]))

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 Differing: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 """Report fields on copies or transfers that differ: the recorded ones, and the simulated ones."""
 Begun: TypeAlias = tuple[int, str, int, tuple[tuple[int, int], ...]]
-"""Begin of a copy: its number, its direction, its request, and pairs of a host block and a GPU block in ascending
-order.
-"""
+"""Begin of a copy: number, direction, request, and pairs of a host block and a GPU block, ascending."""
 
 
 class RecordedCopies:
@@ -64,9 +62,7 @@ class RecordedCopies:
 
 
 class CopiesInLockstep:
-    """Reports the ends of copies to a simulated engine as in the recording, and compares the engine's decisions on
-    copies.
-    """
+    """Tells a simulated engine the ends of copies as recorded, and compares its decisions on copies."""
 
     def __init__(self, driver: Driver, recorded: RecordedCopies) -> None:
         self._driver, self._recorded = driver, recorded

@@ -68,9 +68,7 @@ class EncoderMoments:
         images = recording.images.image if recording.images is not None else np.empty(0, np.int32)
         _, first = np.unique(images, return_index=True)
         self._image = np.append(0, images[np.sort(first)])
-        """Number in the recording of each of the engine's images. The engine numbers images from 1, by first
-        appearance.
-        """
+        """Number in the recording of each of the engine's images, which are numbered from 1 by first appearance."""
         self._recorded = np.empty((0, 4), np.int64)
         if (events := recording.encoder) is not None:
             at = self._of(np.searchsorted(seq, events.seq))

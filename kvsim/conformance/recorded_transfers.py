@@ -60,9 +60,7 @@ def connector_of(recording: Recording, drafts: Drafts | None, release: str) -> C
 
 
 class TransfersInLockstep:
-    """Reports the ends of transfers to a simulated engine as in the recording, and compares the transfers that it
-    begins.
-    """
+    """Tells a simulated engine the ends of transfers as recorded, and compares the transfers that it begins."""
 
     def __init__(self, driver: Driver, recording: Recording, timeline: MomentTimeline) -> None:
         self._driver, self._timeline = driver, timeline
@@ -102,9 +100,7 @@ class TransfersInLockstep:
         return None
 
     def after(self, kind: int, step: int) -> Differing | None:
-        """Compare the transfers that began since the last scheduled step; return the recorded and the simulated ones if
-        they differ.
-        """
+        """Return the recorded and the simulated transfers that began since the last step, if they differ."""
         if kind != SCHEDULE:
             return None
         connector = self._driver.engine.connector

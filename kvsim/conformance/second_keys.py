@@ -27,7 +27,7 @@ _BLOCKS_AHEAD = 3
 
 
 class SecondKeys:
-    """Second keys of all blocks."""
+    """Second prefix keys of all blocks, as the module's text explains them. `len` is their number."""
 
     def __init__(self, workload: OracleWorkload, driver: Driver) -> None:
         self._driver, self._rule = driver, rules_of(workload.scheduler.vllm).second_key
@@ -38,9 +38,7 @@ class SecondKeys:
         ]
         self._of_block: dict[int, set[tuple[int, int]]] = {}
         self._next: dict[tuple[int, int], tuple[int, list[int]]] = {}
-        """Blocks that may get a second key, by sequence and KV-cache group: the table index of the first block, and the
-        blocks.
-        """
+        """Blocks that may get a second key, by sequence and group: table index of the first, and the blocks."""
         self._tails: set[int] = set()
         """Blocks whose only key is a hash that ends inside them."""
 
@@ -48,9 +46,7 @@ class SecondKeys:
         return len(set().union(*self._of_block.values()))
 
     def follow(self, changes: Iterable[Any]) -> None:
-        """Apply changes of block tables in order. A freed table may add keys; an eviction removes the keys of its
-        blocks.
-        """
+        """Apply changes of block tables in order. A freed table may add keys; an eviction removes its blocks' keys."""
         for row in changes:
             if int(row.kind) in (MemoryKind.EVICT, MemoryKind.APPEND):
                 for block in range(int(row.address), int(row.address + row.length)):

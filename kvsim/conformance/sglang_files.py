@@ -143,9 +143,7 @@ def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
 
 
 def expanded(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records with all fields, including unchanged ones that the file leaves out. Numbers are those of
-    lines.
-    """
+    """Yield the records, each with its line number, and with the unchanged fields that the file leaves out."""
     last: dict[str, Any] = {}
     for line, record in records:
         whole = dict(record)

@@ -44,9 +44,7 @@ _IGNORED_SETTINGS = (
     ("scheduler_reserve_full_isl", True, "A request is admitted only when its whole prompt fits, whatever is set."),
     ("retention_interval", None, "Windows and states are kept for hits at all boundaries."),
 )
-"""Settings that an engine may ignore: the name, the value that it would then use for every workload, and a
-description.
-"""
+"""Settings that an engine may ignore: name, the value that it would use for every workload, description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,5 +87,5 @@ def document_with(document: Document, variants: Sequence[Variant]) -> Document:
 
 
 def release_with(release: str, variants: Sequence[Variant]) -> str:
-    """Return the name of a release whose rules are changed by those of `variants` that are rules."""
+    """Return a name for `release` in which those of `variants` that are rules have their new values."""
     return varied(release, {each.name: each.value for each in variants if each.is_rule})

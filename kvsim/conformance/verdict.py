@@ -82,9 +82,7 @@ class Verdict:
 
 
 def difference(moment: str, recorded: Mapping[str, Any], simulated: Mapping[str, Any]) -> Difference:
-    """Return a difference at `moment` between fields of `recorded` and of `simulated`. At least one field must
-    differ.
-    """
+    """Return the difference at `moment` between `recorded` and `simulated` fields. At least one must differ."""
     return Difference(
         moment=moment,
         lines=tuple(line for name in recorded for line in _lines(name, recorded[name], simulated.get(name, _ABSENT))),

@@ -40,9 +40,7 @@ class StandIns:
     """Import finder that provides an empty module for each module in `_NOT_NEEDED`."""
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of an empty module for a name in `_NOT_NEEDED` or a submodule of it; None for all other
-        names.
-        """
+        """Return the spec of an empty module for a name in `_NOT_NEEDED` or a submodule; None for other names."""
         is_stood_in = name.partition(".")[0] in _NOT_NEEDED
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_stood_in else None  # type: ignore[arg-type]
 
@@ -262,9 +260,7 @@ def _filled(kind: Any, **fields: Any) -> Any:
 
 
 def layers_of(workload: Workload, max_model_len: int) -> dict[str, KVCacheSpec]:
-    """Return the KV-cache specs of the model's layers by name, in order: those in `groups`, otherwise full
-    attention.
-    """
+    """Return the KV-cache specs of the layers by name, in order: those in `groups`, otherwise full attention."""
     entries: list[dict[str, Any]] = workload.get("groups") or [
         {"type": "full", "num_layers": _CONFIG["num_hidden_layers"]}
     ]
@@ -314,9 +310,7 @@ def _attention(entry: dict[str, Any], block_size: int) -> KVCacheSpec | None:
 
 
 class FakeModel(Executor):
-    """Executor for all stages of a model that computes nothing. It answers each step with tokens that the workload
-    states.
-    """
+    """Executor for all stages of a model that computes nothing. Its outputs are the tokens in the workload."""
 
     def __init__(self, vllm_config: Any, workload: Workload) -> None:
         self._workload = workload
@@ -375,9 +369,7 @@ class FakeModel(Executor):
         """Check nothing."""
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Start a step; return None, so that vLLM calls `sample_tokens`. A step that computes nothing gets its output
-        at once.
-        """
+        """Start a step. One that computes nothing gets its output at once; otherwise return None."""
         self._step = scheduler_output
         admitted = [each.req_id for each in scheduler_output.scheduled_new_reqs]
         for name in (*admitted, *scheduler_output.scheduled_cached_reqs.resumed_req_ids):
@@ -397,8 +389,7 @@ class FakeModel(Executor):
         )
 
     def _sampled(self, name: str) -> list[int]:
-        """Return the sampled token of a request; an empty list if tokens that its runner was given are not computed
-        yet.
+        """Return the sampled token of a request; an empty list if its runner has not computed all given tokens.
 
         Runners sample even if the scheduler awaits no token: when a request is resumed while one of its tokens is in
         flight.
@@ -488,9 +479,7 @@ class SchedulerDecisions:
         return self._preempt(request, *arguments, **more)
 
     def _copies(self) -> Record:
-        """Return the record fields about the copies between GPU and host that a step begins. A subclass overrides
-        this.
-        """
+        """Return the record fields about copies between GPU and host that a step begins, for a subclass."""
         return {}
 
     def _scheduled(self, *arguments: Any, **more: Any) -> Any:
@@ -663,9 +652,7 @@ def _made_up_prompt(row: int, request: Record) -> list[int]:
 
 
 def serve(order: Record, scratch: Path, emit: Callable[[Record], None]) -> None:
-    """Serve the workload of `order` with an engine, and emit the records of its decisions. `scratch` gets the model's
-    files.
-    """
+    """Serve the workload of `order` with an engine, and emit the records. `scratch` gets the model's files."""
     workload = order["workload"]
     engine = make_engine(configure(workload, scratch), partial(FakeModel, workload=workload))
     SchedulerDecisions(engine.scheduler, emit).begin(in_groups="groups" in workload)

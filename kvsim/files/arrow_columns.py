@@ -44,9 +44,7 @@ def from_values(values: Sequence[str | int | float | bool | None]) -> pa.Array:
 
 
 def from_texts(texts: Sequence[str], present: pa.Buffer | None = None) -> pa.Array:
-    """Convert texts to a pyarrow array. `present` has one bit per text; a text with bit 0 becomes null. None: no
-    nulls.
-    """
+    """Convert texts to a pyarrow array. `present` has a bit per text, 0 for null; None: no text is null."""
     encoded = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, encoded)])
     if ends[-1] > np.iinfo(np.int32).max:
@@ -64,9 +62,7 @@ def _bits(flags: Sequence[bool] | npt.NDArray[np.bool_]) -> pa.Buffer:
 
 
 def to_numpy(values: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
-    """Convert a pyarrow array of integers or floats to NumPy. A null float becomes NaN; a null integer is a
-    TypeError.
-    """
+    """Convert pyarrow integers or floats to NumPy. A null float becomes NaN; a null integer is a TypeError."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 _MAGIC = b"PAR1"
 _TEXT_BYTES = 1 << 28
-"""Maximum bytes of all texts of a column. A small file can hold far more, because Parquet stores repeated texts
-once.
-"""
+"""Maximum bytes of all texts of a column. A small file can hold far more: Parquet stores repeated texts once."""
 
 
 def read_table(file: Path) -> pa.Table:

@@ -21,9 +21,7 @@ _STATED = re.compile(rb',\n "identity": "([0-9a-f]{32})"')
 
 
 def identity_of(meta: bytes, tables: Iterable[bytes]) -> str:
-    """Return the identity of a recording. `meta` is `meta.json` without its identity; `tables` are the digests of its
-    tables.
-    """
+    """Return a recording's identity from `meta.json` without an identity, and from the digests of its tables."""
     digest = hashlib.blake2b(meta, digest_size=16)
     for each in tables:
         digest.update(each)
@@ -31,9 +29,7 @@ def identity_of(meta: bytes, tables: Iterable[bytes]) -> str:
 
 
 def is_as_written(folder: Path) -> bool:
-    """Tell whether all files of the recording in `folder` are unchanged since kvsim wrote it; False if one is
-    unreadable.
-    """
+    """Tell whether the recording in `folder` is unchanged since kvsim wrote it; False if a file is unreadable."""
     with suppress(OSError):
         meta = content_of(folder / META, META_BYTES)
         files = (folder / f"{name}.parquet" for name in TABLES)

@@ -18,9 +18,7 @@ def parse(
     parse_constant: Callable[[str], Any] | None = None,
     parse_float: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Return the value of a JSON text; `parse_constant` and `parse_float` are as in `json.loads`. Errors are
-    ValueErrors.
-    """
+    """Return the value of a JSON text, or raise a ValueError. The functions are those of `json.loads`."""
     text = text.decode() if isinstance(text, bytes) else text
     check_extent(text)
     try:

@@ -32,9 +32,7 @@ _Kind: TypeAlias = Literal["png", "gif", "pdf", "mp4", "parquet", "text"]
 
 
 def mark_file(file: Path, command: str, comment: Comment = HTML_COMMENT) -> None:
-    """Write the mark of `kvsim COMMAND` into a file without a mark. A text file gets it at its end, in a `comment`
-    line.
-    """
+    """Write the mark of `kvsim COMMAND` into a file without one. A text gets it at its end, as a `comment`."""
     with _mapped(file) as content:
         at = _place(content)
         framed = _framed(_kind(content), command, _digest(command, content, at, at), comment) + content[at:]
@@ -44,9 +42,7 @@ def mark_file(file: Path, command: str, comment: Comment = HTML_COMMENT) -> None
 
 
 def maker_of(file: Path) -> str | None:
-    """Return the command of kvsim that wrote `file`. None if the file has no mark, was changed since, or is
-    unreadable.
-    """
+    """Return the command of kvsim that wrote `file`. None if it has no mark, was changed, or is unreadable."""
     with suppress(OSError, ValueError), _mapped(file) as content:  # ValueError for an empty file
         kind, at = _kind(content), _place(content)
         near = content[at : at + MARK_BYTES] if kind == "png" else content[max(0, at - MARK_BYTES) : at]

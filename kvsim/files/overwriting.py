@@ -57,9 +57,7 @@ def may_replace(path: str | os.PathLike[str], command: str, *, overwrite: bool, 
 
 
 def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> None:
-    """Check, before a long computation, that a file can be written: its folder exists, and `may_replace` allows the
-    file.
-    """
+    """Check, before a long computation, that a file's folder exists, and that `may_replace` allows the file."""
     may_replace(path, command, overwrite=overwrite)
     if not Path(path).parent.is_dir():
         raise unwritable(path, os.strerror(ENOENT))
@@ -84,16 +82,12 @@ def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: b
 
 
 def description(text: bytes) -> str:
-    """Return the line that a figure's file stores about its text, with a digest of `text`, so that edits are
-    detected.
-    """
+    """Return the line with a digest of a figure's text that the figure's file stores, so that edits are detected."""
     return f"kvsim, described in {hashlib.blake2b(text, digest_size=16).hexdigest()}"
 
 
 def describes(words: Path, figure: Path) -> bool:
-    """Tell whether kvsim wrote both the text file `words` and the `figure` that it describes, and neither was
-    changed.
-    """
+    """Tell whether kvsim wrote the text file `words` and the `figure` that it describes, and neither was changed."""
     with suppress(OSError):
         said = description(content_of(words, _DESCRIBED_BYTES)).encode()
         return maker_of(figure) is not None and said in figure.read_bytes()

@@ -43,9 +43,7 @@ class DeclaredSizes(NamedTuple):
 
 
 def declared(file: Path) -> DeclaredSizes | None:
-    """Return the sizes that the footer of `file` declares; None if the file is no Parquet file or has no readable
-    footer.
-    """
+    """Return the sizes that the footer of `file` declares; None if it has no readable Parquet footer."""
     with open_file(file) as opened:
         size = opened.seek(0, os.SEEK_END)
         opened.seek(max(0, size - 8))
@@ -102,9 +100,7 @@ class _Compact:
         self._data, self._at = data, 0
 
     def struct(self, wanted: Mapping[int, _Field], depth: int = 0) -> dict[int, Any]:
-        """Read a structure at nesting `depth`; return those of the `wanted` fields that it has with the expected
-        type.
-        """
+        """Read a structure at nesting `depth`; return its `wanted` fields, if they have the expected types."""
         if depth > _DEEPEST:
             raise RecursionError
         found, field = {}, 0

@@ -114,9 +114,7 @@ def replace_folder(new: Path, target: Path, scratch: Path) -> None:
 
 
 def keep_access(new: Path, old: Path) -> None:
-    """Give the file `new` the permissions of `old` and, if allowed, its owner and group. Do nothing if `old` is
-    missing.
-    """
+    """Give `new` the permissions of `old` and, if allowed, its owner and group. Do nothing if `old` is missing."""
     try:
         before, now = old.stat(), new.stat()
     except FileNotFoundError:

@@ -85,9 +85,7 @@ def _check_after_outputs(recording: Recording, in_gaps: GapSlots, free: IntArray
 
 
 def _check_bytes(recording: Recording, file: Path) -> None:
-    """Check the bytes per token against the model's shape, and bytes and layers of blocks against the KV-cache
-    groups.
-    """
+    """Check the bytes per token against the model's shape, and blocks' bytes and layers against the groups."""
     meta, pool = recording.meta, recording.meta.pool
     if all(key in meta.model for key in _SHAPE) and not (pool.groups and "kv_bytes_per_token" not in meta.model):
         # `served_model` compares the bytes. It needs a whole shape, but the fields of weights do not affect them.
@@ -120,9 +118,7 @@ _WEIGHT_FIELDS = ("num_attention_heads", "hidden_size", "intermediate_size", "vo
 
 
 def _check_units(replay: Replay, folder: Path) -> None:
-    """Check that a cached unit is evicted before it is overwritten, and shared only by prompts that begin with its
-    prefix.
-    """
+    """Check that a cached unit is evicted before it is overwritten, and shared only by prompts with its prefix."""
     recording, file = replay.recording, folder / "memory.parquet"
     memory, meta = recording.memory, recording.meta
     contents = _UnitContents(replay)
@@ -157,9 +153,7 @@ def _check_evictions(recording: Recording, file: Path) -> None:
         return
 
     def moments(rows: IntArray) -> tuple[IntArray, IntArray, npt.NDArray[np.int64]]:
-        """Return three arrays with an entry for each unit of `rows`: its row, its address, and a key of address and
-        `seq`.
-        """
+        """Return three arrays with an entry per unit of `rows`: row, address, and a key of address and `seq`."""
         extent, offset = expanded(memory.length[rows])
         unit = memory.address[rows][extent] + offset
         return rows[extent], unit, sort_key(unit, memory.seq[rows][extent])
@@ -194,9 +188,7 @@ class _UnitContents:
         self._position = np.full(replay.ledger.end_of_pool, -1, np.int32)
 
     def check_shared(self, part: Successions, kind: IntArray, file: Path) -> None:
-        """Check the units that the rows of `part` share, and update the last writers. `kind` has the kind of each
-        row.
-        """
+        """Check the units that the rows of `part` share, and update the last writers. `kind` is that of each row."""
         memory = self._memory
         request = memory.request[part.row]
         position = memory.position[part.row] + part.unit - memory.address[part.row]

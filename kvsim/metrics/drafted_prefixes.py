@@ -95,9 +95,7 @@ class _LastSteps(NamedTuple):
     """
 
     is_there: Flags
-    """True if the request had a step between its admission and the release. If False, the other columns mean
-    nothing.
-    """
+    """True if the request had a step between its admission and the release. If False, all else is undefined."""
     known: Tokens
     """Number of the request's known tokens when the last step was scheduled."""
     end: Tokens
@@ -156,9 +154,7 @@ class _LastSteps(NamedTuple):
         )
 
     def known_at_release(self) -> tuple[Tokens, Tokens]:
-        """Return the smallest and the largest possible number of known tokens of each request when it releases its
-        units.
-        """
+        """Return the smallest and the largest possible number of known tokens of each request at its release."""
         least = np.maximum(self.known + self.least_before, self.known_later - self.most_after)
         most = np.minimum(self.known + self.most_before, self.known_later - self.least_after)
         return least, most

@@ -92,9 +92,7 @@ class Gaps:
 
 
 def steps_before_gaps(steps: Steps) -> IntArray:
-    """Return the numbers of the steps before gaps: their output comes before the next step begins, and none is in
-    flight then.
-    """
+    """Return the steps after whose output none is in flight, if the next step begins later than that."""
     is_last = (steps.output_seq[:-1] < steps.schedule_seq[1:]) & (steps.end_s[:-1] < steps.start_s[1:])
     found: IntArray = np.flatnonzero(is_last)
     return found

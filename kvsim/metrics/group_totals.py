@@ -96,9 +96,7 @@ def _null_slots(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holders:
-    """All allocations and releases, sorted by block and then by time, with the number of tables that hold the block
-    after each.
-    """
+    """All allocations and releases, by block and then by time, with the number of tables that hold the block."""
 
     address: IntArray
     seq: IntArray

@@ -40,9 +40,7 @@ def prefix_hits(meta: Meta, requests: Requests) -> PrefixHits:
 
 
 def repeated_tokens(meta: Meta, requests: Requests) -> int:
-    """Count the prompt tokens, in full blocks, with which an earlier prompt begins too: the hits in a cache of
-    unlimited size.
-    """
+    """Count the prompt tokens, in full blocks, with which an earlier prompt begins too: hits in an endless cache."""
     hashes, per_block = requests.prompt_hashes, max(1, meta.pool.unit_tokens // max(1, meta.hash_block_size))
     within = np.arange(len(hashes.values)) - np.repeat(hashes.offsets[:-1], hashes.lengths)
     of_blocks = hashes.values[within % per_block == per_block - 1]

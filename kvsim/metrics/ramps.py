@@ -36,9 +36,7 @@ def running_sum(num_frames: int, *changes: tuple[IntArray, IntArray]) -> npt.NDA
 
 
 def ramp(num_frames: int, begin: IntArray, step: IntArray, amount: IntArray) -> npt.NDArray[np.int64]:
-    """Return, for every frame, the sum of ramps. Each grows by `step` per frame, from frame `begin` on, up to
-    `amount`.
-    """
+    """Return, for every frame, the sum of ramps. Each grows by `step` per frame from `begin` on, up to `amount`."""
     whole_steps = amount // step
     complete = begin + whole_steps
     slope = running_sum(num_frames, (begin, step), (complete, -step))
@@ -98,9 +96,7 @@ class Ramps:
 
     @staticmethod
     def _end_of_residency(replay: Replay, request: IntArray, begin: IntArray) -> npt.NDArray[np.int64]:
-        """Return the frame at which each schedule row's request releases its memory; 0 if it holds none at frame
-        `begin`.
-        """
+        """Return the frame at which each row's request releases its memory; 0 if it holds none at frame `begin`."""
         held = replay.ledger.tables.residencies
         if not len(held.request):
             return np.zeros(len(request), np.int64)

@@ -188,9 +188,7 @@ class _CachedTimes(NamedTuple):
     keys: IntArray
     """Keys of the prefixes, ascending. The index of a key is the prefix's number."""
     cached: npt.NDArray[np.int64]
-    """One entry for each time that a prefix enters the cache: the prefix's number times `span`, plus the moment;
-    ascending.
-    """
+    """One entry per time that a prefix enters the cache: its number times `span`, plus the moment; ascending."""
     evicted: npt.NDArray[np.int64]
     """One entry for each eviction of a prefix: the prefix's number times `span`, plus the moment; ascending."""
     span: int
@@ -256,9 +254,7 @@ def _filled(
 def _evictions(
     recording: Recording, tables: Holdings, moments: _ScheduleMoments
 ) -> tuple[IntArray, npt.NDArray[np.int64]]:
-    """Return, for each eviction, the extent whose prefix is evicted, and the moment at which another request gets the
-    unit.
-    """
+    """Return, for each eviction, the extent with the prefix, and the moment when another request gets the unit."""
     memory = recording.memory
     extents = np.flatnonzero(memory.kind[tables.birth_row] == MemoryKind.APPEND)
     place = sort_key(tables.address[extents], tables.birth_row[extents])

@@ -121,9 +121,7 @@ def peak_words(summary: Summary) -> str:
 
 
 def wasted_percent(summary: Summary) -> float:
-    """Return the percentage of the pool that was held but never needed, or free but too fragmented to use; mean over
-    time.
-    """
+    """Return the percentage of the pool, mean over time, that was held but never needed, or free but unusable."""
     return float(
         summary.waste.pool_percent[[SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL]].sum()
     )

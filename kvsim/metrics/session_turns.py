@@ -28,9 +28,7 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SessionTurns(ColumnTable):
-    """Table of the requests of a run with sessions, one row each. Other requests are named by their rows in
-    `requests`.
-    """
+    """Table of the requests of a run with sessions. Other requests are named by their rows in `requests`."""
 
     name: ClassVar[str] = "turns"
 
@@ -173,7 +171,6 @@ def _first_evictions(recording: Recording, lost: IntArray) -> tuple[FloatArray, 
 
 
 def _block_sizes(recording: Recording) -> list[int]:
-    """Return the number of tokens per block in each KV-cache group."""
     pool = recording.meta.pool
     return [group.block_size for group in pool.groups] or [pool.unit_tokens]
 

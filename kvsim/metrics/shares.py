@@ -60,9 +60,7 @@ def waste_shares(waste: Waste) -> WasteShares:
 
 
 def shares_of(mean_slots: FloatArray, capacity: int) -> WasteShares:
-    """Return the shares of the states in a pool of `capacity` slots. `mean_slots` has the mean number of slots in each
-    state.
-    """
+    """Return the shares of the states in a pool of `capacity` slots, from the mean number of slots in each."""
     allocated = np.zeros(NUM_STATES)
     allocated[list(HELD)] = mean_slots[list(HELD)]
     total = allocated.sum()

@@ -67,9 +67,7 @@ class Waste:
     """Slots in the gaps between steps. None in the result of `with_gaps`, which has the gaps among its rows."""
 
     def with_gaps(self) -> Waste:
-        """Return the slots with one row for each frame, and one for each gap whose slots differ from those of the step
-        before.
-        """
+        """Return the slots with a row for each frame, and for each gap whose slots differ from the step before."""
         if self.in_gaps is None:
             return self
         step, slots, held = self.in_gaps.gaps.step, self.in_gaps.slots, self.in_gaps.held
@@ -83,9 +81,7 @@ class Waste:
         )
 
     def at(self, times_s: FloatArray) -> npt.NDArray[np.int64]:
-        """Return the slots in each state at each of `times_s`: int64[num_times, 8]. Before the first frame, they are
-        those of it.
-        """
+        """Return the slots in each state at each time, int64[num_times, 8]; before the first frame, those of it."""
         over_time = self.with_gaps()
         row = np.searchsorted(over_time.time_s, times_s, side="right") - 1
         return np.asarray(over_time.slots[np.maximum(row, 0)])
@@ -353,9 +349,7 @@ def _add_changes(
 
 
 def _unusable(replay: Replay) -> npt.NDArray[np.int64]:
-    """Return, for every frame, the number of free slots that the first request in the queue cannot use; 0 after the
-    last step.
-    """
+    """Return, per frame, the free slots that the head of the queue cannot use; 0 after the last step."""
     units = replay.recording.steps.unusable_units
     if units is None:
         return np.zeros(replay.num_frames, np.int64)

@@ -64,9 +64,7 @@ class SteadyPart:
     begin_s: float = np.nan
     """Begin of the steady part in seconds from the first event."""
     end_s: float = np.nan
-    """End of the steady part: the last arrival, in seconds from the first event. Later outputs only drain the
-    server.
-    """
+    """End of the steady part: the last arrival, in seconds from the first event. Later outputs drain."""
     output_tokens_per_s: float = np.nan
     requests_per_s: float = np.nan
     """Requests per second that finish in the steady part."""
@@ -159,9 +157,7 @@ def _varies(arrival_s: Column) -> bool:
 
 
 def _tokens_between(first_s: Column, last_s: Column, tokens: npt.NDArray[Any], low_s: float, high_s: float) -> float:
-    """Count the output tokens between `low_s` and `high_s`. A request's tokens are taken to be evenly spaced after the
-    first.
-    """
+    """Count the output tokens from `low_s` to `high_s`, as if each request's were evenly spaced after the first."""
     firsts = np.count_nonzero((first_s > low_s) & (first_s <= high_s) & (tokens > 0))
     inside_s, later = np.clip(last_s, low_s, high_s) - np.clip(first_s, low_s, high_s), np.maximum(tokens - 1.0, 0.0)
     share = np.divide(inside_s, last_s - first_s, out=np.zeros(len(first_s)), where=last_s > first_s)

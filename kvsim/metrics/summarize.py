@@ -35,7 +35,6 @@ def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
 
 
 def _figures(recording: Recording, slots: Waste) -> StepFigures:
-    """Return the figures of a recording's steps that a summary needs."""
     steps, admitted_s = recording.steps, recording.requests.first_scheduled_s
     zero = np.zeros(len(steps), np.int32)
     unusable, out, back = (
@@ -59,7 +58,6 @@ def _figures(recording: Recording, slots: Waste) -> StepFigures:
 
 
 def _gap_figures(slots: Waste) -> GapFigures:
-    """Return the figures of a recording's gaps that a summary needs."""
     in_gaps = slots.in_gaps
     assert in_gaps is not None
     gaps = in_gaps.gaps

@@ -43,18 +43,14 @@ class Summary:
     peak_occupancy: float
     num_preemptions: int
     num_fragmented_steps: int
-    """Number of steps in which the first request in the queue waited although enough slots were free: they were not
-    contiguous.
-    """
+    """Number of steps in which the head of the queue waited for contiguous slots, although enough were free."""
     num_fragmented_requests: int
     """Number of requests that were first in the queue in such steps."""
     swapped_out_bytes: int
     """Number of bytes of preempted requests that were copied to the host, so that they need not be recomputed."""
     swapped_in_bytes: int
     prefix_queried_tokens: int
-    """Number of prompt tokens that were looked up in the prefix cache. Each prompt counts once, when first
-    scheduled.
-    """
+    """Number of prompt tokens looked up in the prefix cache. Each prompt counts once, when first scheduled."""
     prefix_hit_tokens: int
     """Number of the queried tokens that were found in the cache or in host memory, and so were not computed."""
     prefix_hit_rate: float
@@ -64,9 +60,7 @@ class Summary:
     computed_tokens: int
     """Number of tokens scheduled in all steps."""
     vain_tokens: int
-    """Number of computed tokens that no finished request needed: recomputed, beyond the end of an output, or
-    padding.
-    """
+    """Number of computed tokens that no finished request needed: recomputed, after an output's end, or padding."""
     mean_waiting: float
     """Number of requests in the queue, mean over time."""
     waiting_for: WaitingFor
@@ -93,9 +87,7 @@ class Summary:
         return {field.name: plain(getattr(self, field.name)) for field in fields(self)}
 
     def as_row(self) -> dict[str, Any]:
-        """Return all figures as one row of a table. Names of nested figures are joined by dots, such as
-        `ttft_s.mean`.
-        """
+        """Return all figures as a row of a table. Names of nested figures are joined by dots: `ttft_s.mean`."""
         return dict(_flat(self.as_dict()))
 
     def __repr__(self) -> str:

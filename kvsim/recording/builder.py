@@ -63,9 +63,7 @@ class RecordingBuilder:
         return sum(map(len, growing)) + self._requests.num_hashes
 
     def next_seq(self) -> int:
-        """Begin a change of the engine's state, and return its sequence number. All memory events before the next
-        change get it.
-        """
+        """Begin a change of the engine's state. Memory events until the next change get the returned `seq`."""
         self._seq += 1
         return self._seq
 
@@ -120,7 +118,7 @@ class RecordingBuilder:
         self._schedule.add(self._num_steps, request, computed_before, tokens, repeat, known)
 
     def scheduled_again(self) -> None:
-        """Record that each request of the last step computes one more token in the open step."""
+        """Record that each request of the last step computes one more token in the step being scheduled."""
         self._last_scheduled += self._previous_scheduled
         self._schedule.add_decode(self._previous_scheduled, self._num_steps)
 
@@ -142,7 +140,7 @@ class RecordingBuilder:
             raise IndexError(f"the output of step {step} is not awaited")
 
     def step(self, **columns: float) -> int:
-        """Close the open step, with values for the columns of the steps table. Return its number."""
+        """End the scheduling of a step, with values for the columns of the steps table. Return its number."""
         number = self._num_steps
         columns |= {"step": number, "schedule_seq": self._seq, "output_seq": -1, "end_s": np.nan}
         for name, column in self._steps.columns.items():
@@ -198,15 +196,11 @@ class RecordingBuilder:
         self.transfers.begin(kind, request, position, blocks, tokens, seq=self._seq, time_s=time_s)
 
     def transferred(self, request: int, time_s: float, failed: int) -> None:
-        """Record the end of a request's transfer. `failed` is the first table index that did not load; -1 if all
-        loaded.
-        """
+        """Record the end of a request's transfer. `failed` is the first table index that did not load, or -1."""
         self.transfers.end(request, seq=self._seq, time_s=time_s, failed=failed)
 
     def has_images(self, request: int, images: Iterable[Sequence[Any]]) -> None:
-        """Record the images of a request that has arrived, in the order of their places; `ImagesSoFar.add` says in
-        which form.
-        """
+        """Record the images of a request that has arrived, by place, in the form of `ImagesSoFar.add`."""
         self._images.add(request, images)
 
     def encoder_event(self, kind: str, request: int, image: int) -> None:
@@ -220,13 +214,11 @@ class RecordingBuilder:
         self._schedule.end(request)
 
     def append_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
-        """Record that `blocks` were appended to the request's block table in KV-cache group `group`, at index
-        `position`.
-        """
+        """Record that `blocks` were appended to the request's block table of `group`, at index `position`."""
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.APPEND, request, position, blocks, group)
 
     def share_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
-        """Record that `blocks` of a prefix hit were added to the request's block table, at index `position`."""
+        """Record that `blocks` of a prefix hit were added to the request's block table of `group`, at `position`."""
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.SHARE, request, position, blocks, group)
 
     def append_extent(
@@ -315,9 +307,7 @@ class RecordingBuilder:
         )
 
     def _without_open_step(self, requests: Requests, rows: IntArray) -> Requests:
-        """Undo the changes that the open step made in `requests`, and return this table. `rows` are the numbers of its
-        requests.
-        """
+        """Undo the changes of the step being scheduled in `requests`, which has the given `rows`, and return it."""
         np.subtract.at(requests.preemptions, np.searchsorted(rows, self._preempted_since), 1)
         begun = np.searchsorted(rows, self._begun_since)
         requests.first_scheduled_s[begun], requests.cached_tokens[begun] = np.nan, 0
@@ -327,9 +317,7 @@ class RecordingBuilder:
         return requests
 
     def _outputs_so_far(self) -> IntArray:
-        """Return the number of output tokens of each request in a run with drafts: its known tokens minus its
-        prompt.
-        """
+        """Return each request's number of output tokens in a run with drafts: its known tokens minus its prompt."""
         schedule, prompt = self._schedule.so_far(self._num_steps), np.array(self._requests.columns["prompt_tokens"])
         first, last = prompt.copy(), prompt.copy()
         assert schedule.known is not None

@@ -32,9 +32,7 @@ def last_steps(recording: Recording, never: int = 0) -> npt.NDArray[np.int64]:
 
 
 def computed_after(schedule: Schedule) -> npt.NDArray[np.int64]:
-    """Return, for each schedule row, the number of tokens that its request has computed after the last step of the
-    row.
-    """
+    """Return, for each schedule row, the number of its request's computed tokens after the row's last step."""
     return schedule.computed_before + schedule.tokens * schedule.repeats.astype(np.int64)
 
 
@@ -93,9 +91,7 @@ class RowsByRequest(NamedTuple):
         return cls(row, sort_key(schedule.request[row], schedule.step[row]))
 
     def newest(self, request: IntArray, step: IntArray) -> npt.NDArray[np.int32]:
-        """Return, for each request, the number of its last schedule row that begins before `step`. There must be
-        one.
-        """
+        """Return each request's last schedule row that begins before `step`. There must be one."""
         return self.row[np.searchsorted(self.key, sort_key(request, step)) - 1]
 
     def computed_before(self, schedule: Schedule, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:

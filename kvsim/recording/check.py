@@ -125,9 +125,7 @@ def _check_memory(recording: Recording, file: Path) -> None:
 
 
 def _check_growth(recording: Recording, file: Path) -> None:
-    """Check memory rows with a `repeat` above 1: their steps must exist, and no unit of the pool may be shared or
-    cached.
-    """
+    """Check memory rows with a `repeat` above 1: their steps exist, and no unit of the pool is shared or cached."""
     memory, meta, steps = recording.memory, recording.meta, recording.steps
     assert memory.repeat is not None
     require(memory.repeat > 0, file, "repeat should be positive")
@@ -153,9 +151,7 @@ def _check_first_rows(recording: Recording, file: Path) -> None:
 
 
 def _check_initial(recording: Recording, file: Path) -> None:
-    """Check the lists of initial units in `meta.json`: they name existing units, each at most once, and fit the
-    recording.
-    """
+    """Check that the lists of initial units in `meta.json` name existing units once, and fit the recording."""
     meta, pool = recording.meta, recording.meta.pool
     for name, units in (("initial_free", meta.initial_free), ("initial_cached", meta.initial_cached)):
         if units is None or pool.num_units is None:

@@ -88,9 +88,7 @@ def _loaded_units(copies: Copies, request: IntArray, step: IntArray) -> npt.NDAr
 
 
 def _hits(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.int64]:
-    """Return the number of prefix-hit tokens at the begin of each residency: the longest hit in a table of its
-    groups.
-    """
+    """Return the prefix-hit tokens at the begin of each residency: the longest hit among its groups' tables."""
     memory, pool = recording.memory, recording.meta.pool
     rows = np.flatnonzero(memory.kind == MemoryKind.SHARE)
     sizes = np.array([group.block_size for group in pool.groups] or [pool.unit_tokens])
@@ -105,9 +103,7 @@ def _hits(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.in
 
 
 def _check_copies(recording: Recording, copies: Copies, folder: Path) -> None:
-    """Check that a load fills new blocks of its request from host blocks that were stored before, and that steps count
-    copies.
-    """
+    """Check that loads fill new blocks from host blocks that were stored before, and that steps count copies."""
     steps, file = recording.steps, folder / "copies.parquet"
     memory = recording.memory
     rows = np.flatnonzero(memory.kind == MemoryKind.APPEND)

@@ -59,9 +59,7 @@ class _BatchRows(NamedTuple):
         return cls(rows, np.unique(begin, return_inverse=True)[1], schedule.tokens[first], length)
 
     def longest(self, values: npt.NDArray[np.float64] | IntArray) -> npt.NDArray[np.float64]:
-        """Return, for each entry, the largest of `values` in its batch. `values` has a value for every request of the
-        recording.
-        """
+        """Return, for each entry, the largest of `values` in its batch. `values` has one for every request."""
         most = np.full(self.number.max(initial=-1) + 1, -np.inf)
         np.fmax.at(most, self.number, values[self.rows])
         return most[self.number]

@@ -119,9 +119,7 @@ def _newest_runs(tables: Holdings, group: int, request: IntArray, seq: IntArray)
 
 
 def _check_free_units(recording: Recording, tables: Holdings, file: Path) -> None:
-    """Check `free_units` of the steps against the units that are allocated and released. Skip this if units are
-    shared.
-    """
+    """Check `free_units` of the steps against allocations and releases. Skip this if units are shared."""
     memory, steps, num_units = recording.memory, recording.steps, recording.meta.pool.num_units
     if num_units is None or (memory.kind == MemoryKind.SHARE).any():
         return

@@ -195,9 +195,7 @@ def _check_computed(recording: Recording, images: PromptImages, events: EncoderE
 
 
 def _places_of_outputs(images: PromptImages, row: int) -> list[tuple[int, int]]:
-    """Return the prompt tokens of the image in `row` that have an encoder output: pairs of a first token and a
-    number.
-    """
+    """Return the ranges of prompt tokens of the image in `row` with an encoder output: first token and number."""
     place, length = int(images.place[row]), int(images.tokens[row])
     if images.embedded is None or not len(images.embedded[row]):
         return [(place, length)]

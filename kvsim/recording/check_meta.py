@@ -72,9 +72,7 @@ _RULES = (
     )),
     ("a list of whole numbers from 0 on", _are_whole, ("private_segment_bytes", "given_back_before")),
 )  # fmt: skip
-"""Rules for fields: the form of a value in words, the check of the form, and the fields that must have it if
-present.
-"""
+"""Rules for fields: the form of a value in words, its check, and the fields that must have it if present."""
 
 
 def check_meta(document: Mapping[str, Any], file: Path) -> None:

@@ -57,9 +57,7 @@ def check_replaced_units(recording: Recording, file: Path) -> None:
 
 
 def _check_held(recording: Recording, parts: npt.NDArray[np.bool_], file: Path) -> None:
-    """Check that the request held each released unit in the position that the row states. `parts` marks the
-    releases.
-    """
+    """Check that the request held each released unit in the position stated. `parts` marks the releases."""
     memory = recording.memory
     tables, operations = tables_of_groups(memory, len(recording.requests))
     num_units = np.bincount(operations.row, minlength=len(memory))

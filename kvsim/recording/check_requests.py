@@ -46,7 +46,6 @@ def check_requests(recording: Recording | Outline, file: Path) -> None:
 
 
 def _check_names(requests: Requests, file: Path) -> None:
-    """Check that no two requests have the same id."""
     names = requests.id.tolist()
     if len(set(names)) == len(names):
         return

@@ -38,9 +38,7 @@ def check_reservations(recording: Recording, residencies: ResidencyRows, folder:
 
 
 def _check_requested(recording: Recording, rows: IntArray, requested: IntArray, file: Path) -> None:
-    """Check `requested`, the requested length of the extent in each of `rows`, against the policy's setting
-    `reserve`.
-    """
+    """Check the requested length of the extent in each of `rows` against the policy's setting `reserve`."""
     requests, policy = recording.requests, recording.meta.policy
     request, longest = recording.memory.request[rows], policy.get("max_model_len", NO_LIMIT)
     prompt, output = requests.prompt_tokens.astype(np.int64), requests.output_tokens.astype(np.int64)
@@ -68,9 +66,7 @@ def _check_requested(recording: Recording, rows: IntArray, requested: IntArray, 
 
 
 def _check_unusable(recording: Recording, stated: IntArray, residencies: ResidencyRows, file: Path) -> None:
-    """Check that a step states its free units as unusable exactly if no hole is long enough for the first request in
-    the queue.
-    """
+    """Check that free units are `stated` as unusable exactly if no hole suffices for the head of the queue."""
     memory, steps = recording.memory, recording.steps
     assert memory.requested is not None
     buddies = recording.meta.policy.get("fit") == "buddy"
@@ -114,9 +110,7 @@ def _births_of_heads(recording: Recording, residencies: ResidencyRows, steps: In
 
 
 def _longest_holes(recording: Recording, steps: IntArray, *, buddies: bool) -> IntArray:
-    """Return the length in slots of the longest hole in each of `steps`; with `buddies`, of the largest free buddy
-    block.
-    """
+    """Return the slots of the longest hole in each of `steps`; with `buddies`, of the largest free buddy block."""
     memory, pool = recording.memory, recording.meta.pool
     assert pool.num_units is not None
     request, position, length = memory.request.tolist(), memory.position.tolist(), memory.length.tolist()

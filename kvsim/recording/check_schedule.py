@@ -77,9 +77,7 @@ def check_schedule(recording: Recording, file: Path) -> None:
 
 
 def check_agreement(recording: Recording, ends: Ends, folder: Path) -> None:
-    """Check that the schedule agrees with the steps, and the requests with both. `ends` are the steps that ended
-    requests.
-    """
+    """Check that schedule and steps agree, and the requests with both. `ends` has the steps that ended requests."""
     _check_rows_of_requests(recording, folder / "schedule.parquet")
     _check_steps_against_schedule(recording, folder / "steps.parquet")
     _check_requests_against_schedule(recording, ends, folder / "requests.parquet")
@@ -216,9 +214,7 @@ def _check_known(recording: Recording, known: IntArray, file: Path) -> None:
 
 
 def _check_outputs(recording: Recording, known: IntArray, outputs: IntArray, file: Path) -> None:
-    """Check that the known tokens of each row are the prompt, and the outputs that came before the row was
-    scheduled.
-    """
+    """Check that each row's known tokens are the prompt and the outputs that came before it was scheduled."""
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     rows = stable_order(schedule.request, len(requests))
     request, step, num_outputs = (

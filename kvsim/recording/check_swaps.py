@@ -89,9 +89,7 @@ def _events(recording: Recording, residencies: ResidencyRows, admitted: Admissio
 
 
 class _HostRoom:
-    """State of the host memory. It stores either all computed tokens of a preempted request or, without room for all,
-    none.
-    """
+    """State of the host memory. It stores all computed tokens of a preempted request, or without room none."""
 
     def __init__(self, recording: Recording, admitted: Admissions) -> None:
         self._unit_tokens, self._admitted = recording.meta.pool.unit_tokens, admitted

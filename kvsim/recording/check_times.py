@@ -19,9 +19,7 @@ from kvsim.recording.rules import CLOCK_S, agree, require, require_of
 from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStatus, TransferKind
 
 _OWN_READING_S = 0.01
-"""Longest time in seconds from the end of a step to an event of its output, if the recorder reads the clock for each
-event.
-"""
+"""Longest seconds from the end of a step to an event of its output, if each event has its own clock reading."""
 
 
 def check_clock(recording: Recording, folder: Path) -> None:

@@ -172,18 +172,14 @@ def _report_images(builder: RecordingBuilder, event: list[Any]) -> None:
 
 
 def _row(builder: RecordingBuilder, request: int) -> int:
-    """Return `request`, after a check that such a request has arrived. Python would count a negative number from the
-    end.
-    """
+    """Return `request` if such a request has arrived. Python would count a negative number from the end."""
     if not 0 <= request < builder.num_requests:
         raise IndexError(f"there is no request {shortened(request)}")
     return request
 
 
 def _configure(builder: RecordingBuilder, meta: dict[str, Any], source: str) -> None:
-    """Tell `builder` which optional tables the recording has. `meta` is the content of the first line, and `source` its
-    file.
-    """
+    """Tell `builder` which optional tables the recording has. `meta` is from the first line of `source`."""
     for name in ("policy", "engine"):
         if not isinstance(meta.get(name) or {}, dict):
             raise RecordingError(f"{source}, line 1: {name} should be an object, not {shortened(meta[name])}.")

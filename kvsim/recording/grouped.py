@@ -109,9 +109,7 @@ class _TableReleases:
         return exists
 
     def rows(self, request: IntArray, end: IntArray, group: IntArray, never: int) -> npt.NDArray[np.int64]:
-        """Return the memory row with which `end` releases the table of `group`; `never` if it releases no such
-        table.
-        """
+        """Return the memory row with which `end` releases the table of `group`; `never` if it does not."""
         wanted = end * self.num_groups + group
         at = np.minimum(np.searchsorted(self.key, wanted), max(len(self.key) - 1, 0))
         exists = self.is_of(request, end)

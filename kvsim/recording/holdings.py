@@ -141,9 +141,7 @@ class Extents:
         return values
 
     def _of_rows(self, column: IntArray) -> IntArray:
-        """Return the final number of units of each extent, where `column` has its number per step. It is 1 for single
-        units.
-        """
+        """Return the final units of each extent; `column` has the units per step. It is 1 for single units."""
         if self._offset is not None:
             return np.broadcast_to(np.int32(1), len(self.birth_row))
         return column.take(self.birth_row) * self.repeat
@@ -251,9 +249,7 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
 
 
 def _offsets_in_runs(length: IntArray, end: IntArray) -> IntArray:
-    """Return the offset of each unit in its extent. `length` has the units of each extent, and `end` the running sum of
-    these.
-    """
+    """Return the offset of each unit in its extent. `length` has the units of each, `end` their running sum."""
     narrow = np.int16 if length.max(initial=0) <= np.iinfo(np.int16).max else np.int32
     offset: IntArray = np.ones(int(end[-1]) if len(end) else 0, narrow)
     offset[:1] = 0
@@ -271,9 +267,7 @@ class _ReleaseRows:
     releases: npt.NDArray[np.int32]
     request: IntArray
     begin: npt.NDArray[np.int64]
-    """Index of the first extending row that each release frees. It frees those from `begin` up to, not including,
-    `end`.
-    """
+    """Index of the first extending row that each release frees. It frees the rows [begin, end)."""
     end: npt.NDArray[np.int64]
     first_take: npt.NDArray[np.int64]
     """Index of the first extending row of each request; and at the end, the number of extending rows."""
@@ -287,9 +281,7 @@ class _ReleaseRows:
         return np.repeat(rows, np.diff(edges))
 
     def first_of_table(self) -> npt.NDArray[np.int64]:
-        """Return the index of the first extending row of each table: a request's first one, or the first after a
-        release.
-        """
+        """Return the index of each table's first extending row: a request's first, or the first after a release."""
         first, end = self.first_take[:-1], self.first_take[1:]
         goes_on = self.end < end[self.request]
         return np.unique(np.concatenate((first[first < end], self.end[goes_on])))

@@ -43,9 +43,7 @@ MAX_POOL_BYTES = 1 << 45
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPool:
-    """SGLang's second pool, for layers with sliding windows. Its units have as many tokens as those of the first
-    pool.
-    """
+    """SGLang's second pool, for layers with sliding windows. Its units have as many tokens as the first pool's."""
 
     num_units: int
     bytes_per_unit: int
@@ -70,9 +68,7 @@ class Pool:
     groups: tuple[KVCacheGroup, ...] = ()
     """KV-cache groups that share the units; empty if all layers are in one group of full attention."""
     windows: WindowPool | None = None
-    """SGLang's second pool, for layers with windows; the first pool is then for all other layers. None: there is one
-    pool.
-    """
+    """SGLang's second pool, for layers with windows; the first is then for the others. None: there is one pool."""
 
     @property
     def units_in_words(self) -> str:
@@ -119,9 +115,7 @@ class Pool:
 
 
 HASH_TOKENS = "prompt_hash_tokens"
-"""Key in `meta.json` for the number of tokens per prompt hash. It is absent if the pool or the engine implies the
-number.
-"""
+"""Key in `meta.json` for the tokens per prompt hash; absent if the pool or the engine implies them."""
 
 
 INITIAL_IMAGES = "initial_images"
@@ -166,9 +160,7 @@ class Meta:
 
     @property
     def rules_name(self) -> str:
-        """Name of the policy for display: that of the custom policy if there is one, otherwise that of the built-in
-        policy.
-        """
+        """Name of the policy for display: the custom policy's if there is one, otherwise the built-in policy's."""
         return str(self.policy.get("rules", self.policy_name))
 
     @property
@@ -203,9 +195,7 @@ class Meta:
 
     @property
     def hash_ahead_tokens(self) -> int:
-        """Number of tokens beyond the end of a block that the hash of the block also covers. 0 unless the engine
-        drafts.
-        """
+        """Number of tokens after the end of a block that the block's hash also covers. 0 unless the engine drafts."""
         return int(self.engine.get("num_hash_lookahead_tokens", 0))
 
     @property
@@ -245,9 +235,7 @@ class Meta:
 
 
 class Outline(NamedTuple):
-    """Provenance, requests, steps and transfers of a recording, for views of many recordings that need no other
-    tables.
-    """
+    """Provenance, requests, steps and transfers of a recording, for views of many recordings."""
 
     meta: Meta
     requests: Requests
@@ -303,9 +291,7 @@ class Recording:
 
     @property
     def recorded_s(self) -> float:
-        """Duration in seconds of what was recorded. It is less than `duration_s` if the recorder joined a running
-        engine.
-        """
+        """Duration in seconds of what was recorded; below `duration_s` if the recorder joined a running engine."""
         begin_s = float(self.steps.start_s[0]) if self.meta.begins_in_the_middle and len(self.steps) else 0.0
         return self.duration_s - begin_s
 

@@ -39,9 +39,7 @@ class _Copy:
 
 
 class CopiesUnderWay:
-    """Growing table of block copies between GPU and host memory. The rows of a copy are added when its end is
-    reported.
-    """
+    """Growing table of block copies between GPU and host. A copy's rows are added when its end is reported."""
 
     def __init__(self) -> None:
         self._rows = GrowingTable(Copies)
@@ -96,9 +94,7 @@ class CopiesUnderWay:
         self._reported.clear()
 
     def so_far(self) -> Copies | None:
-        """Return all copies up to now, those whose end was not reported last. None for an engine without host
-        memory.
-        """
+        """Return all copies up to now; those without a reported end are last. None without host memory."""
         if not self._offloads and not len(self._rows) and not self._under_way:
             return None
         for number, copy in self._under_way.items():
@@ -200,8 +196,6 @@ class ImagesSoFar:
         return PromptImages(**{name: column[chosen] for name, column in columns.items()}, embedded=runs)
 
     def events(self, first: int = 0) -> EncoderEvents | None:
-        """Return the events of the encoder cache from row `first` on. None without images, or without an encoder
-        cache.
-        """
+        """Return the encoder cache's events from row `first` on. None without images or without such a cache."""
         is_there = self._are_reported or len(self._events) > 0
         return EncoderEvents(**self._events.rows(slice(first, None))) if is_there else None

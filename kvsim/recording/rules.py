@@ -103,8 +103,6 @@ def rises(values: np.ndarray, than: np.ufunc = np.greater_equal, *, least: float
 
 
 def in_order(earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
-    """Tell, for each pair of times, whether the first is at most the second. A missing time (NaN) counts as in
-    order.
-    """
+    """Tell, for each pair of times, whether the first is at most the second. A NaN counts as in order."""
     holds: np.ndarray = ~(earlier > later)  # not `earlier <= later`, which is false for NaN
     return holds

@@ -71,9 +71,7 @@ class Column:
     names: type[IntEnum] | None = None
     optional: bool = False
     counts: bool = False
-    """True if the values never fall, and rise by small steps. The file then stores their differences, which take less
-    space.
-    """
+    """True if the values never fall and rise by small steps. Files store their differences, which are smaller."""
 
     @property
     def is_text(self) -> bool:
@@ -294,9 +292,7 @@ class Steps(ColumnTable):
     free_units: IntArray = column("int32")
     """Number of free units after scheduling, including those with a cached prefix; -1 for an engine without a pool."""
     unusable_units: IntArray | None = optional_column("int32")
-    """Number of free units in pieces that are too small for the first request in the queue, although their sum
-    suffices.
-    """
+    """Number of free units that suffice for the first request in the queue, but lie in too small pieces."""
     running_after: IntArray | None = optional_column("int32")
     """Number of running requests after the output of the step; -1 if another step is in flight at that moment."""
     waiting_after: IntArray | None = optional_column("int32")
@@ -325,9 +321,7 @@ class Steps(ColumnTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Schedule(ColumnTable):
-    """Table of what steps compute: a row for a request and consecutive steps, with `tokens` tokens in each of these
-    steps.
-    """
+    """Table of what steps compute: a row for a request and consecutive steps with `tokens` tokens in each."""
 
     name: ClassVar[str] = "schedule"
 
@@ -337,9 +331,7 @@ class Schedule(ColumnTable):
     tokens: IntArray = column("int32")
     repeat: IntArray | None = optional_column("int32")
     known: IntArray | None = optional_column("int32")
-    """Number of the request's known tokens when the step was scheduled. Only in runs with drafts, where a row is one
-    step.
-    """
+    """Number of the request's known tokens when the step was scheduled. Only with drafts: a row is one step."""
     outputs: IntArray | None = optional_column("int32")
     """Number of output tokens that the step gave the request. Only in runs with drafts."""
     proposed: IntArray | None = optional_column("int32")
@@ -372,9 +364,7 @@ class Memory(ColumnTable):
     group: IntArray | None = optional_column("int32")
     """KV-cache group of the table; 0 for evictions, which concern no table. Absent with one group."""
     repeat: IntArray | None = optional_column("int32")
-    """Number of consecutive steps in which the row appends `length` units, each time right after those of the step
-    before.
-    """
+    """Number of consecutive steps in which the row appends `length` units, right after those of the step before."""
 
     @property
     def groups(self) -> IntArray:
@@ -388,9 +378,7 @@ class Memory(ColumnTable):
 
     @property
     def ends(self) -> IntArray:
-        """Numbers of the rows that release whole tables. If a request releases several tables together, the last of
-        these rows.
-        """
+        """Rows that release whole tables. If a request releases several tables together, the last row."""
         rows = np.flatnonzero((self.kind == MemoryKind.RELEASE) & (self.address == WHOLE_TABLE))
         if self.group is None or not len(rows):
             return rows
@@ -418,9 +406,7 @@ class Copies(ColumnTable):
     begun_step: IntArray = column("int32")
     """Number of the step that decided on the copy."""
     awaited_step: IntArray = column("int32")
-    """First step that waited for the copy, because it allocated blocks that were still being copied; -1 if none
-    waited.
-    """
+    """First step that waited for the copy, because it allocated blocks that were being copied; -1 for none."""
     reported_step: IntArray = column("int32")
     """Step whose output reported the end of the copy; -1 if the recording ends before."""
     address: IntArray = column("int32")

@@ -71,9 +71,7 @@ def _num_paths(engine: Engine, lowest: list[int]) -> Counter[int]:
 
 
 def _check_host(engine: Engine, nodes: list[Node]) -> None:
-    """Check that every slot of host memory is free, or holds one page of one of `nodes`, which are all nodes with a
-    copy.
-    """
+    """Check that every slot of host memory is free, or holds one page of one of `nodes` (all with a copy)."""
     radix = engine.radix
     lists = [(radix.state.first_free_slot, radix.state.num_free_host)] if radix.settings.host_pages else []
     lists += [(node.first_slot, node.num_pages) for node in nodes]

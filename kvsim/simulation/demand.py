@@ -85,9 +85,7 @@ def _adapters(workload: Workload, policy: Policy) -> npt.NDArray[np.int64]:
 
 
 def _tokens_ahead(policy: Policy) -> int:
-    """Return the number of tokens after a block that its key also covers, because drafting reads them; 0 without
-    drafting.
-    """
+    """Return the number of tokens after a block that its key also covers, because drafting reads them; 0 for none."""
     if not isinstance(policy, Paged) or policy.scheduler.drafting is None:
         return 0
     return policy.scheduler.drafting.tokens_ahead(policy.scheduler.vllm) if policy.cache.enable_prefix_caching else 0

@@ -27,9 +27,7 @@ class _ServerView:
     """
 
     def __init__(self, number: int, server: ServerProcess, hit_tokens: int | None, row: int, num_units: int) -> None:
-        """`hit_tokens` is the earlier prefix hit of the prompt in `row`; None: it is looked up when the router asks for
-        it.
-        """
+        """`hit_tokens` is an earlier prefix hit of the prompt in `row`; None: it is looked up on demand."""
         self.number = number
         self.num_units = num_units
         self._server, self._hit_tokens, self._row = server, hit_tokens, row
@@ -134,9 +132,7 @@ class Dispatcher:
         return cls(router_of(route), describe_request, num_sampled, setup.num_units, lag_s=lag_s)
 
     def look_up(self, row: int, servers: Sequence[ServerProcess]) -> None:
-        """Store the present prefix hit of the prompt in `row` on each server. `choose` passes it to the router
-        later.
-        """
+        """Store the prefix hit that the prompt in `row` has now on each server. `choose` passes it to the router."""
         self._hits[row] = [server.hit_tokens(row) for server in servers]
 
     def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> ServerProcess:

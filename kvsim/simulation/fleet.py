@@ -59,9 +59,7 @@ class Fleet(NamedTuple):
     most_duplicate_blocks: int = 0
     """Largest number of duplicate prefix blocks in a sample."""
     num_prefill: int = 0
-    """Number of prefill servers, or of their data-parallel ranks, which come first in `servers`. 0 without prefill
-    servers.
-    """
+    """Number of prefill servers, or of their ranks, which come first in `servers`. 0 without prefill servers."""
     clients: Sequence[Requests] = ()
     """Requests of each decode server, with the times at which clients sent them; empty without prefill servers."""
     fetched_blocks: int = 0
@@ -81,9 +79,7 @@ class Fleet(NamedTuple):
         return [replace(summary, policy=f"server {number}") for number, summary in enumerate(found)]
 
     def totals(self, summaries: Sequence[Summary] | None = None) -> FleetTotals:
-        """Return the totals of all servers. `summaries` replace those of `Fleet.summaries`, for example with
-        client-side times.
-        """
+        """Return the totals of all servers. `summaries` replace those of `Fleet.summaries`."""
         return fleet_totals(
             self.servers[0].meta,
             summaries or self.summaries(),
@@ -151,9 +147,7 @@ class Replicas:
         return (self.route or default) if isinstance(self.route, str | None) else ""
 
     def router(self, release: str) -> RouteName | str | Router:
-        """Return the router that chooses among the ranks of all servers. `release` is the vLLM release of the front
-        ends.
-        """
+        """Return the router that chooses among the ranks of all servers. Front ends are those of vLLM `release`."""
         if self.ranks > 1 and self.number > 1:
             return ServersOfRanks(self.route or "shortest", self.ranks, release)
         if self.ranks > 1 and self.route is None:
@@ -271,7 +265,6 @@ def _serve(setup: Setup, servers: Servers, spread: Spread, sinks: Sequence[RowSi
 
 
 def _finish_prefill_decode(run: PrefillDecodeRun) -> Fleet:
-    """Run prefill and decode servers to the end, and return their results."""
     measured = run.finish()
     return Fleet(
         measured,
@@ -316,9 +309,7 @@ class Apart:
 
     @classmethod
     def of(cls, setup: Setup, num_servers: int, *, path: Path | None = None, sinks: Sequence[RowSink] = ()) -> Apart:
-        """Return the servers of `setup`. They are recorded to folders in `path`, or to `sinks`, or to neither by
-        default.
-        """
+        """Return the servers of `setup`. They are recorded to folders in `path`, to `sinks`, or by default not."""
         arrival_s = setup.workload.arrival_s
         rows = sampled_arrivals(len(arrival_s), num_servers) if setup.demand.keys.values.size else range(0)
         sample_s = tuple(float(arrival_s[row]) for row in rows)

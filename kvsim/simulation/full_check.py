@@ -93,9 +93,7 @@ def breakdown(driver: Driver) -> Breakdown:
 
 
 def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown:
-    """Return the number of slots in each state. Held slots are `held_slots`; free and cached slots are the engine's
-    counts.
-    """
+    """Return the slots in each state: held ones from `held_slots`, free and cached ones from the engine's counts."""
     settings, memory = driver.engine.settings, driver.engine.memory
     slots, num_cached = held_slots.copy(), memory.cached_units(driver.engine)
     slots[SlotState.CACHED] = num_cached * settings.unit_slots
@@ -186,9 +184,7 @@ def reuses_first(engine: Engine) -> bool:
 
 
 def _check_custom_units(driver: Driver) -> None:
-    """Check the units of a custom allocator: their references, how many are free or cached, and which requests hold
-    some.
-    """
+    """Check a custom allocator's units: references, numbers of free and cached units, and who holds some."""
     engine = driver.engine
     rules: Any = engine.rules
     state, units = engine.state, rules.units

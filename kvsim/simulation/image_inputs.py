@@ -74,9 +74,7 @@ def encoder_limits(workload: Workload, base: Policy, model: Model) -> dict[str, 
 
 
 def contents_of(workload: Workload) -> npt.NDArray[np.int64]:
-    """Return the workload's numbers of its distinct images, in the order of first appearance, in which an engine
-    numbers them.
-    """
+    """Return the numbers of the workload's distinct images, in the order in which an engine numbers them."""
     assert workload.images is not None
     content, first = np.unique(workload.images.content, return_index=True)
     return np.asarray(content[np.argsort(first)])

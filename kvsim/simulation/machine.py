@@ -32,9 +32,7 @@ class Machine:
     """Bytes of the KV cache on one GPU. With pipeline stages, the sum over one GPU of each stage."""
     step_time: StepTimeModel
     max_model_len: int | None = None
-    """Maximum tokens of a sequence, prompt and answer, for policies without a limit of their own. None: the model's
-    limit.
-    """
+    """Maximum tokens of a sequence for policies without a limit of their own. None: the model's limit."""
 
     def __repr__(self) -> str:
         num_gpus = self.model.num_gpus * self.model.data_parallel_size
@@ -142,9 +140,7 @@ class Machine:
 
 
 def _window_pool(policy: Radix, num_units: int, layers: SlotLayers) -> WindowPool | None:
-    """Return SGLang's second pool beside a first pool of `num_units` pages; None for a model without sliding
-    windows.
-    """
+    """Return SGLang's second pool beside a first one of `num_units` pages; None for a model without windows."""
     if not layers.window_tokens:
         return None
     unit = policy.unit_tokens
@@ -202,9 +198,7 @@ def check_stages(machine: Machine, policy: Policy) -> None:
 
 
 def _tokens_on_each_gpu(model: Model, block_size: int) -> int:
-    """Return the number of a block's tokens that each GPU holds: fewer than `block_size` with decode context
-    parallelism.
-    """
+    """Return how many of a block's tokens each GPU holds: fewer than all with decode context parallelism."""
     size = model.decode_context_parallel_size
     if block_size % size:
         raise UsageError(f"block_size is {block_size} tokens, on all {size} GPUs that divide contexts; it must be "

@@ -22,9 +22,7 @@ WORTH_LOADING = 2_000
 _MANY_TOKENS = 500_000
 """Number of output tokens from which on compiling saves time, even with few requests in small batches."""
 _LONG = 50_000
-"""Number of requests from which on a message says that compiling would make the run faster, if it cannot be
-compiled.
-"""
+"""Number of requests from which on a message says that the run would be faster if it could be compiled."""
 
 
 def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:

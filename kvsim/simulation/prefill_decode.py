@@ -85,9 +85,7 @@ class Disaggregation:
         return servers if self.ranks == 1 else rank_names(servers, self.ranks)
 
     def dispatchers(self, setup: Setup) -> tuple[Dispatcher, Dispatcher]:
-        """Return two dispatchers: one chooses the prefill server of each request, or its rank, the other the decode
-        server.
-        """
+        """Return two dispatchers: for the prefill server of each request (or its rank), and for the decode server."""
         routes = self.route, "shortest"
         if self.ranks == 1:
             first, second = (Dispatcher.of(setup, route) for route in routes)
@@ -129,9 +127,7 @@ class PrefillDecodeRun(SimulationRun):
         apart: Disaggregation,
         sinks: Sequence[RowSink] = (),
     ) -> None:
-        """Build the servers. `setup` is that of a decode server. `sinks` are for prefill servers first, then decode
-        servers.
-        """
+        """Build the servers. `setup` is that of a decode server. The first of `sinks` are for prefill servers."""
         check_ranks(setup, apart.ranks)
         if setup.pipeline.pipeline_parallel_size > 1:
             raise UsageError("prefill and decode servers are modelled where one stage holds all layers; leave out "
@@ -226,9 +222,7 @@ class Pair:
         """Time in seconds at which each request was sent to the fleet; NaN before."""
         self._environment, self._dispatchers, self._refused = environment, dispatchers, setup.refused
         self.prefill_of, self.decode_of = np.full((2, len(setup.workload)), -1, np.int32)
-        """Numbers of the prefill server and of the decode server of each request (with ranks, of the rank); -1 until
-        chosen.
-        """
+        """Number of each request's prefill server (or rank), and of its decode server; -1 until it is chosen."""
         self._homes: dict[int, ServerProcess] = {}
         """Prefill server of each request whose KV has not been read yet, by row of the workload."""
         self._num_prefilled = 0
@@ -238,9 +232,7 @@ class Pair:
         return _Path(self._serve)
 
     def _serve(self, row: int, at_s: float) -> simpy.Event:
-        """Start to pass a request through the fleet. Return an event whose value is the time in seconds at which it
-        ends.
-        """
+        """Start to pass a request through the fleet. The value of the returned event is its end in seconds."""
         return self._environment.process(self._run(row, at_s))
 
     def _run(self, row: int, at_s: float) -> Generator[simpy.Event, float, float]:

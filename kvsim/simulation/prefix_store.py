@@ -180,15 +180,11 @@ class SharedStore:
         return StoreTotals(num_loaded, content.num_written, content.num_evicted, content.most, content.capacity)
 
     def horizon_s(self) -> float:
-        """Return the present time in seconds: no server runs ahead, because its next step may hit what another has
-        stored.
-        """
+        """Return the present time in seconds: a server's next step may hit what another server stores now."""
         return float(self._environment.now)
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Record that request `number` was sent to `server`, and tell the server's connector how many of its tokens are
-        stored.
-        """
+        """Record that request `number` was sent to `server`, and tell its connector how many tokens are stored."""
         engine = server.driver.engine
         sequence = server.driver.sequence(number)
         blocks = int(sequence.prompt_tokens) // int(engine.settings.unit_tokens)
@@ -199,9 +195,7 @@ class SharedStore:
         self._set_stored_tokens(server, number)
 
     def process_transfers(self, server: ServerProcess) -> None:
-        """Record the loads that a server has begun, and begin to write the prompts whose first token it has
-        computed.
-        """
+        """Record the loads that a server has begun, and begin to write the prompts whose first token it computed."""
         self._take_loads(server)
         times = server.driver.engine.times
         done = [number for number, home in self._without_token.items()
@@ -250,9 +244,7 @@ class SharedStore:
                 self._set_stored_tokens(server, other)
 
     def _update_preempted(self, server: ServerProcess) -> None:
-        """Tell a server's connector how many tokens of preempted requests are stored. Forget the requests that have
-        ended.
-        """
+        """Update how many tokens of a server's preempted requests are stored. Forget requests that have ended."""
         sequences, left = server.driver.engine.sequences, []
         for number in self._homes.get(server, ()):
             if sequences[number].status in (FINISHED, ABORTED):

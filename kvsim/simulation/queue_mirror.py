@@ -25,9 +25,7 @@ class QueueMirror:
     """
 
     def __init__(self, num_blocks: int, *, reuses_first: bool) -> None:
-        """Begin with an empty queue. `reuses_first`: freed blocks without a prefix are always before blocks with a
-        prefix.
-        """
+        """Begin with an empty queue. `reuses_first`: free blocks without a prefix are before those with one."""
         self._reuses_first = reuses_first
         self._next, self._previous = [HEAD] * num_blocks, [HEAD] * num_blocks
         self._is_free, self._is_keyed = [False] * num_blocks, [False] * num_blocks
@@ -37,9 +35,7 @@ class QueueMirror:
         """Number of blocks in the queue that hold a prefix."""
 
     def follow(self, blocks: Records[Block], written: Iterable[int]) -> None:
-        """Move the blocks that the engine has `written` to their new places, and compare the links of all blocks that
-        moved.
-        """
+        """Move the blocks that the engine has `written`, and compare the links of all blocks that moved."""
         touched = {HEAD}
         unplaced = set()
         # 1. Remove every written block.
@@ -84,9 +80,7 @@ class QueueMirror:
         return {before, number, after}
 
     def _compare(self, blocks: Records[Block], number: int) -> None:
-        """Check the engine's links of a block. With `reuses_first`, check that no block with a prefix is before one
-        without.
-        """
+        """Check the engine's links of a block and, with `reuses_first`, that it is on the right side of others."""
         before, after = self._previous[number], self._next[number]
         if (blocks[number].previous, blocks[number].next) != (before, after):
             raise IntegrityError(

@@ -127,9 +127,7 @@ class Totals:
     def _held_and_states(
         self, rows: dict[str, npt.NDArray[Any]] | npt.NDArray[Any]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """Return int[rows], the held slots, and int[rows, states], the slots in each state, for rows of steps or of
-        gaps.
-        """
+        """Return the held slots, int[rows], and the slots in each state, int[rows, states], of steps or gaps."""
         free, cached, unusable = (
             rows[f"{name}_units"] * self._pool.unit_slots for name in ("free", "cached", "unusable")
         )
@@ -137,15 +135,12 @@ class Totals:
         return self._capacity - free, totals.states(self._capacity)
 
     def _keep(self, steps: npt.NDArray[Any]) -> None:
-        """Copy the records of steps, which the next slice overwrites. `STEPS_TOGETHER` steps are added to the sums at
-        once.
-        """
+        """Copy records of steps, because the next slice overwrites them. `STEPS_TOGETHER` are added up at once."""
         if len(steps):
             self._kept.append(steps.copy())
             self._num_kept += len(steps)
 
     def _add_kept(self) -> None:
-        """Add the copied steps to the sums."""
         together = self._kept[0]
         if len(self._kept) > 1:
             together = np.concatenate(self._kept, dtype=together.dtype)  # faster with the type given
@@ -222,9 +217,7 @@ class FinalRows:
             self._take_encoder(engine, self._contents)
 
     def finish(self, requests: Requests, transfers: Transfers | None, images: PromptImages | None) -> None:
-        """Append the requests, the transfers and the images of the finished run; None: the recording has no such
-        table.
-        """
+        """Append the requests, transfers and images of the finished run. None: the recording lacks the table."""
         self._sink.append(requests)
         for optional in (transfers, images):
             if optional is not None:
@@ -247,9 +240,7 @@ class FinalRows:
         return rows if self._number_of is None else np.where(rows < 0, rows, self._number_of[rows])
 
     def _take_steps(self, engine: Engine) -> None:
-        """Append the steps whose output was processed to the sink. Steps in flight wait in `_waiting` for the next
-        slice.
-        """
+        """Append the steps with a processed output to the sink. Steps in flight stay in `_waiting` until then."""
         num_steps, num_outputs = _num_steps(engine), _num_outputs(engine)
         self._num_steps = int(engine.state.num_steps)
         names = ["seq", "start_s", "prefill_tokens", "num_tokens", "num_scheduled", "running", "waiting", "preempted",
@@ -361,16 +352,13 @@ class FinalRows:
 
 
 def _field_at(records: Records[Any], name: str, indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the field `name` of the records at `indices`, as an array."""
     if isinstance(records, np.ndarray):
         return np.asarray(records[name][indices])
     return np.array([getattr(records[index], name) for index in indices.tolist()], np.int64)
 
 
 def vllm_failures(engine: Engine) -> dict[str, int]:
-    """Count the moments at which vLLM would have ended with an AssertionError, by cause. Keys are those in
-    `meta.engine`.
-    """
+    """Count how often vLLM would have ended with an AssertionError, by cause; the keys are those in `meta.engine`."""
     state = engine.state
     return {
         "vllm_failures": int(state.num_failures),
@@ -380,9 +368,7 @@ def vllm_failures(engine: Engine) -> dict[str, int]:
 
 
 def rows_of(engine: Engine, begin: int = 0) -> npt.NDArray[np.int64]:
-    """Return the workload rows of the requests that the engine got, in order of sending, without the first `begin` of
-    these.
-    """
+    """Return the workload rows of the requests that the engine got, in order, without the first `begin`."""
     numbers = _field_at(engine.lines, "arrived", np.arange(begin, engine.state.num_submitted))
     return np.asarray(numbers - 1, np.int64)
 

@@ -176,9 +176,7 @@ class ServerProcess:
             self._sent.succeed()
 
     def close(self) -> None:
-        """Read the rows of the last slice and, with `--check`, check the final state. Call it when all requests have
-        ended.
-        """
+        """Read the rows of the last slice and, with `--check`, check the memory. All requests must have ended."""
         self._drain()
         if self.driver.engine.settings.checking:
             self._checks.finish()
@@ -189,9 +187,7 @@ class ServerProcess:
             listener(self.driver.engine)
 
     def _run(self) -> Generator[simpy.Event, None, None]:
-        """Run the engine up to the next moment at which another part of the simulation may act, handle the outcome, and
-        repeat.
-        """
+        """Run the engine until another part of the simulation may act, handle the outcome, and repeat."""
         driver, environment = self.driver, self._environment
         while True:
             if self._horizon() <= environment.now:
@@ -222,9 +218,7 @@ class ServerProcess:
             yield from self._wait(outcome, until_s)
 
     def _wait(self, outcome: int, until_s: float) -> Generator[simpy.Event, None, None]:
-        """Wait until the engine can go on; `outcome` says why it has returned. It ran up to `until_s` seconds, or less
-        far.
-        """
+        """Wait until the engine can go on. It ran up to `until_s` or less far; `outcome` says why it returned."""
         driver, environment = self.driver, self._environment
         if outcome == IDLE:
             yield from self.await_request() if self._lockstep is None else self._lockstep.rest(self)
@@ -268,9 +262,7 @@ class ServerProcess:
         self._num_answered = engine.state.num_ended
 
     def _set_first_uses(self) -> None:
-        """Mark the steps of the new static batch that need a kernel which the process of `generate()` has not loaded
-        yet.
-        """
+        """Mark the steps of the new static batch that need a kernel which was not loaded before."""
         engine, kernels = self.driver.engine, self._kernels
         batch = engine.rectangle
         num_steps = int(batch.num_steps)
@@ -291,15 +283,13 @@ class ServerProcess:
 
 
 def distinct(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the distinct keys in ascending order. Keys are 0 or more; then this is faster than `np.unique`."""
+    """Return the distinct keys in ascending order. Keys must be 0 or more. This is faster than `np.unique`."""
     ordered = np.sort(keys)
     return ordered[np.diff(ordered, prepend=-1) > 0]
 
 
 def stalled(engine: Engine, number: int, row: int) -> StalledError:
-    """Return the error for sequence `number`, which can never be scheduled. It is the request in `row` of the
-    workload.
-    """
+    """Return the error for sequence `number`, the request in `row`, which can never be scheduled."""
     settings, num_tokens = engine.settings, engine.sequences[number].num_tokens
     most = settings.max_num_batched_tokens
     if engine.memory in OF_SGLANG:

@@ -32,9 +32,7 @@ from kvsim.steptime.kernels import Batch
 from kvsim.workload import Ragged, Workload
 
 ProgressCallback = Callable[[int, int], None]
-"""Function that is called from time to time during a run, with two numbers: requests that have ended, and all
-requests.
-"""
+"""Function that is called from time to time with the numbers of ended requests and of all requests."""
 
 
 class Options(TypedDict, total=False):
@@ -49,17 +47,13 @@ class Options(TypedDict, total=False):
     turns, each user has one session after the other.
     """
     max_concurrency: int | None
-    """Largest number of requests that may be sent and not answered at a time; further requests wait. None for no
-    limit.
-    """
+    """Largest number of requests that are sent and not answered at a time; others wait. None for no limit."""
     think_s: float
     """Seconds from an answer to the next request of the same user in a closed loop; 0 by default."""
     users_per_s: float
     """Number of users that begin per second in a closed loop. Infinity, the default: all begin at once."""
     stamp_at_entry: bool
-    """True to record as arrival of a request the time at which the engine added it. False, the default: when it was
-    sent.
-    """
+    """True: a request's recorded arrival is when the engine added it. False, the default: when it was sent."""
     engine: EngineName
     """"interpreted", "compiled", or "auto" to compile runs that are long enough. Results are the same bit for bit."""
     earlier: tuple[Batch, ...]
@@ -138,17 +132,13 @@ class Setup:
 
     @property
     def is_closed_loop(self) -> bool:
-        """True if requests are sent in reaction to answers: by users, by clients with a limit of requests, or in
-        sessions.
-        """
+        """True if requests are sent in reaction to answers: by users, by limited clients, or in sessions."""
         options = self.options
         has_users = options.get("users") is not None or options.get("max_concurrency") is not None
         return has_users or self.workload.turns is not None
 
     def every(self, stride: int, first_row: int) -> Setup:
-        """Return the setup of a server that gets every `stride`-th request, beginning with `first_row`. Prefix keys
-        stay the same.
-        """
+        """Return the setup of a server that gets every `stride`-th request from `first_row` on. Keys stay equal."""
         return replace(
             self,
             workload=self.workload.every(stride, first_row),
@@ -208,9 +198,7 @@ _MOST_RANKS = 1_000
 
 
 def check_ranks(setup: Setup, num_ranks: int) -> None:
-    """Check that the machine's model is served by `num_ranks` data-parallel ranks, and that its step times suit
-    them.
-    """
+    """Check that the machine's model is served by `num_ranks` data-parallel ranks, with step times for them."""
     model, times = setup.machine.model, setup.machine.step_time
     if model.data_parallel_size != num_ranks:
         raise UsageError(

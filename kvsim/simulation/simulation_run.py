@@ -196,9 +196,7 @@ class SimulationRun:
             replica.server.close()
 
     def _store_transfers(self, server: ServerProcess) -> Callable[[Engine, npt.NDArray[np.int64]], Transfers] | None:
-        """Return a function that lists a server's loads from the prefix store and its writes to it. None without a
-        store.
-        """
+        """Return a function that lists a server's loads from the prefix store and its writes; None without a store."""
         if (store := self.store) is None:
             return None
         loads, unit_tokens = store.loads.get(server, []), self.setup.pool.unit_tokens
@@ -337,16 +335,12 @@ class SimulationRun:
         )
 
     def times_of_admission(self) -> npt.NDArray[np.float64]:
-        """Return the time in seconds at which each request was first scheduled; NaN for never. The run must have one
-        server.
-        """
+        """Return the seconds at which the run's only server first scheduled each request; NaN for never."""
         [replica] = self._replicas
         return np.array(column(replica.server.driver.engine.times, "first_scheduled_s")[1:])
 
     def _progress(self) -> Callable[[Engine], None] | None:
-        """Return a function that reports one server's ended requests to the progress callback. None without a
-        callback.
-        """
+        """Return a function that reports a server's ended requests to the callback. None without a callback."""
         progress, num_requests = self.setup.options.get("progress"), len(self.setup.workload)
         if progress is None:
             return None

@@ -248,9 +248,7 @@ class Conversations:
             self._environment.process(self._turn(row, at_s))
 
     def _turn(self, row: int, at_s: float) -> Generator[simpy.Event, float, None]:
-        """Send the turn in `row` at `at_s` seconds. When it has ended, start the turns that no longer wait for
-        another.
-        """
+        """Send the turn in `row` at `at_s` seconds. At its end, start the turns that wait for no other turn."""
         if at_s > self._environment.now:
             yield self._environment.timeout(at_s - self._environment.now)
         ended_s = yield self._dispatcher.choose(row, at_s, self._servers).send(row, at_s)

@@ -57,9 +57,7 @@ class Checks:
 
 
 class PoolMirror:
-    """Copy of a pool of blocks. It is updated with the changes of each step, and compared with the engine's own
-    figures.
-    """
+    """Copy of a pool of blocks. It follows the changes of each step, and is compared with the engine's figures."""
 
     def __init__(self, driver: Driver) -> None:
         """Copy the whole pool."""
@@ -70,9 +68,7 @@ class PoolMirror:
         self._follow(driver, set(range(len(self._blocks))))
 
     def is_of(self, driver: Driver) -> bool:
-        """Tell whether this is a copy of the engine's present pool. A run that continues in machine code gets a new
-        pool.
-        """
+        """Tell whether this copies the engine's present pool. A run that becomes compiled gets a new pool."""
         return driver.engine.blocks is self._blocks
 
     def follow(self, driver: Driver) -> None:

@@ -83,9 +83,7 @@ class _LoadedPrompt(NamedTuple):
     """A load from the prefix store, and the span of time in which the server decided on it, in seconds."""
 
     from_s: float
-    """Begin of the last step before the one that allocates the blocks: a scheduler may read the store as early as
-    that.
-    """
+    """Begin of the step before the one that allocates the blocks: a scheduler may read the store that early."""
     until_s: float
     """Begin of the step that allocates the blocks."""
     file: Path
@@ -129,7 +127,6 @@ def check_loads(servers: Sequence[tuple[Path, Recording]]) -> int:
 
 
 def _writes(recording: Recording) -> Iterator[_Write]:
-    """Yield the writes of a server to the prefix store."""
     transfers = recording.transfers
     assert transfers is not None
     for row in np.flatnonzero(transfers.kind == TransferKind.WRITE).tolist():

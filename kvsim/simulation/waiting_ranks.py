@@ -24,9 +24,7 @@ class WaitingRanks:
     """The data-parallel ranks of one server. For every step, each rank calls either `meet` or `rest` once."""
 
     def __init__(self, environment: simpy.Environment, times: RankTimes, agreed_every: int) -> None:
-        """`times` are the step times of all ranks. After every `agreed_every` steps, the ranks check whether requests
-        are left.
-        """
+        """`times` are the step times. After every `agreed_every` steps, ranks check whether requests are left."""
         self.ranks: Sequence[ServerProcess] = ()
         self.num_steps = 0
         """Number of steps up to now. A step in which all ranks take part counts once."""
