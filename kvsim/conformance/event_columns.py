@@ -33,7 +33,7 @@ WHOLE_TABLE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventColumns:
-    """Events of one engine in five tables. Each row is an event, in order. The first column is its moment."""
+    """Events of one engine in five tables. Each row is an event, in order. The first column is the event's moment."""
 
     steps: Rows
     """int[n, 5], one row per scheduled step: moment, running, waiting and preempted sequences, free blocks.

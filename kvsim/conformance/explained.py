@@ -66,7 +66,7 @@ class Finding:
     variants: tuple[tuple[Variant, ...], ...]
     """Equally good explanations. Each is one variant, or two together. Empty if nothing explains the difference."""
     num_workloads: int
-    """Number of workloads that this explains or, without an explanation, that first differ in this rule."""
+    """Number of workloads that `variants` explain; if these are empty, that first differ in `rule`."""
     example: AnsweredWorkload
     """The shortest of these workloads, with vLLM's decisions."""
     difference: Difference

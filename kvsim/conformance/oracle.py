@@ -331,7 +331,7 @@ class OracleRun:
         }
 
     def _drafts_of_step(self) -> dict[str, Any]:
-        """Return the record fields with the drafts that the step verifies per request, and the number after it."""
+        """Return the record fields with the number of drafts that the step verifies per request, and proposes next."""
         engine = self._driver.engine
         first = in_flight.earlier(engine, self._state.next_launched) * engine.settings.max_num_seqs
         verified = {

@@ -202,7 +202,7 @@ class SGLangRun:
                 return
 
     def _end_copies(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """End as many of the oldest copies as `record` states, or all. Return the record with the real numbers."""
+        """End the oldest copies, at most as many as `record` states. Return it with the number of ended copies."""
         state, ended = self._radix.state, {}
         for name, under_way in (("written", state.num_written), ("loaded", state.num_loading)):
             ended[name] = min(max(record[name], 0), int(under_way)) if isinstance(record[name], int) else 0

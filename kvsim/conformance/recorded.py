@@ -168,7 +168,7 @@ class _ScheduleRows:
         # of these, so then the order in the table is not that of admission.
         self._rank = _admission_rank(recording) if schedule.repeat is not None else np.arange(len(schedule))
         self._open = np.empty(0, np.int64)
-        """Rows that began in a step before the next one to read, and that also cover this one."""
+        """Rows that began before the next step to read, and that also cover this step."""
 
     def batches(self, steps: IntArray, moments: IntArray) -> Rows:
         """Return the rows of `EventColumns.batch` for consecutive `steps`, which were scheduled at `moments`."""

@@ -188,7 +188,10 @@ class _UnitContents:
         self._position = np.full(replay.ledger.end_of_pool, -1, np.int32)
 
     def check_shared(self, part: Successions, kind: IntArray, file: Path) -> None:
-        """Check the units that the rows of `part` share, and update the last writers. `kind` is that of each row."""
+        """Check the units that the rows of `part` share, and update the last writer of each unit.
+
+        `kind` is that of each row.
+        """
         memory = self._memory
         request = memory.request[part.row]
         position = memory.position[part.row] + part.unit - memory.address[part.row]

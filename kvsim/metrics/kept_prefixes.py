@@ -199,7 +199,9 @@ def _loaded_but_not_cached(
 
 
 def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: IntArray) -> npt.NDArray[np.int64]:
-    """Count, for each request, its answering steps up to `upto` whose outputs have not come at `moment`, a `seq`."""
+    """Count each request's steps up to `upto` that give an output, but whose output comes after `seq` number
+    `moment`.
+    """
     recording, progress = replay.recording, replay.progress
     first = np.full(len(recording.requests), len(recording.steps))
     reached = TokenSteps.of(recording.schedule, recording.requests.prompt_tokens)

@@ -35,7 +35,7 @@ class RunVerdict:
     """Verdict on a run: whether it went well, and the limit that kept it from doing so."""
 
     is_good: bool
-    """True if all requests were served, no token was computed twice, and no limit made requests wait."""
+    """True if all requests were served, no request was preempted, and no limit made requests wait."""
     limit: Limit | None
     """Limit that held back most requests; None if no limit did, or if it is unknown."""
     sentence: str

@@ -143,7 +143,7 @@ class Sums:
     def _split_waiting(
         self, totals: npt.NDArray[np.float64], waiting: Numbers, running: Numbers, tokens: Numbers, held: Numbers
     ) -> None:
-        """Write the waiting requests of each step to four rows of `totals`, by the limit for which they wait.
+        """Split the waiting requests of each step by the limit for which they wait, into rows `_FOR_...` of `totals`.
 
         The limit follows from the running sequences, the computed tokens and the held slots of the step.
         """

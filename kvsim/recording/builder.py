@@ -1,7 +1,7 @@
 """Build a recording during a run: a recorded engine reports events, and the builder adds them to tables.
 
-The engine reports who gets and releases memory while it schedules a step. Such an event gets the current sequence
-number. The engine of the simulator reports no events: its rows are final, and a `RowSink` receives many at a time.
+While the engine schedules a step, it reports which requests get and release memory. All these reports have the current
+`seq`. The engine of the simulator reports no events: its rows are final, and a `RowSink` receives many at a time.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class RowsByRequest(NamedTuple):
 
     @classmethod
     def of(cls, recording: Recording) -> RowsByRequest:
-        """Sort the rows of the schedule."""
+        """Sort the schedule rows of a recording by request and then by step."""
         schedule = recording.schedule
         row = stable_order(schedule.request, len(recording.requests))
         return cls(row, sort_key(schedule.request[row], schedule.step[row]))

@@ -131,8 +131,7 @@ def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
 
 
 def _begins_with_drafts(recording: Recording, first: TokenSteps) -> npt.NDArray[np.bool_]:
-    """Tell, for each request, whether its first answering step computes only the last prompt token, together with
-    drafts.
+    """Tell, for each request in `first`, whether its step computes only the last prompt token, and drafts.
 
     All other tokens of the prompt were a hit. Such a step ends after the prompt, not with it.
     """

@@ -24,8 +24,7 @@ from kvsim.recording.tables import Requests
 from kvsim.recording.writer import RecordingWriter
 
 _ATTEMPTS, _PAUSE_S = 20, 0.005
-"""Number of attempts to read a folder that is being replaced; and the seconds by which each pause is longer than the
-last.
+"""Number of attempts to read a folder that is being replaced, and seconds added to each pause between attempts.
 
 All pauses together take one second.
 """

@@ -74,7 +74,8 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
 class _TableReleases:
     """Releases of whole tables, sorted by request and then by time.
 
-    A request releases all its tables at one moment, which is called an end.
+    A request releases all its tables at once. The fields `request` and `seq` have one entry for each such release,
+    which is called an end.
     """
 
     request: npt.NDArray[np.int64]

@@ -46,7 +46,7 @@ class Deaths:
     """Row of the release for each extent; None if `by_birth_row` is not None."""
 
     def at(self, extents: IntArray | slice) -> Deaths:
-        """Return the releases of the given extents."""
+        """Return the releases of a part of the extents, given by indices or a slice."""
         return self if self.by_extent is None else Deaths(None, self.by_extent[extents])
 
     def rows_of(self, birth_row: IntArray) -> IntArray:
@@ -76,7 +76,7 @@ class Extents:
         """Row of `memory.parquet` that allocates each extent."""
 
     def at(self, extents: IntArray | slice) -> Extents:
-        """Return the given extents only."""
+        """Return a part of these extents, given by indices or a slice."""
         offset = None if self._offset is None else self._offset[extents]
         return Extents(self._memory, self.birth_row[extents], offset, self._death.at(extents))
 
@@ -141,7 +141,7 @@ class Extents:
         return values
 
     def _of_rows(self, column: IntArray) -> IntArray:
-        """Return the final units of each extent; `column` has the units per step. It is 1 for single units."""
+        """Return the units of each extent after its growth, from the units per step in `column`; 1 for single units."""
         if self._offset is not None:
             return np.broadcast_to(np.int32(1), len(self.birth_row))
         return column.take(self.birth_row) * self.repeat

@@ -271,7 +271,7 @@ class Recording:
     encoder: EncoderEvents | None = None
     """Events of the encoder cache; None if no prompt has an image, or the engine has no such cache."""
     name: str = ""
-    """Name of the folder, for titles."""
+    """Name of the recording's folder, for titles."""
 
     def __repr__(self) -> str:
         return (

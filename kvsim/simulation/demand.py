@@ -100,12 +100,11 @@ def refused(
     *,
     refuse_misfits: bool,
 ) -> npt.NDArray[np.bool_]:
-    """Return bool[requests]: True for requests that could never be served. Without `refuse_misfits`, one such is an
-    error.
+    """Return bool[requests]: True for requests that could never be served.
 
     Raises:
-        WorkloadError: a prompt leaves no room for an answer within the maximum length.
-        BudgetError: a request needs more than the whole pool.
+        WorkloadError: a prompt leaves no room for an answer within the maximum length, and `refuse_misfits` is False.
+        BudgetError: a request needs more than the whole pool, and `refuse_misfits` is False.
     """
     too_long = demand.prompt >= policy.max_model_len
     misfits = np.asarray(too_long | demand.misfits(policy, num_units, layout))

@@ -24,13 +24,13 @@ from kvsim.metrics import Distribution, Summary
 from kvsim.steptime.card import Card
 
 _REQUEST_LAUNCHES = 850
-"""Host time to pass a request to the engine, not counting its tokens, in times to launch a kernel."""
+"""Host time to pass a request to the engine, not counting its tokens. Unit: the time to launch a kernel."""
 _PROMPT_TOKEN_LAUNCHES = 0.65
-"""Host time per prompt token, in times to launch a kernel."""
+"""Host time per prompt token. Unit: the time to launch a kernel."""
 _ANSWER_LAUNCHES = 260
-"""Host time from the engine's first output token until the client has it, in times to launch a kernel."""
+"""Host time from the engine's first output token until the client has it. Unit: the time to launch a kernel."""
 _TOKEN_LAUNCHES = 12
-"""Host time per output token, in times to launch a kernel."""
+"""Host time per output token. Unit: the time to launch a kernel."""
 _USUAL_LAUNCH_S = 5.1e-6
 """Seconds to launch one kernel on a host that was not measured.
 

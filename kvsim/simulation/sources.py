@@ -132,11 +132,10 @@ class OpenLoop:
         self._next_s = math.inf
 
     def _moments(self) -> Iterator[tuple[int, float, bool]]:
-        """Yield the moments at which the source acts, in order of time: a row of the workload, seconds, and True for a
-        look-up.
+        """Yield, in order of time, when the source acts: a row of the workload, seconds, and True for a look-up.
 
-        At a look-up, the dispatcher reads the prefix caches, `lag_s` seconds before the request arrives. At the other
-        moments a request arrives. Without a lag there are no look-ups.
+        At a look-up, the dispatcher reads the prefix caches, `lag_s` seconds before the request arrives. Otherwise the
+        request arrives. Without a lag there are no look-ups.
         """
         lag_s, num_looked = self._dispatcher.lag_s, 0
         for row, arrival_s in enumerate(self._arrival_s):
