@@ -20,7 +20,7 @@ Settings = TypeVar("Settings", ContinuousSettings, PagedSettings, Pipeline)
 _VLLM_NAMES = {"order": "policy", "reserve_full_prompt": "scheduler_reserve_full_isl"}
 """Names in vLLM of settings that have another name in kvsim."""
 _LIKE_A_LIMIT = 16384
-"""Example of a limit whose default depends on the machine. It tells the type that a recorded limit must have."""
+"""Example of a limit whose real default depends on the machine. A recorded limit must have its Python type."""
 _DEPEND_ON_THE_GPU = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 

@@ -109,7 +109,10 @@ class _VariantSearch:
         return compare(answered, self._release, (*self._accepted, *more), decisions_only=True)
 
     def next_variants(self) -> list[tuple[Variant, ...]]:
-        """Return the single variants that explain most differences. If none explains any, return pairs."""
+        """Return the single variants that explain most differences, all if several explain as many.
+
+        If no single variant explains any, return pairs of variants.
+        """
         taken = {each.name for each in self._accepted}
         singles = [each for each in variants_of(self._release) if each.name not in taken]
         alone = self._best((each,) for each in singles)

@@ -68,7 +68,7 @@ def _block_sizes(random: Random, block_size: int) -> tuple[list[Document], Docum
 
 
 def _two_kinds_of_full(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Generate windows and two kinds of full attention whose prefix hits differ in length."""
+    """Generate windows and two kinds of full attention. Prefix hits of the two kinds differ in length."""
     layers = [
         _window(random, block_size, random.choice([1, 2])),
         _full(block_size, random.choice([1, 2])),

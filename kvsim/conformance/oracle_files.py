@@ -128,7 +128,7 @@ class OracleWorkload:
     """Number of steps that a copy to host memory takes, including the step that starts it."""
 
     def of_release(self, release: str) -> OracleWorkload:
-        """Return the workload with the defaults of a vLLM release.
+        """Return the workload with the rules and defaults of a vLLM release.
 
         Raises:
             RecordingError: kvsim does not know the release, or not the features of the workload in it.

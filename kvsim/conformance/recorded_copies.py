@@ -98,10 +98,9 @@ class CopiesInLockstep:
         return ({"copies reported": unknown}, {"copies reported": []}) if unknown else None
 
     def after(self, kind: int, step: int) -> Differing | None:
-        """Compare the copies that `step` began if `kind` is a scheduled step; complete those that ended if it is an
-        output.
+        """Compare the copies that a scheduled step began, or complete the copies that ended with an output.
 
-        Return a difference, or None if the copies are equal.
+        `kind` is that of the moment, and `step` its step. Return a difference, or None if the copies are equal.
         """
         if kind == UPDATE:
             for slots in self._recorded.reported(step).values():

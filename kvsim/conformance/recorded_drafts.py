@@ -81,10 +81,10 @@ def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> 
 
 
 def _inferred_outputs(recording: Recording) -> IntArray:
-    """Return the number of output tokens of each schedule row, inferred from the known tokens of other rows.
+    """Return the number of output tokens of each schedule row, inferred from the known tokens of the rows after it.
 
-    The rows of a request divide its time into gaps: before its first row, between two rows, and after its last row. The
-    known tokens grow in a gap by the outputs that come in it.
+    The rows of a request divide its time: before its first row, between two rows, and after its last row. In each part,
+    the known tokens grow by the outputs that come in it.
     """
     schedule, steps, requests = recording.schedule, recording.steps, recording.requests
     assert schedule.known is not None

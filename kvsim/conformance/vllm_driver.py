@@ -562,7 +562,9 @@ class SchedulerDecisions:
 
 
 def _skipped(scheduler: Any) -> Any:
-    """Return the queue before `waiting`: skipped requests; from vLLM 0.31 on, waiting requests that hold blocks."""
+    """Return the queue before `waiting`. It has skipped requests; from vLLM 0.31 on, waiting requests that hold
+    blocks.
+    """
     return scheduler.skipped_waiting if hasattr(scheduler, "skipped_waiting") else scheduler.kv_holding_waiting
 
 

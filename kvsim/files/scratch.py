@@ -1,7 +1,7 @@
-"""Hidden scratch folders beside a target. What is complete in one is renamed to the target.
+"""Hidden scratch folders beside a target. A complete file or folder in one is renamed to the target.
 
-A killed process leaves its folder behind; the next process that writes to the same target removes it. A lock on the
-folder shows whether its process is alive, because the system releases the lock when the process ends. On a system
+A killed process leaves its scratch folder behind; the next process that writes to the same target removes it. A lock on
+the folder shows whether its process is alive, because the system releases the lock when the process ends. On a system
 without locks on folders, no folder that was left behind is removed.
 """
 

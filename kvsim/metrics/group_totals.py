@@ -45,7 +45,7 @@ def group_totals(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbe
     useful, expired = np.zeros_like(written), np.zeros_like(written)
 
     def sum_of_held(amount: Numbers, extents: Numbers) -> Numbers:
-        """Return, for every frame, the sum of `amount` over those of `extents` that are held at it."""
+        """Return, for every frame, the sum of `amount` over those of `extents` that are held at the frame."""
         return running_sum(replay.num_frames, (born[extents], amount), (dead[extents], -amount))
 
     for number, group in enumerate(replay.groups):
@@ -195,10 +195,10 @@ def _expired_in_table(replay: Replay, group: TableGroup, extent: Numbers, frame:
 def _expired_in_block(
     replay: Replay, holders: _Holders, address: Numbers, frame: Numbers, amount: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Return, for pairs of a block and a frame, the frames, and how many tokens or states no table of the block needs.
+    """Find, for each block and frame, how many tokens or states no table needs any more. Return frames and numbers.
 
-    `address`, `frame` and `amount` have an entry for each table that holds a block, at each frame. A pair in the result
-    has the smallest amount of all tables; 0 if another table needs the whole block.
+    `address`, `frame` and `amount` have an entry for each table that holds a block, at each frame: how many the table
+    does not need. The result has the smallest amount of all tables; 0 if another table needs the whole block.
     """
     if not len(holders.refs) or int(holders.refs.max()) <= 1:
         return frame, amount

@@ -1,4 +1,4 @@
-"""Check of cached blocks of windows and states, for vLLM releases that keep them only for hits at two ends.
+"""Check of cached blocks of windows and states, for vLLM releases that keep them only for hits with certain ends.
 
 Since vLLM 0.30 a request keeps the blocks before two positions: the last block boundary of its prompt, and its
 junction. The junction is the end of the prefix that full-attention layers had cached when the request was admitted, if

@@ -37,7 +37,7 @@ class RunVerdict:
     is_good: bool
     """True if all requests were served, no request was preempted, and no limit made requests wait."""
     limit: Limit | None
-    """Limit that held back most requests; None if no limit did, or if it is unknown."""
+    """Limit for which most requests waited; None if few requests waited, or if it is unknown."""
     sentence: str
 
     def as_dict(self) -> dict[str, bool | str | None]:
@@ -56,7 +56,8 @@ def verdict_of(summary: Summary) -> RunVerdict:
 
 
 def limit_of(summary: Summary) -> Limit | None:
-    """Return the limit that held back most requests; None if no limit did, or if it is unknown.
+    """Return the limit for which most requests waited, as a mean over time. None if few requests waited, or if it is
+    unknown.
 
     If requests were preempted or aborted, it is memory in any case.
     """
@@ -70,7 +71,7 @@ def limit_of(summary: Summary) -> Limit | None:
 
 
 def limit_words(limit: Limit | None) -> str:
-    """Return the name of a limit for a cell of a table; also for None."""
+    """Return the name of a limit for a cell of a table; "nothing" for None."""
     return "nothing" if limit is None else limit.value
 
 

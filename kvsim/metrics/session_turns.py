@@ -139,8 +139,7 @@ def session_turns(recording: Recording) -> SessionTurns:
 
 
 def _first_evictions(recording: Recording, lost: IntArray) -> tuple[FloatArray, IntArray]:
-    """Return, for each turn, the time in seconds at which its first lost block was evicted, and the request that got
-    it.
+    """Return, for each turn, the time in seconds at which its first lost block was evicted, and for which request.
 
     With several KV-cache groups, a hit ends at the first block that any group lacks. If several groups lack it, the
     latest eviction counts. `lost` has the lost tokens of each request.

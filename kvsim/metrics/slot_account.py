@@ -274,7 +274,7 @@ class _FrameSlots:
         step_slots = length[growing] // repeat[growing]
 
         def sum_over_frames(amount: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-            """Return, for every frame, the sum of `amount` over the groups of extents that are held at it."""
+            """Return, for every frame, the sum of `amount` over the groups of extents that are held at the frame."""
             if not len(growing):
                 return running_sum(replay.num_frames, (born, amount), (dead, -amount))
             at_once = np.where(repeat > 1, 0, amount)

@@ -186,7 +186,8 @@ class Sums:
     def _add_fragmented(self, admitted: Numbers) -> None:
         """Count fragmented steps, and the requests that waited at the head of the queue in them.
 
-        `admitted` has, for each such step, the number of requests admitted before it. It tells the waiting request.
+        `admitted` has, for each such step, the number of requests admitted before it. Steps with one number have one
+        such request.
         """
         self._num_fragmented_steps += len(admitted)
         if len(admitted):  # the number of admissions never falls

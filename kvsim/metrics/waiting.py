@@ -101,4 +101,4 @@ class WaitingFor:
 
 
 UNKNOWN = WaitingFor(memory=np.nan, batch=np.nan, tokens=np.nan)
-"""Value for an engine with unknown limits, or without any elapsed time."""
+"""`WaitingFor` of an engine with unknown limits, or of a run without any elapsed time."""

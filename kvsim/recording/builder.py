@@ -33,7 +33,7 @@ class RecordingBuilder:
         """Transfers between this server and others."""
         self._images = ImagesSoFar()
         self._last_token_s = 0.0
-        """Time in seconds of the last output token. A step's output event is reported after its tokens."""
+        """Time in seconds of the last output token. The output of a step is reported after its tokens."""
         self._last_scheduled: list[int] = []
         self._previous_scheduled: list[int] = []
         self._preempted_since: list[int] = []

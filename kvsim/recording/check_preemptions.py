@@ -77,7 +77,7 @@ def _check_without_copies(recording: Recording, residencies: ResidencyRows, ends
 def _check_with_copies(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
     """Check the preemptions of an engine that offloads.
 
-    A preempted request may keep its blocks until their copies end. So the blocks only must be freed after the
+    A preempted request may keep its blocks until their copies end. So it is enough that the blocks are freed after the
     preemption, and before the request resumes or ends.
     """
     requests, steps = recording.requests, recording.steps

@@ -190,7 +190,10 @@ def _after_drafts(recording: Recording, rows: IntArray, after: IntArray) -> npt.
 
 
 def _check_known(recording: Recording, known: IntArray, file: Path) -> None:
-    """Check that `known` is at least the length of the prompt, and grows by at most the verified tokens."""
+    """Check `known`, the number of known tokens in each schedule row.
+
+    It is at least the length of the prompt, and grows from row to row by at most the tokens that the step verified.
+    """
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     rows = stable_order(schedule.request, len(requests))
     request, tokens = schedule.request[rows], schedule.tokens[rows].astype(np.int64)

@@ -129,8 +129,8 @@ class GrowingSteps(GrowingTable):
     def so_far(self, next_seq: int, heard_s: float, first: int = 0) -> Steps:
         """Return the steps from row `first` on, with an output for each.
 
-        Steps in flight get outputs now: with sequence numbers from `next_seq` on, and at the latest end of a step or at
-        `heard_s` seconds, whichever is later.
+        Steps in flight get outputs now. Their sequence numbers begin with `next_seq`; their time is the latest end of a
+        step, or `heard_s` seconds if that is later.
         """
         steps = self.rows(slice(first, None))
         awaited = steps["output_seq"] < 0
@@ -220,9 +220,9 @@ class GrowingSchedule(GrowingTable):
         return last
 
     def so_far(self, num_steps: int, chosen: slice | IntArray = _ALL) -> Schedule:
-        """Return all rows, or those `chosen`, cut after step `num_steps - 1`.
+        """Return the rows, or those `chosen`, without steps from `num_steps` on.
 
-        Rows may cover a later step, because a log may end before that step is complete.
+        Rows may cover such a step, because a log may end before the step is complete.
         """
         columns = self.rows(chosen)
         steps_left = num_steps - columns["step"]

@@ -58,10 +58,9 @@ class CopiesUnderWay:
     def begin(
         self, number: int, is_load: bool, request: int, units: Sequence[int], slots: Sequence[int], step: int
     ) -> None:
-        """Record copy `number`, which the step being scheduled decides: GPU blocks `units` to or from host blocks
-        `slots`.
+        """Record that the step being scheduled decides on copy `number`, of GPU blocks `units` and host blocks `slots`.
 
-        A load may begin inside the first host block.
+        It is a load to the GPU, or a store to the host. A load may begin inside the first host block.
         """
         missing = len(slots) * self._units_per_slot - len(units)
         if number in self._under_way or not 0 <= missing < self._units_per_slot or (missing and not is_load):

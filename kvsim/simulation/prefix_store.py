@@ -85,8 +85,7 @@ class StoredPrefixes:
         return bisect_left(range(len(keys)), True, key=lambda index: keys[index] not in self._used)
 
     def put(self, keys: Sequence[int]) -> None:
-        """Store the blocks of a prompt with `keys`. If they are more than the capacity, only the first blocks are
-        stored.
+        """Store the blocks of a prompt with the block keys `keys`; only the first ones if the capacity is smaller.
 
         They become the most recently used blocks, the first block of the prompt most of all. The least recently used
         blocks are evicted.

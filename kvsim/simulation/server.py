@@ -182,7 +182,7 @@ class ServerProcess:
             self._checks.finish()
 
     def _drain(self) -> None:
-        """Let the listeners read the rows of the slice."""
+        """Let the listeners read the rows that the engine has written in the slice."""
         for listener in self._listeners:
             listener(self.driver.engine)
 
