@@ -23,6 +23,8 @@ from kvsim.recording.rules import NO_LIMIT, require
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind, TransferKind
 from kvsim.replay import Replay
 
+_RULE = "cached should be the units that are full of what schedule.parquet computed"
+
 
 def check_kept_prefixes(replay: Replay, file: Path) -> None:
     """Check that `cached` of every release is between the smallest and the largest number of units that can stay
@@ -41,35 +43,34 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     rules, is_sparse = rules_of(release), defaults_of(release).retention_tokens is not None
     group, aligned = memory.groups[rows], pool.unit_tokens
     size = np.array([each.block_size for each in pool.groups] or [aligned])[group]
-    run = np.array([_blocks_for_hit(each, aligned) for each in pool.groups] or [1])[group]
-    is_whole, misses_part = memory.address[rows] == WHOLE_TABLE, run < aligned // size
-    position, per = memory.position[rows], aligned // size
-    is_hit = (position % per >= per - run) | _keeps_all(size, aligned, rules)
+    # Hits end at boundaries that all groups have in common, every `aligned` tokens. Before a boundary, a hit needs only
+    # the last blocks of a window, so the others need not be cached.
+    num_for_hit = np.array([_blocks_for_hit(each, aligned) for each in pool.groups] or [1])[group]
+    per_boundary, position = aligned // size, memory.position[rows]
+    serves_hit = (position % per_boundary >= per_boundary - num_for_hit) | _keeps_all(size, aligned, rules)
+    is_whole, leaves_some_out = memory.address[rows] == WHOLE_TABLE, num_for_hit < per_boundary
     together = aligned if rules.caches_to_boundaries else int(np.gcd.reduce(np.unique(size), initial=0))
 
-    dropping = dropping_groups(recording, release) if recording.has_drafts else ()
-    is_dropped = np.isin(group, dropping)
-
-    def kept(tokens: IntArray, together: IntArray | int, is_hit: IntArray) -> IntArray:
+    def kept(tokens: IntArray, together: IntArray | int, serves_hit: IntArray) -> IntArray:
         """Return the `cached` that each row should have if the request has `tokens` tokens in the prefix cache.
 
-        Units are cached `together` tokens at a time. `is_hit` marks the rows whose single block a hit may need.
+        Units are cached `together` tokens at a time. `serves_hit` marks the rows whose single block a hit may need.
         """
         num_full = tokens // together * together // size
-        return np.where(is_whole, np.where(misses_part, 0, num_full), is_hit & (position < num_full))
+        return np.where(is_whole, np.where(leaves_some_out, 0, num_full), serves_hit & (position < num_full))
 
     least_tokens, most_tokens = _cached_tokens(replay, rows)
-    least = kept(least_tokens, together, is_hit)
+    least = kept(least_tokens, together, serves_hit)
     # With drafts, keys cover tokens after a boundary, and a hit that drops its last block needs one block more.
-    most = kept(most_tokens, size if recording.has_drafts else together, is_hit | is_dropped)
+    dropping = dropping_groups(recording, release) if recording.has_drafts else ()
+    most = kept(most_tokens, size if recording.has_drafts else together, serves_hit | np.isin(group, dropping))
     if "allocator" in meta.policy:  # a custom allocator may keep fewer units
         least = np.zeros_like(least)
     if meta.source != "simulation":  # a server may be configured to keep windows and states only at some boundaries
         least = np.where(is_whole & (memory.length[rows] > 0), least, 0)
     if is_sparse:  # newer versions do so by default
         least[np.isin(group, [index for index, each in enumerate(pool.groups) if each.kind in SPARSE])] = 0
-    rule = "cached should be the units that are full of what schedule.parquet computed"
-    require((memory.cached[rows] >= least) & (memory.cached[rows] <= most), file, rule, rows)
+    require((memory.cached[rows] >= least) & (memory.cached[rows] <= most), file, _RULE, rows)
     if is_sparse and pool.groups and meta.source == "simulation":
         least_of_rows, most_of_rows = np.zeros((2, len(memory)), np.int64)
         least_of_rows[rows], most_of_rows[rows] = least_tokens, most_tokens
@@ -90,9 +91,8 @@ def _check_kept_by_tree(replay: Replay, file: Path) -> None:
     # The pages of a step in flight are not put into the tree if the request is retracted.
     full = replay.progress.computed(memory.request[rows], newest) // recording.meta.pool.unit_tokens
     leaves_all = np.isin(memory.seq[rows], steps.output_seq) & (recording.meta.pool.windows is None)
-    rule = "cached should be the units that are full of what schedule.parquet computed"
     holds = np.where(leaves_all, memory.cached[rows] == full, memory.cached[rows] <= full)
-    require(holds, file, rule, rows)
+    require(holds, file, _RULE, rows)
 
 
 def _release_of(recording: Recording) -> str:

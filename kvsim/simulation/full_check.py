@@ -147,11 +147,11 @@ def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: in
                 seen = content(engine, group, table, index)
                 contents[block] = shared_content(contents[block], seen) if block in contents else seen
     slots = np.zeros(NUM_STATES, np.int64)
-    for written, expired, left in contents.values():
+    for written, expired, reserved in contents.values():
         slots[SlotState.TOKEN] += written - expired
         slots[SlotState.EXPIRED] += expired
-        slots[SlotState.RESERVED] += left
-        slots[SlotState.INTERNAL] += unit_slots - written - left
+        slots[SlotState.RESERVED] += reserved
+        slots[SlotState.INTERNAL] += unit_slots - written - reserved
     return slots
 
 

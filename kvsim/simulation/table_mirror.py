@@ -27,7 +27,7 @@ class Content(NamedTuple):
     written: int
     expired: int
     """Number of written slots that no later step reads. They count in `written` too."""
-    left: int
+    reserved: int
     """Slots that will be written later."""
 
 
@@ -75,7 +75,7 @@ def content(engine: Engine, group: int, table: Held, index: int) -> Content:
     return Content(
         written=max(min(table.computed, end) - begin, 0) * slots,
         expired=max(min(table.skipped, table.computed, end) - begin, 0) * slots,
-        left=max(min(table.full, end) - max(begin, table.computed), 0) * slots,
+        reserved=max(min(table.full, end) - max(begin, table.computed), 0) * slots,
     )
 
 
@@ -133,11 +133,11 @@ class TableMirror:
     def _count(self, block: int, sign: int) -> None:
         """Add the contents of a block to the slots in each state if `sign` is 1; subtract them if it is -1."""
         if contents := self._holders.get(block):
-            written, expired, left = shared_content(*contents.values())
+            written, expired, reserved = shared_content(*contents.values())
             self._slots[SlotState.TOKEN] += sign * (written - expired)
             self._slots[SlotState.EXPIRED] += sign * expired
-            self._slots[SlotState.RESERVED] += sign * left
-            self._slots[SlotState.INTERNAL] += sign * (self._unit_slots - written - left)
+            self._slots[SlotState.RESERVED] += sign * reserved
+            self._slots[SlotState.INTERNAL] += sign * (self._unit_slots - written - reserved)
 
 
 def shared_content(*contents: Content) -> Content:
@@ -147,8 +147,8 @@ def shared_content(*contents: Content) -> Content:
     """
     if len(contents) == 1:
         return contents[0]
-    written, expired, left = zip(*contents, strict=True)
-    return Content(max(written), min(expired), min(left))
+    written, expired, reserved = zip(*contents, strict=True)
+    return Content(max(written), min(expired), min(reserved))
 
 
 def _block_at(table: Held, index: int) -> int:
