@@ -68,7 +68,7 @@ def compare(
 ) -> AnswerComparison:
     """Compare vLLM's decisions for a workload with kvsim's decisions under the rules of a release.
 
-    kvsim uses the values of `variants` in place of those rules and settings. With `decisions_only`, the settings in the
+    Values of `variants` replace those of the release and of the workload. With `decisions_only`, the settings in the
     first record are not compared.
     """
     num_read = 0

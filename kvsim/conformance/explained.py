@@ -68,7 +68,7 @@ class Finding:
     num_workloads: int
     """Number of workloads that `variants` explain; if these are empty, that first differ in `rule`."""
     example: AnsweredWorkload
-    """The shortest of these workloads, with vLLM's decisions."""
+    """The shortest workload with this finding, and vLLM's decisions for it."""
     difference: Difference
 
 

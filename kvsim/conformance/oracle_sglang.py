@@ -213,7 +213,7 @@ class SGLangRun:
         """Move the stop token of each request that SGLang serves without the last tokens of its prompt.
 
         SGLang drops these tokens if it cuts two prompts in one pass. The fake model finds the stop token by its
-        position in the sequence, so the request gets as many more outputs before it as tokens were dropped.
+        position in the sequence, so the answer gets longer by the number of dropped tokens.
         """
         for number in self._driver.batch():
             sequence, request = self._driver.sequence(number), self._requests[number - 1]

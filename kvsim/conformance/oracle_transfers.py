@@ -32,9 +32,7 @@ class TransferEngine:
         self.read: set[int] = set()
         """Numbers of the sequences whose blocks another server has read."""
         self.fetched: list[int] = []
-        """Sequences whose blocks the sending server may free after the last step, because they are loaded or not
-        needed.
-        """
+        """Sequences whose blocks the sender may free after the last step, because they are loaded or not needed."""
         self.ended: dict[int, tuple[list[int], list[int], list[int]]] = {}
         """Lists for each step: sequences with an ended load, with an ended send, and blocks that failed to load."""
 

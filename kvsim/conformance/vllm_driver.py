@@ -562,9 +562,7 @@ class SchedulerDecisions:
 
 
 def _skipped(scheduler: Any) -> Any:
-    """Return the queue before `waiting`. It has skipped requests; from vLLM 0.31 on, waiting requests that hold
-    blocks.
-    """
+    """Return the queue before `waiting`, of skipped requests; from vLLM 0.31 on, of those that hold blocks."""
     return scheduler.skipped_waiting if hasattr(scheduler, "skipped_waiting") else scheduler.kv_holding_waiting
 
 

@@ -29,7 +29,7 @@ class Gaps:
     """Number of the step whose output begins each gap."""
     begin_s: FloatArray
     num_scheduled: IntArray
-    """Number of the requests computed in that step that still run after its output."""
+    """Number of requests that the step before the gap computed and that still run."""
     running: IntArray
     """Number of all requests that run after the output."""
     waiting: IntArray
@@ -92,7 +92,7 @@ class Gaps:
 
 
 def steps_before_gaps(steps: Steps) -> IntArray:
-    """Return the steps after whose output none is in flight, if the next step begins later than that."""
+    """Return the steps before gaps: at their output, no other step is in flight, and the next begins later."""
     is_last = (steps.output_seq[:-1] < steps.schedule_seq[1:]) & (steps.end_s[:-1] < steps.start_s[1:])
     found: IntArray = np.flatnonzero(is_last)
     return found

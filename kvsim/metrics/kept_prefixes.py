@@ -199,9 +199,7 @@ def _loaded_but_not_cached(
 
 
 def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: IntArray) -> npt.NDArray[np.int64]:
-    """Count each request's steps up to `upto` that give an output, but whose output comes after `seq` number
-    `moment`.
-    """
+    """Count each request's steps up to `upto` that give an output, but whose output comes after `seq` `moment`."""
     recording, progress = replay.recording, replay.progress
     first = np.full(len(recording.requests), len(recording.steps))
     reached = TokenSteps.of(recording.schedule, recording.requests.prompt_tokens)

@@ -61,7 +61,7 @@ def latency_origin(requests: Requests) -> str:
 
 
 def latencies_of(requests: Requests) -> Latencies:
-    """Return the latencies of the finished ones of `requests`."""
+    """Return the latencies of those of `requests` that have finished."""
     rows = np.flatnonzero(requests.status == RequestStatus.FINISHED)
     return Latencies(
         request=rows,

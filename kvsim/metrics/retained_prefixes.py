@@ -188,9 +188,9 @@ class _CachedTimes(NamedTuple):
     keys: IntArray
     """Keys of the prefixes, ascending. The index of a key is the prefix's number."""
     cached: npt.NDArray[np.int64]
-    """One entry per time that a prefix enters the cache: its number times `span`, plus the moment; ascending."""
+    """Number of the prefix times `span`, plus the moment, for each time that a prefix enters the cache; ascending."""
     evicted: npt.NDArray[np.int64]
-    """One entry for each eviction of a prefix: the prefix's number times `span`, plus the moment; ascending."""
+    """Number of the prefix times `span`, plus the moment, for each eviction of a prefix; ascending."""
     span: int
 
     @classmethod

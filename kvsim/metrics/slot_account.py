@@ -81,7 +81,7 @@ class Waste:
         )
 
     def at(self, times_s: FloatArray) -> npt.NDArray[np.int64]:
-        """Return the slots in each state at each time, int64[num_times, 8]; before the first frame, those of it."""
+        """Return the slots in each state at each time, int64[num_times, 8]; before the first frame, its slots."""
         over_time = self.with_gaps()
         row = np.searchsorted(over_time.time_s, times_s, side="right") - 1
         return np.asarray(over_time.slots[np.maximum(row, 0)])

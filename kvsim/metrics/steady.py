@@ -64,7 +64,7 @@ class SteadyPart:
     begin_s: float = np.nan
     """Begin of the steady part in seconds from the first event."""
     end_s: float = np.nan
-    """End of the steady part: the last arrival, in seconds from the first event. Later outputs drain."""
+    """End of the steady part: the last arrival, in seconds from the first event."""
     output_tokens_per_s: float = np.nan
     requests_per_s: float = np.nan
     """Requests per second that finish in the steady part."""

@@ -45,7 +45,7 @@ class Summary:
     num_fragmented_steps: int
     """Number of steps in which the head of the queue waited for contiguous slots, although enough were free."""
     num_fragmented_requests: int
-    """Number of requests that were first in the queue in such steps."""
+    """Number of requests that were first in the queue in a fragmented step."""
     swapped_out_bytes: int
     """Number of bytes of preempted requests that were copied to the host, so that they need not be recomputed."""
     swapped_in_bytes: int

@@ -22,9 +22,7 @@ class Limits:
     """Limits of one step of an engine. For a static batch, which admits no request before it ends, all are 0."""
 
     seqs_setting: ClassVar[str] = "max_num_seqs"
-    """Name of the engine's setting that limits the number of sequences. Maximum number of adapters in use in a step; 0
-    if no request names an adapter.
-    """
+    """Name of the engine's setting that limits the number of sequences."""
     tokens_setting: ClassVar[str] = "max_num_batched_tokens"
 
     max_num_seqs: int

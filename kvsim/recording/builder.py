@@ -37,9 +37,9 @@ class RecordingBuilder:
         self._last_scheduled: list[int] = []
         self._previous_scheduled: list[int] = []
         self._preempted_since: list[int] = []
-        """Requests that were preempted since the last step was closed. They count in the next step."""
+        """Requests that were preempted since the last call of `step`. They count in the next step."""
         self._begun_since: list[int] = []
-        """Requests that were scheduled for the first time since the last step was closed."""
+        """Requests that were scheduled for the first time since the last call of `step`."""
 
     @property
     def num_steps(self) -> int:
@@ -104,7 +104,8 @@ class RecordingBuilder:
     def scheduled(
         self, request: int, computed_before: int, tokens: int, time_s: float, repeat: int = 1, known: int | None = None
     ) -> None:
-        """Record that `request` computes `tokens` tokens in each of `repeat` steps, beginning with the open step.
+        """Record that `request` computes `tokens` tokens in each of `repeat` steps, the first of which is being
+        scheduled.
 
         `computed_before` is the number of its tokens that are computed before. In runs with drafts, `known` is the
         number of its tokens whose values are known.

@@ -27,7 +27,9 @@ _OF_TABLES = (
 )
 _OF_GROWTH = "the request's table still grows by an earlier row"
 _CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Change of the number of held units per unit of a memory row, by kind: 1, -1 or 0. A shared unit is held already."""
+"""Held units per unit of a memory row: 1 for an allocation, -1 for a release, else 0 (a shared unit is held
+already).
+"""
 _CHANGE[MemoryKind.APPEND], _CHANGE[MemoryKind.RELEASE] = 1, -1
 
 

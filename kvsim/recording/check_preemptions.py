@@ -111,6 +111,8 @@ def _check_intervals(recording: Recording, residencies: ResidencyRows, end: IntA
     have too few free units for the candidate that needs most.
     """
     steps, by_request = recording.steps, RowsByRequest.of(recording)
+    # A residency may end by a preemption in one of the steps [since, upto): after its last schedule row, and before
+    # the request's next residency, or before the request ends.
     birth = np.searchsorted(steps.schedule_seq, residencies.birth_seq)
     is_last = np.append(is_new(residencies.birth_request)[1:], True)
     upto = np.where(is_last, end[residencies.birth_request], np.append(birth[1:], 0))

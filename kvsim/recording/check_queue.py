@@ -105,7 +105,7 @@ def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
 
 
 def so_far(moments: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Count, for each of `moments`, the entries of `seq` that are at most that number. `moments` ascend.
+    """Count, for each of `moments`, the entries of `seq` up to this moment. `moments` ascend.
 
     This is faster than to sort `seq`.
     """

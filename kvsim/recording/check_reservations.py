@@ -66,7 +66,7 @@ def _check_requested(recording: Recording, rows: IntArray, requested: IntArray, 
 
 
 def _check_unusable(recording: Recording, stated: IntArray, residencies: ResidencyRows, file: Path) -> None:
-    """Check that `stated` units are the free units if no hole suffices for the head of the queue, otherwise 0."""
+    """Check `stated`: all free units if they suffice for the head of the queue but no hole does, otherwise 0."""
     memory, steps = recording.memory, recording.steps
     assert memory.requested is not None
     buddies = recording.meta.policy.get("fit") == "buddy"

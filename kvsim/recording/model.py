@@ -72,9 +72,7 @@ class Pool:
 
     @property
     def units_in_words(self) -> str:
-        """Description of the units, such as "slots", "blocks of 16 tokens" or "blocks of 2.00 MiB for 3 tables a
-        sequence".
-        """
+        """Description of the units: "slots", "blocks of 16 tokens" or "blocks of 2.00 MiB for 3 tables a sequence"."""
         if self.groups:
             tables = f"{len(self.groups)} tables" if len(self.groups) > 1 else "one table"
             return f"blocks of {self.bytes_per_unit / 2**20:.2f} MiB for {tables} a sequence"

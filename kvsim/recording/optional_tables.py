@@ -80,9 +80,7 @@ class CopiesUnderWay:
             copy.awaited_step = step if copy.awaited_step == _NEVER else copy.awaited_step
 
     def report(self, number: int, slots: Sequence[int]) -> None:
-        """Record that copy `number` has ended. Its host blocks are idle from now on, in the order `slots` for
-        eviction.
-        """
+        """Record that copy `number` has ended. Its host blocks are idle from now on, in the order of `slots`."""
         copy = self._under_way.pop(number)
         if sorted(slots) != sorted(copy.units_of_slot):
             raise ValueError(f"copy {number} is of other host blocks")

@@ -15,7 +15,7 @@ class Mark:
     """Numbers of rows of a growing recording at one moment."""
 
     seq: int
-    """Last sequence number of an event."""
+    """`seq` of the last event before the mark."""
     num_requests: int
     num_steps: int
     num_schedule_rows: int

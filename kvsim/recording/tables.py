@@ -331,7 +331,7 @@ class Schedule(ColumnTable):
     tokens: IntArray = column("int32")
     repeat: IntArray | None = optional_column("int32")
     known: IntArray | None = optional_column("int32")
-    """Number of the request's known tokens when the step was scheduled. Only with drafts: a row is one step."""
+    """Number of the request's known tokens when the step was scheduled. Only in runs with drafts."""
     outputs: IntArray | None = optional_column("int32")
     """Number of output tokens that the step gave the request. Only in runs with drafts."""
     proposed: IntArray | None = optional_column("int32")
@@ -345,7 +345,7 @@ class Schedule(ColumnTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Memory(ColumnTable):
-    """Table of memory events: a row for each change of which request holds consecutive units, in order."""
+    """Table of memory events, in order: a row for each allocation, release or eviction of consecutive units."""
 
     name: ClassVar[str] = "memory"
     is_optional: ClassVar[bool] = True
@@ -485,7 +485,7 @@ class EncoderEvents(ColumnTable):
     step: IntArray = column("int32", counts=True)
     kind: IntArray = column("uint8", names=ImageEventKind)
     request: IntArray = column("int32")
-    """Request that begins or ends to hold the image; -1 if the image is computed or evicted."""
+    """Request that starts or stops holding the image; -1 if the image is computed or evicted."""
     image: IntArray = column("int32")
 
 

@@ -162,8 +162,7 @@ class DuplicatePrefixes:
     def __init__(self, num_requests: int, samples: Sequence[Sequence[CachedKeys]] = ()) -> None:
         """Prepare for samples among `num_requests` arrivals.
 
-        `samples` are samples that were already taken, a sequence for each server; all servers have the same sample
-        times.
+        `samples` are samples that were taken before: for each server a sequence, all with the same sample times.
         """
         self._num_requests, self._num_seen = num_requests, 0
         self._samples = [num_extra(held) for held in zip(*samples, strict=True)]

@@ -48,7 +48,7 @@ class Disaggregation:
     num_prefill: int
     num_decode: int
     route: RouteName | str | Router = "shortest"
-    """Router that chooses the prefill server of each request. Its decode server is the one with the fewest requests."""
+    """Router that chooses a request's prefill server. Its decode server is always that with the fewest requests."""
     ranks: int = 1
     """Number of data-parallel ranks of each server, among which its front end chooses."""
     link: KvLink = _DEFAULT_LINK

@@ -161,13 +161,13 @@ class SharedStore:
         self.loads: dict[ServerProcess, list[StoreLoad]] = {}
         """Loads of each server, in the order in which they began."""
         self._loading: dict[ServerProcess, list[StoreLoad]] = {}
-        """Loads of each server whose end was not reported yet."""
+        """Loads without a reported end, by server."""
         self._without_token: dict[int, ServerProcess] = {}
         """Server of each request that has no output token yet, by the request's number."""
         self._keys: dict[int, list[int]] = {}
         """Block keys of the prompt of each request that has not ended, by the request's number."""
         self._homes: dict[ServerProcess, list[int]] = {}
-        """Numbers of the requests of each server that have not ended."""
+        """Numbers of the unfinished requests of each server."""
         self.writes: dict[int, StoredPrompt] = {}
         """Writes that have ended, by the number of the request whose prompt was written."""
 

@@ -80,7 +80,9 @@ class QueueMirror:
         return {before, number, after}
 
     def _compare(self, blocks: Records[Block], number: int) -> None:
-        """Check the engine's links of a block and, with `reuses_first`, that it is on the right side of others."""
+        """Check the engine's links of a block. With `reuses_first`, no block without a prefix follows one with a
+        prefix.
+        """
         before, after = self._previous[number], self._next[number]
         if (blocks[number].previous, blocks[number].next) != (before, after):
             raise IntegrityError(

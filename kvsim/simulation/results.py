@@ -240,7 +240,7 @@ class FinalRows:
         return rows if self._number_of is None else np.where(rows < 0, rows, self._number_of[rows])
 
     def _take_steps(self, engine: Engine) -> None:
-        """Append the steps with a processed output to the sink. Steps in flight stay in `_waiting` until then."""
+        """Append the steps with a processed output to the sink. Steps in flight wait in `_waiting`."""
         num_steps, num_outputs = _num_steps(engine), _num_outputs(engine)
         self._num_steps = int(engine.state.num_steps)
         names = ["seq", "start_s", "prefill_tokens", "num_tokens", "num_scheduled", "running", "waiting", "preempted",

@@ -121,7 +121,7 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """Name of the run's results: those of the policy and of the workload."""
+        """Name of the run's results: the policy and the workload."""
         return f"{self.policy.name}-{self.workload.name}"
 
     @property

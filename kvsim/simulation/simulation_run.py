@@ -122,7 +122,7 @@ class SimulationRun:
     """Simulation of a workload on one server, or on several servers with one router."""
 
     _num_ended = 0
-    """Number of ended requests that the progress callback was called with last, over all servers."""
+    """Number of ended requests, over all servers, in the last call of the progress callback."""
 
     def __init__(
         self,

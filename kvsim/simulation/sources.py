@@ -213,7 +213,7 @@ class Conversations:
         self._num_awaited = turns.num_awaited()
         """Number of turns that each turn still waits for."""
         self._ready_s = [0.0] * len(turns)
-        """Time in seconds before which each turn may not be sent: the ends of the turns before it, plus its pause."""
+        """Earliest time in seconds of each turn: the latest end of a turn before it, plus the pause between them."""
         self._num_left = np.bincount(turns.session).tolist()
         """Number of turns of each session that have not ended."""
         self._dispatcher = dispatcher

@@ -28,7 +28,7 @@ class Content(NamedTuple):
     expired: int
     """Number of written slots that no later step reads. They count in `written` too."""
     reserved: int
-    """Slots that will be written later."""
+    """Number of slots that will be written later."""
 
 
 class Held(NamedTuple):
@@ -40,7 +40,7 @@ class Held(NamedTuple):
     skipped: int
     """Number of leading tokens that no later step reads."""
     full: int
-    """Number of tokens at the end of the sequence."""
+    """Number of tokens that the sequence has at its end."""
 
 
 CONNECTOR_KINDS = (CONNECTED, DISAGGREGATED)
