@@ -53,8 +53,8 @@ def padded_tokens(engine: Engine, computed: int, budget: int) -> int:
 
 @part
 def unsplit_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Return `num_tokens`, reduced so that after this chunk either no prompt token is left, or at least as many as
-    drafting reads ahead.
+    """Return `num_tokens`, reduced if the chunk would leave some tokens of the prompt, but fewer than drafting reads
+    after a chunk.
     """
     ahead, rest = engine.settings.prompt_ahead_tokens, sequence.num_tokens - computed - num_tokens
     return max(num_tokens - (ahead - rest), 0) if 0 < rest < ahead else num_tokens

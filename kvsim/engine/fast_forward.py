@@ -36,7 +36,7 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
 
 @part
 def _begin(engine: Engine, index: int) -> bool:
-    """Make the sequence at `index` of `Engine.running` quiet if it only decodes; return whether it does."""
+    """Make the sequence at `index` of `Engine.running` quiet if it only decodes; return True if it is quiet now."""
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
     computed, num_awaited = sequence.computed, 1 if settings.ahead else 0
     is_decode = computed >= sequence.prompt_tokens and sequence.num_tokens + num_awaited - computed == 1
@@ -91,7 +91,7 @@ def catch_up_from(engine: Engine, first: int, launched: int) -> None:
 
 @part
 def list_quiet(engine: Engine) -> None:
-    """List all sequences of the last scheduled step in `batch`, in order, and catch up the quiet ones."""
+    """Add the quiet sequences of the last scheduled step to `Engine.batch`, in order, and catch them up."""
     state = engine.state
     if state.num_quiet == 0:
         return

@@ -124,7 +124,9 @@ class Job(Linked):
     sequence: Small = 0
     is_load: bool = False
     begin: Small = 0
-    """Index, among the sequence's host blocks, of the first one to copy; the last one is before `end`."""
+    """Index of the first host block to copy, among the host blocks of the sequence. `end` is the index after the last
+    one.
+    """
     end: Small = 0
     first_written: Small = 0
     """Index of the first host block that a store writes. The store's other blocks are linked by `next_of_job`."""

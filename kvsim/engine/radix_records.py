@@ -26,7 +26,9 @@ FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL_FIRST = range(6)
 LRU, LFU, FIFO, FILO, MRU, LEAST_PRIORITY, SLRU = range(7)
 """Strategies that choose the leaf of the tree that is evicted first, by SGLang's names."""
 NO_BATCH, EXTEND, DECODE, MIXED = range(4)
-"""Kinds of batches: none; prefills only; one token of each running request; prefills and such tokens."""
+"""Kinds of batches. `EXTEND`: prefills only. `DECODE`: one token of each running request. `MIXED`: both. `NO_BATCH`: no
+batch.
+"""
 NOT_CHUNKED = 0
 """Value of `RadixState.chunked` if no request is in the middle of its prompt."""
 NO_HOST, WRITE_THROUGH, WRITE_SELECTIVE, WRITE_BACK = range(4)
@@ -71,7 +73,9 @@ class RadixArguments:
     mixes: bool = False
     """True if running requests decode in the same step as a prefill."""
     is_exclusive: bool = False
-    """True if a prefill that follows another prefill is launched only after the output of that one."""
+    """True if a prefill that follows another prefill is launched only after the output of the earlier one is
+    processed.
+    """
     prefill_max_requests: int = 0
     """Largest number of requests in one prefill; 0 for no limit."""
     prefill_decode_interval: int = 0
@@ -125,7 +129,7 @@ class RadixState:
     """Numbers of the cache and of its scheduler that change from step to step."""
 
     is_collecting: bool = False
-    """True if freed pages are collected now, to be freed in one call later."""
+    """True if freed pages are only collected, until one call frees all of these."""
     num_free_windows: int = 0
     """Number of free pages in the pool for windows."""
     num_cached_windows: int = 0
@@ -135,11 +139,13 @@ class RadixState:
     matched_pages: int = 0
     """Number of pages of the last match, whether or not they have windows."""
     host_node: int = ROOT
-    """Node at which the last match ended. Copies on the host count."""
+    """Node, on the device or on the host, at which the last match ended."""
     num_nodes: int = 0
     """Number of records of nodes that were ever used."""
     first_spare: int = 0
-    """Index of the first record of a node that can be used again. Its `parent` is the index of the next one."""
+    """Index of the first unused record of a node. The `parent` of an unused record is the index of the next unused
+    one.
+    """
     num_leaves: int = 0
     """Number of leaves that can be evicted now."""
     entries_end: int = 0
@@ -230,7 +236,7 @@ class RadixState:
     num_step_loads: int = 0
     """Number of pages that the step being scheduled loads from the host."""
     awaited_s: float = 0.0
-    """Time at which the copies to the host for which an eviction waits have ended, in seconds."""
+    """Time, in seconds, at which the last copy to the host ends that an eviction waits for."""
     num_idle_passes: int = 0
     """Number of latest passes, one after the other, that launched no batch and changed nothing."""
     num_copy_rows: int = 0
@@ -304,7 +310,9 @@ class Node(Bucketed):
     """True if the pages of the node have window slots."""
     window_locks: Small = 0
     edge: Small = 0
-    """Number that identifies the node as the upper end of the windows that a request locks; 0 if it is none."""
+    """Number of the lock edge at this node: the upper end of the windows that a request locks. 0 if no request's
+    windows end here.
+    """
     younger: Small = ROOT
     """Node whose windows were used next after those of this node. In the record of `ROOT`, the least recently used
     node.
@@ -321,7 +329,7 @@ class Holding:
     node: Small = ROOT
     """Node at which the cached prefix of the request ends."""
     host_node: Small = ROOT
-    """Node at which the cached prefix of the request ends, if copies on the host count."""
+    """Node, on the device or on the host, at which the cached prefix of the request ends."""
     host_tokens: Small = 0
     """Number of tokens of the last match whose pages are only on the host."""
     loaded_pages: Small = 0
@@ -350,7 +358,9 @@ class Holding:
     laid_out_tokens: Small = 0
     """Number of tokens of the request when the scheduler last copied its list of tokens."""
     matched_tokens: Small = 0
-    """Number of leading tokens that the last match found, those on the host included. The queue is sorted by it."""
+    """Number of leading tokens that the last match found, those on the host included. `LPM` sorts the queue by this
+    number.
+    """
     limit: Small = 0
     """Largest number of output tokens that the request allows."""
     begin_key: int = 0

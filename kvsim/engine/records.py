@@ -50,8 +50,8 @@ class Settings:
     """Largest number of sequences that run at once; at most `max_num_seqs`."""
     long_prefill_token_threshold: int = 0
     threshold_is_adaptive: bool = False
-    """True if `long_prefill_token_threshold` is raised to the step's budget divided by the number of running and
-    waiting sequences.
+    """True if `long_prefill_token_threshold` is raised to an equal share of the step's budget for each running or
+    waiting sequence.
     """
     prefill_interval: Feature = 1
     """Smallest number of steps from one step that computes prompts to the next; 1 for no restriction."""
@@ -130,8 +130,8 @@ class Settings:
     answers_awaited: bool = False
     """True if the model runner yields only outputs that the scheduler awaits."""
     windows_wait: FeatureFlag = False
-    """True if blocks of windows, chunks and states are freed only after the outputs of all steps in flight that read
-    them.
+    """True if blocks of windows, chunks and states are freed only after all steps in flight that read them are
+    processed.
     """
     counts_flight: FeatureFlag = False
     """True if the number of tokens in flight is counted for each sequence, because releases or admissions depend on
@@ -239,7 +239,7 @@ class Settings:
     rejected.
     """
     pads_alone: FeatureFlag = False
-    """True if such padding is added even if the step has no running sequence, except near the longest sequence
+    """True if `pads_admission` also applies in a step without running sequences, except near the longest sequence
     length.
     """
     caches_processed: FeatureFlag = False
@@ -401,7 +401,9 @@ class State:
     num_adapters: int = 0
     """Number of adapters in use."""
     num_failures: int = 0
-    """Number of discarded outputs that the scheduler did not await. vLLM raises an AssertionError for each."""
+    """Number of outputs that were discarded although the scheduler did not await them. vLLM raises an AssertionError
+    for each.
+    """
     num_padding_failures: int = 0
     """Number of admissions with fewer tokens than the padding drafts need. vLLM raises an AssertionError for each."""
     num_adapter_failures: int = 0
@@ -769,7 +771,7 @@ class Rectangle:
     most_new_tokens: int = 0
     """Largest number of output tokens that any row may have, by its limit."""
     longest_answer: int = 0
-    """Largest number of output tokens that any row will have."""
+    """Number of output tokens of the row with the most output tokens."""
     num_steps: int = 0
     """Number of steps of the batch: until the last row ends, or until the memory is full."""
     step: int = 0
@@ -780,7 +782,7 @@ class Rectangle:
     """Number of rows that have not ended."""
     live_prompt_tokens: int = 0
     live_new_tokens: int = 0
-    """Number of output tokens that all live rows together will have."""
+    """Number of output tokens that all live rows together have at their ends."""
     next_end: int = 0
     """Number of the batch's first step in which one row fewer is live."""
 

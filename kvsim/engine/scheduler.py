@@ -1,4 +1,4 @@
-"""The scheduler of vLLM V1: every step decides anew which sequences compute how many tokens.
+"""The scheduler of vLLM V1: in every step, it decides which sequences compute how many tokens.
 
 `schedule` gives tokens to the running sequences, in order of admission, and preempts if memory is short. Then it admits
 waiting sequences. `update` processes the outputs of the oldest step in flight. With asynchronous scheduling, a step is

@@ -81,7 +81,7 @@ def has_next(engine: Engine) -> bool:
 
 @part
 def next_in_pass(engine: Engine) -> Sequence:
-    """Return the sequence that the pass visits next, without removing it. `has_next` must be true."""
+    """Return the sequence that comes next in the pass, without removing it. `has_next` must be true."""
     state = engine.state
     if state.num_looked_at == state.num_skipped:
         return peek(engine)
@@ -94,7 +94,7 @@ def next_in_pass(engine: Engine) -> Sequence:
 
 @part
 def pop(engine: Engine, sequence: Sequence) -> None:
-    """Remove the sequence that the pass visits from the waiting ones, because it is admitted."""
+    """Remove the sequence at which the pass is from the waiting sequences, because it is admitted."""
     engine.state.num_waiting -= 1
     _forget_passes(engine, sequence)
     _leave_pass(engine, sequence)
@@ -102,7 +102,7 @@ def pop(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def skip(engine: Engine, sequence: Sequence) -> None:
-    """Move the sequence that the pass visits to the skipped sequences of this pass."""
+    """Skip the sequence at which the pass is: move it to the skipped sequences of this pass."""
     state = engine.state
     _leave_pass(engine, sequence)
     # The second half of the list: the first half may still hold sequences of earlier passes that were not visited.
@@ -202,7 +202,7 @@ def _forget_passes(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _leave_pass(engine: Engine, sequence: Sequence) -> None:
-    """Remove the sequence that the pass visits from the skipped sequences, or from the queue."""
+    """Remove the sequence at which the pass is: from the skipped sequences, or from the queue."""
     if sequence.is_skipped:
         engine.state.num_looked_at += 1
         sequence.is_skipped = False

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MUCH_LONGER = 1.5
-"""Limit of the number of layers of the most frequent kind, divided by that of the rarest kind.
+"""Ratio of two numbers of layers: those of the most frequent kind, and those of the rarest kind.
 
-Below this limit, each kind is one group. From it on, each group has as many layers as the rarest kind.
+Below this ratio, each kind is one group. From it on, each group has as many layers as the rarest kind.
 """
 
 

@@ -165,7 +165,9 @@ def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tupl
 
 
 def _too_long(plan: CachePlan, longest: int) -> str:
-    """Return the message for a `max_model_len` that does not fit. `longest` is the length in tokens that does."""
+    """Return the message for a `max_model_len` that does not fit. `longest` is the largest length that fits, in
+    tokens.
+    """
     needed = plan.blocks_for(plan.settings.max_model_len)
     remedy = f"--max-model-len {longest} would fit; " if longest else ""
     return (

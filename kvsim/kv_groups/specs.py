@@ -100,7 +100,7 @@ class CacheSettings:
     mla_block_size: int | None = None
     """Number of tokens in the smallest block of the GPU's backend for MLA.
 
-    None is a Hopper GPU: 16 (FlashAttention), or 64 with an fp8 cache (FlashMLA).
+    None means a Hopper GPU: 16 (FlashAttention), or 64 with an fp8 cache (FlashMLA).
     """
     hash_block_size: int | None = None
     """Number of tokens that one prefix hash covers; None for vLLM's choice."""

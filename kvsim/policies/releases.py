@@ -68,8 +68,8 @@ def _changes(*changes: tuple[str, Any, str]) -> dict[str, Any]:
 
 
 def _members(members: dict[str, Enum]) -> dict[str, Any]:
-    """Return the metadata of a field whose values are members of an enumeration: for each release that changes it, the
-    new value.
+    """Return the metadata of a field that is an enumeration. `members` has the new value for each release that changes
+    it.
     """
     return _changes(*((since, member, str(member.value)) for since, member in members.items()))
 

@@ -1,7 +1,7 @@
 """Handling of blocks that failed to load from outside, as in vLLM.
 
-A sequence with such a bad block keeps only the tokens before it. Depending on the policy for failed loads, the sequence
-computes the rest again, or ends with an error.
+A sequence with a block that failed (a bad block) keeps only the tokens before it. With `ConnectorSettings.recomputes`,
+it computes the rest again; otherwise it ends with an error.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ def _unmark(engine: Engine) -> None:
 
 @part
 def _cut(engine: Engine, sequence: Sequence, computed: int, forgets: bool) -> bool:
-    """Reduce the `computed` tokens of a sequence to those before its first bad block; return whether it has a marked
+    """Reduce the `computed` tokens of a sequence to those before its first bad block; return True if it has a marked
     block.
 
     A block that is marked as seen reduces nothing, because another sequence recomputes it. With `forgets`, the first
-    bad block and all blocks after it are removed from the prefix cache.
+    bad block and all later blocks are removed from the prefix cache.
     """
     settings, marks = engine.settings, engine.connector.marks
     table = table_of(engine, sequence, 0)

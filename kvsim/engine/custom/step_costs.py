@@ -45,7 +45,9 @@ def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
 
 
 def _batch(engine: Engine) -> dict[int, int]:
-    """Return the number of tokens, for each sequence, that this step computes as scheduled so far."""
+    """Return the number of tokens of each sequence that the step being scheduled already computes, by the sequence's
+    number.
+    """
     return {engine.batch[index]: engine.batch_tokens[index] for index in range(engine.state.num_listed)}
 
 

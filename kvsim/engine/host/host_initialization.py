@@ -75,8 +75,8 @@ def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
 
 
 def most_loading(policy: Paged, num_units: int, size: int) -> int:
-    """Return how many of `size` sequences can load at once. Each load takes at least as many GPU blocks as a host block
-    has.
+    """Return how many of `size` sequences can load at once. Each load takes the GPU blocks of at least one host
+    block.
     """
     return min(size, num_units // blocks_per_slot(policy))
 

@@ -160,8 +160,8 @@ def _touch(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _record_allocations(engine: Engine, sequence: Sequence) -> None:
-    """Record this call of the scheduler for the blocks that it allocated to a sequence; for all its blocks if it
-    admitted the sequence.
+    """Write the number of this scheduler call to `HostTier.allocated_in`, for the blocks that it allocated to a
+    sequence.
     """
     host_sequence, table = engine.host.sequences[sequence.number], table_of(engine, sequence, 0)
     for entry in range(table.begin + host_sequence.num_recorded, table.begin + table.num_blocks):

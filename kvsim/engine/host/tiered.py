@@ -2,10 +2,10 @@
 
 It differs from the paged pool in three ways:
 
-- A waiting sequence may load blocks from the host before it is admitted. Other sequences are admitted meanwhile.
+- A waiting sequence may load blocks from the host before it is admitted. During the load, other sequences are admitted.
 - With asynchronous scheduling, blocks become free only when the outputs of all earlier steps are processed. So a
   preempted sequence frees no block for the step that preempts it.
-- The end of a copy is reported with the output of a step. Its blocks stay in use until then.
+- The end of a copy is reported with the output of a step. Until that report, the blocks of the copy stay in use.
 """
 
 from __future__ import annotations

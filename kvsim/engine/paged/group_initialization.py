@@ -133,8 +133,8 @@ def _slots_of_groups(layout: KVCacheLayout) -> tuple[list[int], list[int]]:
 
 
 def _lookup_order(layout: KVCacheLayout) -> list[int]:
-    """Return the index of the first group of every kind of layers, in the order of lookup: kinds of full attention
-    first.
+    """Return the indices of the groups that are the first of their kind, in the order of lookup: kinds of full
+    attention first.
     """
     specs = [group.spec for group in layout.groups]
     order = [specs.index(spec) for spec in dict.fromkeys(specs)]

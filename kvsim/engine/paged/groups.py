@@ -136,7 +136,7 @@ def remove_skipped_blocks(engine: Engine, sequence: Sequence, group: int, comput
 
 @part
 def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Return the number of computed tokens up to which a sequence neither needs nor frees a block of the group."""
+    """Return the number of computed tokens up to which a sequence neither needs nor frees a block in `group`."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     block_size = record.block_size
     room = table.num_blocks * block_size - engine.settings.lookahead_tokens
@@ -350,7 +350,7 @@ def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 
 @part
 def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Return `num_tokens`, reduced so that the chunk ends at the first boundary.
+    """Return `num_tokens`, reduced so that the chunk ends at the first boundary after `computed` tokens.
 
     Boundaries are the end of a partly computed block, the last boundary of the prompt, and the junction.
     """

@@ -145,7 +145,7 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 def _mark_tail(engine: Engine, sequence: Sequence, group: int, end_tokens: int) -> None:
     """Mark the block in which the last hash of a prompt ends, if it ends within `end_tokens` and the block has no key.
 
-    vLLM gives such a block the key of the hash. No lookup finds the block by this key.
+    vLLM gives the block the key of the hash, but no lookup finds the block by this key.
     """
     record, table = engine.groups[group], table_of(engine, sequence, group)
     hash_tokens = record.block_size // record.hashes_per_block

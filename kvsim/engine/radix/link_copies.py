@@ -177,7 +177,7 @@ def _after_kernels_s(engine: Engine, free_s: float) -> float:
 
 @part
 def _num_ended(engine: Engine, copies: Records[NodeCopy], size: int) -> int:
-    """Return the number of copies that have ended, among the first `size` of `copies`; they are the first ones."""
+    """Return how many of the first `size` copies have ended. Copies end in order."""
     num_ended = 0
     while num_ended < size and copies[num_ended].done_s <= engine.state.host_s:
         num_ended += 1

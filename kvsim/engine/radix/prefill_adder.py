@@ -368,8 +368,8 @@ def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _lead(engine: Engine, number: int, other: int) -> int:
-    """Return the difference in priority by which request `number` is more important than `other`; negative if it is
-    less important.
+    """Return the lead of request `number` over request `other`, as a difference of priorities; negative if `other` is
+    more important.
     """
     lead = engine.radix.holdings[number].priority - engine.radix.holdings[other].priority
     return -lead if engine.radix.settings.low_values_first else lead

@@ -31,9 +31,7 @@ def window(engine: Engine, node: Node) -> None:
 
 @part
 def duplicate_of_node(engine: Engine, node: Node) -> None:
-    """Record that a node frees its pages, because a request's pages with the same tokens, which have windows, replace
-    them.
-    """
+    """Record that a node frees its pages. A request's pages, which have windows and the node's tokens, replace them."""
     _write_node(engine, DUPLICATE, node)
 
 

@@ -20,8 +20,8 @@ _EXTENDS_BEFORE_SLIDING = 2
 
 @part
 def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
-    """Evict from the tree until `num_tokens` slots are free, and with windows as many window slots, or nothing can be
-    evicted.
+    """Evict from the tree so that `num_tokens` slots are free; with windows, `num_tokens` window slots, too. The tree
+    may have too few.
     """
     shortfall = max(num_tokens - token_slots.num_free_tokens(engine), 0)
     of_windows = 0
