@@ -46,9 +46,7 @@ which kernels take 2.6 ms.
 
 @part
 def advance(engine: Engine, until_s: float) -> int:
-    """Run until the caller has to act, at most to the end of the first step that ends at `until_s` or later; return the
-    outcome.
-    """
+    """Run until the caller has to act, or a step ends at `until_s` or later; return the outcome."""
     outcome = _advance(engine, until_s)
     fast_forward.catch_up_from(engine, 0, engine.state.num_scheduled)
     return outcome
@@ -89,9 +87,7 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one retur
 
 @part
 def next_arrival_s(engine: Engine) -> float:
-    """Return the arrival time of the next request that was sent, in seconds; infinity if all sent requests have
-    arrived.
-    """
+    """Return the arrival time of the next request that was sent, in seconds; infinity if all have arrived."""
     state = engine.state
     if state.num_arrived == state.num_submitted:
         return math.inf
@@ -100,9 +96,7 @@ def next_arrival_s(engine: Engine) -> float:
 
 @part
 def ask_again(engine: Engine, num_users: int) -> None:
-    """Send the next `num_users` requests of the workload, one for each user who got an answer; each arrives after the
-    think time.
-    """
+    """Send the next `num_users` requests of the workload, one for each answered user, after the think time."""
     state = engine.state
     for _ in range(min(num_users, len(engine.lines) - state.num_submitted)):
         engine.times[engine.lines[state.num_submitted].arrived].arrival_s = state.host_s + engine.settings.think_s

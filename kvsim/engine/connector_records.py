@@ -147,9 +147,7 @@ class ConnectorTables(NamedTuple):
     loads: Numbers
     """Numbers of the sequences whose loads have begun, in order, until the caller reads them."""
     notices: Numbers
-    """Numbers of the sequences that fetch nothing from another server, which can then free the blocks of their
-    prompts.
-    """
+    """Numbers of the sequences that fetch nothing from another server, which can free their prompts' blocks."""
     sends: Numbers
     """Numbers of the sequences that have ended and whose blocks are kept for another server from the next step on."""
     live: Numbers

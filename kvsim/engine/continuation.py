@@ -16,9 +16,7 @@ _NOT_COPIED_BY_NAME = (
     *("memory", "scheduler", "rules", "external", "host", "connector", "radix", "encoder", "step_times"),
     *("steps", "outputs", "gaps", "memory_rows"),
 )
-"""Fields that `moved` does not copy by name: parts that both engines share, those in `_parts_of`, and rows that were
-drained.
-"""
+"""Fields that `moved` does not copy by name: shared parts, those in `_parts_of`, and drained rows."""
 
 
 def moved(source: Engine, target: Engine) -> Engine:
@@ -46,9 +44,7 @@ def _parts_of(engine: Engine) -> tuple[Any, ...]:
 
 
 def _copy(old: Any, new: Any, end: int | None = None) -> None:
-    """Copy a record, or the first `end` records or numbers, from an interpreted to a compiled engine. None copies
-    all.
-    """
+    """Copy a record, or the first `end` records or numbers, to a compiled engine. None copies all."""
     if isinstance(new, np.void):
         for field in dtype_of(type(old)).names or ():
             new[field] = getattr(old, field)

@@ -133,9 +133,7 @@ def verify(engine: Engine, sequence: Sequence, index: int) -> None:
 
 @part
 def _take_back(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Count the last `num_tokens` computed tokens as rejected. Their slots stay written until the tokens there are
-    computed again.
-    """
+    """Count the last `num_tokens` computed tokens as rejected. Their slots stay written until recomputed."""
     totals.note_computed(engine, sequence)
     sequence.rejected += num_tokens
     sequence.computed -= num_tokens

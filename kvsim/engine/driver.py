@@ -113,16 +113,12 @@ class Driver:
             return int(self._look_up(self.engine, 0, float(number)))
 
     def next_moment(self) -> int:
-        """Schedule a step or process an output, whatever the clock says; return the outcome (see
-        `clock.next_moment`).
-        """
+        """Schedule a step or process an output, without regard to the clock; see `clock.next_moment`."""
         self._begin_slice()
         return int(self._act(self.engine, _MOMENT, 0.0))
 
     def has_work(self) -> bool:
-        """Tell whether the next call of `next_moment` schedules a step. If not, it processes an output, if one is
-        awaited.
-        """
+        """Tell whether the next call of `next_moment` schedules a step. If not, it processes an output."""
         return bool(self.engine.scheduler.has_work(self.engine))
 
     def play(self, kinds: npt.NDArray[Any] | list[int], numbers: npt.NDArray[Any] | list[int]) -> int:
@@ -201,9 +197,7 @@ class Driver:
         return self.engine.sequences[number]
 
     def blocks(self, number: int, group: int = 0) -> list[int]:
-        """Return the block ids in the table of sequence `number` in `group`; an empty list while the sequence holds no
-        block.
-        """
+        """Return the block ids in the table of sequence `number` in `group`; empty while it holds no block."""
         return self.table(number, group) if self.engine.sequences[number].num_units else []
 
     def table(self, number: int, group: int = 0) -> list[int]:
@@ -214,9 +208,7 @@ class Driver:
         return listed(self.engine.entries, table.begin, table.begin + table.num_blocks)
 
     def free_queue(self) -> list[int]:
-        """Return the ids of the free blocks in queue order. The loop ends even if the links of the queue are
-        damaged.
-        """
+        """Return the ids of the free blocks in queue order. The loop ends even if its links are damaged."""
         queue: list[int] = []
         following = listed_column(self.engine.blocks, "next")
         block = following[HEAD]
@@ -230,15 +222,11 @@ class Driver:
         return self._listed("skipped", self.engine.state.num_skipped)
 
     def deferred(self) -> list[int]:
-        """Return the numbers of the sequences whose blocks are freed only after the steps in flight, in order of
-        freeing.
-        """
+        """Return the numbers of the sequences whose blocks are freed after the steps in flight, in order of freeing."""
         return listed(self.engine.external.deferred, 0, self.engine.external.state.num_deferred)
 
     def jobs(self) -> dict[int, Job]:
-        """Return the copies whose end has not been reported, by the index of their record, in the order in which they
-        began.
-        """
+        """Return the copies whose end has not been reported, by the index of their record, in order of begin."""
         jobs, record = {}, int(self.engine.host.jobs[NO_JOB].next)
         while record != NO_JOB:
             jobs[record] = self.engine.host.jobs[record]
@@ -344,9 +332,7 @@ class Driver:
         return bool(self.engine.state.num_arrived > self.engine.state.num_ended)
 
     def report_read(self, number: int, at_s: float) -> None:
-        """Set the time, `at_s` seconds, at which another server has read the blocks that ended sequence `number`
-        keeps.
-        """
+        """Set the time (`at_s`) when another server has read the blocks that ended sequence `number` keeps."""
         if self.engine.settings.lockstep and not self.has_requests():
             self.skip_to(at_s)  # no step of the other ranks may advance its clock
         self.engine.connector.transfers[number].done_s = at_s
@@ -384,9 +370,7 @@ def act_on_batch(engine: Engine, action: int, argument: float) -> int:  # noqa: 
 
 @part
 def act(engine: Engine, action: int, argument: float) -> int:
-    """Run one action of an engine: advance to a time, take one moment, or replay events. `argument` is the time or the
-    number of events.
-    """
+    """Run one action: advance to a time, call `clock.next_moment`, or replay a number of events (`argument`)."""
     outcome = 0
     if action == _ADVANCE:
         outcome = clock.advance(engine, argument)

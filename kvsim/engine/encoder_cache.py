@@ -80,9 +80,7 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
 
 @part
 def _reuse(engine: Engine, sequence: Sequence, index: int) -> bool:
-    """Tell whether the image of the input at `index` is planned or cached. If it is cached, the sequence begins to use
-    it.
-    """
+    """Tell whether the image of the input at `index` is planned or cached. A cached image is then in use."""
     image = engine.encoder.images[engine.encoder.inputs[index].content]
     if image.planned_in == engine.encoder.state.num_plans:
         if engine.settings.counts_repeated_images:
@@ -105,9 +103,7 @@ def _add_to_plan(engine: Engine, index: int) -> None:
 
 @part
 def _make_room(engine: Engine, num_tokens: int) -> bool:
-    """Evict unused images until the cache has room for `num_tokens` outputs; return False if the budget or the cache is
-    too small.
-    """
+    """Evict unused images until the cache has room for `num_tokens` outputs; return False if it cannot."""
     state = engine.encoder.state
     if num_tokens > state.budget - state.planned_tokens:
         return False
@@ -173,9 +169,7 @@ def encode(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def return_budget(engine: Engine, sequence: Sequence) -> None:
-    """Return the images that this step encodes for a preempted sequence to the step's budget. As in vLLM, they stay in
-    the cache.
-    """
+    """Return a preempted sequence's images of this step to its budget. As in vLLM, they stay cached."""
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
         place = engine.encoder.inputs[index]
         if place.encoded_in == engine.state.num_scheduled:
@@ -234,9 +228,7 @@ def _is_in_use(engine: Engine, index: int) -> bool:
 
 @part
 def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
-    """Record that a sequence uses an image for the input at `index`. At its first input with the image, it becomes a
-    user.
-    """
+    """Record that a sequence uses an image for the input at `index`. With its first one, it becomes a user."""
     place = engine.encoder.inputs[index]
     first = engine.encoder.inputs[place.first_same]
     if not first.is_user:

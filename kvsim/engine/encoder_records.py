@@ -116,9 +116,7 @@ class EncoderCache(NamedTuple):
     planned: Numbers
     """Indices of the inputs in the last plan. An index is negated if the image is planned for an earlier input."""
     evicted: Numbers
-    """Numbers of the images that the step being scheduled has evicted, in order. Images beyond the list's length are
-    left out.
-    """
+    """Numbers of the images that the step being scheduled has evicted, in order. Further ones are left out."""
     rows: Records[EncoderRow]
     """Events since the caller last read them; empty if they are not recorded."""
 

@@ -50,13 +50,9 @@ class ExternalKV(NamedTuple):
     state: ExternalState
     sequences: Records[ExternalSequence]
     prefilling: Numbers
-    """Numbers of the sequences that load or compute their prompt. The pool reserves blocks for the rest of each
-    prompt.
-    """
+    """Numbers of the sequences that load or compute their prompt. Blocks are reserved for the rest."""
     deferred: Numbers
-    """Numbers of the sequences whose blocks are freed only after steps in flight, in the order in which they gave up
-    their tables.
-    """
+    """Numbers of the sequences whose blocks wait for steps in flight, in the order of their releases."""
 
 
 def external_kv(size: int, *, compiled: bool) -> ExternalKV:

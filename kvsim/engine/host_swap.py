@@ -14,9 +14,7 @@ from kvsim.engine.state import PREEMPTED, Engine
 
 @part
 def send_out(engine: Engine, sequence: Sequence) -> None:
-    """Copy the computed blocks of a preempted sequence to the host, if it has room for all. Call this before the tables
-    are freed.
-    """
+    """Copy a preempted sequence's computed blocks to the host, if all fit, before its tables are freed."""
     state = engine.state
     num_blocks = _num_blocks(engine, sequence.computed)
     if sequence.status == PREEMPTED and 0 < num_blocks <= state.num_free_host_blocks:
@@ -27,9 +25,7 @@ def send_out(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def bring_back(engine: Engine, sequence: Sequence, hit_tokens: int) -> None:
-    """Copy the host blocks of an admitted sequence that follow its `hit_tokens` to the GPU, and free all its host
-    blocks.
-    """
+    """Copy the host blocks after an admitted sequence's `hit_tokens` to the GPU; free all its host blocks."""
     if sequence.parked_tokens > hit_tokens:
         num_hits = hit_tokens // engine.settings.unit_tokens
         engine.state.num_swapped_in += _num_blocks(engine, sequence.parked_tokens) - num_hits
@@ -45,9 +41,7 @@ def forget(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def transfer_s(engine: Engine) -> float:
-    """Return the time that the copies of this step take on the link, in seconds. A step copies in one direction
-    only.
-    """
+    """Return the time that the copies of this step take on the link, in seconds. A step copies one way only."""
     state = engine.state
     return (state.num_swapped_out + state.num_swapped_in) * engine.settings.host_block_s
 

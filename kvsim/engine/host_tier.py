@@ -124,9 +124,7 @@ class Job(Linked):
     sequence: Small = 0
     is_load: bool = False
     begin: Small = 0
-    """Index of the first host block to copy, among the host blocks of the sequence. `end` is the index after the last
-    one.
-    """
+    """Index, in the sequence, of the first host block to copy. `end` is the index after the last one."""
     end: Small = 0
     first_written: Small = 0
     """Index of the first host block that a store writes. The store's other blocks are linked by `next_of_job`."""
@@ -186,9 +184,7 @@ class HostTier(NamedTuple):
     sources: Numbers
     """Ids of the GPU blocks from which each slot is copied, one slot after the other."""
     jobs: Records[Job]
-    """Copies. Those that were not reported as ended are linked in order of their numbers. Record 0 is the head of this
-    list.
-    """
+    """Copies. Those not reported as ended are linked in order of their numbers, after the head, record 0."""
     sequences: Records[HostSequence]
     """One record for each sequence."""
     allocated_in: Numbers

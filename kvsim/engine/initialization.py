@@ -119,9 +119,7 @@ class EnginePlan:
     rules: CustomRules | None = None
     """Decisions of a custom policy in Python; None for a built-in policy."""
     eviction: OptimalEviction | None = None
-    """Eviction rule in place of vLLM's; None for vLLM's. Ignored if `rules` are given, which include an eviction
-    rule.
-    """
+    """Eviction rule in place of vLLM's; None for vLLM's. Ignored with `rules`, which include one."""
 
     @property
     def most_unsure(self) -> int:
@@ -188,9 +186,7 @@ class EnginePlan:
         return ahead + (2 * (1 + self.drafts.lookahead_tokens + self.drafts.num_tokens) if self.drafts else 0)
 
     def _empty_engine(self, layout: KVCacheLayout, room: Room, *, compiled: bool) -> Engine:
-        """Return the records of an engine. Those of requests, blocks and settings are filled in, all others are
-        empty.
-        """
+        """Return the records of an engine. Only those of requests, blocks and settings are filled in."""
         size, batch, policy, demand = len(self.demand.prompt), room.batch, self.policy, self.demand
         settings = self._settings(layout, room, compiled=compiled)
         is_custom = self.rules is not None and self.rules.own_units is not None
@@ -237,9 +233,7 @@ class EnginePlan:
         )
 
     def _lists_of_steps(self, settings: records.Settings, batch: int, *, compiled: bool) -> dict[str, Any]:
-        """Return empty lists of the running sequences and of the steps in flight. Each has room for `batch`
-        sequences.
-        """
+        """Return empty lists of the running sequences and of the steps in flight. Each has `batch` entries."""
         zeros, in_flight = partial(_zeros, compiled=compiled), settings.most_in_flight * batch
         counted = in_flight if settings.counts_flight else 0
         return {
@@ -313,9 +307,7 @@ class EnginePlan:
         return settings
 
     def _optional_parts(self, settings: records.Settings, room: Room, *, compiled: bool) -> dict[str, Any]:
-        """Return the parts that most engines leave empty: the encoder cache, and the state of single kinds of
-        memory.
-        """
+        """Return the parts that most engines leave empty: the encoder cache, and states of single kinds of memory."""
         policy, num_units = self.policy, self.num_units
         sizes = (num_units, len(self.demand.prompt), self.unit_bytes)
         has_external = self.connector is not None or host_initialization.has_offload(policy)
@@ -410,9 +402,7 @@ def _zeros(length: int, *, compiled: bool) -> Numbers:
 
 
 def _tables(room: Room, *, compiled: bool) -> Records[records.Table]:
-    """Return the empty block tables, one for each place and group. The entries of all tables lie one after the
-    other.
-    """
+    """Return the empty block tables, one for each place and group. Their entries lie end to end."""
     tables = make(records.Table, room.places * len(room.widths), compiled=compiled)
     fill(tables, 0, begin=np.cumsum([0, *room.widths * room.places])[:-1])
     return tables

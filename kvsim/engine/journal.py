@@ -16,18 +16,14 @@ _WHOLE_TABLE = -1
 
 @part
 def append_blocks(engine: Engine, sequence: Sequence, group: int, position: int, begin: int, end: int) -> None:
-    """Record that the blocks in `entries[begin:end]` were allocated to a sequence, for its table of `group` from
-    `position` on.
-    """
+    """Record that a sequence allocated `entries[begin:end]`, in its table of `group` from `position` on."""
     if engine.settings.records_memory:
         _blocks(engine, _APPEND, group, sequence.number - 1, position, begin, end)
 
 
 @part
 def share_blocks(engine: Engine, sequence: Sequence, group: int, position: int, begin: int, end: int) -> None:
-    """Record that a sequence hit the blocks in `entries[begin:end]` and shares them, in its table of `group` from
-    `position` on.
-    """
+    """Record that a sequence hit `entries[begin:end]`, shared in its table of `group` from `position` on."""
     if engine.settings.records_memory:
         _blocks(engine, _SHARE, group, sequence.number - 1, position, begin, end)
 
@@ -136,9 +132,7 @@ def list_batch(engine: Engine) -> None:
 
 @part
 def extends_row(engine: Engine, sequence: Sequence, computed_before: int, tokens: int) -> bool:
-    """Tell whether this step of a sequence only repeats its open row of the schedule, so that the row's `repeat` can
-    count it.
-    """
+    """Tell whether this step repeats the open row of a sequence, so that the row's `repeat` can count it."""
     open_row = sequence.open_row
     if open_row < 0 or engine.settings.num_drafts > 0:
         return False

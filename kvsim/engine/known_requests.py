@@ -33,9 +33,7 @@ class Demand:
     priority: Column
     arrival_s: npt.NDArray[np.float64]
     keys: Ragged[np.int64]
-    """Keys of the full blocks of each prompt, for the prefix cache; equal for equal prefixes. Empty for unknown
-    contents.
-    """
+    """Keys of the full blocks of each prompt, for the prefix cache, equal for equal prefixes; empty if unknown."""
     adapter: Column | int = 0
     """Number of the request's adapter, from 1 on; 0 for none."""
     begins: Column | None = None
@@ -76,9 +74,7 @@ class Demand:
 
     @property
     def stops_late(self) -> npt.NDArray[np.bool_]:
-        """True for requests that end before their limit, which asynchronous scheduling notices one step late:
-        bool[num_requests].
-        """
+        """True for requests that end before their limit, which async scheduling notices a step late: bool[n]."""
         return np.asarray(self.output < self.limit)
 
     def reservations(self, policy: Contiguous) -> Column:

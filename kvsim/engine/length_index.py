@@ -38,9 +38,7 @@ def earlier(engine: Engine, first: int, second: int) -> int:
 
 @part
 def first_at(engine: Engine, num_tokens: int) -> int:
-    """Return the waiting sequence with a prompt of `num_tokens` tokens that arrived first; `NO_SEQUENCE` if there is
-    none.
-    """
+    """Return the waiting sequence with a prompt of `num_tokens` tokens that arrived first; `NO_SEQUENCE` for none."""
     if 0 < num_tokens < len(engine.buckets):
         return engine.buckets[num_tokens].first
     return NO_SEQUENCE

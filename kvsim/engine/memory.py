@@ -115,9 +115,7 @@ class MemoryManager:
     free: Callable[[Engine, Sequence], None] = _ignore
     """Free all memory of a sequence. If its status is `PREEMPTED`, it will be admitted again."""
     frees_at_once: Callable[[Engine, Sequence], bool] = _is_ready
-    """Tell whether a running sequence may be preempted. With some connectors, it may be only if its blocks become free
-    at once.
-    """
+    """Tell whether a running sequence may be preempted. Some connectors require that its blocks become free at once."""
     expect_return: Callable[[Engine, Sequence], None] = _ignore
     """Prepare for the next admission of a sequence that is being preempted."""
 
@@ -127,15 +125,11 @@ class MemoryManager:
     cached_units: Callable[[Engine], int] = _cached_units
     """Return the number of free units with a cached prefix."""
     free_windows: Callable[[Engine], int] = _none
-    """Return the number of units of SGLang's window pool that no request holds. Those in the radix tree are
-    included.
-    """
+    """Return the number of units of SGLang's window pool that are free, or only in the radix tree."""
     cached_windows: Callable[[Engine], int] = _none
     """Return the number of units of SGLang's window pool that only the radix tree holds."""
     unusable_units: Callable[[Engine, Sequence], int] = _none_of
-    """Return the number of free units, if together they suffice for the head of the queue but no single range does;
-    otherwise 0.
-    """
+    """Return the number of free units, if they suffice for the head of the queue but no single range does; else 0."""
     expired_slots: Callable[[Engine], int] = _none
     """Return the number of held slots whose tokens no later step reads."""
     shared_tokens: Callable[[Engine, int], int] = _none_of

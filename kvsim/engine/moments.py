@@ -67,9 +67,7 @@ def _forget_last(engine: Engine) -> None:
 
 @part
 def _leaves_unrecorded(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether the release of a sequence's memory has not been recorded: it waits, loads, or frees its blocks
-    late.
-    """
+    """Tell whether the release of a sequence's memory is not recorded: it waits, loads, or frees its blocks late."""
     status = sequence.status
     if status in (WAITING, PREEMPTED, LOADING):
         return True

@@ -175,9 +175,7 @@ def settings_of_swap(cache: PagedSettings, block_bytes: int) -> dict[str, Any]:
 
 
 def may_skip_decodes(settings: records.Settings) -> bool:
-    """Tell whether the scheduler may skip sequences that only decode, because no setting requires a visit in every
-    step.
-    """
+    """Tell whether the scheduler may skip sequences that only decode: no setting requires a visit in every step."""
     visits_sequences = (
         settings.lookahead_tokens
         or settings.num_drafts

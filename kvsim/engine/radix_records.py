@@ -16,9 +16,7 @@ from kvsim.engine.records import Bucketed, Small
 
 NO_PAGE = 0
 SLOTS, WINDOWS = range(2)
-"""Pools of slots: `SLOTS` for full attention, or for all layers of a model without windows; `WINDOWS` for layers with
-windows.
-"""
+"""Pools of slots: `WINDOWS` for layers with windows, if these have a pool; `SLOTS` for all other layers."""
 ROOT = 0
 """Index of the root of the tree, which holds no page. Where another node is meant, it says that there is none."""
 FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL_FIRST = range(6)
@@ -26,15 +24,11 @@ FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL_FIRST = range(6)
 LRU, LFU, FIFO, FILO, MRU, LEAST_PRIORITY, SLRU = range(7)
 """Strategies that choose the leaf of the tree that is evicted first, by SGLang's names."""
 NO_BATCH, EXTEND, DECODE, MIXED = range(4)
-"""Kinds of batches. `EXTEND`: prefills only. `DECODE`: one token of each running request. `MIXED`: both. `NO_BATCH`: no
-batch.
-"""
+"""Kinds of batches: none; `EXTEND`, prefills; `DECODE`, a token of each running request; `MIXED`, both."""
 NOT_CHUNKED = 0
 """Value of `RadixState.chunked` if no request is in the middle of its prompt."""
 NO_HOST, WRITE_THROUGH, WRITE_SELECTIVE, WRITE_BACK = range(4)
-"""Write policies. A node of the tree is copied to the host: never; at its first hit; at its second hit; at its
-eviction.
-"""
+"""Write policies. A node of the tree is copied to the host never, at its first hit, its second hit, or its eviction."""
 IN_NEXT_PASS, BY_CLOCK, REPORTED = range(3)
 """Rules by which the scheduler finds that a copy between device and host has ended.
 
@@ -73,9 +67,7 @@ class RadixArguments:
     mixes: bool = False
     """True if running requests decode in the same step as a prefill."""
     is_exclusive: bool = False
-    """True if a prefill that follows another prefill is launched only after the output of the earlier one is
-    processed.
-    """
+    """True if a prefill that follows another prefill is launched after the output of the earlier one."""
     prefill_max_requests: int = 0
     """Largest number of requests in one prefill; 0 for no limit."""
     prefill_decode_interval: int = 0
@@ -143,9 +135,7 @@ class RadixState:
     num_nodes: int = 0
     """Number of records of nodes that were ever used."""
     first_spare: int = 0
-    """Index of the first unused record of a node. The `parent` of an unused record is the index of the next unused
-    one.
-    """
+    """Index of the first unused record of a node. The `parent` of a record is the next unused one."""
     num_leaves: int = 0
     """Number of leaves that can be evicted now."""
     entries_end: int = 0
@@ -174,9 +164,7 @@ class RadixState:
     puts_out: bool = False
     """True if a request of the running batch may yield outputs after the output of its prefill."""
     chosen_mode: int = NO_BATCH
-    """Kind of the batch that was chosen and waits for the previous output before it is launched; `NO_BATCH` if there is
-    none.
-    """
+    """Kind of the chosen batch that awaits the previous output before its launch; `NO_BATCH` for none."""
     is_full: bool = False
     """True if the running batch counts as full: no waiting request is tried before a request leaves."""
     ratio: float = 0.0
@@ -223,7 +211,7 @@ class RadixState:
     num_doubled: int = 0
     """Number of values of `Node.doubled` that were assigned since the run began."""
     num_copying: int = 0
-    """Number of pages on the device that copies lock, and no request."""
+    """Number of pages on the device that only copies lock."""
     next_copy: int = 0
     first_free_slot: int = NO_SLOT
     """First free slot of host memory. `RadixTables.next_slot` links the others."""
@@ -288,9 +276,7 @@ class Node(Bucketed):
     first_waiting: Small = 0
     last_waiting: Small = 0
     first_child: Small = ROOT
-    """Index of the first child with waiting requests that the sort of the queue has not visited; `ROOT` if there is
-    none.
-    """
+    """Index of the first child with waiting requests that the sort of the queue has not visited; `ROOT` for none."""
     next_sibling: Small = ROOT
     is_spare: bool = False
     """True if the record is not in use."""
@@ -310,9 +296,7 @@ class Node(Bucketed):
     """True if the pages of the node have window slots."""
     window_locks: Small = 0
     edge: Small = 0
-    """Number of the lock edge at this node: the upper end of the windows that a request locks. 0 if no request's
-    windows end here.
-    """
+    """Number of the lock edge at this node, the upper end of windows that a request locks; 0 for none."""
     younger: Small = ROOT
     """Node whose windows were used next after those of this node. In the record of `ROOT`, the least recently used
     node.
@@ -337,9 +321,7 @@ class Holding:
     lock: Small = ROOT
     """Last node of the path that the request locks."""
     edge: Small = 0
-    """Value of `Node.edge` at which the locked windows of the request's path end; 0 if the windows of the whole path
-    are locked.
-    """
+    """Value of `Node.edge` at which the request's locked windows end; 0 if those of the whole path are locked."""
     gone_tokens: Small = 0
     """Number of leading tokens whose window slots the request has freed."""
     branch_tokens: Small = 0
@@ -395,9 +377,7 @@ class Launch:
 
 @dataclass(slots=True, eq=False, repr=False)
 class NodeCopy:
-    """Copy of the last pages of a path between device and host, in progress until the scheduler finds that it has
-    ended.
-    """
+    """Copy of the last pages of a path between device and host, until the scheduler finds that it has ended."""
 
     number: int = 0
     """Number of the copy, in the order in which copies begin."""
@@ -473,7 +453,5 @@ class RadixTables(NamedTuple):
     launches: Records[Launch]
     """One record for each step that may be in flight."""
     needs: Records[Need]
-    """Future needs of requests, in ascending order of `Need.left`. Used only without a prefix cache; see
-    `prefill_adder`.
-    """
+    """Future needs of requests, in ascending order of `Need.left`. For runs without a prefix cache."""
     events: Records[CacheEvent]

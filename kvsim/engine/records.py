@@ -104,19 +104,13 @@ class Settings:
     chunked_prefill: bool = False
     reserve_full_prompt: bool = False
     fills_pipeline: bool = False
-    """True if a step is scheduled ahead even after an empty step, and even if the oldest step in flight is already
-    computed.
-    """
+    """True if a step is scheduled ahead even after an empty one, or if the oldest in flight is computed."""
     late_outputs_block: bool = False
     """True if a preempted sequence is admitted again only after all its outputs in flight have been processed."""
     drops_late: FeatureFlag = False
-    """True if the outputs in flight of a preempted sequence are discarded at once, so that it need not wait for
-    them.
-    """
+    """True if a preempted sequence's outputs in flight are discarded at once, so that it need not wait."""
     skipped_keep_places: bool = False
-    """True if a skipped sequence without blocks returns to the queue; False if it stays in the list of skipped
-    sequences.
-    """
+    """True if a skipped sequence without blocks returns to the queue; False if it stays with the skipped ones."""
     keeps_turns: bool = False
     """True if a step goes on with the next running sequence after it preempts one that it has visited but does not
     compute.
@@ -134,18 +128,14 @@ class Settings:
     processed.
     """
     counts_flight: FeatureFlag = False
-    """True if the number of tokens in flight is counted for each sequence, because releases or admissions depend on
-    it.
-    """
+    """True if each sequence's tokens in flight are counted, because releases or admissions depend on it."""
     unit_tokens: int = 0
     num_units: int = 0
     """Number of units (blocks or slots) that can be allocated."""
     offloads: bool = False
     """True if computed blocks are copied to a second tier on the host."""
     frees_late: bool = False
-    """True if a sequence's blocks are freed only after the output of its last step, because a transfer might overwrite
-    them.
-    """
+    """True if a sequence's blocks are freed only after its last step's output, since transfers might overwrite them."""
     prefix_caching: bool = False
     watermark_blocks: int = 0
     num_groups: int = 0
@@ -168,35 +158,23 @@ class Settings:
     expires_from: int = 0
     """Smallest number of computed tokens with which a sequence can hold expired tokens."""
     marks_prompt_end: FeatureFlag = False
-    """True if a step that caches tokens up to the end of a prompt counts as writing the prompt's last recurrent
-    state.
-    """
+    """True if a step that caches up to the end of a prompt counts as writing its last recurrent state."""
     bounds_first_chunk: bool = False
     """True if the first chunk of a sequence ends at its junction (see `Sequence.junction`)."""
     keeps_junctions: bool = False
-    """True if a step ends at the junction (see `Sequence.junction`) and the blocks before the junction are kept for
-    hits.
-    """
+    """True if a step ends at the junction (see `Sequence.junction`) and keeps the blocks before it for hits."""
     cuts_at_boundaries: bool = False
     """True if a chunk of a prompt ends at a block boundary; False if a chunk has a whole number of blocks."""
     cuts_wide_blocks: bool = False
-    """True if a chunk ends at a block boundary, or inside a block if the step has too few tokens for the whole
-    block.
-    """
+    """True if a chunk ends at a block boundary, or inside a block if the step has too few tokens for all of it."""
     most_chunk_tokens: int = 0
     """Largest number of tokens of one prompt in one step."""
     spares_last_token: bool = False
-    """True if the last boundary of a prompt lies before its last token, even if the prompt has a whole number of
-    blocks.
-    """
+    """True if the last boundary of a prompt is before its last token, even if it has a whole number of blocks."""
     cuts_every_full_kind: bool = False
-    """True if the hits of all kinds of full attention are cut to the common hit; False if only those of the first kind
-    are.
-    """
+    """True if the hits of all kinds of full attention are cut to the common hit; False: only of the first kind."""
     boundary_tokens: Feature = 0
-    """Number of tokens between the boundaries at which chunks end, because recurrent states are kept there; 0 if there
-    are none.
-    """
+    """Number of tokens between the boundaries where chunks end to keep recurrent states; 0 for none."""
     first_in_lookup: int = 0
     """Index of the group at which the lookup of a prefix begins: the first group of the first kind of layers."""
     has_windows: FeatureFlag = False
@@ -212,13 +190,9 @@ class Settings:
     ahead_tokens: Feature = 0
     """Number of tokens after a block that the block's key covers, too."""
     prompt_ahead_tokens: Feature = 0
-    """Number of prompt tokens that drafting reads after a chunk. Every chunk but a prompt's last leaves at least as
-    many.
-    """
+    """Number of prompt tokens that drafting reads after a chunk. Every chunk but the last leaves as many."""
     drops_last_hit: FeatureFlag = False
-    """True if some groups (`Group.drops_hit`) compute the last block of a hit again, because drafting needs its hidden
-    states.
-    """
+    """True if some groups (`Group.drops_hit`) recompute the last block of a hit: drafting needs its hidden states."""
     drops_after_prompt: FeatureFlag = False
     """True if the block that the lookup leaves out of a hit (`drops_last_hit`) may contain the last known token.
 
@@ -235,13 +209,9 @@ class Settings:
     ends there.
     """
     pads_admission: FeatureFlag = False
-    """True if a sequence with one token left to compute is admitted with drafts as padding, which are always
-    rejected.
-    """
+    """True if a sequence with one token to compute is admitted with padding drafts, which are rejected."""
     pads_alone: FeatureFlag = False
-    """True if `pads_admission` also applies in a step without running sequences, except near the longest sequence
-    length.
-    """
+    """True if `pads_admission` also applies without running sequences, except near `max_model_len`."""
     caches_processed: FeatureFlag = False
     """True if blocks are put into the prefix cache when the output of a step is processed; False: when it is scheduled.
 
@@ -401,9 +371,7 @@ class State:
     num_adapters: int = 0
     """Number of adapters in use."""
     num_failures: int = 0
-    """Number of outputs that were discarded although the scheduler did not await them. vLLM raises an AssertionError
-    for each.
-    """
+    """Number of discarded outputs that the scheduler did not await. Each raises an AssertionError in vLLM."""
     num_padding_failures: int = 0
     """Number of admissions with fewer tokens than the padding drafts need. vLLM raises an AssertionError for each."""
     num_adapter_failures: int = 0
@@ -415,9 +383,7 @@ class State:
     hit_tokens: int = 0
     """Number of leading tokens of the sequence being admitted that are in the prefix cache."""
     num_partly_cached: int = 0
-    """Number of tokens, after the hit of the sequence being admitted, that some groups have cached and others have
-    not.
-    """
+    """Number of tokens, after the hit of the sequence being admitted, that only some groups have cached."""
     num_admitted: int = 0
     """Number of admissions since the run began."""
     num_free_places: int = 0
@@ -445,9 +411,7 @@ class State:
     rounding: int = 0
     """Number of slots that rounding added to the requested ones, over all tables."""
     num_unsure: int = 0
-    """Number of sequences in `Lists.unsure`: they have freed slots of unsure tokens (see `totals`) since the last
-    step.
-    """
+    """Number of sequences in `Lists.unsure`, with unsure tokens (see `totals`) freed since the last step."""
     unusable_units: int = 0
     """Number of free units, if together they suffice for the head of the queue but no single free range does; otherwise
     0.
@@ -474,7 +438,7 @@ class Sequence(Bucketed):
     end_tokens: Small = 0
     """Number of tokens of the prompt and of the whole output."""
     limit_tokens: Small = 0
-    """Number of tokens of the prompt plus the largest output that the request allows."""
+    """Number of tokens of the prompt and of the largest output that the request allows."""
     full_tokens: Small = 0
     """Largest number of tokens that can be computed when the request ends."""
     num_unsure: Small = 0
@@ -490,18 +454,14 @@ class Sequence(Bucketed):
     """Number of the adapter, counted from 1; 0 for none."""
     priority: Small = 0
     reservation: Small = 0
-    """Number of slots that the sequence requests at its first admission to a contiguous memory; 0 for other
-    memories.
-    """
+    """Number of slots that the sequence requests at admission to a contiguous memory; 0 for other memories."""
     status: Small = 0
     num_tokens: Small = 0
     """Number of known tokens: the prompt and the output that was processed."""
     handed_tokens: Small = 0
     """Number of known tokens at the last admission, which the scheduler sent to the model runner."""
     computed: Small = 0
-    """Number of leading tokens whose computation is scheduled. With asynchronous scheduling, it may exceed
-    `num_tokens`.
-    """
+    """Number of tokens scheduled to be computed. With async scheduling, it may exceed `num_tokens`."""
     placeholders: Small = 0
     """Number of output tokens that steps in flight will yield."""
     decodes_from: Small = 0
@@ -509,9 +469,7 @@ class Sequence(Bucketed):
     in_flight: Small = 0
     """Number of tokens that steps in flight compute. Counted only with `Settings.counts_flight`."""
     junction: Small = 0
-    """Length in tokens of the longest hit of any group, if it is longer than the common hit of all groups; otherwise
-    0.
-    """
+    """Length in tokens of the longest hit of any group, if it exceeds the common hit of all groups; else 0."""
     drafts: Small = 0
     """Number of drafts that the next step verifies."""
     rejected: Small = 0
@@ -579,9 +537,7 @@ class Unsure:
     since_s: float = 0.0
     """Sum over the `slots` of the times at which they were allocated, in seconds."""
     slot_s: float = 0.0
-    """Slot-seconds for which the slots were held although the token was never computed; minus infinity if it was
-    computed.
-    """
+    """Slot-seconds for which the slots were held in vain; minus infinity if the token was computed."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -639,9 +595,7 @@ class Group:
     reuses_left_first: bool = False
     """True if blocks without a prefix go to the head of the free queue when they leave the window."""
     frees_over_gaps: bool = False
-    """True if a search for old states to free goes on after entries that are null already; False if it stops at the
-    first one.
-    """
+    """True if a search for old states to free goes on after null entries; False if it stops at the first."""
     keeps_all: bool = False
     """True if every full block is put into the prefix cache."""
     drops_hit: bool = False
@@ -657,9 +611,7 @@ class Group:
     next_in_lookup: int = 0
     """Index of the first group of the kind that is looked up after this one; -1 if this kind is the last."""
     num_shared: int = 0
-    """Number of entries in all tables of the group, minus the number of distinct blocks there. Null blocks do not
-    count.
-    """
+    """Number of entries in all tables of the groupminus distinct blocks there. Null blocks do not count."""
     num_hits: int = 0
     """Number of hit blocks of the sequence being admitted. Null blocks count."""
 
@@ -679,9 +631,7 @@ class Table:
     num_removed: Small = 0
     """Number of leading entries whose blocks were freed. Used only in aligned recurrent groups."""
     last_state: Small = 0
-    """Index of the entry with the state before the newest; -1 if there is none. Used only in aligned recurrent
-    groups.
-    """
+    """Index of the entry with the state before the newest; -1 for none. Used only in aligned recurrent groups."""
     owns_state: bool = False
     """True if the sequence has allocated a state, in addition to the states that it hit."""
 

@@ -17,9 +17,7 @@ _MOST_ENTRIES = 1 << 28
 _MOST_BLOCKS = 1 << 22
 """Largest number of blocks in a pool."""
 _MOST_BUCKET_BITS = 16
-"""Largest number of bits of a bucket's index for a radix tree, which needs few buckets: it has far fewer nodes than
-pages.
-"""
+"""Largest number of bits of a bucket's index for a radix tree, which has far fewer nodes than pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +31,7 @@ class Room:
     widths: list[int]
     """Number of entries in the longest table of each KV-cache group."""
     num_holes: int
-    """Number of records for free ranges of a contiguous memory: twice the largest number, because compaction saves
-    them.
-    """
+    """Number of records for free ranges of a contiguous memory: twice the largest number, for compaction."""
     rows_of_loads: int
     """Number of rows of the memory table that loads write in one step, beside those of running sequences."""
     most_changes: int

@@ -79,9 +79,7 @@ def schedule(engine: Engine) -> None:
 
 @part
 def awaits_output(engine: Engine) -> bool:
-    """Tell whether the current call of the engine, which has scheduled a step, also processes the oldest step's
-    output.
-    """
+    """Tell whether the engine's call that has scheduled a step also processes the oldest step's output."""
     state = engine.state
     if state.num_in_flight == engine.settings.most_in_flight:
         return True
@@ -177,9 +175,7 @@ def end(engine: Engine, sequence: Sequence, status: int, now_s: float) -> None:
 
 @part
 def _fill_step(engine: Engine) -> int:
-    """Assign the tokens of the step to running sequences, and then to waiting ones; return the number of tokens
-    left.
-    """
+    """Assign the tokens of the step to running sequences, then to waiting ones; return the number of tokens left."""
     budget = serve_running(engine, engine.settings.max_num_batched_tokens)
     if engine.state.num_preempted == 0:
         budget = admit_waiting(engine, budget)
@@ -358,9 +354,7 @@ def _most_prompt_tokens(engine: Engine) -> int:
 
 @part
 def has_room(sequence: Sequence, num_tokens: int) -> bool:
-    """Tell whether a running sequence can compute `num_tokens` more tokens without a new block and without filling a
-    block.
-    """
+    """Tell whether a running sequence can compute `num_tokens` more tokens without a new or filled block."""
     total = sequence.computed + num_tokens
     return total <= sequence.room_tokens and min(total, sequence.num_tokens) < sequence.cache_at
 
@@ -398,9 +392,7 @@ def remove_running(engine: Engine, chosen: int) -> Sequence:
 
 @part
 def take_out_of_batch(engine: Engine, sequence: Sequence) -> int:
-    """Remove a sequence from the step being scheduled; return the number of its tokens, -1 if the step does not compute
-    it.
-    """
+    """Remove a sequence from the step being scheduled; return the number of its tokens, -1 if not there."""
     state = engine.state
     for index in range(state.num_listed):
         if engine.batch[index] == sequence.number:

@@ -35,9 +35,7 @@ FIRST_FIT, BEST_FIT, NEXT_FIT, BUDDY = range(4)
 NO_KEY = -(1 << 63)
 """Value of `Block.key` of a block that holds no prefix."""
 HAS_TAIL = -1
-"""Value of `Block.cached_in` of a block without a key in which the last hash of a prompt ends. No lookup finds such a
-block.
-"""
+"""Value of `Block.cached_in` of a block without a key in which the last hash of a prompt ends. No lookup finds it."""
 
 
 class Rules(Protocol):
@@ -93,9 +91,7 @@ class Engine(NamedTuple):
     running: Numbers
     """Numbers of the running sequences, in order of admission."""
     quiet_until: Numbers
-    """Number of the last step in which each running sequence is quiet, counted from 1 (see `fast_forward`); 0 if it is
-    not quiet.
-    """
+    """Number of the last quiet step of each running sequence, from 1 (see `fast_forward`); 0 if not quiet."""
     skipped: Numbers
     """Numbers of the skipped sequences, in order. The second half of the list has those skipped by the current pass;
     see `waiting_queue`.
@@ -107,9 +103,7 @@ class Engine(NamedTuple):
     batch_tokens: Numbers
     """Number of tokens that the step computes for each sequence of `batch`."""
     emitting: Numbers
-    """Numbers of the sequences for which a step yields an output. Each place of the ring `launched` has `max_num_seqs`
-    entries.
-    """
+    """Numbers of the sequences for which a step yields an output. Each place of `launched` has `max_num_seqs`."""
     emitting_drafts: Numbers
     """Number of drafts that the step verifies for each sequence in `emitting`; negative if the drafts are padding."""
     drafts_by_batch: Numbers

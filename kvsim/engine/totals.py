@@ -131,9 +131,7 @@ def note_computed(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle_unsure_slots(engine: Engine, time_s: float) -> None:
-    """Add the slot-seconds, up to `time_s` seconds, of the slots of unsure tokens that were freed since the last
-    step.
-    """
+    """Add the slot-seconds, up to `time_s`, of the slots of unsure tokens freed since the last step."""
     state = engine.state
     for place in range(state.num_unsure):
         sequence = engine.sequences[engine.lists[place].unsure]

@@ -230,9 +230,7 @@ def _unlink(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _sift_up(engine: Engine, number: int, index: int) -> None:
-    """Put sequence `number` into the heap at the empty entry `index`, or above those of its parents that it
-    precedes.
-    """
+    """Put sequence `number` into the heap at the empty entry `index`, or above the parents that it precedes."""
     heap = engine.lines
     while index > 0 and _goes_before(engine, number, heap[(index - 1) // 2].heap):
         heap[index].heap = heap[(index - 1) // 2].heap
@@ -242,9 +240,7 @@ def _sift_up(engine: Engine, number: int, index: int) -> None:
 
 @part
 def _sift_down(engine: Engine, number: int, index: int) -> int:
-    """Move the empty entry `index` of the heap below the children that precede sequence `number`; return the empty
-    entry.
-    """
+    """Move the heap's empty entry `index` below the children that precede sequence `number`; return the new one."""
     heap, size = engine.lines, engine.state.num_queued
     while 2 * index + 1 < size:
         child = 2 * index + 1

@@ -57,9 +57,7 @@ class KVCacheGroup:
     num_layers: int
     """Number of layers in the group, over all pipeline stages."""
     page_bytes: int
-    """Number of bytes that a block takes in one layer on one GPU, padding included; in the group's first layer, if
-    layers differ.
-    """
+    """Number of bytes, with padding, that a block takes in one layer (of different ones, the first) on one GPU."""
     content_bytes: int | None = None
     """Number of bytes of a page (a block in one layer) without padding; None if the page has no padding."""
     window: int | None = None
@@ -69,8 +67,7 @@ class KVCacheGroup:
     different ones.
     """
     spec: int = 0
-    """Number that is equal for groups of equal layers. Prefixes are looked up once for all groups with the same number.
-    """
+    """Number that is equal for groups of equal layers. Prefixes are looked up once for all of one number."""
     mamba_mode: MambaMode | None = None
     """Recurrent states that the group keeps; None unless the kind is `mamba`."""
     num_speculative_blocks: int = 0
@@ -106,9 +103,7 @@ class KVCacheGroup:
         return whole
 
     def as_meta(self) -> dict[str, Any]:
-        """Return the group as an entry of `meta.kv_cache_groups` in a recording, without fields that are None, 0 or
-        False.
-        """
+        """Return the group as an entry of `meta.kv_cache_groups` in a recording, without None, 0 and False."""
         entry = {
             "kind": self.kind.value,
             "block_size": self.block_size,
@@ -160,8 +155,7 @@ class KVCacheLayout:
     bytes_per_block: int
     """Number of bytes of one block id in all layers of a GPU, on the pipeline stage that needs the most."""
     scheduler_block_size: int
-    """Number of tokens between two boundaries at which blocks end in every group. Prefix hits end at such boundaries.
-    """
+    """Number of tokens between two boundaries at which blocks end in every group. Prefix hits end there."""
     hash_block_size: int
     """Number of tokens that one prefix hash covers."""
 
@@ -181,9 +175,7 @@ class KVCacheLayout:
 
     @property
     def has_windows(self) -> bool:
-        """True if a sequence may hold blocks that no later step reads, because a group has a window or a recurrent
-        state.
-        """
+        """True if a sequence may hold blocks that no later step reads: a group has windows or recurrent states."""
         return any(group.kind is CacheKind.MAMBA or group.window is not None for group in self.groups)
 
     def keeps_some(self, group: KVCacheGroup) -> bool:

@@ -33,13 +33,10 @@ class Grouping:
     specs: tuple[LayerSpec, ...]
     """Spec of each layer. All have pages of the same size, unless `sums_pages` is True."""
     sums_pages: bool
-    """True if there is one group whose layers have pages of different sizes. Each layer then has a tensor of its own.
-    """
+    """True if there is one group whose layers have pages of different sizes. Each layer then has its own tensor."""
 
     def bytes_per_block(self, layers: range) -> int:
-        """Return the number of bytes that one block id takes on a GPU that has the layers `layers`; 0 if there are
-        none.
-        """
+        """Return the number of bytes that one block id takes on a GPU that has the layers `layers`; 0 for none."""
         mine = [[index for index in group if index in layers] for group in self.groups]
         if self.sums_pages:
             return sum(self.specs[index].page_bytes for index in mine[0])
@@ -162,9 +159,7 @@ def _with_page(spec: LayerSpec, page: int) -> LayerSpec:
 
 
 def _split(specs: Sequence[LayerSpec]) -> tuple[tuple[int, ...], ...]:
-    """Divide the layers into groups of one kind, with about the same number of layers each; return the layers of each
-    group.
-    """
+    """Divide the layers into groups of one kind, of about equal size; return the layers of each group."""
     by_spec: dict[LayerSpec, list[int]] = {}
     for index, spec in enumerate(specs):
         by_spec.setdefault(spec, []).append(index)
@@ -186,9 +181,7 @@ def _window_of(specs: Sequence[LayerSpec]) -> int | None:
 def _hash_block_size(
     groups: Sequence[KVCacheGroup], scheduler_block_size: int, stated: int | None, caches_prefixes: bool
 ) -> int:
-    """Return the number of tokens that one prefix hash covers. `stated` is the user's choice; None leaves it to vLLM's
-    rule.
-    """
+    """Return the number of tokens that one prefix hash covers. `stated` is the user's choice, or None."""
     if len(groups) == 1 or not caches_prefixes:
         return scheduler_block_size
     smallest = min(group.block_size for group in groups)

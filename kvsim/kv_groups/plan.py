@@ -34,9 +34,7 @@ class CachePlan:
 
     @property
     def concurrency(self) -> float:
-        """Number of sequences of `max_model_len` tokens that fit at once, as vLLM prints it. The null block counts,
-        too.
-        """
+        """Number of sequences of `max_model_len` tokens that fit at once, as vLLM prints it, null block included."""
         return self.num_blocks / self.blocks_for(self.settings.max_model_len)
 
     @property
@@ -165,9 +163,7 @@ def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tupl
 
 
 def _too_long(plan: CachePlan, longest: int) -> str:
-    """Return the message for a `max_model_len` that does not fit. `longest` is the largest length that fits, in
-    tokens.
-    """
+    """Return the message for a `max_model_len` that does not fit. `longest` is the length that fits, in tokens."""
     needed = plan.blocks_for(plan.settings.max_model_len)
     remedy = f"--max-model-len {longest} would fit; " if longest else ""
     return (

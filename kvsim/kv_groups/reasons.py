@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 
 def why_so_large(plan: CachePlan) -> str:
-    """Explain why a block of an attention layer has many tokens; empty, unless the reason is the state of a recurrent
-    layer.
-    """
+    """Explain why a block of an attention layer has many tokens; empty, unless recurrent states are the reason."""
     states = [group for group in plan.layout.groups if group.kind is CacheKind.MAMBA]
     others = [group for group in plan.layout.groups if group.kind is not CacheKind.MAMBA]
     if not states or not others or plan.settings.block_size == others[0].block_size:
@@ -30,9 +28,7 @@ def why_so_large(plan: CachePlan) -> str:
 
 
 def caching_words(model: Model, plan: CachePlan) -> tuple[bool, str]:
-    """Return whether prefixes are cached, and a sentence that says which prefixes can be hit, or why none are
-    cached.
-    """
+    """Return whether prefixes are cached, and a sentence: which prefixes can be hit, or why none is cached."""
     if plan.settings.caches_prefixes(model):
         tokens = lcm(*(group.block_size for group in plan.layout.groups))
         return True, f"hits are whole blocks from the first token on: no prefix under {tokens:,} tokens is found"

@@ -31,9 +31,7 @@ _DEFAULT_CHUNK = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """Needs of one layer: the kind of its cache, and the tokens and bytes of a block. Layers with equal specs may share
-    a group.
-    """
+    """Needs of one layer: kind of its cache, tokens and bytes of a block. Layers with equal specs may share a group."""
 
     kind: CacheKind
     block_size: int
@@ -54,9 +52,7 @@ class LayerSpec:
     layout: tuple[object, ...] = ()
     """Other properties in which layers differ: heads, their sizes, types."""
     bytes_per_token_as_full: int | None = None
-    """Number of bytes of one token after the layer is converted to keep every token; None if it keeps every token
-    anyway.
-    """
+    """Number of bytes of one token if the layer is converted to keep every token; None if it keeps all anyway."""
     drafts: bool = field(default=False, compare=False)
     """True for a layer of a draft model. It may share a group with layers of the model."""
 
@@ -88,9 +84,7 @@ class CacheSettings:
     enable_prefix_caching: bool | None = None
     """True to cache prefixes. None for vLLM's choice: True, except for models with recurrent layers."""
     keeps_every_state: bool = False
-    """True to keep the recurrent state at the end of every block if the model can do this; False to keep only some
-    states.
-    """
+    """True to keep the recurrent state at the end of every block, if the model can; False to keep only some."""
     hybrid_manager: bool = True
     """True to put layers of different kinds into separate groups; vLLM's `--disable-hybrid-kv-cache-manager` sets it to
     False.

@@ -205,9 +205,7 @@ class CachingAllocator:
             raise IntegrityError("the lists of cached blocks differ from the free blocks of the segments.")
 
     def _new_segment(self, size: int, small: bool, pool: list[tuple[int, int]]) -> _SegmentPiece:
-        """Take a segment for a block of `size` bytes from the driver, and return it as one free block that is in no
-        pool yet.
-        """
+        """Take a segment for `size` bytes from the driver; return it as one free block, which is in no pool yet."""
         segment = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
         if size >= OWN_SEGMENT_BYTES:
             segment = -(-size // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES

@@ -48,9 +48,7 @@ class Exchange:
     stored_tokens: int = 0
     """Number of leading tokens of the prompt that the store holds; only with a store."""
     is_async: bool = True
-    """True if the KV is loaded between steps; False if the step that admits the request loads the KV before it
-    computes.
-    """
+    """True if the KV is loaded between steps; False if the admitting step loads it first."""
     num_unknown: int = 0
     """Number of lookups that the store answers with "ask again" before it states a number of tokens."""
     is_kept: bool = False
@@ -93,9 +91,7 @@ class KvLink:
         check_settings(self)
 
     def seconds_of(self, num_bytes: int) -> float:
-        """Return the seconds that a load of `num_bytes` takes over its share of the link; `latency_s` is not
-        included.
-        """
+        """Return the seconds that a load of `num_bytes` takes over its share of the link, without `latency_s`."""
         return num_bytes * self.num_transfers / (self.gb_per_s * 1e9)
 
 
@@ -126,9 +122,7 @@ class Connector:
         return self.role is not Role.PRODUCER
 
     def check(self, release: str, num_groups: int) -> None:
-        """Check that kvsim simulates this connector in vLLM `release`, for a model with `num_groups` KV-cache
-        groups.
-        """
+        """Check that kvsim simulates this connector in vLLM `release`, with `num_groups` KV-cache groups."""
         check_feature(release, "KV connectors")
         if num_groups > 1:
             raise UsageError(

@@ -62,9 +62,7 @@ class ServedRequest(Protocol):
 
     @property
     def hit_tokens(self) -> int:
-        """Number of leading tokens that a waiting request would find in the prefix cache now; 0 while the request
-        runs.
-        """
+        """Number of leading tokens that a waiting request would find in the prefix cache now; 0 while it runs."""
 
     @property
     def prefix_keys(self) -> Sequence[int]:
@@ -159,9 +157,7 @@ class StepInMaking(Protocol):
 
     @property
     def tokens_left(self) -> int:
-        """Number of tokens of the budget (`max_num_batched_tokens`) that this step has not assigned to a
-        request yet.
-        """
+        """Number of tokens of the budget (`max_num_batched_tokens`) that this step has not assigned to a request."""
 
     def cost_s(self, tokens: Mapping[ServedRequest, int] | None = None) -> float:
         """Return the duration of this step in seconds if it also computed `tokens[request]` tokens of each request.
@@ -279,9 +275,7 @@ class CustomPolicy(Protocol):
     scheduler: ContinuousSettings = ContinuousSettings()
     """Limits of a step, and the order of the queue."""
     cache: PagedSettings = PagedSettings()
-    """Settings of vLLM's cache. With a custom allocator only `block_size` has an effect: it is the number of tokens in
-    a unit.
-    """
+    """Settings of vLLM's cache. With a custom allocator only `block_size` has an effect: the tokens of a unit."""
     source: str = ""
     """Text of the file from which the policy was loaded (FILE.py:CLASS); empty if Python imported the class."""
     allocator: Callable[[int, int], AnyAllocator] | None = None

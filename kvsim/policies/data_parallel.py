@@ -46,9 +46,7 @@ class RankBalancer:
     num_clients: int = 1
     """Number of front ends that send to the same ranks."""
     start: int = 0
-    """Rank that is compared first, and so is chosen among ranks with equal scores. It moves on by one with every
-    choice.
-    """
+    """Rank that is compared first, and so wins among equal scores. Every choice moves it on by one."""
     counts_own: bool = True
     """True if the score depends on this front end's unanswered requests and on the pool usage, as in newer releases."""
     in_flight: list[int] = field(default_factory=list)
@@ -66,9 +64,7 @@ class RankBalancer:
         )
 
     def choose(self, rank: int | None = None) -> int:
-        """Choose the rank of the next request, count the request there, and return the rank. A given `rank` is chosen
-        as it is.
-        """
+        """Choose the rank of the next request, count the request there, and return the rank: `rank` if given."""
         if rank is None:
             size = len(self.loads)
             rank = min(((self.start + offset) % size for offset in range(size)), key=self._score)

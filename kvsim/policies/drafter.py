@@ -63,9 +63,7 @@ def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:
 
 
 def _head_parameters(model: Model, *, is_eagle3: bool) -> int:
-    """Return the number of parameters of an EAGLE head; with `is_eagle3`, of an EAGLE3 head, which has its own smaller
-    vocabulary.
-    """
+    """Return the number of parameters of an EAGLE head; with `is_eagle3`, of an EAGLE3 head."""
     hidden, heads = model.hidden_size, model.num_attention_heads * model.head_dim
     kv = model.num_kv_heads * model.head_dim
     wide = 2 * hidden if is_eagle3 else hidden

@@ -23,9 +23,7 @@ from kvsim.policies.sglang import Radix, RadixSettings, SGLangSettings
 
 
 class _Limited:
-    """Limits that follow from the settings of a built-in policy. A unit of memory is one slot, unless a class overrides
-    this.
-    """
+    """Limits that follow from the settings of a built-in policy. A unit of memory is one slot by default."""
 
     __slots__ = ()
     scheduler: Any

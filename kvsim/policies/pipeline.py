@@ -76,9 +76,7 @@ class Pipeline:
         return -(-self.most_in_flight(async_scheduling=True) // interval) - 1
 
     def feedback(self, *, async_scheduling: bool) -> int:
-        """Return how many steps earlier the step is whose tokens a step awaits before it begins; 0 if it awaits
-        none.
-        """
+        """Return the number of steps back to the step whose tokens a step awaits; 0 if a step awaits none."""
         if self.pipeline_parallel_size == 1 or not async_scheduling:
             return 0
         return self.decode_interval(async_scheduling=True)

@@ -68,9 +68,7 @@ def _changes(*changes: tuple[str, Any, str]) -> dict[str, Any]:
 
 
 def _members(members: dict[str, Enum]) -> dict[str, Any]:
-    """Return the metadata of a field that is an enumeration. `members` has the new value for each release that changes
-    it.
-    """
+    """Return the metadata of a field that is an enumeration. `members` has its value from each release on."""
     return _changes(*((since, member, str(member.value)) for since, member in members.items()))
 
 
@@ -322,9 +320,7 @@ class Change:
 
 
 def _all_changes() -> tuple[Change, ...]:
-    """Return the changes that the fields declare, in order of the releases. Fields with the same text form
-    one change.
-    """
+    """Return the changes that the fields declare, in order of the releases. Fields of equal text form one change."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for each in (*fields(Defaults), *fields(ReleaseRules)):
         for since, value, says in each.metadata["changes"]:
@@ -446,9 +442,7 @@ def rules_of(release: str) -> ReleaseRules:
 
 @cache
 def defaults_of(release: str) -> Defaults:
-    """Return the defaults of a release or of a name made by `varied`; for an unknown release, those of the nearest
-    known one.
-    """
+    """Return the defaults of a release or of a `varied` name; for an unknown release, those of the nearest."""
     return Defaults(**_values_at(release, Defaults))
 
 
@@ -476,9 +470,7 @@ def words_of(name: str, value: Any) -> str:
 
 
 def net_changes(old: str, new: str) -> tuple[Change, ...]:
-    """Return the changes after `old` that still have an effect in `new`, each with only the fields that it
-    determines.
-    """
+    """Return the changes after `old` that still have an effect in `new`, with only the fields that they determine."""
     before, after = _by_name(old), _by_name(new)
     left = {name: value for name, value in after.items() if value != before[name]}
     found = []

@@ -136,9 +136,7 @@ class SessionAffinity:
         self._homes: dict[int, int] = {}
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-        """Return the number of the server of the request's session; without a session, of the server with the fewest
-        requests.
-        """
+        """Return the number of the server of the request's session; without a session, of the least loaded one."""
         shortest = shortest_queue(request, servers)
         return shortest if request.session < 0 else self._homes.setdefault(request.session, shortest)
 
@@ -267,9 +265,7 @@ class ServersOfRanks:
     """
 
     def __init__(self, route: str | Router, num_ranks: int, release: str = NEWEST) -> None:
-        """Choose the server by `route`, and one of its `num_ranks` ranks by the rule of a front end of vLLM
-        `release`.
-        """
+        """Choose the server by `route`, and one of its `num_ranks` ranks by the rule of vLLM `release`."""
         self._router, self._num_ranks = router_of(route), num_ranks
         self._new_front_end = partial(DataParallel, release)
         self._front_ends: dict[int, DataParallel] = {}

@@ -238,9 +238,7 @@ def _check_keys(document: Mapping[str, Any]) -> None:
 
 
 def _method_of(given: Mapping[str, Any]) -> str:
-    """Return the method that the configuration names; if it names none, the method that vLLM infers from the draft
-    model.
-    """
+    """Return the method that the configuration names; else the method that vLLM infers from the draft model."""
     method = given.get("method") or ("ngram" if given.get("model") in ("ngram", "[ngram]") else None)
     if method is None:
         name = str(given.get("model", "")).lower()
@@ -273,9 +271,7 @@ def _ranges(entries: Sequence[Any], num_tokens: int) -> tuple[tuple[int, int, in
 
 
 def _synthetic_rates(given: Mapping[str, Any], num_tokens: int) -> tuple[float, ...]:
-    """Return the rates with which vLLM itself draws accepted drafts, by position; empty if the model
-    verifies drafts.
-    """
+    """Return the rates with which vLLM itself draws accepted drafts, by position; empty if the model verifies."""
     rates, length = given.get("synthetic_acceptance_rates"), given.get("synthetic_acceptance_length")
     if given.get("rejection_sample_method") != "synthetic":
         if rates is not None or length is not None:

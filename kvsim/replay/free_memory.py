@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def free_extent_lengths(replay: Replay) -> IntArray:
-    """Return the length in units of each range of free or cached units at the replay's current frame, in order of
-    address.
-    """
+    """Return the length in units of each range of free or cached units at the current frame, in order of address."""
     return _extent_lengths(replay.refs == 0)
 
 

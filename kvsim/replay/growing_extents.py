@@ -18,9 +18,7 @@ class GrowingExtents:
     """Extents that grow in every step, and the length of each at the current frame."""
 
     def __init__(self, tables: Holdings, frame_seq: npt.NDArray[np.int64]) -> None:
-        """Find the growing extents in `tables`. `frame_seq` has the sequence number of the last event that each frame
-        includes.
-        """
+        """Find the growing extents in `tables`. `frame_seq` has the number of each frame's last event."""
         self._frame_seq = frame_seq
         self._row = np.flatnonzero(tables.repeat > 1)
         extents = tables.at(self._row)
@@ -70,9 +68,7 @@ class GrowingExtents:
         return np.where(self._row[at] == rows, self._units_at(frame)[at], length)
 
     def _units_at(self, frame: int) -> npt.NDArray[np.int64]:
-        """Return the number of units of each growing extent at `frame`, as if it were never freed; 0 before its
-        allocation.
-        """
+        """Return the number of units of each growing extent at `frame`, ignoring releases; 0 before its allocation."""
         steps = np.clip(frame + 1 - self._birth_frame, 0, self._repeat)
         units: npt.NDArray[np.int64] = steps * self._step_units
         return units

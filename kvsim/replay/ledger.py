@@ -102,9 +102,7 @@ class Ledger:
             yield first, self.part(first, min(first + _OPS_AT_ONCE, end))
 
     def keeps(self, row: IntArray, position: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell whether the unit at each `position` of a table stays in the prefix cache when the release in `row` frees
-        it.
-        """
+        """Tell whether the unit at each `position` of a table stays in the prefix cache when release `row` frees it."""
         if self._kept is None:
             return np.zeros(len(row), np.bool_)
         return np.asarray(position < self._kept.take(self._releases.searchsorted(row)))

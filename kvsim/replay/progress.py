@@ -91,9 +91,7 @@ class Progress:
         return np.where(exists, self._before[row] + self._tokens[row] * times, 0)
 
     def newest_step(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return the last step, up to and including `steps`, in which each of `requests` computes; -1 if there is
-        none.
-        """
+        """Return the last step, up to and including `steps`, in which each of `requests` computes; -1 for none."""
         row, times, exists = self._newest(requests, steps)
         return np.where(exists, self._step[row] + times - 1, -1)
 

@@ -75,9 +75,7 @@ def _lay_out(batches: Sequence[IntArray], widths: IntArray) -> tuple[IntArray, i
 
 
 def _memory(recording: Recording, appends: tuple[Any, ...], releases: tuple[Any, ...]) -> Memory:
-    """Merge allocations and releases into one table. Each is given as columns: step, request, position, address,
-    length, repeat.
-    """
+    """Merge allocations and releases, each in columns: step, request, position, address, length, repeat."""
     steps, num_appends, num_releases = recording.steps, len(appends[0]), len(releases[0])
     kind = np.repeat(np.array([MemoryKind.APPEND, MemoryKind.RELEASE], np.uint8), (num_appends, num_releases))
     seq = np.concatenate((steps.schedule_seq[appends[0]], steps.output_seq[releases[0]]))

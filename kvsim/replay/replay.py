@@ -74,8 +74,7 @@ class Replay:
         self._growth = GrowingExtents(self.ledger.tables, self.frame_seq)
         self.frame = 0
         self.after_output = False
-        """True if the pool is shown after the output of the current frame's step, and not right after its scheduling.
-        """
+        """True if the pool is shown after the output of the frame's step, not right after its scheduling."""
         self._contents: UnitStates | None = None
         # A seek while another thread creates the contents must move them, too.
         self._moving = Lock()
@@ -120,9 +119,7 @@ class Replay:
         return later
 
     def occupied(self) -> npt.NDArray[np.int64]:
-        """Return the units that requests hold or that are in the prefix cache, at the current frame, in order of
-        address.
-        """
+        """Return the units that are held or in the prefix cache at the current frame, in order of address."""
         units: npt.NDArray[np.int64] = np.flatnonzero((self.refs > 0) | self.cached)
         return units
 
@@ -148,9 +145,7 @@ class Replay:
         return max(0, int(np.searchsorted(self.recording.steps.start_s, time_s, side="right")) - 1)
 
     def in_gap(self, frames: IntArray, times_s: FloatArray) -> npt.NDArray[np.bool_]:
-        """Tell for each of `times_s` whether it is after the output of the step in `frames`, while no step is in
-        flight.
-        """
+        """Tell for each of `times_s` whether it is after the output of the step in `frames`, with no step in flight."""
         end_s = np.append(self.recording.steps.end_s, np.inf)
         return np.asarray(self._has_gap[frames] & (times_s >= end_s[frames]))
 
@@ -307,9 +302,7 @@ class Replay:
         return states, owners
 
     def _seen(self, pool: UnitStates, units: IntArray | slice, frame: int, seq: int) -> Seen:
-        """Return the contents of `units` in `pool`, which must already include the events up to `seq`, the last one of
-        `frame`.
-        """
+        """Return the contents of `units` in `pool`, which must show the events up to `seq`, the last one of `frame`."""
         live = self._live_at(seq)
         self._computed_by_live[live] = self.computed_at(live, frame)
         owner = pool.owner[units].copy()  # NO_OWNER is -1, the last entry of `_computed_by_live`
@@ -344,17 +337,13 @@ class Replay:
         return live
 
     def _units_written(self, residencies: Numbers, old: Numbers, new: Numbers) -> Numbers:
-        """Return the units whose slots change state when the computed tokens of each of `residencies` go from `old` to
-        `new`.
-        """
+        """Return the units that change when the computed tokens of each of `residencies` go from `old` to `new`."""
         changed = [self._units_between(residencies, number, *span) for number, group in enumerate(self.groups)
                    for span in group.changed(old, new)]  # fmt: skip
         return np.concatenate(changed)
 
     def _units_between(self, residencies: Numbers, group: int, low: Numbers, high: Numbers) -> Numbers:
-        """Return the units at positions [low, high) of the current table of each residency, in KV-cache group
-        `group`.
-        """
+        """Return the units at positions [low, high) of the current table of each residency, in `group`."""
         tables, seq = self.ledger.tables, self.seq
         table = self._table_of[residencies, group]
         has = (table >= 0) & (high > low)
@@ -389,9 +378,7 @@ class Replay:
         return pad
 
     def _full_per_request(self) -> Numbers:
-        """Return, for each request, the slot position after its last token with KV. The last output token never has
-        KV.
-        """
+        """Return, for each request, the position after its last token with KV; the last output token has none."""
         requests = self.recording.requests
         if self.recording.meta.policy_name != "static":
             return self.progress.final

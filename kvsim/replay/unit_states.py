@@ -20,9 +20,7 @@ from kvsim.replay.ledger import Ledger
 from kvsim.replay.unfolding import NO_OWNER, Part
 
 _MOST_RUNS = 64
-"""Largest number of operations on long extents that are applied one by one. Beyond it, building the contents anew is
-faster.
-"""
+"""Largest number of operations on long extents that are applied one by one. Building anew is then faster."""
 
 
 class UnitStates(ABC):
@@ -116,9 +114,7 @@ class SingleUnits(UnitStates):
         return units
 
     def freed(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that become free by the operations from `begin` up to, but not including,
-        `end`.
-        """
+        """Return the units, counted from 0, that become free by the operations [begin, end)."""
         part = self._ledger.part(begin, end)
         gone = part.change < 0
         if self._ledger.is_shared:
@@ -171,9 +167,7 @@ class LongRuns(UnitStates):
         return self._units(self._ledger.part(begin, end), slice(None))
 
     def freed(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that become free by the operations from `begin` up to, but not including,
-        `end`.
-        """
+        """Return the units, counted from 0, that become free by the operations [begin, end)."""
         part = self._ledger.part(begin, end)
         return self._units(part, part.change < 0)
 

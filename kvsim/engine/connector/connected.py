@@ -24,9 +24,7 @@ from kvsim.engine.state import ABORTED, LOADING, NO_KEY, PREEMPTED, RUNNING, Eng
 
 @part
 def use_load(engine: Engine, sequence: Sequence) -> bool:
-    """Put the blocks that a waiting sequence has loaded into the prefix cache; return False if the load has
-    not ended.
-    """
+    """Put the blocks that a waiting sequence has loaded into the prefix cache; return False while it loads."""
     if sequence.status != LOADING:
         return True
     transfer = engine.connector.transfers[sequence.number]
@@ -97,17 +95,13 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether a running sequence may be preempted. In some releases, it may be only if its blocks become free at
-    once.
-    """
+    """Tell whether a running sequence may be preempted. Some releases require that its blocks become free at once."""
     return not engine.connector.settings.spares_busy or external_kv.frees_at_once(engine, sequence)
 
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether a transfer has not been reported as ended. The engine then goes on scheduling, even without a
-    batch.
-    """
+    """Tell whether a transfer has not been reported as ended. The engine then goes on, even without a batch."""
     return engine.connector.state.num_held > 0 or engine.connector.state.num_loading > 0
 
 
@@ -165,9 +159,7 @@ def after_update(engine: Engine) -> None:
 
 @part
 def report(engine: Engine, sequence: Sequence, is_load: bool, step: int) -> None:
-    """Schedule a report with the output of `step`: the load has ended (`is_load`), or another server has read the kept
-    blocks.
-    """
+    """Schedule a report with the output of `step`: the load has ended (`is_load`), or the kept blocks were read."""
     connector = engine.connector
     report = connector.reports[connector.state.num_reports]
     connector.state.num_reports += 1
@@ -237,9 +229,7 @@ def _record_allocation(engine: Engine, sequence: Sequence, external: int) -> Non
 
 @part
 def _notify_unneeded(engine: Engine, sequence: Sequence) -> None:
-    """Add a sequence to the notices: it fetches nothing from the other server, which can free the blocks of the
-    prompt.
-    """
+    """Add a sequence to the notices: it fetches nothing from the other server, which can free the prompt's blocks."""
     connector = engine.connector
     connector.transfers[sequence.number].fetches = False
     connector.notices[connector.state.num_notices] = sequence.number

@@ -25,9 +25,7 @@ from kvsim.policies.releases import rules_of
 def connector_tables(
     connector: Connector | None, policy: Policy, num_units: int, size: int, unit_bytes: int, *, compiled: bool
 ) -> ConnectorTables:
-    """Return the state of an engine's KV connector for `size` requests; an empty tuple if the engine has no
-    connector.
-    """
+    """Return the state of an engine's KV connector for `size` requests; an empty tuple without connector."""
     if connector is None or not isinstance(policy, Paged):
         return cast("ConnectorTables", ())
     settings = make_one(ConnectorSettings, compiled=compiled)

@@ -37,9 +37,7 @@ def report(engine: Engine, sequence: Sequence, first: int, step: int) -> None:
 
 @part
 def fall_back(engine: Engine, launched: int) -> None:
-    """Cut each sequence that holds a block reported as bad with this output: only its tokens before the block stay
-    computed.
-    """
+    """Cut each sequence with a block that is reported as bad now: only its tokens before it stay computed."""
     state, connector = engine.state, engine.connector
     if not _mark(engine):
         return

@@ -56,9 +56,7 @@ class CachedBlocks:
     """The prefix cache of one engine, block by block."""
 
     def __init__(self, rank: Callable[[Cached], Any] | None = None) -> None:
-        """Follow a prefix cache that is still empty. The free block with the smallest `rank` is evicted first; None: no
-        ranking.
-        """
+        """Follow a prefix cache that is still empty. The smallest `rank` is evicted first; None: no ranks."""
         self._by_unit: dict[int, Cached] = {}
         self.free_blocks: OrderedDict[int, Cached] = OrderedDict()
         """Cached blocks that no table holds, by block id, the least recently freed first."""
@@ -67,14 +65,10 @@ class CachedBlocks:
         self._continued: defaultdict[int, set[int]] = defaultdict(set)
         """Keys of the cached prefixes that are one block longer, for each key of a prefix."""
         self._below: dict[int, int] | None = None
-        """Number of tokens in the cached blocks that continue a prefix, by the prefix's key; None until a rule reads
-        it.
-        """
+        """Number of tokens in the cached blocks that continue the prefix of each key; None until a rule reads it."""
         self._rank = rank
         self._ranked: list[tuple[Any, int, Cached]] = []
-        """Heap of free blocks: (rank, ranking, block). An entry is out of date if its ranking differs from that of its
-        block.
-        """
+        """Heap of free blocks: (rank, ranking, block). An entry is outdated if its block has another ranking."""
         self._rankings = count()
         self._columns: FreeColumns | None = None
         """Table of the free blocks; None until a rule reads it."""
@@ -92,9 +86,7 @@ class CachedBlocks:
             self._columns.remove(cached)
 
     def add(self, engine: Engine, sequence: Request, request: ServedRequest, group: int, index: int) -> None:
-        """Add a block that was put into the prefix cache: the one in entry `index` of the sequence's table in
-        `group`.
-        """
+        """Add a block that was cached: the one in entry `index` of the sequence's table in `group`."""
         table, tokens = table_of(engine, sequence, group), engine.groups[group].block_size
         unit = engine.entries[table.begin + index]
         cached = Cached(self, unit, engine.blocks[unit].key, request)
@@ -120,7 +112,9 @@ class CachedBlocks:
         self._take(unit)
 
     def free(self, unit: int, now_s: float) -> None:
-        """Add block `unit` to the free blocks, if it is cached. The last table that held it freed it at `now_s`."""
+        """Add block `unit` to the free blocks, if it is cached. `now_s` is the time at which its last table freed
+        it.
+        """
         if (cached := self._by_unit.get(unit)) is not None:
             self.free_blocks[unit] = cached
             cached.last_used_s = now_s

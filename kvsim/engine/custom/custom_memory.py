@@ -78,9 +78,7 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 
 def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return the number of tokens that the allocator finds for a sequence, and the number of their units that are in
-    use.
-    """
+    """Return the number of tokens that the allocator finds for a sequence, and of their units in use."""
     found, refs = _found_units(engine, sequence), _rules(engine).units.refs
     return len(found) * engine.settings.unit_tokens, sum(refs[unit] > 0 for unit in found)
 
@@ -220,9 +218,7 @@ def _hold_found(engine: Engine, sequence: Sequence, found: list[int]) -> None:
 
 
 def _hold_free(engine: Engine, table: list[int], added: list[int]) -> None:
-    """Check that new units are in the pool and free, and append them to a table. They lose any prefix that they
-    hold.
-    """
+    """Check that new units are in the pool and free, and append them to a table. They lose their prefixes."""
     rules, units = _rules(engine), _rules(engine).units
     evicted = []
     for unit in added:
@@ -255,9 +251,7 @@ def _runs(units: list[int], position: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _write_release(engine: Engine, sequence: Sequence, table: list[int], keeps: list[bool]) -> None:
-    """Record that a table is freed. Of its units up to the last kept one, those that are not kept are recorded as
-    evicted.
-    """
+    """Record that a table is freed. Units before its last kept one that are not kept are recorded as evicted."""
     num_kept = len(table) - next((index for index, kept in enumerate(reversed(keeps)) if kept), len(table))
     _write(engine, MemoryKind.RELEASE, sequence.number - 1, 0, _WHOLE_TABLE - 1, len(table), num_kept)
     _write_evicted(engine, [unit for unit, kept in zip(table[:num_kept], keeps, strict=False) if not kept])

@@ -37,9 +37,7 @@ QUEUED = (WAITING, PREEMPTED)
 """Values of `Sequence.status` of a request that is in the queue."""
 
 _MOST_EMPTY = 3
-"""Largest number of consecutive steps without tokens. Such steps are right while all running requests await their last
-outputs.
-"""
+"""Largest number of consecutive steps without tokens. All running requests may await their last outputs."""
 _MOST_TIMES = 10
 """Largest number of times that all known tokens may be computed before a request gets a new output token."""
 
@@ -120,9 +118,7 @@ class CustomRules:
         self._has_declined = False
         """True if the policy has chosen to admit no further request in this step."""
         self._tokens_in_vain = self._most_in_vain = 0
-        """Number of tokens computed since any request last got an output token; and the number at which progress is
-        checked again.
-        """
+        """Tokens computed since any request last got an output token, and the number for the next check."""
         self._alone: int | None = None
         """Number of the only request that `compute` serves; None outside of `compute`."""
         self._next: Iterator[ServedRequest] | None = None
@@ -223,9 +219,7 @@ class CustomRules:
         return unit
 
     def _choose_evicted(self, engine: Engine, candidates: FreeBlocks) -> CachedBlock:
-        """Return the next free block in the list that `evict` returned in this step. If there is none, ask the
-        policy.
-        """
+        """Return the next free block in the list that `evict` returned in this step. For none, ask the policy."""
         self._engine, step = engine, engine.state.num_scheduled
         if self._listed_in == step:
             for block in self._listed:
@@ -239,9 +233,7 @@ class CustomRules:
         return chosen
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int) -> None:
-        """Tell the eviction rule that the block in entry `index` of a sequence's table in `group` was put into the
-        prefix cache.
-        """
+        """Tell the eviction rule that the block at `index` of a sequence's table in `group` was cached."""
         if self._eviction is not None:
             self._eviction.note_cached(engine, sequence, group, index)
         if self._cached is not None:

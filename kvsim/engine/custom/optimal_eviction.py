@@ -67,9 +67,7 @@ class OptimalEviction:
         return block
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int) -> None:
-        """Add a block that was put into the prefix cache: the one in entry `index` of the sequence's table in
-        `group`.
-        """
+        """Add a block that was cached: the one in entry `index` of the sequence's table in `group`."""
         block = engine.entries[table_of(engine, sequence, group).begin + index]
         key = engine.blocks[block].key
         self._end_tokens[block] = (index + 1) * engine.groups[group].block_size
@@ -106,9 +104,7 @@ class OptimalEviction:
         heappush(self._free, (-use, -end, block, key))
 
     def _worth(self, engine: Engine, block: int, key: int) -> tuple[int, int]:
-        """Return the position of a block's next use in the order of admission, and the number of tokens up to the
-        block's end.
-        """
+        """Return the position of a block's next use in the order of admission, and its end in tokens."""
         use = NEVER if len(self._blocks_of[key]) > 1 else self._next_use(engine, key)
         return use, self._end_tokens[block]
 
@@ -124,9 +120,7 @@ class OptimalEviction:
         return places[-1] if places else NEVER
 
     def _all_uses(self, engine: Engine) -> dict[int, list[int]]:
-        """Return the positions, in the order of admission, of the requests that can hit each key; the last position
-        first.
-        """
+        """Return the positions, in the order of admission, of the requests that can hit each key; last first."""
         group, uses = engine.groups[0], defaultdict(list)
         hash_tokens = group.block_size // group.hashes_per_block
         for place in reversed(range(len(self._order))):

@@ -45,16 +45,12 @@ def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
 
 
 def _batch(engine: Engine) -> dict[int, int]:
-    """Return the number of tokens of each sequence that the step being scheduled already computes, by the sequence's
-    number.
-    """
+    """Return the number of tokens of each sequence in the step being scheduled, by the sequence's number."""
     return {engine.batch[index]: engine.batch_tokens[index] for index in range(engine.state.num_listed)}
 
 
 def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int, int]:
-    """Return the number of computed tokens of a sequence, and the number of units that it needs for `num_tokens`
-    more.
-    """
+    """Return the number of computed tokens of a sequence, and of units that `num_tokens` more need."""
     unit_tokens = engine.settings.unit_tokens
     if sequence.status == RUNNING:
         return sequence.computed, max(-(-(sequence.computed + num_tokens) // unit_tokens) - sequence.num_units, 0)
@@ -63,9 +59,7 @@ def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int,
 
 
 def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return the number of cached tokens of a waiting sequence, and the number of the units with these tokens that are
-    in use.
-    """
+    """Return the number of cached tokens of a waiting sequence, and of their units that are in use."""
     if engine.memory is CUSTOM:
         return custom_memory.hits(engine, sequence)
     if not engine.settings.prefix_caching:

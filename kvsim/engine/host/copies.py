@@ -78,9 +78,7 @@ def _start_loads(engine: Engine) -> None:
 
 @part
 def poll(engine: Engine) -> None:
-    """Report the copies that have ended by the time at which the kernels of a step are launched: first stores, then
-    loads.
-    """
+    """Report the copies that have ended when the kernels of a step are launched: first stores, then loads."""
     if engine.host.settings.is_timed:
         _report_ended(engine, False)
         _report_ended(engine, True)

@@ -61,9 +61,7 @@ def blocks_per_slot(policy: Paged) -> int:
 
 
 def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
-    """Return the number of host blocks that the host memory of `policy` has room for. A GPU block takes `block_bytes`
-    on each GPU.
-    """
+    """Return the number of host blocks of `policy`. A GPU block takes `block_bytes` on each GPU."""
     bytes_per_slot = block_bytes * num_gpus * blocks_per_slot(policy)
     slots = int(policy.cache.kv_offloading_size * _GIB) // bytes_per_slot
     if not slots:
@@ -75,16 +73,12 @@ def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
 
 
 def most_loading(policy: Paged, num_units: int, size: int) -> int:
-    """Return how many of `size` sequences can load at once. Each load takes the GPU blocks of at least one host
-    block.
-    """
+    """Return how many of `size` sequences can load at once. Each needs the GPU blocks of one host block."""
     return min(size, num_units // blocks_per_slot(policy))
 
 
 def num_places(policy: Paged, num_units: int, size: int) -> int:
-    """Return the largest number of requests with tables at once: those that run or load, and those whose blocks are
-    freed late.
-    """
+    """Return the largest number of requests with tables at once: running, loading, or with late blocks."""
     batch = min(policy.scheduler.max_num_seqs, size)
     if not policy.cache.kv_offloading_size:
         return batch

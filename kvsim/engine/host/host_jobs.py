@@ -38,9 +38,7 @@ def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: in
 
 @part
 def report(engine: Engine, job: int, step: int) -> None:
-    """Schedule the report that a copy has ended, with the output of call `step` of the scheduler. Calls are counted
-    from 1.
-    """
+    """Schedule the report of a copy's end with the output of scheduler call `step`, counted from 1."""
     host = engine.host
     host.jobs[job].reported_in = step
     if host.state.first_reported == NO_JOB:

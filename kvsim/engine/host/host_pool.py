@@ -145,9 +145,7 @@ def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequ
 
 @part
 def store(engine: Engine, key: int) -> int:
-    """Allocate a free slot for `key`, which no host block holds, and mark it as being written; return the host
-    block.
-    """
+    """Allocate a free slot for `key`, which no host block holds, for a store; return the host block."""
     tier = engine.host
     state = tier.state
     ghost = _find_also_ghosts(engine, key)
@@ -170,18 +168,14 @@ def store(engine: Engine, key: int) -> int:
 
 @part
 def _prefers_recent(engine: Engine, length: int) -> bool:
-    """Tell whether an idle block of the recency list, which has `length` blocks, is evicted before one of the frequency
-    list.
-    """
+    """Tell whether an idle block of the recency list, of `length` blocks, is evicted before a frequent one."""
     tier = engine.host
     return not tier.settings.adaptive or length >= int(tier.state.recent_target)
 
 
 @part
 def _evict(engine: Engine, place: int) -> None:
-    """Free the slot of the first block in list `place` that is idle and not spared. With ARC, its key becomes a
-    ghost.
-    """
+    """Free the slot of the first block in list `place` that is idle and not spared. In ARC, its key becomes a ghost."""
     tier = engine.host
     state, block = tier.state, tier.blocks[place].next
     while tier.blocks[block].readers != 0 or tier.blocks[block].spared == state.num_sparings:
@@ -198,9 +192,7 @@ def _evict(engine: Engine, place: int) -> None:
 
 @part
 def _adapt(engine: Engine, place: int) -> None:
-    """Adapt the target length of the recency list after a lookup hit a ghost: the list `place` of the ghost was too
-    short.
-    """
+    """Adapt the target length of the recency list after a hit of a ghost, whose list `place` was too short."""
     tier = engine.host
     state, recent, frequent = tier.state, tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
     if place == RECENT_GHOSTS:

@@ -22,9 +22,7 @@ from kvsim.engine.state import ABORTED, FINISHED, Engine, table_of
 
 @part
 def find(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Return the number of tokens to load for a waiting sequence after its `hit_tokens` on the GPU; `SKIP` if it has to
-    wait.
-    """
+    """Return the number of tokens to load for a waiting sequence after its `hit_tokens`; `SKIP` if it has to wait."""
     host_sequence = engine.host.sequences[sequence.number]
     host_sequence.num_recorded = 0
     if host_sequence.num_jobs > 0:
@@ -116,9 +114,7 @@ def _record_copies(engine: Engine, job: int, block: int, units: Numbers, begin: 
 
 @part
 def key_of(engine: Engine, sequence: Sequence, index: int) -> int:
-    """Return the key of the full host block at `index` of a sequence. It is the key of the last GPU block in the host
-    block.
-    """
+    """Return the key of the full host block at `index` of a sequence. It is that of its last GPU block."""
     return prefix_hits.key_of(engine, sequence, 0, (index + 1) * engine.host.settings.blocks_per_slot - 1)
 
 
@@ -160,9 +156,7 @@ def _touch(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _record_allocations(engine: Engine, sequence: Sequence) -> None:
-    """Write the number of this scheduler call to `HostTier.allocated_in`, for the blocks that it allocated to a
-    sequence.
-    """
+    """Write this scheduler call to `HostTier.allocated_in` for the blocks that it allocated to a sequence."""
     host_sequence, table = engine.host.sequences[sequence.number], table_of(engine, sequence, 0)
     for entry in range(table.begin + host_sequence.num_recorded, table.begin + table.num_blocks):
         engine.host.allocated_in[engine.entries[entry]] = engine.state.num_scheduled
@@ -171,9 +165,7 @@ def _record_allocations(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _must_wait_for(engine: Engine, job: int) -> bool:
-    """Tell whether this step must wait for a store: it preempts the store's sequence, or allocates blocks that the
-    store reads.
-    """
+    """Tell whether this step preempts the sequence of a store, or allocates blocks that the store reads."""
     state, host, record = engine.state, engine.host, engine.host.jobs[job]
     if record.is_load:
         return False
@@ -193,9 +185,7 @@ def _must_wait_for(engine: Engine, job: int) -> bool:
 
 @part
 def _store(engine: Engine, sequence: Sequence) -> None:
-    """Store the host blocks that this step completes and that the host lacks. If the host has no room, a later step
-    tries again.
-    """
+    """Store the host blocks that this step completes and the host lacks. Without room, a later step retries."""
     state, host = engine.state, engine.host
     host_sequence = host.sequences[sequence.number]
     num_tokens = min(sequence.computed, sequence.num_tokens)

@@ -23,9 +23,7 @@ from kvsim.engine.state import LOADING, Engine, table_of
 
 @part
 def use_load(engine: Engine, sequence: Sequence) -> bool:
-    """Put the blocks that a waiting sequence has loaded into the prefix cache; return False if the load has
-    not ended.
-    """
+    """Put the blocks that a waiting sequence has loaded into the prefix cache; return False while it loads."""
     if sequence.status != LOADING:
         return True
     if engine.host.sequences[sequence.number].num_jobs > 0:

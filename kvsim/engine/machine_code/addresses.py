@@ -48,9 +48,7 @@ def _part_of(value: Any) -> Any:
 
 
 def addresses_of(engine: Any) -> npt.NDArray[np.int64]:
-    """Return the table of addresses of an engine: address and length of each array, and address of each single
-    record.
-    """
+    """Return the table of addresses of an engine: address and length of arrays, address of single records."""
     return np.array(_words_of(engine), np.int64)
 
 

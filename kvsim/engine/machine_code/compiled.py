@@ -31,9 +31,7 @@ EntryPoint: TypeAlias = Callable[[Any, int, float], int]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""Options of numba for every part. `fastmath` is left out, so that times equal those of the interpreter to the last
-bit.
-"""
+"""Options of numba for every part. Without `fastmath`, times equal the interpreter's to the last bit."""
 
 _parts: list[Callable[..., Any]] = []
 _replacements: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
@@ -51,9 +49,7 @@ def compiled_as(function: Callable[..., Any], replacement: Callable[..., Any]) -
 
 
 def has_numba() -> bool:
-    """Tell whether numba works with this Python and this NumPy. The call loads numba, which takes about half a
-    second.
-    """
+    """Tell whether numba works with this Python and this NumPy. The call takes about half a second."""
     try:
         import_module("kvsim.engine.machine_code.numba_types")
     except ImportError:
@@ -75,9 +71,7 @@ class MachineCode:
         self._call: Callable[[int, int, float], int] = lambda *_: 0
 
     def __call__(self, engine: Any, action: int, argument: float) -> int:
-        """Run the entry point: `function(engine, action, argument)`. Machine code is loaded or compiled for a new
-        engine.
-        """
+        """Run the entry point: `function(engine, action, argument)`. A new engine may need compilation."""
         if engine is not self._engine:
             self._call = _ready(self._function, self._sources, layout_of(engine))
             self._engine, self._addresses = engine, addresses_of(engine)
@@ -94,9 +88,7 @@ def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
 
 @cache
 def _ready(function: EntryPoint, sources: tuple[Path, ...], layout: Layout) -> Callable[[int, int, float], int]:
-    """Return machine code of `function` for engines with this layout. It is loaded from disk, or else compiled and
-    written there.
-    """
+    """Return machine code of `function` for engines with this layout. It is loaded from disk, or compiled."""
     from kvsim.engine.machine_code import object_code  # noqa: PLC0415  loaded only if a run is compiled
 
     name = f"{function.__name__}-{_stem(_memory_of(layout), sources)}-{digest_of(layout)}.o"
@@ -138,9 +130,7 @@ def _stem(memory: object, sources: tuple[Path, ...]) -> str:
 
 
 def _folders() -> list[Path]:
-    """Return the folders for machine code, the preferred one first: beside the sources, then the user's cache
-    folder.
-    """
+    """Return the folders for machine code, best first: beside the sources, then the user's cache folder."""
     folders = [Path(__file__).parent / "__pycache__"]
     with suppress(RuntimeError):  # the user has no home folder
         folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvsim")

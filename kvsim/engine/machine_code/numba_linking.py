@@ -42,9 +42,7 @@ def is_known(release: str = numba.__version__) -> bool:
 
 
 class PartLibrary(JITCodeLibrary):
-    """LLVM code of one part, with references to the parts that it calls. It is linked into the entry point, and never
-    runs alone.
-    """
+    """LLVM code of one part, with references to the parts that it calls. It never runs alone."""
 
     def __init__(self, codegen: Any, name: str) -> None:
         CodeLibrary.__init__(self, codegen, name)
@@ -57,9 +55,7 @@ class PartLibrary(JITCodeLibrary):
         self.texts.append(str(ir_module))
 
     def finalize(self) -> None:
-        """Finish without machine code. `EntryLibrary` optimises all parts, and `object_code` generates the machine
-        code.
-        """
+        """Finish without machine code. `EntryLibrary` optimises all parts; `object_code` generates it."""
         self._finalized = True
 
     def all_called(self) -> list[JITCodeLibrary]:
@@ -102,9 +98,7 @@ class PartLower(Lower):
     """numba's translation of a function to LLVM code, reduced to the features that parts use."""
 
     def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
-        """Translate a binary operation, with the signature from type inference. numba's special case for constants is
-        left out.
-        """
+        """Translate a binary operationby its inferred signature; numba's case for constants is left out."""
         context, signature = self.context, self.fndesc.calltypes[expr]
         operands = [
             context.cast(self.builder, self.loadvar(each.name), self.typeof(each.name), kind)
@@ -143,9 +137,7 @@ class OfferToCallers(LoweringPass):
         LoweringPass.__init__(self)
 
     def run_pass(self, state: Any) -> bool:
-        """Register the part under a new key. numba's own key would be the address of its machine code, which does not
-        exist.
-        """
+        """Register the part under a new key. numba would use its machine code's address, but it has none."""
         lowered, library = state["cr"], state.library
         name = lowered.fndesc.qualname
         key = _dynfunc.make_function(lowered.fndesc.lookup_module(), name, name, 0, lowered.env, (library,))
@@ -168,9 +160,7 @@ class OmitFeatures(FunctionPass):
         FunctionPass.__init__(self)
 
     def run_pass(self, state: Any) -> bool:
-        """Replace each read of a constant setting of the engine, which is the first argument, by the setting's
-        value.
-        """
+        """Replace each read of a constant setting of the engine, the first argument, by the setting's value."""
         constants = getattr(state.args[0], "constants", None)
         if not constants:
             return False
@@ -197,9 +187,7 @@ class OmitFeatures(FunctionPass):
 
 
 class PartCompiler(CompilerBase):
-    """Compiler that runs only those passes of numba that parts need. Parts have no closures, no arrays and no
-    exceptions.
-    """
+    """Compiler that runs only those passes of numba that parts need. Parts have no closures or exceptions."""
 
     library = PartLibrary
 
@@ -225,9 +213,7 @@ class EntryCompiler(PartCompiler):
 
 
 class Remembering:
-    """Typing context that caches its results. The parts make thousands of queries, of which only a few hundred are
-    distinct.
-    """
+    """Typing context that caches its results. Of thousands of queries, few hundred are distinct."""
 
     _made: ClassVar[dict[Any, Remembering]] = {}
 

@@ -80,9 +80,7 @@ class FunctionsType(types.Type):
 
 
 class EngineType(types.Type):
-    """numba type of an engine, or of a named tuple in it. Fields are arrays, single records, records of functions or
-    named tuples.
-    """
+    """numba type of an engine, or of a named tuple in it. Fields are arrays, records, functions or named tuples."""
 
     def __init__(self, fields: Fields) -> None:
         self.fields = fields
@@ -158,9 +156,7 @@ class _RecordModel(models.PrimitiveModel):
 
 
 class _TableModel(models.PrimitiveModel):
-    """Representation of an engine or of an array in LLVM code: a pointer to its first word in the table of
-    addresses.
-    """
+    """Representation of an engine or an array in LLVM code: a pointer to its first word in the table of addresses."""
 
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _TABLE)

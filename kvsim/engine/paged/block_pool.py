@@ -48,9 +48,7 @@ def least_recently_freed(engine: Engine) -> int:
 
 @part
 def touch(engine: Engine, block: int) -> bool:
-    """Add a reference to a cached block, which leaves the free queue if it was free; return whether another table
-    contains it.
-    """
+    """Add a reference to a cached block, which is then not free; return whether another table has it, too."""
     state, is_shared = engine.state, engine.blocks[block].refs > 0
     if not is_shared:
         linked_list.remove(engine.blocks, block)
@@ -96,8 +94,6 @@ def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
 
 @part
 def _is_reused_last(engine: Engine, block: int) -> bool:
-    """Tell whether a freed block goes to the tail of the free queue: it holds a prefix, or the last hash of a prompt
-    ends in it.
-    """
+    """Tell whether a freed block goes to the tail of the free queue: it holds a prefix, or a prompt's last hash."""
     record = engine.blocks[block]
     return record.key != NO_KEY or (engine.settings.marks_tails and record.cached_in == HAS_TAIL)

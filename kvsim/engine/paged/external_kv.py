@@ -59,9 +59,7 @@ def end_load(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def wait_again(sequence: Sequence) -> None:
-    """Set the status of a sequence whose load has ended: preempted if it was preempted before the load, otherwise
-    waiting.
-    """
+    """Set the status of a sequence whose load has ended: preempted if it was so before, else waiting."""
     sequence.status = PREEMPTED if sequence.preemptions > 0 else WAITING
 
 
@@ -198,9 +196,7 @@ def _add_prefilling(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _num_missing(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
-    """Return the number of blocks that the table of a sequence needs in addition, to have room for `num_tokens`
-    tokens.
-    """
+    """Return the number of further blocks that a sequence's table needs for `num_tokens` tokens."""
     return max(groups.num_blocks_for(engine, 0, num_tokens) - table_of(engine, sequence, 0).num_blocks, 0)
 
 

@@ -90,7 +90,7 @@ def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) 
 def marks_tails(layout: KVCacheLayout, policy: Paged) -> bool:
     """Tell whether a block may get a key before it is full, because the last hash of a prompt ends inside it.
 
-    This can only be if a hash covers fewer tokens than a block. Ask only for runs with drafts: without drafts, a block
+    This requires that a hash covers fewer tokens than a block. Ask only for runs with drafts: without drafts, a block
     is full before it gets such a key.
     """
     has_keys = rules_of(policy.scheduler.vllm).second_key is not SecondKey.NONE and policy.cache.enable_prefix_caching
@@ -99,9 +99,7 @@ def marks_tails(layout: KVCacheLayout, policy: Paged) -> bool:
 
 
 def flight_is_counted(layout: KVCacheLayout, policy: Paged) -> bool:
-    """Tell whether some group frees blocks while the sequence runs, and only after the steps in flight that read
-    them.
-    """
+    """Tell whether some group frees blocks while the sequence runs, only after the steps in flight that read them."""
     waits = rules_of(policy.scheduler.vllm).windows_wait
     return waits and any(_KINDS[group.kind] != FULL for group in layout.groups)
 
@@ -133,9 +131,7 @@ def _slots_of_groups(layout: KVCacheLayout) -> tuple[list[int], list[int]]:
 
 
 def _lookup_order(layout: KVCacheLayout) -> list[int]:
-    """Return the indices of the groups that are the first of their kind, in the order of lookup: kinds of full
-    attention first.
-    """
+    """Return the indices of the first group of each kind, in the order of lookup: full attention first."""
     specs = [group.spec for group in layout.groups]
     order = [specs.index(spec) for spec in dict.fromkeys(specs)]
     return sorted(order, key=lambda first: _KINDS[layout.groups[first].kind] != FULL)

@@ -90,9 +90,7 @@ def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_token
 
 @part
 def is_written_this_step(engine: Engine, group: int) -> bool:
-    """Tell whether this step writes the recurrent state that was hit. Other sequences cannot read it before the next
-    step.
-    """
+    """Tell whether this step writes the recurrent state that was hit. Others cannot read it yet."""
     record = engine.groups[group]
     if not engine.settings.has_windows or record.kind != MAMBA or record.num_hits == 0:
         return False
@@ -107,9 +105,7 @@ def is_written_this_step(engine: Engine, group: int) -> bool:
 
 @part
 def remove_skipped_blocks(engine: Engine, sequence: Sequence, group: int, computed: int) -> None:
-    """Free the blocks that a group need not keep for a sequence with `computed` computed tokens, the last block
-    first.
-    """
+    """Free the blocks that a group need not keep after `computed` computed tokens, the last first."""
     record = engine.groups[group]
     if not engine.settings.has_windows or record.kind == FULL:
         return
@@ -184,9 +180,7 @@ def _blocks_before_hit(engine: Engine, group: int) -> int:
 
 @part
 def _is_before_segment_end(engine: Engine, group: int, index: int, segment_tokens: int) -> bool:
-    """Tell whether a hit that ends at a multiple of `segment_tokens` needs the block at `index`, in a group with
-    windows.
-    """
+    """Tell whether a hit that ends at a multiple of `segment_tokens` needs the window's block at `index`."""
     record, run = engine.groups[group], _blocks_before_hit(engine, group)
     per, place = segment_tokens // record.block_size, index - (1 if record.drops_hit else 0)
     return run >= per or (place >= 0 and place % per >= per - run)
@@ -194,9 +188,7 @@ def _is_before_segment_end(engine: Engine, group: int, index: int, segment_token
 
 @part
 def _is_before_prompt_end(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
-    """Tell whether a hit of the whole prompt, or up to the junction, needs the block at `index`, in a group with
-    windows.
-    """
+    """Tell whether a hit of the whole prompt, or up to the junction, needs the window's block at `index`."""
     aligned, record = engine.settings.cache_tokens, engine.groups[group]
     repeated, longer = sequence.prompt_tokens - 1, sequence.prompt_tokens - 1
     if engine.settings.keeps_below_drop:
@@ -212,9 +204,7 @@ def _is_before_prompt_end(engine: Engine, sequence: Sequence, group: int, index:
 
 @part
 def _is_before(engine: Engine, group: int, index: int, num_tokens: int) -> bool:
-    """Tell whether a hit of `num_tokens` tokens, rounded down to a boundary, needs the block at `index`, in a group
-    with windows.
-    """
+    """Tell whether a hit of `num_tokens` tokens, rounded down to a boundary, needs the window's block at `index`."""
     aligned, record = engine.settings.cache_tokens, engine.groups[group]
     end = num_tokens // aligned * aligned // record.block_size + (1 if record.drops_hit else 0)
     return end - _blocks_before_hit(engine, group) <= index < end
@@ -256,9 +246,7 @@ def expired_slots(engine: Engine) -> int:
 
 @part
 def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Return the number of tokens in a sequence's table that it will not read again; of states, in a recurrent
-    group.
-    """
+    """Return the number of tokens, or recurrent states, in a sequence's table that it will not read again."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     if table.num_held == 0 or (record.kind == FULL and record.window == 0):
         return 0
@@ -270,9 +258,7 @@ def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) 
 
 @part
 def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Return the number of expired slots of one table. A block in several tables counts only for the last one that is
-    visited.
-    """
+    """Return the number of expired slots of one table. A block in several tables counts once."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     num_expired = _num_expired(engine, sequence, group, computed)
     slots = record.state_slots if record.kind == MAMBA else record.token_slots
@@ -286,9 +272,7 @@ def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: 
 
 @part
 def _expired_tokens(engine: Engine, sequence: Sequence, group: int, first_held: int, skipped: int) -> int:
-    """Return the number of tokens that no sequence will read: those before token `skipped`, in the entries from
-    `first_held` on.
-    """
+    """Return the number of tokens that no sequence will readbefore token `skipped`, from entry `first_held` on."""
     total, block_size, table = 0, engine.groups[group].block_size, table_of(engine, sequence, group)
     for index in range(first_held, min(-(-skipped // block_size), table.num_blocks)):
         total += _expired_of(engine, engine.entries[table.begin + index], min(block_size, skipped - index * block_size))

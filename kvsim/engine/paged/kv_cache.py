@@ -237,9 +237,7 @@ def shared_tokens(engine: Engine, context_tokens: int) -> int:
 
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all blocks of a sequence. With swapping, the blocks of a preempted sequence are copied to the host if there
-    is room.
-    """
+    """Free all blocks of a sequence. With swapping, those of a preempted one may be copied to the host."""
     settings = engine.settings
     if sequence.num_units == 0:
         if settings.host_blocks > 0:
@@ -336,9 +334,7 @@ def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_
 
 @part
 def find_room(engine: Engine, sequence: Sequence, computed: int) -> None:
-    """Set `Sequence.room_tokens`: the number of computed tokens up to which a sequence needs no change of its
-    tables.
-    """
+    """Set `Sequence.room_tokens`: the computed tokens up to which a sequence needs no change of its tables."""
     room, first = NEVER, engine.settings.first_in_lookup
     read = max(0, computed - sequence.in_flight) if engine.settings.windows_wait else computed
     while first != groups.NO_GROUP:

@@ -226,9 +226,7 @@ def _aligned(engine: Engine, first: int, num_blocks: int) -> int:
 
 @part
 def _store_hit(engine: Engine, sequence: Sequence, first: int, index: int) -> bool:
-    """Store the cached block at `index` as a hit in every group of a kind; return False if a group has no such
-    block.
-    """
+    """Store the cached block at `index` as a hit in every group of a kind; return False if a group lacks it."""
     group = first
     while group != NO_GROUP:
         block = prefix_cache.find(engine, key_of(engine, sequence, group, index))

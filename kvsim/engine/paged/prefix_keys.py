@@ -216,9 +216,7 @@ def _codes_of_prefixes(workload: Workload, block_size: int, ahead: int) -> tuple
 
 
 def _blocks_of_rows(lengths: Column) -> tuple[Column, Column]:
-    """Lay rows of `lengths` blocks end to end. Return, for each block, its index within its row, and the index of the
-    row.
-    """
+    """Lay rows of `lengths` blocks end to end. Return each block's index in its row, and its row."""
     row = np.repeat(np.arange(len(lengths)), lengths)
     begins = np.cumsum(lengths) - lengths
     return np.arange(len(row)) - begins[row], row

@@ -72,9 +72,7 @@ def _rise(engine: Engine, node: int, place: int) -> None:
 
 @part
 def _sink(engine: Engine, node: int, place: int) -> int:
-    """Move the empty place `place` of the heap below the children that are evicted before `node`; return the empty
-    place.
-    """
+    """Move the heap's empty place `place` below the children evicted before `node`; return the new empty place."""
     nodes, leaves, size = engine.radix.nodes, engine.radix.leaves, engine.radix.state.num_leaves
     while 2 * place + 1 < size:
         child = 2 * place + 1

@@ -20,9 +20,7 @@ from kvsim.engine.radix_records import BY_CLOCK
 from kvsim.engine.state import Engine
 
 _SETTLED_PASSES = 2
-"""Number of consecutive passes of the scheduler without a batch after which only the end of a copy or an arrival
-changes anything.
-"""
+"""Number of consecutive passes without a batch after which only a copy's end or an arrival has effect."""
 
 
 @part
@@ -39,9 +37,7 @@ def tree_units(engine: Engine) -> int:
 
 @part
 def wait_for_copies(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if the scheduler has nothing to do
-    before.
-    """
+    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if no pass has an effect before."""
     state, radix = engine.state, engine.radix.state
     is_settled = radix.num_idle_passes >= _SETTLED_PASSES and state.num_in_flight == 0
     if is_settled and tree_copies.are_awaited(engine) and engine.radix.settings.copies_end == BY_CLOCK:

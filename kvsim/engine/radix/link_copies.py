@@ -29,9 +29,7 @@ _STORE, _LOAD = range(2)
 
 @part
 def begin_store(engine: Engine, node: int) -> None:
-    """Queue a copy of a node to the host (see `start_stores`). Its path is locked until the scheduler finds the copy
-    ended.
-    """
+    """Queue a copy of a node to the host (see `start_stores`). Its path stays locked until the end is found."""
     radix = engine.radix.state
     tree_nodes.lock_for_copy(engine, node)
     _begin(engine, engine.radix.written[radix.num_written], node, engine.radix.nodes[node].num_pages)

@@ -159,9 +159,7 @@ def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
 
 @part
 def _load_back(engine: Engine, sequence: Sequence) -> bool:
-    """Begin to load the part of a prefix that is only on the host, and count it as a hit; return False if there is no
-    room.
-    """
+    """Begin to load the host's part of a prefix, and count it as a hit; return False if there is no room."""
     holding = engine.radix.holdings[sequence.number]
     top, node, num_tokens = holding.node, holding.host_node, holding.host_tokens
     holding.host_tokens = 0
@@ -322,9 +320,7 @@ def _insert_in_order(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _insert_later_need(engine: Engine, sequence: Sequence) -> None:
-    """Insert the future needs of a later candidate in ascending order, before equal needs but, as in SGLang, never at
-    the end.
-    """
+    """Insert a later candidate's needs in ascending order, before equal ones and, as in SGLang, not last."""
     left, index = _tokens_left(engine, sequence), 0
     last = engine.radix.state.num_needs - 1
     if left > 0:
@@ -377,9 +373,7 @@ def _lead(engine: Engine, number: int, other: int) -> int:
 
 @part
 def _least_important(engine: Engine, num_chosen: int) -> int:
-    """Return the least important running request that is not chosen yet; among equals, the last queued; 0 if there is
-    none.
-    """
+    """Return the least important running request that is not chosen yet; among equals, the last queued; 0 for none."""
     found = 0
     for index in range(engine.state.num_running):
         number = engine.running[index]

@@ -52,9 +52,7 @@ MOST_ROWS_OF_PAGE = 4
 by a shared page.
 """
 ROWS_OF_HITS = 1 << 20
-"""Largest number of rows of the memory table about hits in one step: one for each range of consecutive pages of a hit
-prefix.
-"""
+"""Largest number of memory rows about hits in one step: one for each range of consecutive hit pages."""
 
 
 def radix(
@@ -144,9 +142,7 @@ def _copies(num_pages: int, num_host_pages: int, *, compiled: bool) -> dict[str,
 
 
 def _no_nodes(num_pages: int, *, compiled: bool) -> Any:
-    """Return the nodes of an empty tree: its root, and room for one node for each page of the device and of the
-    host.
-    """
+    """Return the nodes of an empty tree: its root, and room for a node for each page of device and host."""
     nodes = make_growing(records.Node, num_pages + 2, compiled=compiled)
     nodes[records.ROOT].place = -1
     return nodes
@@ -157,9 +153,7 @@ def _zeros(size: int, *, compiled: bool) -> Any:
 
 
 def _pages_of_row(policy: Radix, demand: Demand, num_rows: int) -> int:
-    """Return the number of pages in a row of the request table. All `num_rows` rows have room for the longest
-    sequence.
-    """
+    """Return the number of pages in a row of the request table. A row has room for the longest sequence."""
     longest = int((demand.prompt + np.maximum(demand.output, 1)).max(initial=1)) + 1
     row_pages = -(-longest // policy.unit_tokens) + 1
     if num_rows * row_pages > _MOST_ENTRIES:
@@ -192,9 +186,7 @@ def _first_state(
 
 
 def _free_lists(sizes: tuple[int, int], *, compiled: bool) -> dict[str, Any]:
-    """Return the free lists of both pools, with all pages in ascending order. Each ring has room for twice its
-    pages.
-    """
+    """Return the free list of each pool, with all pages in ascending order. A ring has room for twice its pages."""
     free, rings = make(records.FreeList, 2, compiled=compiled), []
     first_page, begin = 1, 0
     for pool, size in enumerate(sizes):

@@ -33,9 +33,7 @@ def share(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
 
 @part
 def replace(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
-    """Record that a request frees the pages in the entries [begin, end) of its row as duplicates. `share` records the
-    new pages.
-    """
+    """Record that a request frees the pages [begin, end) of its row as duplicates; `share` records new ones."""
     _write_row(engine, _RELEASE, sequence, begin, end)
 
 
@@ -60,9 +58,7 @@ def evict(engine: Engine, node: Node) -> None:
 
 @part
 def _write_row(engine: Engine, kind: int, sequence: Sequence, begin: int, end: int) -> None:
-    """Write one row of the memory table for each range of consecutive pages in the entries [begin, end) of a request's
-    row.
-    """
+    """Write one row of the memory table for each range of consecutive pages in [begin, end) of a request's row."""
     if not engine.settings.records_memory:
         return
     rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages

@@ -287,9 +287,7 @@ def _num_gone_pages(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int, gone: int) -> None:
-    """Replace a request's pages by those of a node, from page `begin` on. The windows of pages before `gone` are free
-    already.
-    """
+    """Replace a request's pages by those of a node, from page `begin` on. Windows before page `gone` are free."""
     record = engine.radix.nodes[node]
     end = record.begin + record.num_pages
     middle = min(max(gone, begin), end)
@@ -299,9 +297,7 @@ def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int
 
 @part
 def _replace_run(engine: Engine, sequence: Sequence, node: int, begin: int, end: int, has_windows: bool) -> None:
-    """Replace the pages [begin, end) of a request by those of a node, and free them; with `has_windows`, also their
-    windows.
-    """
+    """Replace a request's pages [begin, end) by a node's, and free them; with `has_windows`, windows too."""
     rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages
     if begin == end:
         return
@@ -371,9 +367,7 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
 
 @part
 def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
-    """Give the windows of a request, from page `begin` of the path on, to a new leaf. Split the leaf where windows
-    begin.
-    """
+    """Give the windows of a request, from page `begin` of the path on, to a new leaf. Split it where windows begin."""
     if begin >= end:
         return
     if begin > engine.radix.nodes[node].begin:
@@ -394,9 +388,7 @@ def copy_to_row(engine: Engine, node: int, first: int, begin: int, num_pages: in
 
 @part
 def _copy_from_row(engine: Engine, sequence: Sequence, node: int) -> None:
-    """Copy the pages of a request's row that have the tokens of a node to the node's entries in
-    `RadixTables.node_pages`.
-    """
+    """Copy the pages of a request's row that have the tokens of a node to `RadixTables.node_pages`."""
     record, rows, pages = engine.radix.nodes[node], engine.radix.rows, engine.radix.node_pages
     begin, first = sequence.place * engine.radix.settings.row_pages + record.begin, record.first_entry
     for index in range(record.num_pages):

@@ -93,9 +93,7 @@ def _write_prefix(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def alloc_for_extend(engine: Engine, num_seqs: int) -> bool:
-    """Allocate slots for the prefill of the first `num_seqs` requests of the batch; return False if there are too
-    few.
-    """
+    """Allocate slots to prefill the first `num_seqs` requests of the batch; return False if too few."""
     unit, num_tokens, num_pages = engine.settings.unit_tokens, 0, 0
     if tree_windows.is_on(engine) and not engine.radix.settings.has_tree:
         _slide_in_prefill(engine, num_seqs)
@@ -116,17 +114,13 @@ def alloc_for_extend(engine: Engine, num_seqs: int) -> bool:
 
 @part
 def num_tokens_required_next_decode(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of slots to allocate for one more token of a request: a page, or 0 if its last page has
-    room.
-    """
+    """Return the number of slots to allocate for one more token of a request: a page, or none."""
     return _num_new_pages(engine, sequence.computed, 1) * engine.settings.unit_tokens
 
 
 @part
 def make_room_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
-    """Evict pages so that `num_seqs` requests of the batch, from index `first` on, have room for one more token
-    each.
-    """
+    """Evict pages so that `num_seqs` requests of the batch, from `first` on, have room for one more token each."""
     if tree_windows.is_on(engine):
         _slide_in_decode(engine, first, num_seqs)
     evict_from_tree_cache(engine, num_seqs * engine.settings.unit_tokens)
@@ -170,9 +164,7 @@ def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
 
 @part
 def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Free the window slots of a request that token `num_tokens` and later ones do not read, except slots in the
-    tree.
-    """
+    """Free the window slots of a request that tokens from `num_tokens` on do not read, except in the tree."""
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     window = engine.radix.settings.window_tokens
     if num_tokens - window < holding.gone_tokens + 1:

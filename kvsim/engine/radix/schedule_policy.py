@@ -130,9 +130,7 @@ def _prefill_work(engine: Engine, number: int) -> int:
 
 @part
 def _sort_by_dfs_weight(engine: Engine) -> None:
-    """Sort the waiting queue by a depth-first walk of the tree. The subtree with the most waiting requests comes
-    first.
-    """
+    """Sort the waiting queue by a depth-first walk of the tree. The subtree with most waiting requests comes first."""
     nodes, order, size = engine.radix.nodes, engine.radix.order, 0
     number = engine.sequences[HEAD].next
     while number != HEAD:
@@ -217,9 +215,7 @@ def chunk_limit(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _touch_waiting_prefixes(engine: Engine) -> None:
-    """Match the waiting requests in every 32nd pass, the head of the queue last, so that their prefixes are evicted
-    later.
-    """
+    """Match waiting requests in every 32nd pass, the queue's head last: their prefixes are evicted later."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     if state.num_waiting == 0 or settings.eviction != LRU or not settings.has_tree:
         return
@@ -237,9 +233,7 @@ def _touch_waiting_prefixes(engine: Engine) -> None:
 
 @part
 def order_for_retraction(engine: Engine) -> None:
-    """Sort running requests by descending outputs, and equal ones by ascending prompts. The last one is retracted
-    first.
-    """
+    """Sort running requests by descending outputs, then by ascending prompts. The last one is retracted first."""
     running = engine.running
     for index in range(1, engine.state.num_running):
         number, place = running[index], index

@@ -33,9 +33,7 @@ from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, RUNNING, WAITING, E
 
 @part
 def has_work(engine: Engine) -> bool:
-    """Tell whether another pass is due. After the last batch, one more pass resets the estimate of answers
-    (`RadixState.ratio`).
-    """
+    """Tell whether another pass is due. After the last batch, one more pass resets `RadixState.ratio`."""
     state, radix = engine.state, engine.radix.state
     has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
     return has_requests or radix.last_mode != NO_BATCH or not radix.is_rested
@@ -132,9 +130,7 @@ def is_stalled(engine: Engine) -> bool:
 
 @part
 def _rest(engine: Engine) -> None:
-    """Reset the estimate of answers in a pass without a batch, if no batch is in flight and neither copies nor requests
-    are left.
-    """
+    """Reset the estimate of answers in a pass without a batch, if no batch, copy or request is left."""
     state, radix = engine.state, engine.radix.state
     has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
     if state.num_in_flight == 0 and not has_requests and not tree_copies.are_awaited(engine):
@@ -305,9 +301,7 @@ def _defers_prefill(engine: Engine) -> bool:
 
 @part
 def get_new_batch_prefill(engine: Engine) -> int:
-    """Form a prefill, which may include decodes, and allocate its slots; return its kind, `NO_BATCH` if there is
-    none.
-    """
+    """Form a prefill, which may include decodes, and allocate its slots; return its kind, `NO_BATCH` for none."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     if settings.preempts or tree_windows.is_on(engine) or state.num_running == 0:
         radix.is_full = False
@@ -439,9 +433,7 @@ def _prepare_for_extend(engine: Engine) -> int:
 
 @part
 def update_running_batch(engine: Engine) -> int:
-    """Let running requests decode one token each; if memory is short, retract some first. Return the kind of the
-    batch.
-    """
+    """Let running requests decode a token each; if memory is short, retract some first. Return the kind."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     is_foreseen = _filter_finishing(engine)
     if state.num_running == 0:
@@ -474,9 +466,7 @@ def _list_running(engine: Engine) -> None:
 
 @part
 def check_decode_mem(engine: Engine, num_running: int) -> bool:
-    """Evict from the tree so that the first `num_running` running requests can decode; return True if there are enough
-    slots.
-    """
+    """Evict from the tree so that the first `num_running` running requests can decode; return whether slots suffice."""
     needed = num_running if engine.settings.unit_tokens == 1 else 0
     for index in range(0 if engine.settings.unit_tokens == 1 else num_running):
         needed += request_rows.num_tokens_required_next_decode(engine, engine.sequences[engine.running[index]])
@@ -557,9 +547,7 @@ def process_batch_result(engine: Engine) -> None:
 
 @part
 def _append_output(engine: Engine, sequence: Sequence, is_prefill: bool) -> None:
-    """Append an output token to a request. If it ends or has just computed its prompt, insert its tokens into the
-    tree.
-    """
+    """Append an output token to a request. If it ends or its prompt is done, insert its tokens into the tree."""
     state = engine.state
     if sequence.num_tokens == sequence.prompt_tokens:
         engine.times[sequence.number].first_token_s = state.host_s

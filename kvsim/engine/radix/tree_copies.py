@@ -40,9 +40,7 @@ def are_awaited(engine: Engine) -> bool:
 
 @part
 def count_hit(engine: Engine, node: int) -> None:
-    """Count a hit of a node on the device. If the write policy asks for it, copy the node's ancestors and the node to
-    the host.
-    """
+    """Count a hit of a node on the device. If the write policy asks for it, copy its path to the host."""
     record, policy = engine.radix.nodes[node], engine.radix.settings.write_policy
     if policy == WRITE_BACK:
         return

@@ -108,9 +108,7 @@ def lose_device_pages(engine: Engine, node: int) -> None:
 
 @part
 def get_device_pages(engine: Engine, node: int) -> None:
-    """Record that a node that was only on the host gets pages on the device. The caller writes the pages to its
-    entries.
-    """
+    """Record that a node that was only on the host gets pages on the device. The caller writes its entries."""
     record = engine.radix.nodes[node]
     record.first_entry = new_entries(engine, record.num_pages)
     record.is_on_device = True

@@ -55,9 +55,7 @@ def share_with(engine: Engine, node: int, upper: int) -> None:
 
 @part
 def touch(engine: Engine, node: int) -> None:
-    """Mark the windows at the end of the path to `node`, those of one window of tokens and a page, as the most recently
-    used.
-    """
+    """Mark the windows at the end of the path to `node`, of one window and a page, as the most recently used."""
     nodes, previous, covered = engine.radix.nodes, ROOT, 0
     reach = engine.radix.settings.window_tokens + engine.settings.unit_tokens
     while node != ROOT and covered < reach:
@@ -93,9 +91,7 @@ def lock(engine: Engine, node: int) -> int:
 
 @part
 def unlock(engine: Engine, node: int, edge: int) -> None:
-    """Remove a lock from the windows on the path from `node` up to the node with this `edge`; if `edge` is 0, up to the
-    root.
-    """
+    """Remove a lock from the windows on the path from `node` up to the node with this `edge`; if 0, to the root."""
     nodes, is_edge = engine.radix.nodes, engine.radix.settings.window_tokens == 0
     while node != ROOT and not is_edge:
         record = nodes[node]

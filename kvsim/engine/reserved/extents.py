@@ -17,9 +17,7 @@ NO_HOLE = -1
 
 @part
 def rounded(engine: Engine, num_slots: int) -> int:
-    """Return the number of slots that are allocated for `num_slots` requested ones; for a buddy allocator, the next
-    power of two.
-    """
+    """Return the number of slots allocated for `num_slots` requested ones; for buddies, the next power of two."""
     if engine.settings.fit != BUDDY:
         return num_slots
     length = 1
@@ -46,9 +44,7 @@ def find_hole(engine: Engine, length: int) -> int:
 
 @part
 def allocate(engine: Engine, index: int, length: int) -> int:
-    """Allocate `length` slots at the start of hole `index`, which is long enough; return the address of the first
-    slot.
-    """
+    """Allocate `length` slots at the start of hole `index`, which is long enough; return their address."""
     assert engine.holes[index].length >= length
     address = engine.holes[index].address
     _take(engine, index, address + length)
@@ -112,9 +108,7 @@ def add_holes(engine: Engine, start: int, end: int) -> None:
 
 @part
 def _take(engine: Engine, index: int, end: int) -> None:
-    """Allocate the slots from the beginning of hole `index` up to `end`. They may continue in the holes that directly
-    follow.
-    """
+    """Allocate the slots from the beginning of hole `index` up to `end`, also in holes that follow directly."""
     holes = engine.holes
     start = address = holes[index].address
     while address < end:
@@ -126,9 +120,7 @@ def _take(engine: Engine, index: int, end: int) -> None:
 
 @part
 def _free_buddy(engine: Engine, address: int, length: int) -> None:
-    """Free an extent of a buddy allocator. Merge it with the other half of the doubled extent, as long as that is a
-    hole.
-    """
+    """Free an extent of a buddy allocator. Merge it with its other half, as long as that is a hole."""
     state, holes = engine.state, engine.holes
     while True:
         other = address + length if address % (2 * length) == 0 else address - length

@@ -153,9 +153,7 @@ def _order_for_compaction(engine: Engine) -> None:
 
 @part
 def _move(engine: Engine) -> None:
-    """Move the running sequences to their new extents. All old extents are freed first, because new ones may overlap
-    old ones.
-    """
+    """Move the running sequences to their new extents. All old ones are freed first, because they may overlap."""
     state = engine.state
     num_moving = 0
     for index in range(state.num_running):
@@ -180,9 +178,7 @@ def _place(engine: Engine, sequence: Sequence, wanted: int) -> None:
 
 @part
 def _settle(engine: Engine, sequence: Sequence, address: int, length: int, requested: int) -> None:
-    """Assign an allocated extent to a sequence that has none: `length` slots at `address`, of which it requested
-    `requested`.
-    """
+    """Give a sequence without extent `length` slots at `address`, of which it requested `requested`."""
     settings = engine.settings
     totals.add_slots(engine, sequence, 0, requested)
     engine.state.rounding += length - requested
@@ -196,9 +192,7 @@ def _settle(engine: Engine, sequence: Sequence, address: int, length: int, reque
 
 @part
 def _vacate(engine: Engine, sequence: Sequence) -> None:
-    """Record that a sequence loses its extent, and subtract its slots from the totals. Its computed tokens stay
-    counted.
-    """
+    """Record that a sequence loses its extent, and subtract its slots; its computed tokens stay counted."""
     journal.release_extent(engine, sequence, sequence.num_units)
     totals.remove_slots(engine, sequence, sequence.requested)
     engine.state.rounding -= sequence.num_units - sequence.requested
