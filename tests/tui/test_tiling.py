@@ -6,8 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim_tui.pool.cell_shapes import parts
 from kvsim_tui.pool.levels import best_level, levels
-from kvsim_tui.pool.tiling import Detail
+from kvsim_tui.pool.paint import OWNER
+from kvsim_tui.pool.tiling import Detail, Tiling
 
 SIZES = {"width": st.integers(20, 220), "height": st.integers(4, 70)}
 
@@ -20,16 +22,66 @@ def test_the_coarsest_level_shows_the_whole_pool(num_units: int, stride: int | N
     assert coarsest.height <= height * (2 if coarsest.detail is Detail.HALF else 1)
 
 
-@settings(max_examples=200, deadline=None)
-@given(num_units=st.integers(1, 100_000), width=st.integers(40, 220), height=st.integers(6, 70))
-def test_a_pool_takes_nine_tenths_of_its_panel(num_units: int, width: int, height: int) -> None:
-    found = levels(num_units, 16, width, height, stride=None, half_blocks=True)
+@settings(max_examples=300, deadline=None)
+@given(
+    num_units=st.integers(64, 100_000),
+    width=st.sampled_from((39, 78, 80, 84, 88, 120, 160)),
+    height=st.integers(7, 48),
+    names=st.integers(0, 8),
+    half_blocks=st.booleans(),
+)
+def test_a_paged_pool_covers_three_fifths_of_its_panel_with_equal_cells(
+    num_units: int, width: int, height: int, names: int, half_blocks: bool
+) -> None:
+    """A terminal without half blocks has fewer sizes of cells to choose from, so that it may leave more empty."""
+    found = levels(num_units, 16, width, height, stride=None, half_blocks=half_blocks, names=names)
     shown = found[best_level(found, height)]
     lines = height * (2 if shown.detail is Detail.HALF else 1)
+    assert shown.span <= width
+    assert shown.height <= lines
     if shown.detail is Detail.SLOTS:  # a few large blocks, each with room around its name
         return
-    drawn = shown.width * shown.height * min(num_units / shown.num_cells, 1)
-    assert drawn >= 0.9 * width * lines or num_units < 12
+    wide = shown.eighths / 8 if shown.eighths else shown.wide
+    drawn = wide * shown.tall * num_units / shown.per_cell
+    most = 24 * 4 * num_units  # characters of the largest block
+    assert drawn >= (0.6 if half_blocks else 0.45) * min(width * lines, most)
+
+
+@settings(max_examples=300, deadline=None)
+@given(num_units=st.integers(1, 100_000), half_blocks=st.booleans(), **SIZES)
+def test_cells_of_a_pool_without_lines_are_equally_large_and_have_equally_many_units(
+    num_units: int, half_blocks: bool, width: int, height: int
+) -> None:
+    for unit_tokens in (1, 16):
+        for tiling in levels(num_units, unit_tokens, width, height, stride=None, half_blocks=half_blocks):
+            assert len(set(np.diff(tiling.row_edges).tolist())) == 1
+            if not tiling.eighths:
+                assert len(set(np.diff(tiling.column_edges).tolist())) == 1
+            per_cell = np.bincount(tiling.cell_of(np.arange(num_units)))
+            assert set(per_cell[:-1].tolist()) <= {tiling.units_per_cell}
+            assert 0 < per_cell[-1] <= tiling.units_per_cell
+
+
+def test_cells_of_some_eighths_of_a_character_are_equally_wide() -> None:
+    """In a row of units of changing paints, each paint has as many eighths of characters as the others."""
+    for eighths in (6, 7, 9, 13):
+        width = -(-10 * eighths // 8)
+        tiling = Tiling(num_units=10, columns=10, rows=1, width=width, height=1, detail=Detail.PART, eighths=eighths)
+        keys = parts(tiling, OWNER + np.arange(10, dtype=np.uint8))[0]
+        widths = np.zeros(256, int)
+        for key in keys.tolist():
+            share, first, second = (key >> 16) - 8, key & 255, key >> 8 & 255
+            widths[first] += share
+            widths[second] += 8 - share
+        assert widths[OWNER : OWNER + 10].tolist() == [eighths] * 10
+        assert [tiling.column_edges[unit] for unit in range(10)] == [unit * eighths // 8 for unit in range(10)]
+
+
+def test_rows_begin_at_round_numbers_where_columns_permit_it() -> None:
+    for num_units, width, height, in_a_row in ((1_599, 84, 15, 110), (1_599, 80, 8, 210), (6_000, 120, 20, 300)):
+        whole = levels(num_units, 16, width, height, stride=None, half_blocks=True)[0]
+        assert whole.columns * whole.per_cell % 10 == 0
+        assert whole.columns * whole.per_cell == in_a_row
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,8 +113,8 @@ def test_each_level_shows_more_than_the_one_before(num_units: int, stride: int |
 
 
 @settings(max_examples=60, deadline=None)
-@given(num_units=st.integers(1, 20_000), stride=st.none() | st.integers(1, 400), **SIZES)
-def test_cells_share_the_picture_without_a_rest(num_units: int, stride: int | None, width: int, height: int) -> None:
+@given(num_units=st.integers(1, 20_000), stride=st.integers(1, 400), **SIZES)
+def test_cells_of_lines_share_the_picture_without_a_rest(num_units: int, stride: int, width: int, height: int) -> None:
     for tiling in levels(num_units, 16, width, height, stride=stride, half_blocks=True):
         for edges, size in ((tiling.column_edges, tiling.width), (tiling.row_edges, tiling.height)):
             assert edges[0] == 0
@@ -77,8 +129,8 @@ def test_names_beside_the_pool_take_no_more_than_the_width(
 ) -> None:
     found = levels(num_units, 16, width, height, stride=stride, half_blocks=True, names=names)
     assert found[0].span <= width
-    assert all(tiling.margin in (0, names + 2) for tiling in found if not tiling.cut)
-    assert all(tiling.margin == 0 for tiling in found if stride is None and not tiling.cut)
+    beside = (0, names + 2) if stride is not None else (0, len(str(num_units)) + 1)
+    assert all(tiling.margin in beside for tiling in found if not tiling.cut)
     for tiling in found:
         if tiling.detail is Detail.SLOTS:
             assert tiling.wide >= tiling.gutter + 16 or tiling.width > width

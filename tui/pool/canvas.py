@@ -13,7 +13,7 @@ from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS
 from .brush import BLANK, DIGIT, GLYPH, RIGHT, UP, half_keys, keys_of, reverse
-from .cell_shapes import cut_apart, hairlines_above, ledges, settled, spread, spread_glyphs
+from .cell_shapes import cut_apart, hairlines_above, ledges, parts, settled, spread, spread_glyphs
 from .cells import Cells
 from .labels import names_every_line, write_names
 from .paint import CURSOR, DIM, EMPTY, ColorBy
@@ -122,7 +122,7 @@ class Canvas:
         match self.tiling.detail:
             case Detail.SLOTS:
                 return True
-            case Detail.HALF:
+            case Detail.PART | Detail.HALF:
                 return bool((paints.whole == paint).any())
             case Detail.FILL:
                 shown = ((paints.written == paint) & (fill > 0)) | ((paints.rest == paint) & (fill < EIGHTHS))
@@ -137,10 +137,10 @@ class Canvas:
         x = max(x - tiling.margin, 0)
         if not (0 <= x < tiling.width and 0 <= line < tiling.height):
             return None
-        column, row = (
-            int(np.searchsorted(edges, at, side="right")) - 1
-            for edges, at in ((tiling.column_edges, x), (tiling.row_edges, line))
-        )
+        row = int(np.searchsorted(tiling.row_edges, line, side="right")) - 1
+        column = int(np.searchsorted(tiling.column_edges, x, side="right")) - 1
+        if tiling.eighths:  # the cell in the middle of the character
+            column = min((EIGHTHS * x + EIGHTHS // 2) // tiling.eighths, tiling.columns - 1)
         units = tiling.units_of(row * tiling.columns + column)
         return int(units[0]) if len(units) else None
 
@@ -178,7 +178,13 @@ class Canvas:
         if not len(rows):
             return np.empty((0, tiling.span), np.int32)
         cells = np.add.outer(rows * tiling.columns, np.arange(tiling.columns)).ravel()
-        draw = {Detail.MIX: self._mix, Detail.HALF: self._halves, Detail.FILL: self._fill, Detail.SLOTS: self._slots}
+        draw = {
+            Detail.MIX: self._mix,
+            Detail.PART: self._parts,
+            Detail.HALF: self._halves,
+            Detail.FILL: self._fill,
+            Detail.SLOTS: self._slots,
+        }
         lines: KeyArray = draw[tiling.detail](cells)[row - rows[0]]
         last = line == tiling.row_edges[row + 1] - 1
         # Keep rows of cells apart: by an empty line, by a last line of half height, or by a thin line at the top.
@@ -238,14 +244,22 @@ class Canvas:
         keys[at_cursor] = reverse(keys[at_cursor])
         return keys.reshape(-1, self.tiling.columns).repeat(np.diff(self.tiling.column_edges), axis=1)
 
+    def _parts(self, cells: IndexArray) -> KeyArray:
+        """Draw cells of one unit in some eighths of a character's width."""
+        return parts(self.tiling, self._one_paint(cells))
+
     def _halves(self, cells: IndexArray) -> KeyArray:
         """Draw cells of one unit in half a character; return paints, which `draw` combines in pairs."""
+        rows = self._one_paint(cells).reshape(-1, self.tiling.columns).astype(np.int32)
+        return rows.repeat(np.diff(self.tiling.column_edges), axis=1)
+
+    def _one_paint(self, cells: IndexArray) -> PaintArray:
+        """Return the paint of each cell that shows one unit in one paint."""
         paints = dimmed(self._paints.whole[np.minimum(cells, self.tiling.num_units - 1)], self._lit(cells))
         paints[cells >= self.tiling.num_units] = EMPTY
         # Beside shared units, which are bright, a bright cursor could hardly be seen.
         paints[self._at_cursor(cells)] = EMPTY if self.is_neutral else CURSOR
-        rows = paints.reshape(-1, self.tiling.columns).astype(np.int32)
-        return rows.repeat(np.diff(self.tiling.column_edges), axis=1)
+        return paints
 
     def _fill(self, cells: IndexArray) -> KeyArray:
         """Draw cells of one unit each, with one paint for the written part and one for the rest."""
@@ -259,7 +273,7 @@ class Canvas:
             first, second = np.where(swapped, second, first), np.where(swapped, first, second)
             fill = np.where(swapped, EIGHTHS - fill, fill)
         if tiling.wide > (1 if self._half_blocks else _LEAST_WIDE):
-            return self._spread(cells, first, second, fill, hairlines=tiling.even)
+            return self._spread(cells, first, second, fill, hairlines=True)
         shape: KeyArray = UP + fill.astype(np.int32)
         if not self._half_blocks:
             # A unit without an owner's letter shows a digit instead: the eighths that are written.

@@ -64,6 +64,21 @@ def cut_apart(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Pa
     return keys
 
 
+def parts(tiling: Tiling, paints: PaintArray) -> KeyArray:
+    """Return the keys of rows of cells that each take `tiling.eighths` of a character: shape (rows, characters).
+
+    A character shows at most two cells, because no cell is narrower than six eighths.
+    """
+    begins = EIGHTHS * np.arange(tiling.width)
+    column = begins // tiling.eighths
+    border = (column + 1) * tiling.eighths - begins
+    rows = np.pad(paints.reshape(-1, tiling.columns), ((0, 0), (0, 2)), constant_values=EMPTY)
+    front, back = rows[:, column], rows[:, column + (border < EIGHTHS)]
+    keys = keys_of(RIGHT + np.where(front == back, EIGHTHS, np.minimum(border, EIGHTHS)), front, back)
+    keys[(front == EMPTY) & (back == EMPTY)] = BLANK
+    return keys
+
+
 def spread_glyphs(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray) -> KeyArray:
     """Return the character keys of rows of cells for terminals without colours: shape (rows, characters).
 

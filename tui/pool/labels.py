@@ -53,11 +53,13 @@ def write_names(
     """Write the owners' names into `picture`, on the lines that rows of `cells` have for names.
 
     `picture` begins at line `top`. If each line of the pool has a name, an angle bracket precedes the name of the
-    `marked` request.
+    `marked` request. A margin beside blocks gets their numbers.
     """
+    if tiling.margin and tiling.stride is None:
+        _number_rows(picture, top, rows, tiling, replay)
     name: Callable[..., None]
     match tiling.detail:
-        case Detail.MIX | Detail.HALF if replay.unit_tokens > 1 or tiling.down > 1:
+        case Detail.MIX | Detail.PART | Detail.HALF if replay.unit_tokens > 1 or tiling.down > 1:
             return
         case Detail.MIX if tiling.stride is None and tiling.units_per_cell > _MOST_UNITS:
             return
@@ -73,7 +75,7 @@ def write_names(
             name, lines = partial(name_extents, counted=counted), tiling.row_edges[rows] - top
         case Detail.MIX | Detail.HALF:
             name = partial(
-                name_lines if tiling.margin else name_extents,
+                name_lines if tiling.margin and tiling.stride is not None else name_extents,
                 marked=marked if names_every_line(tiling, replay) else None,
             )
             first, last = _lines_for_names(tiling, rows)
@@ -129,6 +131,7 @@ def _count_holders(picture: KeyArray, top: int, cells: IndexArray, tiling: Tilin
         line, x = int(tiling.row_edges[row]) - top, int(tiling.column_edges[column])
         if 0 <= line < len(picture):
             holders = int(replay.refs[unit])
+            x += tiling.margin
             room = max(tiling.wide - 1, 1)
             text = str(holders) if len(str(holders)) <= room and holders <= 10**room - 1 else "+"
             place = picture[line, x : x + room]
@@ -158,7 +161,7 @@ def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArra
 
 
 def name_blocks(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray) -> None:
-    """Write the number of the first unit left of each row of `cells`, and the first holder on each unit.
+    """Write the first holder on each unit among `cells`.
 
     The number of other holders follows the name if there is room for it. A divided unit of one character has no name,
     which would hide the division. No unit has a name if `tiling.label` is 0. `lines` has one line of characters of each
@@ -173,8 +176,16 @@ def name_blocks(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArr
             begin = tiling.margin + int(tiling.column_edges[column])
             if room > 1 or not is_divided(int(line[begin])):
                 _write(name, line[begin : begin + room])
-        if units:
-            _write(f"{units[0] + replay.first_unit:>{tiling.margin - 1}}", line)
+
+
+def _number_rows(picture: KeyArray, top: int, rows: IndexArray, tiling: Tiling, replay: Replay) -> None:
+    """Write the number of the first unit of each of `rows` left of it, if the row begins at the top of a character."""
+    per_character = 2 if tiling.detail is Detail.HALF else 1
+    for row in rows.tolist():
+        line, rest = divmod(int(tiling.row_edges[row]), per_character)
+        unit = row * tiling.columns * tiling.per_cell + replay.first_unit
+        if not rest and 0 <= line - top < len(picture):
+            _write(f"{unit:>{tiling.margin - 1}}", picture[line - top])
 
 
 def _holders(replay: Replay, unit: int) -> str:
@@ -225,7 +236,7 @@ def name_extents(
     edges = tiling.column_edges
     shared = np.where(owners != NO_OWNER, replay.refs[units.clip(min=0)] - 1, 0)
     rows = (values.reshape(-1, tiling.columns) for values in (owners, shared))
-    for line, held, others in zip(lines, *rows, strict=True):
+    for line, held, others in zip(lines[:, tiling.margin :], *rows, strict=True):
         begins = np.flatnonzero(np.diff(held, prepend=NO_OWNER) | np.diff(others, prepend=0)).tolist()
         for begin, end in zip(begins, [*begins[1:], len(held)], strict=False):
             owner, room = int(held[begin]), int(edges[end] - edges[begin]) - 2

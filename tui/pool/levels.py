@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from ..look.stack import EIGHTHS
 from .tiling import Detail, Tiling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _MOST_WIDE, _MOST_TALL = 12, 4
 """Largest cell of one unit: its width in characters, and its height in lines."""
@@ -15,7 +18,21 @@ _ROOMY = 12
 _MOST_MARGIN = 0.25
 """Largest share of the picture's width that names of lines may take."""
 _LEAST_FILL = 0.9
-"""Least share of the picture that the pool should cover."""
+"""Least share of the picture that a pool of lines should cover."""
+_LEAST_COVERED = 0.6
+"""Share of the picture that a pool without lines should cover, if equal cells permit it."""
+_NUMBERS = 0.12
+"""Share of the picture that may stay empty for the numbers at the left."""
+_SHAPE = 0.05
+"""Share of the picture that may stay empty for cells whose sides differ by a factor of e less."""
+_FILLED = 0.15
+"""Share of the picture that may stay empty for cells that show how full a block is."""
+_ROUND_ROW = 0.08
+"""Share of the picture that may stay empty for rows of a multiple of ten units."""
+_PARTS = (6, 7, 9, 10, 11, 12, 13, 14, 15)
+"""Widths of cells in eighths of a character. In a narrower cell, three units could share a character."""
+_ROUND_ROWS = (100, 50, 20, 10, 8, 5, 4, 2)
+"""Round numbers of units in a row, the best first; the number in a row is a multiple of one of these."""
 _FEW = 4
 """Least number of columns of units in a picture slot by slot with as many rows; with fewer, a coarser one is shown."""
 _MOST_CUT = 512
@@ -39,8 +56,8 @@ def levels(
 ) -> list[Tiling]:
     """Return every level of detail for a picture of `width` by `height` characters, coarsest first.
 
-    The coarsest level shows the whole pool. The next levels have fewer units per cell, down to one. The last levels
-    show the fill of each unit, and each slot, unless `has_slots` is off.
+    The coarsest level shows the whole pool. The next levels have fewer units per cell, down to one; their pictures may
+    be larger than the view. The last levels show the fill of each unit, and each slot, unless `has_slots` is off.
 
     Args:
         num_units: units of the pool.
@@ -56,46 +73,35 @@ def levels(
     """
     if stride is not None:
         return _levels_of_lines(num_units, width, height, stride, half_blocks=half_blocks, names=names)
-    found = []
-    rows = height
-    # Add levels of twice as many rows until a cell has one unit; if the picture fits in, a character shows two units.
-    while num_units > width * rows * (1 + (half_blocks and rows == height)):
-        found.append(Tiling(num_units=num_units, columns=width, rows=rows, width=width, height=rows, detail=Detail.MIX))
-        rows *= 2
-    if half_blocks and width * height < num_units <= 2 * width * height:
-        found.append(_one_each(num_units, width, 2 * height, Detail.HALF))
+    most_units = max(num_units, most_units)
+    cut = None
+    if unit_tokens > 1 and names and half_blocks and most_units <= _MOST_CUT:
+        cut = _cut_apart(num_units, most_units, width, height, names, bare or names)
+    found = [cut or _whole(num_units, unit_tokens, width, height, half_blocks=half_blocks)]
+    while found[-1].per_cell > 2:  # levels of twice as many cells
+        found.append(_scrolled(_Shape(Detail.MIX, EIGHTHS, 1, -(-found[-1].per_cell // 2)), num_units, width))
     if unit_tokens > 1:
-        most_units, cut = max(num_units, most_units), None
-        if names and half_blocks and most_units <= _MOST_CUT:
-            cut = _cut_apart(num_units, most_units, width, height, names, bare or names)
-        found.append(cut or _one_each(num_units, width, height, Detail.FILL))
+        if found[-1].detail is not Detail.FILL:
+            found.append(_scrolled(_Shape(Detail.FILL, EIGHTHS, 1), num_units, width))
         if has_slots:
             found.append(_slots_level(num_units, unit_tokens, width, height, names))
-    elif not found or found[-1].detail is not Detail.HALF:
-        found.append(_one_each(num_units, width, 2 * height if half_blocks else height, _UNIT[half_blocks]))
+    elif found[-1].per_cell > 1:
+        found.append(_scrolled(_Shape(Detail.HALF if half_blocks else Detail.MIX, EIGHTHS, 1), num_units, width))
     return found
 
 
-_UNIT = {True: Detail.HALF, False: Detail.MIX}
-"""Detail at which a unit of one slot is drawn, with and without half-height characters."""
-
-
 def best_level(tilings: list[Tiling], height: int) -> int:
-    """Return the index of the finest of `tilings` that shows the whole pool in `height` lines of characters.
+    """Return the index of the tiling that shows single slots, if it fits into `height` lines; else of the first.
 
-    If it draws single slots in less than `_FEW` columns of units, and the level before it has the numbers and names of
-    units below them, return the level before.
+    If it draws single slots in less than `_FEW` columns of units, and the first tiling has the numbers and names of
+    units below them, the first one is chosen.
     """
-    whole = [
-        index
-        for index, tiling in enumerate(tilings)
-        if tiling.detail in (Detail.FILL, Detail.SLOTS) and tiling.height <= height
-    ]
-    best = max(whole, default=0)
-    finest = tilings[best]
-    has_names_below = best > 0 and tilings[best - 1].cut and not tilings[best - 1].margin
-    is_sparse = finest.detail is Detail.SLOTS and finest.columns < _FEW <= finest.num_units // _FEW
-    return best - 1 if is_sparse and has_names_below else best
+    finest = tilings[-1]
+    if finest.detail is not Detail.SLOTS or finest.height > height:
+        return 0
+    has_names_below = tilings[0].cut and not tilings[0].margin
+    is_sparse = finest.columns < _FEW <= finest.num_units // _FEW
+    return 0 if is_sparse and has_names_below else len(tilings) - 1
 
 
 def _levels_of_lines(
@@ -154,51 +160,120 @@ def _equally_high(rows: int, height: int) -> int:
     return max(height // rows, 1) * rows
 
 
-def _one_each(num_units: int, width: int, height: int, detail: Detail) -> Tiling:
-    """Return a tiling with a cell for each unit: nearly square, equally large, and covering the picture.
+class _Shape(NamedTuple):
+    """Size of all cells of a picture of a pool without lines, and the number of units in each."""
 
-    If the picture is too small, each unit has a character or half a character, in more lines than are visible.
+    detail: Detail
+    wide: int
+    """Width in eighths of a character."""
+    tall: int
+    """Height in lines, or in half lines for `Detail.HALF`."""
+    per_cell: int = 1
+
+    @property
+    def area(self) -> float:
+        """Characters of the picture for each unit."""
+        return self.wide * self.tall / (EIGHTHS * self.lines_per_character * self.per_cell)
+
+    @property
+    def lines_per_character(self) -> int:
+        """Number of lines of cells' heights in one line of characters."""
+        return 2 if self.detail is Detail.HALF else 1
+
+    def fits(self, num_units: int, width: int, height: int) -> bool:
+        """Tell whether cells for all units fit into a picture of `width` by `height` characters."""
+        columns, rows = EIGHTHS * width // self.wide, height * self.lines_per_character // self.tall
+        return columns * rows * self.per_cell >= num_units
+
+    def columns(self, num_units: int, width: int, height: int) -> int:
+        """Return the number of columns in a picture: one with which rows have a round number of units, if possible."""
+        cells = -(-num_units // self.per_cell)
+        least = -(-cells // max(height * self.lines_per_character // self.tall, 1))
+        most = min(EIGHTHS * width // self.wide, cells)
+        for step in _ROUND_ROWS:
+            found = most - most % (step // math.gcd(step, self.per_cell))
+            if found >= max(least, 1):
+                return found
+        return most
+
+
+def _whole(num_units: int, unit_tokens: int, width: int, height: int, *, half_blocks: bool) -> Tiling:
+    """Return the tiling of equal cells that covers most of a picture of `width` by `height` characters.
+
+    Among tilings that cover about as much, one with well-shaped cells is chosen. A margin has the number of each row's
+    first block, unless much less of the picture would be covered, or unless numbers are below the blocks.
     """
-    aspect = 1 if detail is Detail.HALF else 2  # height of a line divided by the width of a character
-    most_rows = height
-    if detail is Detail.FILL and width * height >= _ROOMY * num_units and height > 1:
-        aspect, most_rows = 5, height // 2  # wide and low, with a line for a name
-    best: tuple[float, Tiling] | None = None
-    for rows in range(-(-num_units // width), most_rows + 1):
-        columns = -(-num_units // rows)
-        for cell_width, cell_height in ((width / columns, height / rows), (width // columns, height // rows)):
-            fill = num_units * cell_width * cell_height / (width * height)
-            stretched = cell_width == width / columns and cell_height == height / rows
-            if cell_width > _MOST_WIDE * 2 or (fill < _LEAST_FILL and not stretched):
-                continue
-            uneven = sum((math.ceil(size) - math.floor(size)) / size for size in (cell_width, cell_height))
-            oblongness = abs(math.log(cell_width / (aspect * cell_height)))
-            score = oblongness + 2 * uneven + 8 * max(1 - fill, 0)
-            if best is None or score < best[0]:
-                picture = Tiling(
-                    num_units=num_units,
-                    columns=columns,
-                    rows=rows,
-                    width=round(cell_width * columns),
-                    height=round(cell_height * rows),
-                    detail=detail,
-                )
-                best = (score, picture)
-    if best is not None:
-        picture = best[1]
-        even = _equally_high(picture.rows, picture.height)
-        if detail is Detail.FILL and picture.tall > 1 and even >= _LEAST_FILL * picture.height:
-            return replace(picture, height=even)
-        return picture
-    columns, rows = min(width, num_units), -(-num_units // width)
+    margin = len(str(num_units)) + 1 if unit_tokens > 1 else 0
+    choices = []
+    for left in sorted({0, margin if margin <= _MOST_MARGIN * width else 0}):
+        shape = _best_shape(num_units, unit_tokens, width - left, height, half_blocks=half_blocks)
+        tiling = _of_shape(shape, num_units, width - left, height, left)
+        choices.append((num_units * shape.area / (width * height), tiling))
+    (bare, without), (covered, numbered) = choices[0], choices[-1]
+    return without if without.gap or covered < min(bare, _LEAST_COVERED) or bare - covered > _NUMBERS else numbered
+
+
+def _best_shape(num_units: int, unit_tokens: int, width: int, height: int, *, half_blocks: bool) -> _Shape:
+    """Return the best shape of cells with which the whole pool fits into a picture."""
+    room = width * height / num_units
+    shapes = [
+        shape
+        for shape in _shapes_of_one(room, blocks=unit_tokens > 1, half_blocks=half_blocks)
+        if shape.fits(num_units, width, height)
+    ]
+    if not shapes:
+        return _Shape(Detail.MIX, EIGHTHS, 1, -(-num_units // (width * height)))
+    aspect = 5 if room >= _ROOMY and height > 1 else 2
+
+    def score(shape: _Shape) -> float:
+        oblongness = abs(math.log(shape.wide * shape.lines_per_character / (EIGHTHS * shape.tall * aspect)))
+        is_round = shape.columns(num_units, width, height) % 10 == 0
+        bonus = _FILLED * (shape.detail is Detail.FILL) + _ROUND_ROW * is_round
+        return shape.area / room + bonus - _SHAPE * oblongness
+
+    return max(shapes, key=score)
+
+
+def _shapes_of_one(room: float, *, blocks: bool, half_blocks: bool) -> Iterator[_Shape]:
+    """Yield the shapes of cells of one unit that have at most `room` characters."""
+    for tall in range(1, _MOST_TALL + 1):
+        wides = range(1, min(int(room / tall), 2 * _MOST_WIDE) + 1)
+        if blocks:
+            yield from (_Shape(Detail.FILL, EIGHTHS * wide, tall) for wide in wides)
+        elif not half_blocks:
+            yield from (_Shape(Detail.MIX, EIGHTHS * wide, tall) for wide in wides)
+    if not half_blocks:
+        return
+    # Blocks of an even number of half lines are drawn with their fill instead.
+    for tall in (1, 3) if blocks else range(1, 2 * _MOST_TALL + 1):
+        wides = range(1, min(int(2 * room / tall), 2 * _MOST_WIDE) + 1)
+        yield from (_Shape(Detail.HALF, EIGHTHS * wide, tall) for wide in wides)
+    if blocks:
+        yield from (_Shape(Detail.PART, wide, 1) for wide in _PARTS if wide <= EIGHTHS * room)
+
+
+def _of_shape(shape: _Shape, num_units: int, width: int, height: int, margin: int) -> Tiling:
+    """Return the tiling with cells of a shape, whose rows begin at units with round numbers if possible."""
+    columns = shape.columns(num_units, width, height)
+    rows = -(-num_units // (columns * shape.per_cell))
     return Tiling(
         num_units=num_units,
         columns=columns,
         rows=rows,
-        width=columns,
-        height=max(rows, min(height, rows)),
-        detail=detail,
+        width=-(-columns * shape.wide // EIGHTHS),
+        height=rows * shape.tall,
+        detail=shape.detail,
+        per_cell=shape.per_cell,
+        eighths=shape.wide if shape.detail is Detail.PART else 0,
+        margin=margin,
     )
+
+
+def _scrolled(shape: _Shape, num_units: int, width: int) -> Tiling:
+    """Return a tiling with cells of a shape in rows of nearly `width` characters, in as many rows as it needs."""
+    margin = len(str(num_units)) + 1
+    margin = margin if margin <= _MOST_MARGIN * width else 0
+    return _of_shape(shape, num_units, width - margin, num_units, margin)
 
 
 def _cut_apart(num_units: int, most_units: int, width: int, height: int, names: int, bare: int) -> Tiling | None:

@@ -1,8 +1,8 @@
 """Division of a pool's units into the cells of a picture.
 
 The cells of a paged pool follow each other in address order, as letters do in a text. A static batch, and equally long
-reservations, consist of lines: there, each row of the picture shows whole lines. Cells cover the whole picture, so
-neighbouring cells may differ in size by one character.
+reservations, consist of lines: there, each row of the picture shows whole lines. The cells of a pool without lines are
+equally large and have equally many units, so that they can be counted; what remains of the picture is empty.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..look.stack import EIGHTHS
 from .array_types import IndexArray
-
-NARROW = 3
-"""Largest width of cells, in characters, with which a cell that is one character wider looks larger."""
 
 
 class Detail(Enum):
@@ -26,6 +24,8 @@ class Detail(Enum):
 
     MIX = auto()
     """Several units in one character: the two paints that matter most, and how much there is of each."""
+    PART = auto()
+    """One unit in some eighths of a character's width; two units may share a character."""
     HALF = auto()
     """One unit in half a character."""
     FILL = auto()
@@ -50,6 +50,10 @@ class Tiling:
     height: int
     """Height of the picture in lines; for `Detail.HALF`, two of these lines share a line of characters."""
     detail: Detail
+    per_cell: int = 1
+    """Number of units of a cell, for a pool that does not consist of lines; the last cell may have fewer."""
+    eighths: int = 0
+    """Width of a cell in eighths of a character; for `Detail.PART` alone."""
     margin: int = 0
     """Number of characters left of the picture, for the names of lines, or for the numbers of units."""
     gutter: int = 0
@@ -77,7 +81,7 @@ class Tiling:
     def units_per_cell(self) -> float:
         """Average number of units that a cell covers."""
         if self.stride is None:
-            return max(self.num_units / self.num_cells, 1.0)
+            return self.per_cell
         return self.across * self.down
 
     @property
@@ -96,8 +100,10 @@ class Tiling:
 
     @cached_property
     def column_edges(self) -> IndexArray:
-        """First character of each column, then the end of the last one."""
+        """Character in which each column begins, then the end of the last one."""
         edges: IndexArray = np.arange(self.columns + 1) * self.width // self.columns
+        if self.eighths:
+            edges = np.append(np.arange(self.columns) * self.eighths // EIGHTHS, self.width)
         return edges
 
     @cached_property
@@ -108,7 +114,7 @@ class Tiling:
 
     @property
     def wide(self) -> int:
-        """Width of the narrowest cell in characters."""
+        """Width of the narrowest cell in whole characters."""
         return self.width // self.columns
 
     @property
@@ -117,15 +123,10 @@ class Tiling:
         return self.height // self.rows
 
     @property
-    def even(self) -> bool:
-        """True if cells look equally wide: their widths are equal, or are too large to show one character more."""
-        return self.wide > NARROW or self.width % self.columns == 0
-
-    @property
     def gap(self) -> bool:
         """True if the last line of each cell stays empty, to keep rows apart."""
         match self.detail:
-            case Detail.MIX | Detail.HALF:
+            case Detail.MIX | Detail.PART | Detail.HALF:
                 return self.detail is Detail.HALF and self.tall >= 3
             case Detail.FILL if self.cut:
                 return not self.margin
@@ -138,9 +139,7 @@ class Tiling:
         """Return the number of the cell that contains each of `units`; cells are numbered row by row from 0."""
         at: IndexArray = units.astype(np.int64)
         if self.stride is None:
-            if self.num_units > self.num_cells:
-                at = at * self.num_cells // self.num_units
-            return at
+            return at // self.per_cell
         line, offset = np.divmod(at, self.stride)
         row = line * self.rows // self._num_lines
         cells: IndexArray = row * self.columns + offset * self.columns // self.stride
@@ -149,10 +148,7 @@ class Tiling:
     def units_of(self, cell: int) -> IndexArray:
         """Return the units of one cell in address order; empty for a cell after the last unit."""
         if self.stride is None:
-            if self.num_units <= self.num_cells:
-                return np.arange(cell, min(cell + 1, self.num_units))
-            begin, end = (-(-at * self.num_units // self.num_cells) for at in (cell, cell + 1))
-            return np.arange(begin, end)
+            return np.arange(cell * self.per_cell, min((cell + 1) * self.per_cell, self.num_units))
         row, column = divmod(cell, self.columns)
         lines = np.arange(*(-(-at * self._num_lines // self.rows) for at in (row, row + 1)))
         offsets = np.arange(*(-(-at * self.stride // self.columns) for at in (column, column + 1)))
@@ -163,4 +159,6 @@ class Tiling:
 
 def one_cell(num_units: int) -> Tiling:
     """Return a tiling with the whole pool in one character, for use until the size of the picture is known."""
-    return Tiling(num_units=num_units, columns=1, rows=1, width=1, height=1, detail=Detail.MIX)
+    return Tiling(
+        num_units=num_units, columns=1, rows=1, width=1, height=1, detail=Detail.MIX, per_cell=max(num_units, 1)
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..look.wording import plural
 from .labels import longest_name
 from .levels import best_level, levels
-from .tiling import NARROW, Detail, Tiling
+from .tiling import Detail, Tiling
 
 if TYPE_CHECKING:
     from kvsim.replay.replay import Replay
@@ -101,7 +101,7 @@ class Zoom:
     def size_in_title(self, cell: str, width: int) -> str:
         """Return the size of a `cell` as it follows the name of one of several pools; empty if it does not fit."""
         room = width - max(self._longest, len(self._heading or ""))
-        texts = (f": 1 cell = {cell}", f": {cell.partition(',')[0].partition(' (')[0]} a cell")
+        texts = (f": 1 cell = {cell}", f": {cell.partition(',')[0]} a cell")
         return next((text for text in texts if len(text) <= room), "")
 
     def cell_words(self, unit_tokens: int, symbols: Symbols) -> str:
@@ -110,8 +110,6 @@ class Zoom:
         match tiling.detail:
             case Detail.SLOTS:
                 return f"1 slot, {unit_tokens} to a block"
-            case Detail.FILL | Detail.HALF if self._stride is None:
-                return f"1 {unit}{_sizes_of_cells(tiling)}"
             case Detail.FILL:
                 return "1 block"
             case _ if self._stride is not None and tiling.down > 1:
@@ -119,17 +117,6 @@ class Zoom:
                 return f"{round(tiling.across):,}{symbols.times}{round(tiling.down):,} {unit}s"
             case _:
                 return _about(tiling.units_per_cell, unit)
-
-
-def _sizes_of_cells(tiling: Tiling) -> str:
-    """Return the sizes of cells in characters or lines that visibly differ: ` (1-2 wide)`; empty if they do not."""
-    sizes = ((tiling.width, tiling.columns, "wide"), (tiling.height, tiling.rows, "high"))
-    words = [
-        f"{whole // parts}-{whole // parts + 1} {word}"
-        for whole, parts, word in sizes
-        if whole % parts and whole // parts <= NARROW
-    ]
-    return f" ({', '.join(words)})" * bool(words)
 
 
 def _unit_name(unit_tokens: int) -> str:
