@@ -225,7 +225,7 @@ async def test_z_goes_to_single_slots_and_back(make_app: Callable[..., KvsimApp]
         for key in ("z", "z", "z", "Z", "Z", "Z"):
             await pilot.press(key)
             shown.append((pool.tiling.detail.name, str(pool.border_title)))
-        assert [detail for detail, _ in shown] == ["HALF", "FILL", "SLOTS", "SLOTS", "FILL", "HALF", "HALF"]
+        assert [detail for detail, _ in shown] == ["PART", "FILL", "SLOTS", "SLOTS", "FILL", "PART", "PART"]
         assert "1 cell = 1 block" in shown[0][1]
         assert "1 cell = 1 slot" in shown[2][1]
 

@@ -110,8 +110,9 @@ def test_every_block_bears_its_holder_beside_what_it_is_filled_to() -> None:
 def test_a_pool_too_large_for_names_has_none(shipped: Callable[[str], Recording]) -> None:
     session = Session(shipped("large"))
     session.replay.seek(60)
-    picture = drawn(session, COLOR, 0, (80, 20))
-    assert not any(map(str.isalnum, picture))
+    lines = drawn(session, COLOR, 0, (80, 20)).splitlines()
+    assert all(re.fullmatch(r" *[\d]+ |\D*", line[:6]) for line in lines), "the number of the first block"
+    assert not any(map(str.isalnum, "".join(line[6:] for line in lines)))
 
 
 def test_the_cursor_is_not_written_over(tiny: Recording) -> None:

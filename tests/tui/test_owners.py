@@ -275,7 +275,7 @@ async def test_physical_order_tells_who_holds_most_and_where(
         assert f"colour: {name} and state" in str(app.query_one(PoolView).border_title)
 
 
-async def test_the_followed_request_has_a_colour_in_physical_order_and_else_the_largest(
+async def test_the_followed_request_has_a_colour_in_physical_order_and_without_one_the_largest(
     make_app: Callable[..., KvsimApp], prefixes: Recording
 ) -> None:
     app = make_app(prefixes, at_s=5.0)
@@ -286,14 +286,16 @@ async def test_the_followed_request_has_a_colour_in_physical_order_and_else_the_
         assert largest is not None
         other = next(row for row in session.replay.live_requests().tolist() if row != largest.request)
         waiting = int(session.replay.waiting_requests()[0])
-        for followed, marked in ((None, largest.request), (other, other), (waiting, largest.request)):
+        for followed, marked in ((None, largest.request), (other, other), (waiting, None)):
             screen.follow(followed)
             await pilot.pause()
             paints, refs = pool._canvas._paints.whole, session.replay.refs
-            own = units_of(session, marked)
+            own = [] if marked is None else units_of(session, marked)
             assert np.array_equal(np.flatnonzero(np.isin(paints, (FOLLOWED, FOLLOWED_SHARED))), own)
             assert (refs[paints == FOLLOWED_SHARED] > 1).all()
-            assert pool.marked_name == session.request_name(marked)
+            assert pool.marked_name == (None if marked is None else session.request_name(marked))
+            key = " ".join(app.query_one(BelowPool).render_line(y).text for y in range(6))
+            assert ("holds nothing now" in key) == (marked is None)
 
 
 def test_the_next_free_units_are_those_that_are_allocated_next(prefixes: Recording) -> None:

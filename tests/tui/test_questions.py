@@ -46,7 +46,7 @@ PRESSURE = (
     Question("What is shared?", "", r"81 requests(:| hold) 1,599 blocks · .*nothing (is )?shared"),
     Question("How much is free?", "", r"nothing (is )?shared · 0\.0% free"),
     Question("How much do the others hold?", "", r"64 more +11,144", (SMALL,)),
-    Question("What does one cell stand for?", "v", r"1 cell = (1 block|2.5 blocks)"),
+    Question("What does one cell stand for?", "v", r"1 cell = (1|3) blocks?"),
     Question("What does the colour mean?", "", r"colour: r149 and state"),
     Question("And which colour is what?", "", r"r149, which holds most.*tokens of others.*partly written"),
     Question("How full is the pool?", "", r"held +100\.0%"),

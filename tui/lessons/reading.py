@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ def _digits(session: Session, lines: list[str]) -> str:
 
     The result is empty if the picture has no such digits.
     """
-    drawn = "".join(lines)
+    drawn = "".join(re.sub(r"^ *\d* ", "", line) for line in lines)  # without the numbers of the rows
     # A picture with a space shows names of requests, which may have digits, too.
     if session.replay.unit_tokens == 1 or " " in drawn or not any(map(str.isdigit, drawn)):
         return ""

@@ -169,7 +169,8 @@ class Brush:
     def _draw_cursor(self, key: int) -> tuple[str, RichStyle]:
         palette = self._symbols.palette
         if self._symbols.color:
-            return "▇", Style(color=palette.cursor, bgcolor=palette.void)
+            # A small square on the background, because shared units are nearly as bright as the cursor.
+            return "■", Style(color=palette.cursor, bgcolor=palette.void)
         character, style = self._draw(key)
         character = character if character.strip() else "_"
         return character, style + Style(color=palette.void, bgcolor=palette.cursor, bold=True)

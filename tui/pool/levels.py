@@ -201,7 +201,7 @@ def _whole(num_units: int, unit_tokens: int, width: int, height: int, *, half_bl
     """Return the tiling of equal cells that covers most of a picture of `width` by `height` characters.
 
     Among tilings that cover about as much, one with well-shaped cells is chosen. A margin has the number of each row's
-    first block, unless much less of the picture would be covered, or unless numbers are below the blocks.
+    first block, unless much less of the picture would be covered, numbers are below the blocks, or there is one row.
     """
     margin = len(str(num_units)) + 1 if unit_tokens > 1 else 0
     choices = []
@@ -210,7 +210,9 @@ def _whole(num_units: int, unit_tokens: int, width: int, height: int, *, half_bl
         tiling = _of_shape(shape, num_units, width - left, height, left)
         choices.append((num_units * shape.area / (width * height), tiling))
     (bare, without), (covered, numbered) = choices[0], choices[-1]
-    return without if without.gap or covered < min(bare, _LEAST_COVERED) or bare - covered > _NUMBERS else numbered
+    if without.gap or without.rows == 1 or covered < min(bare, _LEAST_COVERED) or bare - covered > _NUMBERS:
+        return without
+    return numbered
 
 
 def _best_shape(num_units: int, unit_tokens: int, width: int, height: int, *, half_blocks: bool) -> _Shape:

@@ -113,19 +113,30 @@ class BelowPool(Widget):
         if self.screen.has_class("-by-owner"):
             strips = self.screen.query_one(OwnerStrips)
             return label, owner_entries(self._session, self._symbols, style, strips.shows, strips.scale)
+        followed, words = self._session.followed, ""
+        if followed is not None and self._holds_nothing and pool.is_neutral:
+            words = f"{self._session.request_name(followed)} holds nothing now  "
         entries = legend_entries(
             pool.color_by,
             [self._session],
             self._symbols,
             style,
-            room,
+            room - len(words) if num_lines == 1 else room,
             lit=pool.lit_name,
             marked=self._marked_words(),
             num_lines=num_lines,
             shows=pool.shows,
             counts_holders=pool.counts_holders,
         )
+        if words:
+            entries[0].insert(0, Segment(words, style))
         return label, entries
+
+    @property
+    def _holds_nothing(self) -> bool:
+        """True if a request is followed that holds no memory now."""
+        followed = self._session.followed
+        return followed is not None and not len(self._session.replay.block_table(followed)[1])
 
     def _marked_words(self) -> str | None:
         """Return words about the request that has a colour of its own in the pool; None if there is none."""
@@ -137,19 +148,18 @@ class BelowPool(Widget):
     def _owners(self, *, roomy: bool) -> list[Strip]:
         """Return lines about the requests that hold memory, if the colours of the pool do not identify them.
 
-        The followed request, or else the one that holds most, gets a colour of its own in the pool.
+        The followed request gets a colour of its own in the pool; if none is followed, the one that holds most.
         """
         session = self._session
         if tells_owners(session.recording):
             return []
         followed = session.followed
-        holds = followed is not None and len(session.replay.block_table(followed)[1]) > 0
-        session.marked = followed if holds else None
+        session.marked = None if self._holds_nothing else followed
         if self.screen.has_class("-by-owner"):
             self._most_owners = 0
             return []
         found = holdings(session)
-        if not holds and (largest := largest_owner(found)) is not None:
+        if followed is None and (largest := largest_owner(found)) is not None:
             session.marked = largest.request
         alone = session.marked if self._pool.is_neutral else followed
         if alone != self._pool.followed:

@@ -58,6 +58,8 @@ class _OwnerLine:
     """Requests of the strip; empty for the shared units of a group, and in a blank line."""
     num_tokens: int = 0
     """Number of tokens that `figure` states."""
+    num_before: int = 0
+    """Slots that the request shares with its group; its own slots are drawn behind the end of these."""
     group: OwnerGroup | None = None
     """Group whose shared units the strip shows; None for a strip of requests."""
 
@@ -105,7 +107,7 @@ class OwnerStrips(Panel):
         lines, num_columns = self._fitting_lines(found, room, most_columns)
         self._column_width = (width + _GAP) // num_columns
         bar = self._column_width - _GAP - _NAME - _TOKENS
-        most = max((int(line.slots.sum()) for line in lines), default=1)
+        most = max((line.num_before + int(line.slots.sum()) for line in lines), default=1)
         before = self._drawn, self.scale
         self._drawn = set()
         self.scale = f"1 cell = {plural(max(round(most / max(bar, 1)), 1), 'slot')}"
@@ -164,7 +166,8 @@ class OwnerStrips(Panel):
         own = sorted(ranked[:num_own], key=lambda owner: -owner.own_tokens)
         rest = ranked[num_own:]
         for nth, owner in enumerate(own):
-            yield self._line(owner, bottom if not rest and nth == len(own) - 1 else side)
+            edge = bottom if not rest and nth == len(own) - 1 else side
+            yield replace(self._line(owner, edge), num_before=int(holding.shared.sum()))
         if rest and not own:
             yield replace(_more(rest, holding.num_tokens - tokens, edge=bottom), name="their own")
         elif rest:
@@ -196,13 +199,12 @@ class OwnerStrips(Panel):
         if len(line.owners) > 1:
             yield self.text(self._words_of_several(line, width), "weak")
             return
-        total = int(line.slots.sum())
-        share = total / most
+        share = (line.num_before + int(line.slots.sum())) / most
         if line.group is None:
             tokens = int(SlotState.TOKEN)
             if line.request is not None and self._is_followed(line):
                 tokens = paint_of(self.session, line.request)
-            yield from self._states(line.slots, share * width, tokens)
+            yield from self._states(line.slots, share * width, tokens, num_before=line.num_before)
             return
         yield from self._states(line.slots, share * width, int(SlotState.TOKEN), line.group.shared)
         words = f" {line.group.num_tokens:,} in all"
@@ -217,29 +219,32 @@ class OwnerStrips(Panel):
         texts = (f" {self.symbols.cut} ".join(ends), f"mean {own / len(line.owners):,.0f}")
         return next((words for words in texts if len(words) <= width), "")
 
-    def _states(self, slots: Slots, length: float, token_paint: int, shared: Slots | int = 0) -> Iterator[Segment]:
+    def _states(
+        self, slots: Slots, length: float, token_paint: int, shared: Slots | int = 0, num_before: int = 0
+    ) -> Iterator[Segment]:
         """Yield a bar of `length` characters of slots by state, the `shared` ones first, with tokens in `token_paint`.
 
-        It ends at an eighth of a character where the terminal shows eighths.
+        Before the bar, room for `num_before` slots stays empty; it is a part of `length`. The bar ends at an eighth of
+        a character where the terminal shows eighths.
         """
-        total, num_shared = int(slots.sum()), int(np.sum(shared))
-        if not total:
+        total, num_shared = num_before + int(slots.sum()), int(np.sum(shared))
+        if not slots.any():
             return
         step = 1 if self.symbols.right else EIGHTHS
         eighths = max(round(length * EIGHTHS / step), 1) * step
         cells = math.ceil(eighths / EIGHTHS)
         beyond = total * (cells * EIGHTHS - eighths) / eighths
-        parts = np.array([num_shared, *(slots - shared)[list(STACK)], beyond])
+        parts = np.array([num_before, num_shared, *(slots - shared)[list(STACK)], beyond])
         first, second, shares = (values[0].tolist() for values in stacked(parts[None], cells))
         colors = paint_colors(self.symbols.palette)
-        paints = [SHARED, *(token_paint if state is SlotState.TOKEN else int(state) for state in STACK), EMPTY]
+        paints = [EMPTY, SHARED, *(token_paint if state is SlotState.TOKEN else int(state) for state in STACK), EMPTY]
         if self.symbols.right and eighths % EIGHTHS and second[-1] != len(paints) - 1:
             # The last character has three parts; the smaller one of two states is left out.
             first[-1] = first[-1] if shares[-1] >= EIGHTHS // 2 else second[-1]
             second[-1], shares[-1] = len(paints) - 1, eighths % EIGHTHS
         for low, high, part in zip(first, second, shares, strict=True):
             layers = {low, high} if part < EIGHTHS else {low}
-            self._drawn |= {int(STACK[layer - 1]) for layer in layers if 0 < layer <= len(STACK)}
+            self._drawn |= {int(STACK[layer - 2]) for layer in layers if 1 < layer <= len(STACK) + 1}
             if self.symbols.right:
                 style = Style(color=colors[paints[low]], bgcolor=colors[paints[high]])
                 yield Segment(self.symbols.right[part], style)

@@ -93,7 +93,10 @@ class Scrubber(Widget):
         titles = [Content(f" {self.symbols.dot} ".join(filter(None, (begin, pace, self.place())))) for pace in paces]
         room = self.size.width - 2
         # The title that leaves room for most marks, and of several the one that says most.
-        title = max((self._marked(each, marks, room) for each in titles), key=lambda found: found[0])[1]
+        number, title = max((self._marked(each, marks, room) for each in titles), key=lambda found: found[0])
+        if number < self.num_on_axis and not player.playing:  # while paused, the speed can be left out
+            without = Content(f" {self.symbols.dot} ".join(filter(None, (begin, self.place()))))
+            title = self._marked(without, marks, room)[1]
         if title != self._title:
             self.border_title = self._title = title
 
@@ -126,6 +129,11 @@ class Scrubber(Widget):
     def marks(self) -> list[tuple[str, Style, str]]:
         """Return entries for the title that explain marks on the axis: a glyph, its style, and its meaning."""
         return []
+
+    @property
+    def num_on_axis(self) -> int:
+        """Number of entries of `marks`, the first ones, whose marks are on the axis itself."""
+        return len(self.marks())
 
     def place(self) -> str:
         """Return the position of the clock as a step number; empty for widgets without step numbers."""

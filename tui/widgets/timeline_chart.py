@@ -13,7 +13,7 @@ from textual.style import Style as TextualStyle
 
 from kvsim.memory.waste import SlotState
 
-from ..look.stack import EIGHTHS, columns, stacked
+from ..look.stack import columns, stacked
 from ..look.states import STACK, ink_on
 from ..look.wording import percent, seconds
 from ..playback.run_events import ENDS, NOTABLE, WORDS, EventKind
@@ -145,6 +145,11 @@ class TimelineChart(Scrubber):
             found.append((square, "bar", f"full bar: {', '.join(scales)}"))
         return [(glyph, TextualStyle.from_rich_style(self._rich(name)), words) for glyph, name, words in found]
 
+    @property
+    def num_on_axis(self) -> int:
+        """Number of entries of `marks` without the scales of charts."""
+        return len(self.marks()) - any(len(values) for _, values in self._scales())
+
     def _scales(self) -> list[tuple[str, npt.NDArray[Any]]]:
         """Return the name and the values of each visible chart of requests."""
         charts, height = self._charts, self.size.height
@@ -268,26 +273,24 @@ class TimelineChart(Scrubber):
         symbols = self.symbols
         marks = columns(self._events * (not self._has_event_line(height)), self._full_mark, 1)[0]
         # In few columns, events have a square, like the sample in the title; where there are many, bars count them.
-        glyphs = symbols.up if symbols.ascii or not self._has_squares else " " + "■" * EIGHTHS
+        glyphs = [symbols.up[mark] for mark in marks.tolist()]
+        if self._has_squares and not symbols.ascii:
+            # Several events of the followed request have their number, so that the numbers of its story are found.
+            counts = self._events if self._session.followed is not None else np.minimum(self._events, 1)
+            glyphs = [" ■23456789+"[min(count, 10)] for count in counts.tolist()]
         held = self._residency(width)
         track, hold = self.get_component_rich_style("timeline--track"), self._held_style
         tick = Style(color=self._mark_color(), bold=True)
         return Strip(
             [
-                Segment(glyphs[mark], tick)
-                if mark
-                else Segment(symbols.held, hold)
-                if here
-                else Segment(symbols.track, track)
-                for mark, here in zip(marks.tolist(), held.tolist(), strict=True)
+                Segment(glyph, tick) if mark else Segment(symbols.held, hold) if here else Segment(symbols.track, track)
+                for mark, glyph, here in zip(marks.tolist(), glyphs, held.tolist(), strict=True)
             ]
         ).simplify()
 
     def _knob(self, column: int) -> Segment:
-        """Return the character of the clock on the axis; a square that marks an event remains visible under it."""
+        """Return the character of the clock on the axis, in the colour of events if it hides a mark of these."""
         hides = len(self._events) > column and self._events[column] > 0 and self._has_squares
-        if hides and not self.symbols.ascii:
-            return Segment("■", Style(color=self._mark_color(), bold=True))
         color = self._mark_color() if hides else self.symbols.palette.cursor
         return Segment(self.symbols.knob, Style(color=color, bold=True))
 
