@@ -163,7 +163,7 @@ def _equal_servers(
         return Replicas.ranks_of(on, policy, number or 1, route, route_lag_s, store)
     if number is None:
         if route is not None or route_lag_s or store is not None:
-            raise UsageError("route, route_lag_s and prefix_store are of several servers; give replicas as well.")
+            raise UsageError("route, route_lag_s and prefix_store are for several servers; give replicas as well.")
         return None
     if number < 1:
         raise UsageError(f"replicas should be at least 1, not {number}.")

@@ -56,7 +56,7 @@ class Observed:
     them.
     """
     pace: Pace = TYPICAL
-    """Pace of the machine that predictions assume."""
+    """Factors on the host and GPU times that predictions of these steps assume."""
 
     def __len__(self) -> int:
         return len(self.start_s)

@@ -62,7 +62,7 @@ def command(
     if races:
         for flag, name in (("--frames-per-second", "frames_per_second"), ("--max-mib", "max_mib")):
             if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-                raise UsageError(f"{flag} is of films, and {output} is a drawing without frames; leave it out.")
+                raise UsageError(f"{flag} is for films, and {output} is a drawing without frames; leave it out.")
     num_frames = _num_frames(output, length_s, frames_per_second, max_mib)
     may_replace(output, "animate", overwrite=overwrite)
     runs = [read(find(name)) for name in recordings]

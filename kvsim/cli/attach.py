@@ -95,7 +95,7 @@ def _check_output(metrics_url: str | None, output: Path, *, overwrite: bool) -> 
         return
     if output.suffix != ".csv":
         raise UsageError(
-            f"metrics do not name blocks, so that they are written as a table: -o should end in .csv, not {output}."
+            f"metrics do not name blocks, so they are written as a table; -o should end in .csv, not {output}."
         )
     may_replace(output, "tui", overwrite=overwrite)
 

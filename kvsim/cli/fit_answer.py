@@ -118,7 +118,7 @@ NO_MARGIN = "without brackets: fewer than three recordings show the error of suc
 
 
 def cells(outcome: Outcome, band: Mapping[str, tuple[float, float]]) -> tuple[str, str, str, str]:
-    """Return the figures named in `_NAMES` as text, with the prediction intervals in `band`."""
+    """Return output tokens/s, TTFT p99, TPOT p99 and preemptions a minute as text, with their intervals in `band`."""
 
     def span(name: str, *, time: bool) -> str:
         if name not in band:

@@ -202,7 +202,7 @@ def _apart_of(flags: dict[str, Any], route: str, *, others: bool) -> Disaggregat
                              "--decode, or --prefix-store-gib.")  # fmt: skip
         return None
     if others:
-        raise UsageError("prefill and decode servers take the place of equal ones; leave --replicas and --route-lag.")
+        raise UsageError("prefill and decode servers replace equal servers; leave out --replicas and --route-lag.")
     if prefill is None or decode is None:
         missing = "--decode" if decode is None else "--prefill"
         raise UsageError(f"prompts are computed on some servers and decoded on others; give {missing}, too.")

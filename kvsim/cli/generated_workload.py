@@ -63,7 +63,7 @@ def _varying(flags: dict[str, Any], rate: float) -> Arrivals:
     if flags["arrivals"] not in (None, "poisson") or flags["burstiness"] is not None:
         raise UsageError("--ramp and --rate-profile are Poisson arrivals of a changing rate; leave --arrivals out.")
     if profile is not None and (ramp is not None or flags["rate"] is not None):
-        raise UsageError("--rate-profile says which rate holds when; leave out --rate and --ramp.")
+        raise UsageError("--rate-profile states the rate at every time; leave out --rate and --ramp.")
     if profile is not None:
         return read_profile(profile)
     if not 0 < ramp < math.inf:
@@ -95,7 +95,7 @@ def _sessions(flags: dict[str, Any]) -> Workload:
     from kvsim.workload import converse
 
     if flags["num_requests"] is not None:
-        raise UsageError("--num-requests counts requests, and turns come by the session; give --sessions instead.")
+        raise UsageError("--num-requests does not limit sessions; give their number with --sessions instead.")
     ratio, number = flags["random_range_ratio"], flags["sessions"]
     return converse(
         _DEFAULT_NUM_SESSIONS if number is None else number,

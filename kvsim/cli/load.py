@@ -72,8 +72,8 @@ def check_senders(flags: Mapping[str, Any]) -> None:
     given += ["arrivals"] if flags["arrivals"] not in (None, "at-once") else []
     if flags["users"] is not None and given:
         raise UsageError(
-            f"--users send when they have their answers, so they take no --{given[0].replace('_', '-')}; leave one "
-            "out, or limit arrivals with --max-concurrency of kvsim run."
+            f"--users send a request after each answer, so --{given[0].replace('_', '-')} has no effect; leave "
+            "one out, or limit arrivals with --max-concurrency of kvsim run."
         )
 
 
@@ -84,8 +84,8 @@ def check_load(flags: Mapping[str, Any]) -> None:
         lengths = [name for name in ("prompt_tokens", "output_tokens", "shared_prefix") if flags[name] is not None]
         if lengths:
             raise UsageError(
-                f"--{lengths[0].replace('_', '-')} describes the requests and not how many come: give --users N or "
-                "--rate PER_S as well."
+                f"--{lengths[0].replace('_', '-')} describes requests, but not how often they arrive; give --users N "
+                "or --rate PER_S as well."
             )
 
 

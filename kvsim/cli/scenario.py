@@ -356,7 +356,8 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
         )
     if flags["max_model_len"] == FIND:
         raise UsageError(
-            "--max-model-len auto asks what a GPU leaves room for; the recording says how much memory it had."
+            "--max-model-len auto is for memory that kvsim computes, and this recording states its memory; give a "
+            "number of tokens."
         )
     from kvsim.kv_groups import CacheSettings, cache_layout
 

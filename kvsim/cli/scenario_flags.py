@@ -30,7 +30,7 @@ def _refuse_speculative_tokens(_context: click.Context, _option: click.Parameter
     if value is not None:
         number = int(value) if value.isascii() and value.isdigit() else 3
         raise UsageError(
-            "--speculative-tokens was a model of drafts and is gone; vLLM's own flag is followed: --speculative-config "
+            "--speculative-tokens was removed; give vLLM's own flag: --speculative-config "
             f"""'{{"method": "ngram", "num_speculative_tokens": {number}}}'."""
         )
 

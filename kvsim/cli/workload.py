@@ -27,7 +27,7 @@ def workload_of_flags(flags: dict[str, Any]) -> Workload:
     workload = workload_and_source(flags)[0]
     if workload.turns is not None:
         raise UsageError(
-            "turns of sessions wait for the answers before them, and here requests come by themselves; leave out "
+            "turns of sessions wait for answers, and this command takes only requests that wait for none; leave out "
             "--sessions, --turns and --pause, give another --workload, or simulate these with kvsim run."
         )
     return workload
@@ -185,8 +185,8 @@ def first_requests(workload: Workload, num_requests: int, hint: str = "") -> Wor
 
     if num_requests > len(workload):
         raise UsageError(
-            f"--num-requests asks for the first {num_requests:,} requests, and {workload.name} has {len(workload):,} "
-            f"to give; leave it out to take them all{hint}."
+            f"--num-requests asks for the first {num_requests:,} requests, and {workload.name} has only "
+            f"{len(workload):,}; leave it out to take all{hint}."
         )
     return first(workload, num_requests)
 

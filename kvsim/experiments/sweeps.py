@@ -306,7 +306,7 @@ def rows_of(file: Path) -> dict[str, Row]:
     """Return the rows of a sweep's table, by the keys of their points; empty if there is no file."""
     if not file.exists():
         return {}
-    wrong = UsageError(f"{file} is there and is no table of a sweep; name another file.")
+    wrong = UsageError(f"{file} exists and is no table of a sweep; name another file.")
     if not file.is_file():
         raise wrong
     try:

@@ -34,7 +34,7 @@ _FIGURES = {
     "tpot_p99_s": "tpot_p99",
     "preemptions_per_min": PREEMPTIONS,
 }
-"""Name of the known error of each figure with a prediction interval."""
+"""Key of a figure in the table of known errors, by the name of the figure in `Outcome`."""
 _RERUN = 2.3
 """Half width of the 80 % interval of the number of preemptions in repeated runs, divided by the square root of the
 number.

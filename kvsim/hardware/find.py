@@ -62,8 +62,9 @@ def _joined(name: str) -> str:
 
 
 def _matches(words: frozenset[str], of_gpu: frozenset[str], of_architecture: frozenset[str]) -> bool:
-    """Tell whether `words` name the listed GPU whose name and architecture have the words `of_gpu` and
-    `of_architecture`.
+    """Tell whether `words` name a listed GPU.
+
+    `of_gpu` has the words of the GPU's name, and `of_architecture` those of its architecture.
     """
     return words <= of_gpu | of_architecture and of_gpu & _REQUIRED <= words and bool(words & of_gpu)
 

@@ -570,7 +570,7 @@ def _first_kernel(tables: _GpuTables, names: Sequence[str], wanted: dict[str, An
 
 
 def _slope(sizes: np.ndarray, milliseconds: np.ndarray) -> float:
-    """Return by how many seconds a kernel takes longer if its size in `sizes` grows by 1."""
+    """Fit a line through `milliseconds` over `sizes`. Return its slope in seconds per unit of size."""
     _, slope = _fitted(np.stack([np.ones(len(sizes)), sizes.astype(float)], axis=1), milliseconds / 1e3)
     return slope
 

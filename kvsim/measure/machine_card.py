@@ -115,7 +115,7 @@ def _check_gpus(num_gpus: int) -> None:
     if num_visible < max(num_gpus, 1):
         raise UsageError(
             f"this machine has {num_visible or 'no'} GPU{'s' * (num_visible != 1)} that PyTorch sees, and "
-            f"--tensor-parallel-size {num_gpus} needs {num_gpus}; run kvsim measure where they are."
+            f"--tensor-parallel-size {num_gpus} needs {num_gpus}; run kvsim measure on a machine that has them."
         )
 
 

@@ -40,7 +40,7 @@ class ImageRule:
         """Return the width and the height, in pixels, to which the processor scales an image."""
         if min(width, height) < 1 or max(width, height) > _MOST_STRETCHED * min(width, height):
             raise UsageError(
-                f"an image of {width}x{height} pixels is none that the processor takes: one side may be at most "
+                f"the processor refuses an image of {width}x{height} pixels: one side may be at most "
                 f"{_MOST_STRETCHED} times as long as the other."
             )
         side = self.side_pixels

@@ -93,7 +93,7 @@ def _unknown(scheme: Config, field: str, right: str) -> UsageError:
     `--quantization`.
     """
     methods = ", ".join(name for name in QUANTIZATIONS if name != "none")
-    return scheme.wrong(field, f"{right}, or be left out with the whole object and --quantization say one of {methods}")
+    return scheme.wrong(field, f"{right}; or remove the whole object, and give --quantization one of {methods}")
 
 
 def _grouped(

@@ -195,13 +195,13 @@ class Model:
         ):
             raise UsageError(
                 f"kvsim knows --decode-context-parallel-size for models whose layers all keep every token; {self.name} "
-                "has windows or states, of which vLLM refuses windows."
+                "has windows or recurrent states (vLLM itself refuses windows)."
             )
         heads = max(1 if isinstance(layer, Mla) else layer.num_kv_heads for layer in self.attention_layers)
         if on_all % size or size > on_all // heads:
             raise UsageError(
                 f"--decode-context-parallel-size is {size}; it must divide --tensor-parallel-size, which is {on_all}, "
-                f"and be at most that by the {heads} heads of keys and values of {self.name}, {on_all // heads}."
+                f"and be at most {on_all // heads}, because {self.name} has {heads} KV heads."
             )
         sizes = {self._whole_bytes(layer) for caches in self.layers for layer in caches}
         if any(each % size for each in sizes):

@@ -33,7 +33,10 @@ _GRANITE = "ibm-granite/granite-4.0-350m"
 _ONE_BY_ONE = 20
 """Number of questions in the recording, of 500. The other questions are assumed to have the same rate."""
 _THREE_WAYS = ("hf-h200-granite-350m-one-by-one", "hf-h200-granite-350m-batch500", "vllm-h200-granite-350m-gsm8k")
-"""Recordings of the three ways of serving on an H200. The step times of each way are for the host of its recording."""
+"""Recordings on an H200: requests one by one, in a padded batch of 500, and with vLLM.
+
+The step times of each way of serving are for the host of its recording.
+"""
 _H200_KV_BYTES = 40 * GIB
 """Bytes of KV cache, as on the recorded machine: more than 500 answers need."""
 

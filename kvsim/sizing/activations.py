@@ -133,8 +133,8 @@ def slot_bytes(model: Model, max_lora_rank: int) -> int:
     """
     if model.num_experts or model.kv_lora_rank is not None or model.recurrent_layers:
         raise UsageError(
-            f"kvsim knows the slots of adapters for decoders of plain attention without experts, and {model.name} is "
-            "none; leave --enable-lora out."
+            f"kvsim knows the slots of adapters only for decoders with plain attention and without experts, which "
+            f"{model.name} is not; leave --enable-lora out."
         )
     size, hidden, inner = model.tensor_parallel_size, model.hidden_size, model.intermediate_size
     heads, kv = model.num_attention_heads * model.head_dim, max(model.num_kv_heads // size, 1) * model.head_dim

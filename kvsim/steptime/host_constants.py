@@ -59,9 +59,9 @@ and 1.26 on three machines whose engines had a process of their own.
 WOKEN_IN_PROCESS = 1.45
 """Value of `WOKEN` for an engine in the same process as its client, which sends requests and receives outputs.
 
-It compares launches of models of 3B to 14B with those of a 350M model, whose host never sleeps: 1.3 to 1.6 in runs of
-six machines, 1.1 on two earlier ones. A loop of plain Python in such a process took 13 us for some seconds, and 23 us
-for others.
+The value comes from launch times of models of 3B to 14B, divided by those of a 350M model, whose host never sleeps.
+This ratio was 1.3 to 1.6 in runs of six machines, and 1.1 on two earlier ones. A loop of plain Python in such a process
+took 13 us for some seconds, and 23 us for others.
 """
 MXFP4_EXPERT_LAUNCHES = 136
 """Value of "experts" in `EAGER_LAUNCHES` for weights in mxfp4, whose kernels are launched from Python.

@@ -79,9 +79,10 @@ _ACTIVATION_BYTES = 2
 _LARGE = (1024, 2048, 4096, 8192, 16384)
 """Sizes of steps, in tokens, from which the time per token in large steps is fitted."""
 _TYPICAL_BATCH, _LARGE_BATCH = 16, 256
-"""Numbers of sequences between which the time of the output projection is taken as linear.
+"""Numbers of sequences of a small and of a large decode step.
 
-The first is also that of the decode step which decides how long a host sleeps.
+The time of the output projection is assumed to grow linearly between the two. The small step decides how long a host
+sleeps.
 """
 _SMALLEST = 3
 """Number of tokens in a step that uses the first entry of a table by size. It is padded to the captured size 4."""

@@ -19,9 +19,9 @@ sizes.
 LARGE_SIZES = (*range(_FEW, _MANY, _STEP), *range(_MANY, _LAST + 1, _MANY))
 """Sizes in tokens of the entries from 512 on. Times between two entries are interpolated linearly."""
 NUM_SIZES = _LARGER + len(LARGE_SIZES)
-"""Number of entries in a full table."""
+"""Number of entries in a full table by size, such as `Roofline.of_size_s`."""
 ALL_ALIKE = (0.0,) * NUM_SIZES
-"""Full table whose entries are all 0."""
+"""Full table by size whose entries are all 0."""
 
 
 def captured_size(num_tokens: int) -> int:

@@ -245,7 +245,8 @@ class ImageShare:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.number) and 0 < self.number <= _MOST_NUMBER):
             raise UsageError(
-                f"a request was to have {self.number} images; it must be above 0, at most {_MOST_NUMBER:,}."
+                f"the mean number of images of a request is {self.number}; it must be above 0 and at most "
+                f"{_MOST_NUMBER:,}."
             )
         if not self.sizes:
             raise UsageError("images need at least one size, such as 1920x1080.")

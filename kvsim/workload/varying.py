@@ -34,14 +34,15 @@ class Varying:
         object.__setattr__(self, "rate_per_s", tuple(rates))
         if len(times) != len(rates) or len(times) < 2:
             raise UsageError(
-                f"a profile has {len(times)} times and {len(rates)} rates; it needs at least two, as many of each."
+                f"a profile has {len(times)} times and {len(rates)} rates; it needs as many rates as times, at least "
+                "two."
             )
         if times[0] != 0 or not all(later > earlier for earlier, later in pairwise(times)):
             raise UsageError("the times of a profile should begin at 0 and rise.")
         if not times[-1] <= LONGEST_S or not all(0 <= rate <= LONGEST_S for rate in rates):
             raise UsageError(f"a profile should have finite times, and rates of 0 or more, all at most {LONGEST_S:g}.")
         if not any(rates) or (not self.repeats and not rates[-1]):
-            raise UsageError("a profile should lead to more requests: its last rate, or one that repeats, is above 0.")
+            raise UsageError("the last rate of a profile should be above 0; of one that repeats, any rate.")
 
     def __str__(self) -> str:
         low, high = min(self.rate_per_s), max(self.rate_per_s)

@@ -114,7 +114,7 @@ def test_any_csv(type_command: Run, tmp_path: Path) -> None:
         ),
         (("--ramp", "0", "--rate", "3"), "--ramp should be a positive number of seconds"),
         (("--ramp", "3", "--arrivals", "gamma"), "leave --arrivals out"),
-        (("--rate-profile", "x.csv", "--rate", "3"), "--rate-profile says which rate holds when"),
+        (("--rate-profile", "x.csv", "--rate", "3"), "--rate-profile states the rate at every time"),
         (("--burstiness", "1", "--arrivals", "constant"), "--burstiness is of gamma arrivals"),
         (("--random-range-ratio", "0.5", "--prompt-tokens", "9:1"), "--random-range-ratio should be a share"),
         (

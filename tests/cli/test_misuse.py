@@ -176,12 +176,12 @@ class TestRecordings:
         (
             ("run", "--num-requests", "1000"),
             2,
-            "-pressure has 400 to give; leave it out to take them all; --arrivals poisson generates any number.",
+            "-pressure has only 400; leave it out to take all; --arrivals poisson generates any number.",
         ),
         (
             ("import", "rec", "--num-requests", "3"),
             2,
-            "--num-requests asks for the first 3 requests, and rec has 2 to give; leave it out to take them all.",
+            "--num-requests asks for the first 3 requests, and rec has only 2; leave it out to take all.",
         ),
         (
             ("run", "--arrivals", "poisson", "--num-requests", "-1"),
@@ -194,7 +194,7 @@ class TestRecordings:
             "the arrival rate is nan requests per second; it must be a finite number above 0.",
         ),
         (("run", "--rate", "2", "--arrivals", "at-once"), 2, "--rate has no effect on --arrivals at-once; leave one"),
-        (("run", "--users", "2", "--arrivals", "poisson"), 2, "so they take no --arrivals; leave one out"),
+        (("run", "--users", "2", "--arrivals", "poisson"), 2, "so --arrivals has no effect; leave one out"),
         (("run", "--seed", "3"), 2, "--seed has no effect on recorded requests: nothing is drawn at random"),
         (("compare", "--seed", "3"), 2, "--seed has no effect on recorded requests: nothing is drawn at random"),
         (("compare", "--seed", "3", "4"), 2, "--seed has no effect on recorded requests: nothing is drawn at random"),
@@ -256,7 +256,7 @@ class TestRecordings:
         (("sweep", "--scheduler", "a:1", "-o", "t.parquet"), 2, "give --backend dask or ray as well"),
         (("size", "--list", "--model", "opt-125m"), 2, "--model has no effect with --list; leave one out."),
         (("size", *MACHINE, "--policy", "radix", "--image", "8x8"), 2, "--image has no effect with --policy radix"),
-        (("animate", "rec", "-o", "x.svg", "--max-mib", "3"), 2, "--max-mib is of films"),
+        (("animate", "rec", "-o", "x.svg", "--max-mib", "3"), 2, "--max-mib is for films"),
         (("reproduce", "--list", "--plot", "x.png"), 2, "--list has no effect with --plot; leave one out."),
         (("run", "--rate", "0"), 2, "the arrival rate is 0.0 requests per second; it must be a finite number above 0."),
         (("run", "--rate", "-2", "--arrivals", "constant"), 2, "the arrival rate is -2.0 requests per second"),
@@ -269,14 +269,18 @@ class TestRecordings:
         (("run", "--turns", "x"), 2, "--turns should be a number of turns such as 200, or a mean and a sigma"),
         (("run", "--pause", "soon"), 2, "--pause should be a number of seconds such as 5, or a mean and a sigma such"),
         (("run", "--pause=-1"), 2, "the mean pause is -1.0; it must be a number of seconds, 0 to"),
-        (("run", "--sessions", "3", "--num-requests", "3"), 2, "--num-requests counts requests, and turns come by the"),
+        (("run", "--sessions", "3", "--num-requests", "3"), 2, "--num-requests does not limit sessions; give"),
         (
             ("run", "--sessions", "3", "--max-concurrency", "3"),
             2,
             "turns of sessions wait for answers, so they take no",
         ),
         (("run", "--sessions", "3", "--answers", "2x"), 2, "answers are part of the prompts of later turns, so those"),
-        (("pack", "--sessions", "3"), 2, "turns of sessions wait for the answers before them, and here requests come"),
+        (
+            ("pack", "--sessions", "3"),
+            2,
+            "turns of sessions wait for answers, and this command takes only requests that wait for none",
+        ),
         (("fit", "--turns", "0", "--users", "3"), 2, "tokens is 0; it must be a whole number of tokens from 1"),
         (
             ("run", "--shared-prefix", "4"),

@@ -22,7 +22,7 @@ HUGE = "9223372036854775808"
         (("run", "--max-num-batched-tokens", HUGE), "--max-num-batched-tokens should be at most 1,073,741,824, not"),
         (
             ("run", "--speculative-tokens", "3"),
-            "--speculative-tokens was a model of drafts and is gone; vLLM's own flag is",
+            "--speculative-tokens was removed; give vLLM's own flag",
         ),
         (("run", "--seed", HUGE), "--seed should be at most 9,223,372,036,854,775,807, not 9223372036854775808."),
         (("pack", "--row-tokens", HUGE), "--row-tokens should be at most 134,217,728, not 9223372036854775808."),

@@ -56,9 +56,9 @@ def test_a_profile_in_any_of_its_units(
         ("hour,rate_per_s\n0x0,1\nnan,1\n", ["line 2: hour should be", "line 3: hour should be"]),
         ("hour,rate_per_s\n0,1\n1,1e300\n", ["all at most 1e+12"]),
         ("hour,rate_per_s\n0,1\n1e300,1\n", ["all at most 1e+12"]),
-        ("hour,rate_per_s\n0,1\n", ["it needs at least two"]),
-        ("hour,rate_per_s\n", ["it needs at least two"]),
-        ("hour,rate_per_s\n0,0\n1,0\n", ["a profile should lead to more requests"]),
+        ("hour,rate_per_s\n0,1\n", ["as many rates as times, at least two"]),
+        ("hour,rate_per_s\n", ["as many rates as times, at least two"]),
+        ("hour,rate_per_s\n0,0\n1,0\n", ["the last rate of a profile should be above 0"]),
         ("hour,rate_per_s\n" + "".join(f"{n},x\n" for n in range(9)), ["line 2:", "line 6:", "; and 4 more."]),
     ],
 )  # fmt: skip

@@ -78,5 +78,5 @@ def test_slots_of_adapters_take_their_matrices() -> None:
 
 
 def test_slots_of_experts_are_not_known() -> None:
-    with pytest.raises(UsageError, match="decoders of plain attention without experts, and mistralai/Mixtral"):
+    with pytest.raises(UsageError, match="decoders with plain attention and without experts, which mistralai/Mixtral"):
         slot_bytes(find_model("Mixtral-8x7B"), 16)

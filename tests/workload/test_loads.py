@@ -59,7 +59,7 @@ def test_a_ramp_begins_slowly_and_goes_on_at_its_rate() -> None:
         ((0, 0), (1, 1), "should begin at 0 and rise"),
         ((0, 1), (1, -1), "finite times, and rates of 0 or more"),
         ((0, 1), (1, float("nan")), "finite times, and rates of 0 or more"),
-        ((0, 1), (1, 0), "should lead to more requests"),
+        ((0, 1), (1, 0), "the last rate of a profile should be above 0"),
     ],
 )
 def test_a_profile_that_cannot_be_says_why(times: tuple[float, ...], rates: tuple[float, ...], sentence: str) -> None:
