@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording, shipped_names, write
     from kvsim.replay import Replay
     from kvsim.simulation import Machine
-    from kvsim.sizing.budget import Budget, PoolSettings, plan_budget
+    from kvsim.sizing.budget import Budget, plan_budget
+    from kvsim.sizing.pool_settings import PoolSettings
     from kvsim.steptime import Roofline, StepTimeModel
     from kvsim.workload import (
         AllAtOnce,
@@ -92,7 +93,8 @@ _HOME = by_name({
     "kvsim.recording": "Recording shipped_names write",
     "kvsim.replay": "Replay",
     "kvsim.simulation": "Machine",
-    "kvsim.sizing.budget": "Budget PoolSettings plan_budget",
+    "kvsim.sizing.budget": "Budget plan_budget",
+    "kvsim.sizing.pool_settings": "PoolSettings",
     "kvsim.steptime": "Roofline StepTimeModel",
     "kvsim.workload": (
         "AllAtOnce Constant Empirical Fixed Gamma LogNormal Pauses Poisson Request SharedPrefixes Turns Uniform "

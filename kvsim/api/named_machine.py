@@ -16,8 +16,9 @@ from kvsim.policies.releases import DEFAULT, defaults_of
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults
 from kvsim.recording import Recording
 from kvsim.simulation import Machine
-from kvsim.sizing.budget import PoolSettings, plan_budget
+from kvsim.sizing.budget import plan_budget
 from kvsim.sizing.machine_settings import MachineSettings, served_with
+from kvsim.sizing.pool_settings import PoolSettings
 from kvsim.sizing.sglang_budget import plan_slots
 from kvsim.steptime.card import load_card
 

@@ -125,7 +125,8 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
     """
     from kvsim.policies import ContinuousSettings, Pipeline
     from kvsim.policies.releases import DEFAULT, defaults_of
-    from kvsim.sizing.budget import PoolSettings, plan_budget
+    from kvsim.sizing.budget import plan_budget
+    from kvsim.sizing.pool_settings import PoolSettings
 
     _check_one_size(flags)
     kv_gib = flags["kv_gib"]

@@ -28,7 +28,8 @@ from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSet
 from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.setting_fields import values_of
 from kvsim.simulation import Disaggregation, Machine
-from kvsim.sizing.budget import Budget, PoolSettings, plan_budget
+from kvsim.sizing.budget import Budget, plan_budget
+from kvsim.sizing.pool_settings import PoolSettings
 from kvsim.steptime import TYPICAL, Pace, RankTimes, Roofline, at_pace
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.models import find_model
 from kvsim.models.layers import FullAttention
-from kvsim.sizing.budget import Drafter
+from kvsim.sizing.pool_settings import Drafter
 
 if TYPE_CHECKING:
     from kvsim.models import Model

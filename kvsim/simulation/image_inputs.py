@@ -12,7 +12,7 @@ from kvsim.policies import Paged, Radix
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.encoding import Encoding, ImageInput
 from kvsim.recording.tables import PromptImages
-from kvsim.sizing.budget import encoder_cache_tokens
+from kvsim.sizing.budget_terms import encoder_cache_tokens
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -14,7 +14,7 @@ from kvsim.hardware import GIB
 from kvsim.kv_groups.sglang_pools import SlotLayers
 from kvsim.models.layers import Indexer, Mla
 from kvsim.sizing.activations import OUTSIDE_BYTES
-from kvsim.sizing.budget import BudgetTerm, weight_terms
+from kvsim.sizing.budget_terms import BudgetTerm, weight_terms
 
 if TYPE_CHECKING:
     from kvsim.hardware import Gpu

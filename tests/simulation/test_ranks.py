@@ -24,7 +24,8 @@ from kvsim.policies.routers import DataParallel, RoutedRequest, RoutedServer, Se
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import Recording, RequestStatus, read, server_folders
 from kvsim.simulation import Fleet, Machine, Replicas, measure, measure_fleet, simulate_fleet
-from kvsim.sizing.budget import PoolSettings, plan_budget
+from kvsim.sizing.budget import plan_budget
+from kvsim.sizing.pool_settings import PoolSettings
 from kvsim.steptime import Pace, at_pace
 from kvsim.steptime.ranks import IDLE_STEP, RankStep, RankTimes
 from kvsim.steptime.shapes import StepShape

@@ -12,7 +12,8 @@ from kvsim.models import find_model
 from kvsim.policies.drafter import drafter_of
 from kvsim.policies.speculative_config import SpeculativeConfig
 from kvsim.sizing.activations import slot_bytes
-from kvsim.sizing.budget import Budget, PoolSettings, plan_budget
+from kvsim.sizing.budget import Budget, plan_budget
+from kvsim.sizing.pool_settings import PoolSettings
 
 GPU, LLAMA = find_gpu("H100-SXM"), find_model("Llama-3.1-8B")
 

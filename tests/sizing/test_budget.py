@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from kvsim.errors import BudgetError, UsageError
 from kvsim.hardware import GIB, find_gpu
 from kvsim.models import Model, all_models, find_model
-from kvsim.sizing.budget import PoolSettings, blocks_for, plan_budget
+from kvsim.sizing.budget import blocks_for, plan_budget
+from kvsim.sizing.pool_settings import PoolSettings
 
 MIB = 1 << 20
 H200 = find_gpu("H200")

@@ -12,7 +12,8 @@ import pytest
 from kvsim.hardware import find_gpu
 from kvsim.models import Model, find_model
 from kvsim.models.huggingface import from_fields
-from kvsim.sizing.budget import Budget, PoolSettings, plan_budget
+from kvsim.sizing.budget import Budget, plan_budget
+from kvsim.sizing.pool_settings import PoolSettings
 
 DENSE_LATENT = {
     "architectures": ["DeepseekV2ForCausalLM"], "num_hidden_layers": 27, "hidden_size": 2048, "num_attention_heads": 16,

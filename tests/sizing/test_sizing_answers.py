@@ -8,7 +8,8 @@ import pytest
 
 from kvsim.hardware import Gpu, find_gpu
 from kvsim.models import find_model
-from kvsim.sizing.budget import PoolSettings, plan_budget
+from kvsim.sizing.budget import plan_budget
+from kvsim.sizing.pool_settings import PoolSettings
 
 H100, H200 = find_gpu("H100"), find_gpu("H200")
 

@@ -17,7 +17,7 @@ from kvsim.models.image_rules import MARKS, image_rule
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
-from kvsim.sizing.budget import encoder_cache_tokens
+from kvsim.sizing.budget_terms import encoder_cache_tokens
 
 from ..playback.session import Session
 

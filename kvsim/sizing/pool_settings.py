@@ -1,0 +1,108 @@
+"""Settings of vLLM that determine the pool of KV blocks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvsim.errors import UsageError
+from kvsim.kv_groups import CacheSettings
+from kvsim.kv_groups.specs import BACKEND_BLOCK, FLASHINFER_MLA_BLOCK
+
+if TYPE_CHECKING:
+    from kvsim.hardware import Gpu
+    from kvsim.models import Model
+    from kvsim.models.layers import Layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafter:
+    """Model or head that drafts tokens: its layers, and its weights."""
+
+    layers: tuple[Layer, ...]
+    """Draft layers that need a KV cache."""
+    weight_bytes: int
+    """Bytes of the weights of the drafter on each GPU."""
+    why: str
+    """Explanation of `weight_bytes`, for the budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """Settings of vLLM that determine the KV pool. The defaults are those of its `LLM` class on a large GPU."""
+
+    gpu_memory_utilization: float = 0.92
+    """Share of the GPU's memory that may be used, in (0, 1]."""
+    max_num_batched_tokens: int = 16384
+    """Number of tokens in the largest step, from which activations and the blocks of windows follow."""
+    max_in_flight_tokens: int | None = None
+    """Number of tokens in all steps in flight, for which windows have room; None for `max_num_batched_tokens`."""
+    max_num_seqs: int = 1024
+    """Number of sequences in the largest step, from which the size of the logits follows."""
+    max_model_len: int | None = None
+    """Longest sequence in tokens. None for the limit of the model, which may be more than the pool holds."""
+    find_max_model_len: bool = False
+    """True to reduce `max_model_len` to the longest sequence that fits."""
+    block_size: int | None = None
+    """Number of tokens in a block of full attention; None for the choice of the attention backend."""
+    enable_prefix_caching: bool | None = None
+    """True to cache prefixes; None for vLLM's choice: True, except with recurrent layers."""
+    keeps_every_state: bool = False
+    """True to keep the recurrent state at the end of every block, if the model supports this."""
+    hybrid_manager: bool = True
+    """True to give layers of different kinds separate KV-cache groups."""
+    kv_memory_bytes: int | None = None
+    """Bytes of the pool on each GPU, before rounding to blocks; None to estimate. If stated, no term is estimated."""
+    num_blocks: int | None = None
+    """Exact number of blocks; None to estimate. If stated, no term is estimated."""
+    oversize: bool = False
+    """True to create the pool even if the GPU's memory is too small for it and the weights."""
+    estimates_graphs: bool = True
+    """True if the memory of CUDA graphs reduces the pool."""
+    drafter: Drafter | None = None
+    """Draft layers of speculative decoding; None without drafts."""
+    num_drafts: int = 0
+    """Number of tokens drafted for every request and step. Recurrent layers keep a state for each of these tokens."""
+    max_loras: int = 0
+    """Number of slots for adapters (LoRA)."""
+    max_lora_rank: int = 16
+    """Rank for which each slot for an adapter has room."""
+
+    def of_cache(self, gpu: Gpu, model: Model) -> CacheSettings:
+        """Return the settings from which the KV-cache groups of `model` on `gpu` follow."""
+        return CacheSettings(
+            max_model_len=model.max_position_embeddings if self.max_model_len is None else self.max_model_len,
+            max_num_batched_tokens=self.max_in_flight_tokens or self.max_num_batched_tokens,
+            block_size=self.block_size,
+            enable_prefix_caching=self.enable_prefix_caching,
+            keeps_every_state=self.keeps_every_state,
+            hybrid_manager=self.hybrid_manager,
+            mla_block_size=_mla_block_size(gpu),
+            num_speculative_tokens=self.num_drafts,
+            draft_layers=() if self.drafter is None else self.drafter.layers,
+        )
+
+    def check(self) -> None:
+        """Check the share of the GPU's memory and the limits of a step.
+
+        Raises:
+            UsageError: one of them is out of range.
+        """
+        share = self.gpu_memory_utilization
+        if not 0 < share <= 1:
+            raise UsageError(f"gpu_memory_utilization is {share}; it must be above 0 and at most 1.")
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            check_count(name, getattr(self, name))
+
+
+def _mla_block_size(gpu: Gpu) -> int | None:
+    if gpu.architecture.startswith("Hopper"):
+        return None
+    return FLASHINFER_MLA_BLOCK if gpu.architecture.startswith("Blackwell GB100") else BACKEND_BLOCK
+
+
+def check_count(name: str, value: float) -> None:
+    """Raise a `UsageError` if `value` is not a whole number of at least 1. `name` is that of the setting."""
+    if not (1 <= value < math.inf and value == int(value)):
+        raise UsageError(f"{name} is {value}; it must be a whole number of at least 1.")
