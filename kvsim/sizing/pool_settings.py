@@ -87,7 +87,7 @@ class PoolSettings:
         """Check the share of the GPU's memory and the limits of a step.
 
         Raises:
-            UsageError: one of them is out of range.
+            UsageError: the share or a limit is out of range.
         """
         share = self.gpu_memory_utilization
         if not 0 < share <= 1:

@@ -49,7 +49,7 @@ def test_sparse_attention_has_two_caches_in_one_group() -> None:
 @pytest.mark.parametrize(
     ("name", "tensor", "size", "words"),
     [
-        ("Meta-Llama-3-8B", 8, 2, "at most that by the 8 heads of keys and values"),
+        ("Meta-Llama-3-8B", 8, 2, "at most 1, because .* has 8 KV heads"),
         (V3, 8, 3, "must divide --tensor-parallel-size, which is 8"),
         (V32, 8, 8, "must divide the 132 and 1,152 bytes of a layer"),
         ("google/gemma-2-9b-it", 8, 2, "models whose layers all keep every token"),
