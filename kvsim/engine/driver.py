@@ -305,8 +305,9 @@ class Driver:
     def settle_step(self, launched_s: float | None, done_s: float) -> None:
         """Set when the step that was scheduled last is launched, and when its kernels are done, in seconds.
 
-        `launched_s` is None for a step without tokens, whose output is processed at `done_s`. An engine that awaits no
-        output continues at that time. Transfers that have ended by the launch are reported with the output of the step.
+        `launched_s` is None for a step without tokens, whose output is processed at `done_s`. If no step is in flight,
+        the clock advances to `done_s`. Transfers that have ended by the launch are reported with the output of the
+        step.
         """
         engine = self.engine
         engine.stages[0].free_s = done_s

@@ -46,7 +46,7 @@ class EncoderState:
     num_rows: int = 0
     """Number of events in `EncoderCache.rows`."""
     most_rows: int = 0
-    """Number of events beyond which no further step begins before the caller reads them."""
+    """Largest number of events with which a step may begin. With more, the caller first reads these."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

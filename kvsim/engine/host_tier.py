@@ -57,7 +57,7 @@ class HostSettings:
     is_timed: bool = False
     """True if the engine's clock decides when a copy has ended; False if the caller reports it."""
     most_copy_rows: int = 0
-    """Number of recorded copies beyond which no further step begins before the caller reads them."""
+    """Largest number of recorded copies with which a step may begin. With more, the caller first reads these."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -147,9 +147,9 @@ class EnginePlan:
         )
         engine = self._empty_engine(groups, room, compiled=compiled)
         engine.state.seq, engine.state.num_free = -1, self.num_units
-        engine.state.num_free_places = room.places
+        engine.state.num_free_places = room.num_places
         engine.state.num_free_host_blocks = engine.settings.host_blocks
-        fill(engine.lists, 0, free_place=room.places - 1 - np.arange(len(engine.lists)))
+        fill(engine.lists, 0, free_place=room.num_places - 1 - np.arange(len(engine.lists)))
         if self.initial_free is not None:
             engine.state.num_free = len(self.initial_free)
         if isinstance(self.policy, Contiguous):
@@ -187,7 +187,7 @@ class EnginePlan:
 
     def _empty_engine(self, layout: KVCacheLayout, room: Room, *, compiled: bool) -> Engine:
         """Return the records of an engine. Only those of requests, blocks and settings are filled in."""
-        size, batch, policy, demand = len(self.demand.prompt), room.batch, self.policy, self.demand
+        size, batch, policy, demand = len(self.demand.prompt), room.most_running, self.policy, self.demand
         settings = self._settings(layout, room, compiled=compiled)
         is_custom = self.rules is not None and self.rules.own_units is not None
         times = step_times(self.step_time, compiled=compiled)
@@ -214,14 +214,14 @@ class EnginePlan:
             ),
             given_drafts=_request_drafts(self.drafts, size, compiled=compiled),
             draft_counts=_numbers_of_drafts(self.drafts, compiled=compiled),
-            lists=records_of(records.Lists, max(2 * batch, room.places)),
+            lists=records_of(records.Lists, max(2 * batch, room.num_places)),
             groups=records_of_groups(
                 layout, room.widths, policy, self.retention_tokens, self.pipeline, self.drafts, compiled=compiled
             ),
             tables=_tables(room, compiled=compiled),
-            entries=zeros((room.places + 1) * room.width),
+            entries=zeros((room.num_places + 1) * room.width),
             prompt_keys=numbers(np.array(demand.keys.values, np.int64), compiled=compiled),
-            blocks=_blocks(self.num_units if room.places else 0, self.initial_free, compiled=compiled),
+            blocks=_blocks(self.num_units if room.num_places else 0, self.initial_free, compiled=compiled),
             readers=records_of(records.Readers, self.num_units + 1 if settings.has_windows else 0),
             buckets=records_of(records.Bucket, num_buckets(demand, policy, self.num_units)),
             **self._optional_parts(settings, room, compiled=compiled),
@@ -256,7 +256,9 @@ class EnginePlan:
             "outputs": rows_of(records.Output, STEPS_PER_SLICE + settings.most_in_flight),
             "gaps": rows_of(records.Gap, STEPS_PER_SLICE + settings.most_in_flight),
             "memory_rows": rows_of(records.MemoryRow, _num_memory_rows(room) if self.records_memory else 0),
-            "schedule_rows": rows_of(records.ScheduleRow, 2 * room.batch + FIRST_ROWS if self.records_schedule else 0),
+            "schedule_rows": rows_of(
+                records.ScheduleRow, 2 * room.most_running + FIRST_ROWS if self.records_schedule else 0
+            ),
         }
 
     def _settings(self, layout: KVCacheLayout, room: Room, *, compiled: bool) -> records.Settings:
@@ -267,8 +269,8 @@ class EnginePlan:
             "most_steps": STEPS_PER_SLICE,
             "most_memory_rows": FIRST_ROWS,
             "most_schedule_rows": FIRST_ROWS,
-            "max_num_seqs": room.batch,
-            "first_hit": room.places * room.width,
+            "max_num_seqs": room.most_running,
+            "first_hit": room.num_places * room.width,
             "checking": self.checking,
             "answers": self.answers,
             "lockstep": self.lockstep,
@@ -325,14 +327,14 @@ class EnginePlan:
                 compiled=compiled,
             ) if isinstance(policy, Radix) else (),
             "encoder": encoder_cache(
-                self.encoding, room.batch, FIRST_ROWS, records=self.records_memory, compiled=compiled
+                self.encoding, room.most_running, FIRST_ROWS, records=self.records_memory, compiled=compiled
             ),
         }  # fmt: skip
 
 
 def _num_memory_rows(room: Room) -> int:
     """Return the capacity of the memory table: `FIRST_ROWS` rows, and those that one more step may write."""
-    return FIRST_ROWS + 1 + room.most_changes
+    return FIRST_ROWS + 1 + room.rows_of_step
 
 
 def _built_in_rules(eviction: OptimalEviction | None) -> scheduler.BuiltInRules:
@@ -403,8 +405,8 @@ def _zeros(length: int, *, compiled: bool) -> Numbers:
 
 def _tables(room: Room, *, compiled: bool) -> Records[records.Table]:
     """Return the empty block tables, one for each place and group. Their entries lie end to end."""
-    tables = make(records.Table, room.places * len(room.widths), compiled=compiled)
-    fill(tables, 0, begin=np.cumsum([0, *room.widths * room.places])[:-1])
+    tables = make(records.Table, room.num_places * len(room.widths), compiled=compiled)
+    fill(tables, 0, begin=np.cumsum([0, *room.widths * room.num_places])[:-1])
     return tables
 
 

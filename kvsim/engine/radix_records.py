@@ -109,7 +109,7 @@ class RadixArguments:
     num_layers: int = 1
     """Number of layers. They are loaded one after the other while a step computes them."""
     most_copy_rows: int = 0
-    """Number of recorded copies beyond which no further step begins before the caller reads them."""
+    """Largest number of recorded copies with which a step may begin. With more, the caller first reads these."""
     reports: bool = False
     """True to record evictions, duplicates and retractions."""
     most_memory_rows: int = 0

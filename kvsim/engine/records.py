@@ -259,10 +259,10 @@ class Settings:
     most_steps: int = 0
     """Largest number of steps that one slice of the run records."""
     most_memory_rows: int = 0
-    """Number of `memory_rows` beyond which no further step begins before the caller reads them."""
+    """Largest number of `memory_rows` with which a step may begin. With more, the caller first reads these."""
     most_schedule_rows: int = 0
     most_rows_before_load: int = 0
-    """Number of `memory_rows` beyond which no further load from host memory or through a connector begins."""
+    """Largest number of `memory_rows` with which a load from host memory or through a connector may begin."""
     reserved_draft_tokens: int = 0
     """Number of draft tokens for which every sequence with an unfinished prompt reserves room."""
 
@@ -611,7 +611,7 @@ class Group:
     next_in_lookup: int = 0
     """Index of the first group of the kind that is looked up after this one; -1 if this kind is the last."""
     num_shared: int = 0
-    """Number of entries in all tables of the groupminus distinct blocks there. Null blocks do not count."""
+    """Number of entries in the group's tables minus the number of distinct blocks there, without null blocks."""
     num_hits: int = 0
     """Number of hit blocks of the sequence being admitted. Null blocks count."""
 

@@ -24,9 +24,9 @@ _MOST_BUCKET_BITS = 16
 class Room:
     """Capacities of an engine's arrays, as numbers of records."""
 
-    batch: int
+    most_running: int
     """Largest number of sequences that run at once."""
-    places: int
+    num_places: int
     """Largest number of sequences that have tables at once; 0 if memory has no blocks."""
     widths: list[int]
     """Number of entries in the longest table of each KV-cache group."""
@@ -34,8 +34,8 @@ class Room:
     """Number of records for free ranges of a contiguous memory: twice the largest number, for compaction."""
     rows_of_loads: int
     """Number of rows of the memory table that loads write in one step, beside those of running sequences."""
-    most_changes: int
-    """Largest number of rows of the memory table that one step writes."""
+    rows_of_step: int
+    """Largest number of rows of the memory table that one step writes, with those of loads."""
 
     @property
     def width(self) -> int:
@@ -65,14 +65,14 @@ class Room:
         rows_of_loads = host_initialization.rows_of_loads(
             policy, num_units, size, sum(widths), has_connector=has_connector
         )
-        margin = _rows_of_step(policy, batch, sum(widths) + len(layout.groups), num_units) + rows_of_loads
+        rows_of_step = _rows_of_step(policy, batch, sum(widths) + len(layout.groups), num_units) + rows_of_loads
         return cls(
-            batch=batch,
-            places=places,
+            most_running=batch,
+            num_places=places,
             widths=widths,
             num_holes=2 * _most_holes(policy, batch, num_units),
             rows_of_loads=rows_of_loads,
-            most_changes=margin,
+            rows_of_step=rows_of_step,
         )
 
 

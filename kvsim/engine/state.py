@@ -35,7 +35,7 @@ FIRST_FIT, BEST_FIT, NEXT_FIT, BUDDY = range(4)
 NO_KEY = -(1 << 63)
 """Value of `Block.key` of a block that holds no prefix."""
 HAS_TAIL = -1
-"""Value of `Block.cached_in` of a block without a key in which the last hash of a prompt ends. No lookup finds it."""
+"""Value of `Block.cached_in` that marks a block without a key, in which the last hash of a prompt ends."""
 
 
 class Rules(Protocol):

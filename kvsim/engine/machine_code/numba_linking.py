@@ -98,7 +98,7 @@ class PartLower(Lower):
     """numba's translation of a function to LLVM code, reduced to the features that parts use."""
 
     def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
-        """Translate a binary operationby its inferred signature; numba's case for constants is left out."""
+        """Translate a binary operation by its inferred signature; numba's case for constants is left out."""
         context, signature = self.context, self.fndesc.calltypes[expr]
         operands = [
             context.cast(self.builder, self.loadvar(each.name), self.typeof(each.name), kind)

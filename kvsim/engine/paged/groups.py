@@ -272,7 +272,7 @@ def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: 
 
 @part
 def _expired_tokens(engine: Engine, sequence: Sequence, group: int, first_held: int, skipped: int) -> int:
-    """Return the number of tokens that no sequence will readbefore token `skipped`, from entry `first_held` on."""
+    """Return the number of tokens before token `skipped`, from entry `first_held` on, that no sequence will read."""
     total, block_size, table = 0, engine.groups[group].block_size, table_of(engine, sequence, group)
     for index in range(first_held, min(-(-skipped // block_size), table.num_blocks)):
         total += _expired_of(engine, engine.entries[table.begin + index], min(block_size, skipped - index * block_size))

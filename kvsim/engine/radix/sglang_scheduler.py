@@ -106,8 +106,8 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 def num_running(engine: Engine) -> int:
     """Return the number of requests that have a row.
 
-    `State.num_running` is smaller. It counts neither requests in a prefill, nor requests whose last output, by length,
-    is in flight.
+    `State.num_running` is smaller. It counts neither requests in a prefill, nor requests that end by length and whose
+    last output is in flight.
     """
     return len(engine.radix.free_rows) - engine.radix.state.num_free_rows
 

@@ -1,10 +1,11 @@
 """Allocators of contiguous memory: first fit, best fit, next fit and buddy.
 
 They allocate extents (contiguous ranges of slots) from a list of holes (free ranges), which is sorted by address. A
-freed extent is merged with the holes next to it. In a buddy allocator, the length of an extent is a power of two, and
-its address is a multiple of its length. A hole merges only with the other half of the extent that is twice as long. A
-memory whose length is not a power of two is split into the largest powers of two that fill it: 13 slots into 8, 4 and
-1.
+freed extent is merged with the holes next to it.
+
+In a buddy allocator, the length of an extent is a power of two, and its address is a multiple of its length. A freed
+extent merges only with its other half: the hole with which it forms an extent of twice the length. A memory whose
+length is not a power of two is split into the largest powers of two that fill it: 13 slots into 8, 4 and 1.
 """
 
 from __future__ import annotations
