@@ -96,7 +96,9 @@ class EnginePlan:
     lockstep: bool = False
     """True if the engine stops at every step, because the step waits for those of other ranks."""
     stamp_at_entry: bool = False
-    """True if the recorded arrival of a request is when the engine has added it; False if it is when it was sent."""
+    """True if a request's recorded arrival is the time at which the engine has added it; False: at which it was
+    sent.
+    """
     records_memory: bool = False
     records_schedule: bool = False
     copies_are_timed: bool = True
@@ -106,7 +108,7 @@ class EnginePlan:
     reports: bool = False
     """True to record evictions, duplicates and retractions in SGLang's cache."""
     window_tokens: int = 0
-    """Number of tokens in the window of layers that have a pool of their own in SGLang; 0 if there is no such pool."""
+    """Number of tokens in the attention window, if SGLang has a separate pool for windows; 0 if not."""
     num_window_units: int = 0
     num_moments: int = 1
     """Largest number of events that one call of `Driver.play` takes."""

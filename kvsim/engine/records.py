@@ -97,9 +97,7 @@ class Settings:
     decode_interval: int = 1
     """Smallest number of steps from one decode of a sequence to its next one."""
     feedback: int = 0
-    """Number of steps by which the step is earlier whose tokens the first pipeline stage awaits before a step; 0 if it
-    awaits none.
-    """
+    """Number of steps back to the step whose tokens the first pipeline stage awaits; 0 if it awaits none."""
     by_priority: FeatureFlag = False
     chunked_prefill: bool = False
     reserve_full_prompt: bool = False
@@ -172,7 +170,7 @@ class Settings:
     spares_last_token: bool = False
     """True if the last boundary of a prompt is before its last token, even if it has a whole number of blocks."""
     cuts_every_full_kind: bool = False
-    """True if the hits of all kinds of full attention are cut to the common hit; False: only of the first kind."""
+    """True to cut the hits of all kinds of full attention to the common hit; False to cut only the first kind's."""
     boundary_tokens: Feature = 0
     """Number of tokens between the boundaries where chunks end to keep recurrent states; 0 for none."""
     first_in_lookup: int = 0
@@ -234,7 +232,9 @@ class Settings:
     sort_by_length: FeatureFlag = False
     memory_guard: bool = False
     stamp_at_entry: bool = False
-    """True if the recorded arrival of a request is when the engine has added it; False if it is when it was sent."""
+    """True if a request's recorded arrival is the time at which the engine has added it; False: at which it was
+    sent.
+    """
     answers: bool = False
     """True if the run stops whenever a request has ended, because a client waits for its answer."""
     lockstep: bool = False
@@ -377,7 +377,7 @@ class State:
     num_adapter_failures: int = 0
     """Number of steps with more adapters than adapter slots. vLLM raises an AssertionError for each."""
     num_padding_drafts: int = 0
-    """Number of padding drafts that the waiting sequence being visited gets if it is admitted."""
+    """Number of padding drafts of the next waiting sequence, if it is admitted now."""
     num_counts: int = 0
     """Number of times that expired tokens were counted. `Readers.seen_in` refers to it."""
     hit_tokens: int = 0

@@ -82,7 +82,8 @@ class Drafts:
         )
 
     def check_groups(self, layout: KVCacheLayout | None) -> None:
-        """Check that kvsim knows which blocks of a hit drafting computes again in a model with these KV-cache groups.
+        """Refuse a model with these KV-cache groups if kvsim does not know which blocks of a hit drafting computes
+        again.
 
         Raises:
             UsageError: kvsim does not know it.

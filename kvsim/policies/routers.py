@@ -136,7 +136,7 @@ class SessionAffinity:
         self._homes: dict[int, int] = {}
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-        """Return the number of the server of the request's session; without a session, of the least loaded one."""
+        """Return the number of the session's server; without a session, of the server with the fewest requests."""
         shortest = shortest_queue(request, servers)
         return shortest if request.session < 0 else self._homes.setdefault(request.session, shortest)
 

@@ -72,7 +72,7 @@ class Reserve(Enum):
     LIMIT = "limit"
     """The prompt and the request's limit of output tokens, `max_tokens`."""
     POW2 = "pow2"
-    """Prompt and final output length, this rounded up to a power of two: "Orca (Pow2)" in the PagedAttention paper."""
+    """The prompt, and the final output length as the next power of two: "Orca (Pow2)" in the PagedAttention paper."""
     ORACLE = "oracle"
     """The exact future length of the sequence: an upper bound that no real system reaches."""
     DOUBLING = "doubling"
@@ -103,9 +103,10 @@ class Eviction(Enum):
     LRU = "lru"
     """The least recently used block."""
     ARC = "arc"
-    """Adaptive replacement (ARC), with a list of blocks used once and a list of blocks used again.
+    """Adaptive replacement (ARC): one list of blocks used once, and one of blocks used again, each with a target
+    length.
 
-    The list that is longer than its target length loses its least recently used block.
+    The list that is too long loses its least recently used block.
     """
 
 

@@ -78,7 +78,7 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 
 def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return the number of tokens that the allocator finds for a sequence, and of their units in use."""
+    """Return the number of tokens that the allocator finds for a sequence, and how many of their units are in use."""
     found, refs = _found_units(engine, sequence), _rules(engine).units.refs
     return len(found) * engine.settings.unit_tokens, sum(refs[unit] > 0 for unit in found)
 

@@ -37,7 +37,7 @@ QUEUED = (WAITING, PREEMPTED)
 """Values of `Sequence.status` of a request that is in the queue."""
 
 _MOST_EMPTY = 3
-"""Largest number of consecutive steps without tokens. All running requests may await their last outputs."""
+"""Largest number of consecutive steps without tokens, as all running requests may await their last outputs."""
 _MOST_TIMES = 10
 """Largest number of times that all known tokens may be computed before a request gets a new output token."""
 

@@ -192,7 +192,7 @@ def _evict(engine: Engine, place: int) -> None:
 
 @part
 def _adapt(engine: Engine, place: int) -> None:
-    """Adapt the target length of the recency list after a hit of a ghost, whose list `place` was too short."""
+    """Adapt the target length of the recency list after a hit of a ghost: its list `place` was too short."""
     tier = engine.host
     state, recent, frequent = tier.state, tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
     if place == RECENT_GHOSTS:

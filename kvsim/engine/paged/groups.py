@@ -173,7 +173,7 @@ def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int)
 
 @part
 def _blocks_before_hit(engine: Engine, group: int) -> int:
-    """Return the number of blocks of a window that a hit needs, with a last block that drafting computes again."""
+    """Return the number of blocks of a window that a hit needs, including a last block that drafting recomputes."""
     record = engine.groups[group]
     return -(-(record.window - 1) // record.block_size) + (1 if record.drops_hit else 0)
 

@@ -159,8 +159,9 @@ def _codes_of_tokens(workload: Workload, block_size: int, ahead: int) -> tuple[C
 
 
 def _codes_of_hashes(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
-    """Return codes of the blocks of prompts with chained hashes: numbers of blocks, codes, and a larger number; see
-    `_codes_of_tokens`.
+    """Return codes of the blocks of prompts with chained hashes, equal for equal prefixes.
+
+    The result has three parts, as that of `_codes_of_tokens`.
     """
     hashes, unit_tokens = workload.prompt_hashes, workload.hash_unit_tokens
     if not len(hashes.values):
@@ -180,10 +181,10 @@ def _codes_of_hashes(workload: Workload, block_size: int, ahead: int) -> tuple[C
 
 
 def _codes_of_images(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
-    """Return codes of the blocks of prompts with images: numbers of blocks, codes, and a larger number; see
-    `_codes_of_tokens`.
+    """Return codes of the blocks of prompts with images, equal for equal prefixes.
 
-    The known part of a prompt is its named prefix and the images that directly follow it.
+    The known part of a prompt is its named prefix and the images that directly follow it. The result has three parts,
+    as that of `_codes_of_tokens`.
     """
     images, keys = workload.images, PrefixKeys(block_size)
     if images is None:
@@ -205,8 +206,9 @@ def _codes_of_images(workload: Workload, block_size: int, ahead: int) -> tuple[C
 
 
 def _codes_of_prefixes(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
-    """Return codes of the blocks of prompts with named prefixes: numbers of blocks, codes, and a larger number; see
-    `_codes_of_tokens`.
+    """Return codes of the blocks of prompts with named prefixes, equal for equal prefixes.
+
+    The result has three parts, as that of `_codes_of_tokens`.
     """
     groups = workload.prefix_group.astype(np.int64)
     lengths = np.where(groups >= 0, _full_blocks(workload.prefix_tokens, block_size, ahead), 0).astype(np.int64)

@@ -120,7 +120,7 @@ def num_tokens_required_next_decode(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def make_room_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
-    """Evict pages so that `num_seqs` requests of the batch, from `first` on, have room for one more token each."""
+    """Evict pages so that the `num_seqs` requests from index `first` of the batch on can decode one more token each."""
     if tree_windows.is_on(engine):
         _slide_in_decode(engine, first, num_seqs)
     evict_from_tree_cache(engine, num_seqs * engine.settings.unit_tokens)

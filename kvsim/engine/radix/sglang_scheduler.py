@@ -83,7 +83,7 @@ def schedule(engine: Engine) -> None:
 def awaits_output(engine: Engine) -> bool:
     """Tell whether the oldest result is processed before the next pass.
 
-    It is if no further batch may be in flight, or if the last pass launched no batch.
+    This is so if no further batch may be in flight, or if the last pass launched no batch.
     """
     state = engine.state
     is_full = state.num_in_flight >= engine.settings.most_in_flight
@@ -116,7 +116,7 @@ def num_running(engine: Engine) -> int:
 def is_stalled(engine: Engine) -> bool:
     """Tell whether the run cannot continue: the head of the queue is not admitted although nothing runs.
 
-    It cannot either after a batch was admitted without enough slots, which ends SGLang.
+    The run cannot continue either after a batch was admitted without enough slots, which ends SGLang.
     """
     state = engine.state
     if engine.radix.state.has_failed:
@@ -433,7 +433,9 @@ def _prepare_for_extend(engine: Engine) -> int:
 
 @part
 def update_running_batch(engine: Engine) -> int:
-    """Let running requests decode a token each; if memory is short, retract some first. Return the kind."""
+    """Let running requests decode one token each, or retract some first if memory is short; return the kind of
+    batch.
+    """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     is_foreseen = _filter_finishing(engine)
     if state.num_running == 0:

@@ -198,7 +198,7 @@ def _take_step(engine: Engine) -> None:
 
 @part
 def _drop_ended(engine: Engine) -> None:
-    """Set the sums over live rows anew, without the rows that ended with the step before."""
+    """Compute the sums over live rows again, without the rows that ended with the step before."""
     batch = engine.rectangle
     batch.num_live = batch.live_prompt_tokens = batch.live_new_tokens = 0
     batch.next_end = batch.longest_answer
