@@ -57,7 +57,7 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
         birth_row=run_row.astype(np.int32),
         offset=offset,
         death=Deaths(None, death_row.astype(np.int32)),
-        first_row=np.searchsorted(request, np.arange(num_requests + 1)),
+        first_of_request=np.searchsorted(request, np.arange(num_requests + 1)),
         first_of_table=np.flatnonzero(begins | is_new(group)),
         residencies=Residencies(
             request=request[first_extent].astype(np.int32),

@@ -152,10 +152,10 @@ class Holdings(Extents):
 
     def __init__(
         self, memory: Memory, *, birth_row: IntArray, offset: IntArray | None, death: Deaths,
-        first_row: IntArray, first_of_table: IntArray, residencies: Residencies,
+        first_of_request: IntArray, first_of_table: IntArray, residencies: Residencies,
     ) -> None:  # fmt: skip
         super().__init__(memory, birth_row, offset, death)
-        self.first_row = first_row
+        self.first_of_request = first_of_request
         """Index of the first extent of each request; and at the end, the number of extents."""
         self.first_of_table = first_of_table
         """Index of the first extent of each table, ascending. There is one table per residency and KV-cache group."""
@@ -169,7 +169,7 @@ class Holdings(Extents):
 
     def held(self, request: int, seq: int) -> IntArray:
         """Return the indices of the extents that `request` holds after all events up to `seq`."""
-        first, end = self.first_row[request : request + 2].tolist()
+        first, end = self.first_of_request[request : request + 2].tolist()
         extents: IntArray = first + np.flatnonzero(
             (self.birth_seq[first:end] <= seq) & (self.death_seq[first:end] > seq)
         )
@@ -216,24 +216,23 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
     birth_row, released = _rows_by_request(memory, num_requests)
     until = np.zeros(len(memory), np.int32)
     until[birth_row] = released.death_rows(len(birth_row), nothing=len(memory))
-    first_row, begin, end, first_of_table = released.first_take, released.begin, released.end, released.first_of_table()
+    edges = [released.first_of_request, released.begin, released.end, released.first_of_table()]
     offset: IntArray | None = None
     if unit_by_unit:
         length = memory.length.take(birth_row)
         end_units = np.cumsum(length, dtype=np.int32)  # at most 2**31 - 1, the limit of operations
         units_before = np.concatenate(([np.int32(0)], end_units))
-        first_row, begin, end, first_of_table = (
-            units_before[rows].astype(np.int64) for rows in (first_row, begin, end, first_of_table)
-        )
+        edges = [units_before[rows].astype(np.int64) for rows in edges]  # indices of units in place of rows
         offset = _offsets_in_runs(length, end_units)
         birth_row = np.repeat(birth_row, length)
+    first_of_request, begin, end, first_of_table = edges
     first = birth_row[first_of_table]
     tables = Holdings(
         memory,
         birth_row=birth_row,
         offset=offset,
         death=Deaths(until),
-        first_row=first_row,
+        first_of_request=first_of_request,
         first_of_table=first_of_table,
         residencies=Residencies(
             request=memory.request[first],
@@ -251,6 +250,7 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
 def _offsets_in_runs(length: IntArray, end: IntArray) -> IntArray:
     """Return the offset of each unit in its extent. `length` has the units of each, `end` their running sum."""
     narrow = np.int16 if length.max(initial=0) <= np.iinfo(np.int16).max else np.int32
+    # The running sum of ones counts 0, 1, 2, ...; at the first unit of each extent, it falls back to 0.
     offset: IntArray = np.ones(int(end[-1]) if len(end) else 0, narrow)
     offset[:1] = 0
     offset[end[:-1]] = 1 - length[:-1]
@@ -269,20 +269,21 @@ class _ReleaseRows:
     begin: npt.NDArray[np.int64]
     """Index of the first extending row that each release frees. It frees the rows [begin, end)."""
     end: npt.NDArray[np.int64]
-    first_take: npt.NDArray[np.int64]
+    first_of_request: npt.NDArray[np.int64]
     """Index of the first extending row of each request; and at the end, the number of extending rows."""
 
-    def death_rows(self, num_takes: int, *, nothing: int) -> npt.NDArray[np.int32]:
-        """Return the memory row that releases each of the `num_takes` extending rows; `nothing` if none does."""
+    def death_rows(self, num_extending: int, *, nothing: int) -> npt.NDArray[np.int32]:
+        """Return the memory row that releases each of the `num_extending` extending rows; `nothing` if none does."""
+        # The edges 0, begin, end, begin, end, ... bound extending rows that are never released, released, never, ...
         edges = np.zeros(2 * len(self.releases) + 2, np.int64)
-        edges[1:-1:2], edges[2:-1:2], edges[-1] = self.begin, self.end, num_takes
+        edges[1:-1:2], edges[2:-1:2], edges[-1] = self.begin, self.end, num_extending
         rows = np.full(2 * len(self.releases) + 1, nothing, np.int32)
         rows[1::2] = self.releases
         return np.repeat(rows, np.diff(edges))
 
     def first_of_table(self) -> npt.NDArray[np.int64]:
         """Return the index of each table's first extending row: a request's first, or the first after a release."""
-        first, end = self.first_take[:-1], self.first_take[1:]
+        first, end = self.first_of_request[:-1], self.first_of_request[1:]
         goes_on = self.end < end[self.request]
         return np.unique(np.concatenate((first[first < end], self.end[goes_on])))
 
@@ -292,14 +293,18 @@ def _rows_by_request(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.
     rows = np.arange(len(memory), dtype=np.int32)[memory.kind != MemoryKind.EVICT]
     rows = rows[stable_order(memory.request[rows], num_requests)]
     released = memory.kind.take(rows) == MemoryKind.RELEASE
-    takes, at = rows[~released], np.flatnonzero(released)
-    releases, end = rows[at], at - np.arange(len(at))
-    first_take = np.searchsorted(memory.request.take(takes), np.arange(num_requests + 1, dtype=memory.request.dtype))
+    extending, at = rows[~released], np.flatnonzero(released)
+    releases, end = rows[at], at - np.arange(len(at))  # `end` counts the extending rows before each release
+    first_of_request = np.searchsorted(
+        memory.request.take(extending), np.arange(num_requests + 1, dtype=memory.request.dtype)
+    )
     # A release frees the rows of its request since the last release.
     before = np.concatenate((np.zeros(1, np.int64), end))[:-1]
     request = memory.request[releases]
-    begin = np.maximum(first_take[request], before)
-    return takes, _ReleaseRows(releases=releases, request=request, begin=begin, end=end, first_take=first_take)
+    begin = np.maximum(first_of_request[request], before)
+    return extending, _ReleaseRows(
+        releases=releases, request=request, begin=begin, end=end, first_of_request=first_of_request
+    )
 
 
 def seq_of(memory: Memory, rows: IntArray) -> IntArray:
