@@ -98,7 +98,7 @@ def release_of(recording: Recording) -> str:
 
 
 def retention_of(recording: Recording, release: str) -> int | None:
-    """Return the tokens between two boundaries at which windows and states were kept. None: at every boundary."""
+    """Return how many tokens apart the boundaries are at which windows and states are kept; None for all boundaries."""
     usual = defaults_of(release).retention_tokens
     stated = recording.meta.engine.get("prefix_cache_retention_interval", usual)
     return None if stated is None else int(stated)

@@ -354,10 +354,9 @@ class OracleRun:
         }
 
     def _outputs_of(self, before: dict[str, Any]) -> dict[str, Any]:
-        """Return the record field with the number of outputs that each request got from a step, accepted drafts
-        included.
+        """Return the record field with the number of outputs, accepted drafts included, that a step gave each request.
 
-        `before` is as in `_updated`.
+        `before` has the fields that `_outputs_due` read before the output was processed.
         """
         numbers = {request.name: row + 1 for row, request in enumerate(self._workload.requests)}
         gained = {name: self._num_outputs(numbers[name]) - before["prev_outputs"][name] for name in before["tokens"]}

@@ -96,7 +96,7 @@ def _null_slots(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holders:
-    """All allocations and releases, by block and then by time, with the number of tables that hold the block."""
+    """All allocations and releases, by block and then by time, each with how many tables then hold the block."""
 
     address: IntArray
     seq: IntArray

@@ -96,7 +96,7 @@ class Ramps:
 
     @staticmethod
     def _end_of_residency(replay: Replay, request: IntArray, begin: IntArray) -> npt.NDArray[np.int64]:
-        """Return the frame at which each row's request releases its memory; 0 if it holds none at frame `begin`."""
+        """Return the frame at which each request releases the memory that it holds at `begin`; 0 if it holds none."""
         held = replay.ledger.tables.residencies
         if not len(held.request):
             return np.zeros(len(request), np.int64)

@@ -308,7 +308,10 @@ class RecordingBuilder:
         )
 
     def _without_open_step(self, requests: Requests, rows: IntArray) -> Requests:
-        """Undo the changes of the step being scheduled in `requests`, which has the given `rows`, and return it."""
+        """Return `requests` without what the step that is being scheduled changed in them.
+
+        They are changed in place. `rows` has their numbers.
+        """
         np.subtract.at(requests.preemptions, np.searchsorted(rows, self._preempted_since), 1)
         begun = np.searchsorted(rows, self._begun_since)
         requests.first_scheduled_s[begun], requests.cached_tokens[begun] = np.nan, 0

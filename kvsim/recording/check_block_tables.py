@@ -27,8 +27,9 @@ _OF_TABLES = (
 )
 _OF_GROWTH = "the request's table still grows by an earlier row"
 _CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Held units per unit of a memory row: 1 for an allocation, -1 for a release, else 0 (a shared unit is held
-already).
+"""Change of the number of held units per unit of a memory row: 1 for an allocation, -1 for a release, else 0.
+
+A shared unit is held already.
 """
 _CHANGE[MemoryKind.APPEND], _CHANGE[MemoryKind.RELEASE] = 1, -1
 
@@ -82,9 +83,9 @@ class _Tables:
         self._replaces = replacing_rows(self._memory)
         self._broken_by: dict[str, int] = {}
         self.newest_row = np.full(len(moments), _NO_ROW, np.int32)
-        """Newest memory row of the request at the moment of each schedule row; -1 for none."""
+        """Newest memory row of a schedule row's request when the last step of the schedule row begins; -1 for none."""
         self._upto = np.searchsorted(self._memory.seq, moments, side="right") - 1
-        """Newest memory row of any request at the moment of each schedule row; -1 for none."""
+        """Newest memory row of any request when the last step of a schedule row begins; -1 for none."""
         self._in_order = np.argsort(self._upto, kind="stable")
 
     def process(self, part: slice) -> None:
@@ -120,7 +121,7 @@ class _Tables:
             self._broken_by[rule] = int(rows[~holds].min())
 
     def _find_newest_rows(self, part: slice, rows: IntArray, request: IntArray) -> None:
-        """Set `newest_row` of the schedule rows whose moment is in `part` of the memory rows.
+        """Set `newest_row` for the schedule rows whose last step begins within `part` of the memory rows.
 
         `rows` are the memory rows of the part, sorted by request, and `request` has their requests.
         """

@@ -225,12 +225,11 @@ def _tokens_for_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64], In
 
     The uncertainty is how many fewer computed tokens may suffice. Normally it is 0, and all tokens but the last output
     are computed. But with pipeline parallelism, vLLM may resume a preempted request while one of its tokens is in
-    flight. The resumed steps may sample this token again. The request then has one more output without one more
-    computed token:
+    flight. The resumed steps may sample this token again. Whether the request then has one more output without one more
+    computed token depends on when the first sample arrives:
 
-    - It has if the resumed steps reach the token's position before the first sample arrives.
-    - It may or may not have if the first sample arrives in between: this is the uncertain case.
-    - It has not if the request ends before the second sample.
+    - After the resumed steps reached the token's position: it has one more, unless it ends before the second sample.
+    - Earlier, but after the request resumed: it may have one more. This is the uncertain case.
     """
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     tokens = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1
