@@ -23,7 +23,7 @@ class Prediction(NamedTuple):
 
     end_s: FloatArray
     launch: IntArray
-    """Index of the step whose launch by the host ended at the predicted end; -1 if the step waited for the GPU."""
+    """Index of the step whose launch kept the host busy until the predicted end; -1 if the step waited for the GPU."""
 
 
 def machine_of(times: Roofline, observed: Observed) -> Roofline:

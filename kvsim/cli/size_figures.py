@@ -30,9 +30,7 @@ def release_of(flags: Mapping[str, Any]) -> str:
 
 
 def sequences_at_once(budget: Budget, policy: str, tokens: int) -> tuple[int, str]:
-    """Return how many sequences of `tokens` tokens the memory holds at once under `policy`, and a description of
-    how.
-    """
+    """Return how many sequences of `tokens` tokens fit under `policy`, and words that say in which way they fit."""
     from kvsim.memory.packing import largest_batch
 
     if policy == "paged":

@@ -141,7 +141,7 @@ def command(
 
 
 class _Shown(NamedTuple):
-    """Content that the interface shows, made when it has started."""
+    """Content that the interface shows. It is made after the interface has started."""
 
     make: Callable[[Any], Any]
     """Function that makes the recording, the recordings or the lesson. Its argument reports progress."""

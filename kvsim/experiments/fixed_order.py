@@ -77,8 +77,9 @@ def _blocks_of(workload: Workload, block_size: int) -> Iterator[_Blocks]:
 
 
 def _optimal(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
-    """Yield the number of blocks that each request hits with Belady's rule, which evicts the block that is used again
-    last.
+    """Yield the number of blocks that each request hits with Belady's rule.
+
+    It evicts the block whose next use is latest.
     """
     uses: defaultdict[int, list[int]] = defaultdict(list)
     for number, request in reversed(list(enumerate(requests))):

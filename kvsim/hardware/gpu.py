@@ -1,4 +1,4 @@
-"""Data sheets of GPUs. Sizes of caches follow from these figures, and step times of GPUs without measurements."""
+"""Data sheets of GPUs, for sizes of caches and for step times of GPUs without measurements."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Gpu:
     sources: tuple[str, ...]
     """Sources of the figures, such as web addresses of data sheets."""
     streamed_share: float | None = None
-    """Measured share of the peak bandwidth at which long data is read, 0 to 1; None if no source states it."""
+    """Measured share of the peak bandwidth at which large tensors are read, 0 to 1; None if no source states it."""
     fp8_dense_flops: float | None = None
     """Peak FLOP/s of the tensor cores in fp8; None if they have no fp8."""
 

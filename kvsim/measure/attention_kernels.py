@@ -43,9 +43,7 @@ _TOKEN_BYTES = 4
 
 
 def measure_attention(heads: Sequence[tuple[int, int, int]] = HEADS) -> tuple[str, tuple[Attention, ...]]:
-    """Return the name of the attention kernels, and their times for each of `heads` in all launches of the
-    constants.
-    """
+    """Return the name of the attention kernels, and their times for each of `heads` in all launches of this module."""
     name, attend = _paged_attention()
     rows = []
     for queries, keys, width in heads:

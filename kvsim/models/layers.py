@@ -91,7 +91,7 @@ class Indexer:
 
     @property
     def bytes_per_token(self) -> int:
-        """Number of bytes of one token on each GPU."""
+        """Number of bytes of the key of one token, on each GPU."""
         return self.head_dim + self.head_dim // 128 * 4
 
 

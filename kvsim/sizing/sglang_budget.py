@@ -133,10 +133,10 @@ def least_reserve(gpu: Gpu, model: Model) -> int:
 
 
 def default_fraction(gpu: Gpu, model: Model, chunked_prefill_size: int) -> float:
-    """Return SGLang's default `mem_fraction_static`: the share of the GPU's memory beside a reserve for the largest
-    step.
+    """Return SGLang's default `mem_fraction_static`.
 
-    The formula and its constants are SGLang's.
+    It is the share of the GPU's memory that a reserve for the largest step leaves. The formula and its constants are
+    SGLang's.
     """
     card_mib = gpu.memory_bytes / _MIB
     reserve = _MIB_PER_TOKEN * max(chunked_prefill_size, _LEAST_TOKENS) + least_reserve(gpu, model) / _MIB

@@ -15,11 +15,11 @@ _LEAST_S = 1e-30
 COOL = 1.5
 """Factor on the time of weight reads. Up to this time, arithmetic and cache reads of a step do not lower the clock."""
 HEATED = 2.5
-"""Factor on the time of arithmetic and cache reads beyond `COOL` times the weight reads, which gives the slowed time.
+"""Slope with which a step heats the GPU: `min(heat, HEATED * (heat - COOL * reads))` is the time that is slowed down.
 
-The slowed time is at most the whole time of arithmetic and cache reads. `COOL` and `HEATED` were measured in steps of
-160 to 500 sequences of Llama-3-8B on two H200s. The clock of one GPU fell from 1.98 to 1.86 GHz with 128 sequences, and
-to 1.6 GHz with 400.
+`heat` is the time of arithmetic and cache reads, and `reads` the time of weight reads. `COOL` and `HEATED` were
+measured in steps of 160 to 500 sequences of Llama-3-8B on two H200s. The clock of one GPU fell from 1.98 to 1.86 GHz
+with 128 sequences, and to 1.6 GHz with 400.
 """
 
 

@@ -269,11 +269,10 @@ def _attention_products(model: Model, layer: Attention) -> list[Weights]:
 
 
 def _add_feed_forward(products: Counter[Weights], model: Model) -> None:
-    """Add to `products` all parameters that every token uses and that are not counted yet, as equal feed-forward
-    layers.
+    """Add feed-forward layers to `products`, so that all parameters that every token uses are counted.
 
-    Such a layer has one matrix for gate and up, and one for down. Their width follows from the number of parameters. So
-    shared experts, dense first layers and other recurrent layers are included.
+    All layers get equal matrices: one for gate and up, and one for down. Their width follows from the number of
+    parameters that are not counted yet. So shared experts, dense first layers and other recurrent layers are included.
     """
     size, hidden = model.tensor_parallel_size, model.hidden_size
     embeddings = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)

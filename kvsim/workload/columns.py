@@ -143,7 +143,7 @@ class Numbered(Sequence[str]):
     __slots__ = ("_numbers", "_stem")
 
     def __init__(self, stem: str, numbers: range) -> None:
-        """Name the `numbers`, each after `stem`."""
+        """Store the names: `stem` followed by each of `numbers`."""
         self._stem = stem
         self._numbers = numbers
 
