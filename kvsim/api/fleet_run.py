@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 
 class FleetRun(RunsFigure, Sequence[Run]):
-    """Result of `kvsim.simulate(replicas=...)`: the run of each server. `result[number]` takes the number of a
-    server.
-    """
+    """Result of `kvsim.simulate(replicas=...)`: the run of each server. `result[number]` is one of these runs."""
 
     def __init__(self, recordings: Iterable[Recording], fleet: Fleet) -> None:
         """Store one recording for each server, and `fleet`, which has the figures of all servers together."""
@@ -34,9 +32,7 @@ class FleetRun(RunsFigure, Sequence[Run]):
         return self._runs[number]
 
     def summary(self) -> FleetTotals:
-        """Return throughput, latencies, hits and imbalance of all servers together. The names of the figures end in
-        their units.
-        """
+        """Return throughput, latencies, hits and imbalance of all servers together. The names end in the units."""
         return self._fleet.totals()
 
     def servers(self) -> Rows:
@@ -56,9 +52,7 @@ class FleetRun(RunsFigure, Sequence[Run]):
         play(fleet, at_s=at_s)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write a folder for each server into the folder `path`, with the names that `kvsim run -o` gives; see
-        `kvsim.write`.
-        """
+        """Write a folder for each server into `path`, with the names that `kvsim run -o` gives; see `kvsim.write`."""
         for name, run in zip(self._fleet.names, self._runs, strict=True):
             write(run, Path(path) / name, overwrite=overwrite)
         return Path(path)

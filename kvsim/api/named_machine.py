@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from kvsim.steptime import StepTimeModel
 
 MachineLike: TypeAlias = Machine | Recording | str
-"""Machine: an object, a recording of one, or "GPU/MODEL", such as "H200/Llama-3-8B" or
-"4xH100/Llama-3.1-70B-Instruct".
-"""
+"""Machine: an object, a recording of one, or "GPU/MODEL", such as "4xH100/Llama-3.1-70B-Instruct"."""
 DEFAULT_MACHINE = "H200/Meta-Llama-3-8B"
 
 
@@ -160,9 +158,7 @@ def machine_for(
 
 
 def _gpus(text: str, settings: MachineSettings) -> tuple[Gpu, int | None]:
-    """Return the GPU that `text` names, and the number of GPUs of each data-parallel rank; None if `text` does not
-    state it.
-    """
+    """Return the GPU that `text` names, and the number of GPUs of each rank; None if `text` does not state it."""
     (gpu, number), stated, num_ranks = find_gpus(text), settings.tensor_parallel_size, settings.data_parallel_size or 1
     if number is None:
         return gpu, stated

@@ -1,6 +1,4 @@
-"""Table of results with a row per run. It is displayed in notebooks and terminals, and can be converted to Arrow and
-pandas.
-"""
+"""Table of results with a row per run, for notebooks and terminals, convertible to Arrow and pandas."""
 
 from __future__ import annotations
 
@@ -82,9 +80,7 @@ class Rows(Sequence[Mapping[str, Any]]):
         return f"<table><tr>{names}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
     def _shown(self) -> list[list[str]]:
-        """Return the displayed cells: a list of headings, then a list per row. Columns without any value are left
-        out.
-        """
+        """Return the displayed cells: a list of headings, then a list per row. Columns without values are left out."""
         names = dict.fromkeys(self._first)
         names |= dict.fromkeys(name for name in _SHOWN if any(row.get(name) not in (None, "") for row in self._rows))
         head = [_SHOWN.get(name, name.replace("_", " ")) for name in names]

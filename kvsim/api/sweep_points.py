@@ -66,9 +66,7 @@ def points_of(
 def _machine_with(
     changes: Mapping[str, Any], given: MachineLike | None, source: Recording | None, policy: PolicyLike
 ) -> Machine:
-    """Return the machine `given` with some arguments of `kvsim.machine` changed. `policy` is needed for
-    `num_blocks`.
-    """
+    """Return the machine `given` with some arguments of `kvsim.machine` changed. `num_blocks` needs `policy`."""
     if set(changes) <= _MEMORY:
         if len(changes) > 1:
             raise UsageError("kv_gib and num_blocks set the same value; vary only one.")
@@ -82,9 +80,7 @@ def _machine_with(
 
 
 def _with_blocks(on: Machine, num_blocks: int, policy: AnyPolicy) -> Machine:
-    """Return the machine with memory for `num_blocks` blocks of `policy`; of vLLM's size if the policy has no
-    blocks.
-    """
+    """Return the machine with memory for `num_blocks` blocks of `policy`, or of vLLM if it has no blocks."""
     try:
         layout = on.layout(policy) or on.layout(Paged())
     except UsageError:

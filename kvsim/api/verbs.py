@@ -359,9 +359,7 @@ def _simulate(workload: Workload, policy: AnyPolicy, on: Machine, options: Optio
 
 
 def _longest(given: MachineLike | None, source: Recording | None) -> int | None:
-    """Return the recorded `max_model_len` if the simulation has the machine of the recording `source`; otherwise
-    None.
-    """
+    """Return the recorded `max_model_len` if the simulation has the machine of `source`; otherwise None."""
     if given is None and source is not None:
         length = source.meta.engine.get("max_model_len", source.meta.policy.get("max_model_len"))
         return length if isinstance(length, int) else None

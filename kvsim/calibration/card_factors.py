@@ -114,9 +114,7 @@ def _missed(times: Roofline, item: Observed) -> list[float]:
 
 
 def awake_times(card: Card, recording: Recording) -> Roofline:
-    """Return the step times for the model of `recording` on a host that never sleeps, from `card` without its
-    factors.
-    """
+    """Return the step times from `card` without factors, for the recorded model on a host that never sleeps."""
     gpu = find_gpu(recording.meta.gpu)
     if recording.meta.source == "simulation" or engine_of(recording) != "vllm":
         raise UsageError(

@@ -23,9 +23,7 @@ _PARTS = 8
 _ENOUGH_STEPS = 5
 """Smallest number of steps of a part from which the host's speed in this part is computed."""
 _CHANGING = 1.25
-"""Ratio of the host's times in the slowest part to those in the fastest part, above which its speed counts as
-changing.
-"""
+"""Ratio of the host's times in the slowest part to the fastest part, above which its speed counts as changing."""
 
 
 class ClockError(NamedTuple):

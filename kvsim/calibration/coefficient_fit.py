@@ -213,9 +213,7 @@ def _at_their_paces(
 
 
 def residual_of(observed: Observed, times: Roofline, without: Roofline | None = None) -> Residual:
-    """Return the errors of `times` for a recording. `without` are times fitted without this recording; None if there
-    are none.
-    """
+    """Return the errors of `times` for a recording, and those of `without`: times fitted without it, or None."""
     mean_s = float(step_durations(observed).mean())
 
     def percent(model: Roofline) -> float:

@@ -34,9 +34,7 @@ excess of each size.
 
 
 def with_mean_excess(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """Return `times` with the mean error of each kind of step, or of its launch, added to one coefficient of this
-    kind.
-    """
+    """Return `times` with the mean error of each kind of step, or of its launch, added to one coefficient."""
     names = ("step_s", "piecewise_s", "piecewise_launch_s", "masked_launch_s", "eager_launch_s", "uncompiled_launch_s")
     errors: dict[str, list[Any]] = {name: [] for name in names}
     for item in observed:

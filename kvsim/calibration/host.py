@@ -50,9 +50,7 @@ def calibrate_host(profile: Profile, recordings: Sequence[Recording]) -> Profile
 
 
 def _compiling_pace(times: Roofline, observed: Sequence[Observed]) -> Pace:
-    """Return the host's pace from the times of compilations, which are the only host times in a recording with a static
-    cache.
-    """
+    """Return the host's pace from compilations, the only host times in a recording with a static cache."""
     recorded_s = predicted_s = 0.0
     for item in observed:
         first = is_first_use(item, READ_OFF["hf-static"])

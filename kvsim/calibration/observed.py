@@ -40,21 +40,15 @@ class Observed:
     launched_before_output: IntArray
     """Index of the last step that was scheduled before the output of each step came."""
     next_step: IntArray
-    """Index of the step that was scheduled right after the output of each step was processed; -1 if another event came
-    first.
-    """
+    """Index of the step scheduled right after each step's output was processed; -1 if another event came first."""
     launch_s: FloatArray
-    """Seconds in which the host scheduled and launched each step, if it scheduled the next step right after; else
-    NaN.
-    """
+    """Seconds in which the host scheduled and launched each step, if the next step followed at once; else NaN."""
     entry_gap_s: FloatArray
     """Seconds between two requests that the engine received with no other event in between; one entry per such pair."""
     entry_prompt_tokens: IntArray
     """Number of prompt tokens of the second request of each pair in `entry_gap_s`."""
     offload_s: FloatArray
-    """Seconds in which the host handled copies between GPU and host memory before each launch. `with_offload` sets
-    them.
-    """
+    """Seconds that the host spent on copies to and from host memory before each launch, set by `with_offload`."""
     pace: Pace = TYPICAL
     """Factors on the host and GPU times that predictions of these steps assume."""
 
@@ -131,9 +125,7 @@ def observe(recording: Recording) -> Observed:
 
 
 def _encoded(recording: Recording) -> dict[str, Any]:
-    """Return the work of the image encoder in each step: the number of images, the sum of their tokens, and that of the
-    squares.
-    """
+    """Return the work of the image encoder in each step: images, the sum of their tokens, and of the squares."""
     events, images, num_steps = recording.encoder, recording.images, len(recording.steps)
     names = ("num_images", "image_tokens", "image_pairs")
     if events is None or images is None:
@@ -226,9 +218,7 @@ def _shared_tokens(recording: Recording, context_tokens: FloatArray) -> Any:
 
 
 def _first_uses(recording: Recording) -> dict[str, Any]:
-    """Return the fields `new_shape` and `new_kernels` of `StepShape` for each step of `generate()`; zeros for other
-    engines.
-    """
+    """Return `new_shape` and `new_kernels` of `StepShape` for each step of `generate()`; zeros for other engines."""
     if recording.meta.policy_name != "static":
         none = np.zeros(len(recording.steps))
         return {"new_shape": none, "new_kernels": none}

@@ -27,17 +27,13 @@ class Prediction(NamedTuple):
 
 
 def machine_of(times: Roofline, observed: Observed) -> Roofline:
-    """Return `times` at the pace of the machine of `observed`. If its engine captured no graphs, they are times without
-    graphs.
-    """
+    """Return `times` at the pace of the machine of `observed`, without graphs if its engine captured none."""
     of_engine = times.uncaptured() if observed.eager else times
     return at_pace(observed.pace, of_engine)
 
 
 def predict(model: StepTimeModel, observed: Observed) -> Prediction:
-    """Predict the end of each step of `observed` from the times of `model`, on two clocks: that of the host and that of
-    the GPU.
-    """
+    """Predict the end of each step of `observed` from the times of `model`, on the clocks of host and GPU."""
     time, num_steps = model.step_time(observed.shape), len(observed)
     prepare_s, launch_s, alone_s, _, slowed_s = (np.broadcast_to(values, num_steps) for values in time)
     # The host submits copies first, then prepares and launches.
@@ -72,9 +68,7 @@ def step_errors(model: StepTimeModel, observed: Observed) -> FloatArray:
 
 
 def step_durations(observed: Observed) -> FloatArray:
-    """Return the seconds from the end of the step before, or from the start of the step if that is later, to its
-    end.
-    """
+    """Return the seconds to each step's end from the end of the step before, or from its start if that is later."""
     return np.minimum(np.diff(observed.end_s, prepend=-np.inf), observed.end_s - observed.start_s)
 
 

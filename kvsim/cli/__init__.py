@@ -143,9 +143,7 @@ def cli() -> None:
 
 
 def _check_arguments(arguments: list[str]) -> None:
-    """Refuse arguments that are empty or not UTF-8, before any file is written. An unset shell variable gives an empty
-    one.
-    """
+    """Refuse arguments that are empty (such as an unset shell variable) or not UTF-8, before any file is written."""
     for argument in arguments:
         try:
             argument.encode()

@@ -156,9 +156,7 @@ class _Result:
     """File or folder that is written once, also if several threads save it."""
 
     def __init__(self, output: Path | None, write: Callable[[Path], bool]) -> None:
-        """Save to `output` by calling `write`; None saves nothing. `write` returns False if there is nothing to write
-        yet.
-        """
+        """Save to `output` by calling `write` (None: nowhere), which returns False if there is nothing to write."""
         self.is_written = False
         self._output, self._write, self._lock = output, write, Lock()
 

@@ -210,9 +210,7 @@ def _check_one_comparison(
     ladder: bool,
     uniform_cache: bool,
 ) -> None:
-    """Check that the flags ask for only one kind of comparison: policies, values of a flag, servers, a ladder or
-    caches.
-    """
+    """Check that the flags ask for one kind of comparison: policies, values of a flag, servers, a ladder or caches."""
     if ladder and uniform_cache:
         raise UsageError("--ladder and --uniform-cache compare different things; give only one.")
     compared = several.flag if several else "--prefill, --decode or --data-parallel-size" if _is_fleet(flags) else ""
@@ -313,9 +311,7 @@ def _most_sequences(scenario: Scenario, grouped: Paged, uniform: Paged) -> str:
 def with_memory_for_everything(
     scenario: Scenario, policies: Mapping[str, AnyPolicy], report: Callable[[int, int], None]
 ) -> list[float]:
-    """Return the output tokens per second of each policy with a pool that never runs short. Every policy is simulated
-    again.
-    """
+    """Simulate each policy again with a pool that never runs short. Return their output tokens per second."""
     from kvsim.experiments.rungs import with_ample_memory
     from kvsim.simulation import measure
 

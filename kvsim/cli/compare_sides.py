@@ -1,6 +1,4 @@
-"""Comparison of servers by `kvsim compare`: the same load with each value of a flag, or on servers with the same number
-of GPUs.
-"""
+"""Comparison by `kvsim compare` of values of a flag, or of servers with the same number of GPUs."""
 
 from __future__ import annotations
 

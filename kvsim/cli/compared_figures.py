@@ -166,9 +166,7 @@ _FIGURES = {
 
 
 def figure_rows(runs: Sequence[SideRun]) -> list[tuple[str, ...]]:
-    """Return a row of the table for each figure. With two runs, its last cell is the change from the first to the
-    second.
-    """
+    """Return a row of the table for each figure. With two runs, its last cell is the change to the second run."""
     rows = []
     for name, figure in _FIGURES.items():
         values = [run.figures[name] for run in runs]

@@ -93,9 +93,7 @@ def command(
 
 
 def _metrics_url(source: str) -> str | None:
-    """Return the URL of a server's metrics. None if `source` is a recording, or a server that publishes kvsim's
-    events.
-    """
+    """Return the URL of a server's metrics; None for a recording, or a server that publishes kvsim's events."""
     from pathlib import Path
 
     from kvsim.live.address import page_of

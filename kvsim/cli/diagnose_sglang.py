@@ -95,9 +95,7 @@ def _effect(tried: Tried, now: Tried) -> str:
 
 
 def _missing_tokens(retraction: Retraction) -> float:
-    """Return the output tokens missing because throughput is lower after a retraction, until new_token_ratio has fallen
-    back.
-    """
+    """Return the output tokens missing between a retraction and the time at which new_token_ratio is as before."""
     lost_per_s = retraction.before.tokens_per_s - retraction.after.tokens_per_s
     return max(lost_per_s, 0.0) * (retraction.back_s - retraction.at_s)
 

@@ -198,9 +198,7 @@ def _computed(log: StartupLog, flags: dict[str, Any], meta: Meta | None) -> tupl
 def _vllm_figures(
     log: StartupLog, merged: dict[str, Any], gpu: Gpu, model: Model, title: str
 ) -> tuple[Mapping[str, float], str, str]:
-    """Return figures, title and note of `_computed` for a vLLM server. `merged` are the settings of the log and of the
-    flags.
-    """
+    """Return figures, title and note of `_computed` for a vLLM server. `merged` are the settings of log and flags."""
     try:
         budget = memory_of(merged, gpu, model, max_model_len=merged["max_model_len"])
     except BudgetError as error:
@@ -236,9 +234,7 @@ def _sglang_figures(log: StartupLog, model: Model) -> dict[str, float]:
 
 
 def _vllm_terms(budget: Budget, log: StartupLog, release: str | None) -> Mapping[str, float]:
-    """Return the figures that kvsim computes for vLLM, by their names in the log. `release` None is kvsim's default
-    release.
-    """
+    """Return kvsim's figures for vLLM, by their names in the log. `release` None is kvsim's default release."""
     from kvsim.policies.releases import DEFAULT, rules_of
 
     terms = {term.label: term.size_bytes for term in budget.terms}
@@ -294,9 +290,7 @@ def _verdict(rows: list[_Row]) -> str:
 
 
 def _count_verdict(row: _Row) -> str:
-    """Compare the blocks or the tokens of the cache that were stated and computed, for a source that lacks its
-    bytes.
-    """
+    """Compare the stated and the computed blocks or tokens of the cache, for a source that lacks its bytes."""
     computed = _figure(row.name, row.computed or 0)
     return f"The cache has {_figure(row.name, row.logged)} {row.name}; kvsim computes {computed}, {_difference(row)}."
 

@@ -87,9 +87,7 @@ def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -
 
 
 def print_growth(rows: Sequence[Grown], multiples: Sequence[float]) -> None:
-    """Print a row for each candidate server: how many are needed for each multiple of the load. The cheapest is
-    first.
-    """
+    """Print a row for each kind of server, cheapest first: how many are needed for each multiple of the load."""
     missing = [f"{times:g}x" for times in multiples if times not in {row.times for row in rows}]
     note = f"no number of servers that was tried fits {', '.join(missing)}" if missing else ""
     has_price = any(row.price_per_hour is not None for row in rows)

@@ -150,9 +150,7 @@ def _lengths(flag: str, text: str, ratio: float | None) -> Lengths:
 
 
 def _prefixes(text: str | None) -> SharedPrefixes | None:
-    """Return the shared prefixes that --shared-prefix describes as groups x tokens, such as 4x512; None without the
-    flag.
-    """
+    """Return the shared prefixes of --shared-prefix: groups x tokens, such as 4x512; None without the flag."""
     from kvsim.workload import SharedPrefixes
 
     if text is None:

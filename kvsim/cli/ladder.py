@@ -29,9 +29,7 @@ _DECIDED = {
     *("async_scheduling", "enable_chunked_prefill", "enforce_eager", "check", "refuse_misfits"),
     *("load", "rate", "ramp", "burstiness", "rate_profile"),
 }
-"""Flags without an effect on a ladder, because each rung fixes their settings: for example, all requests arrive at
-once.
-"""
+"""Flags without an effect on a ladder, because each rung fixes their settings, such as the arrivals."""
 
 
 def check_ladder_flags(context: click.Context) -> None:

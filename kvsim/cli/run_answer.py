@@ -33,9 +33,7 @@ class RunAnswer:
         """Sentences below the figures."""
 
     def add_band(self, workload: Workload, policy: AnyPolicy, machine: Machine, options: Options) -> None:
-        """Add prediction intervals for a single server, which need further simulations. Runs that would take too long
-        get none.
-        """
+        """Add prediction intervals from further simulations of a single server, unless these would take too long."""
         [summary] = self._summaries
         if not is_worth_a_band(summary, len(workload)):
             return
@@ -44,9 +42,7 @@ class RunAnswer:
         self.notes += band_notes(self._band)
 
     def add_front_end(self, card: Card | None, workload: Workload) -> None:
-        """Add the delay of an HTTP front end to the times that clients see; `card` is the machine's, None if
-        unknown.
-        """
+        """Add the delay of an HTTP front end to the times that clients see; `card` is the machine's, or None."""
         mean_prompt = float(workload.prompt_tokens.mean())
         self._summaries, self._front_end_s, note = with_delays(http(card), self._summaries, mean_prompt)
         self.notes.append(note)

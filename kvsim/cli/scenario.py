@@ -330,9 +330,7 @@ def build_scenario(
 
 
 def _recorded_len(meta: Meta) -> int | None:
-    """Return the max_model_len of a recorded run: the engine's if it was a real one, the policy's if it was
-    simulated.
-    """
+    """Return the max_model_len of a recorded run: that of the real engine, or that of the simulated policy."""
     length = meta.engine.get("max_model_len", meta.policy.get("max_model_len"))
     return length if isinstance(length, int) else None
 

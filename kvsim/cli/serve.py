@@ -89,9 +89,7 @@ class LocalServer(Server):
             await runner.cleanup()
 
     def _connection(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection. Excess connections are closed at once, and silent ones after
-        `_ASK_S`.
-        """
+        """Return the protocol of a new connection. Excess connections end at once, and silent ones after `_ASK_S`."""
         server = runner.server
         assert server is not None
         if len(server.connections) >= MAX_CONNECTIONS:

@@ -37,16 +37,12 @@ _STATED_IN_CHECKPOINT = frozenset(("auto-round", "compressed-tensors", "gguf", "
 
 @dataclass(slots=True)
 class Translation:
-    """Translation of a server's command line: flags of a kvsim command, and the server's flags without a
-    counterpart.
-    """
+    """Translation of a server's command line: kvsim's flags, and the server's flags without a counterpart."""
 
     arguments: list[str] = field(default_factory=list)
     """Translated flags with their values, as on a command line."""
     defaults: dict[str, str] = field(default_factory=dict)
-    """Values that kvsim's parameters have for this server if no flag sets them, where they differ from kvsim's
-    defaults.
-    """
+    """Values for this server of kvsim's parameters that no flag sets, where they differ from kvsim's defaults."""
     irrelevant: list[str] = field(default_factory=list)
     """Flags of the server that change neither memory nor time."""
     unmodelled: dict[str, str] = field(default_factory=dict)

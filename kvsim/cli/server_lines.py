@@ -88,9 +88,7 @@ def _expanded(text: str) -> str:
 
 
 def _with_values(text: str, values: Mapping[str, str]) -> str:
-    """Replace variables in `text` by their `values`; a variable without a value by its default in `text`, if it has
-    one.
-    """
+    """Replace variables in `text` by their `values`, or else by the defaults that `text` states."""
 
     def value_of(found: re.Match[str]) -> str:
         *names, default = found.groups()

@@ -24,9 +24,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 
 def overwrite_option(*outputs: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds `--overwrite`. The flag requires one of the parameters `outputs`; empty: it requires
-    none.
-    """
+    """Return a decorator that adds `--overwrite`, which requires one of the parameters `outputs` if there are any."""
     return flag(
         "--overwrite",
         is_flag=True,
@@ -122,9 +120,7 @@ def size(num_bytes: float) -> str:
 
 
 def change_words(before: float, after: float, form: Callable[[float], str]) -> str:
-    """Return the change of a figure in percent; of a share, in percentage points. Empty if `form` prints both values
-    alike.
-    """
+    """Return a change in percent; of a share, in percentage points. Empty if `form` prints both values alike."""
     if before != before or after != after or form(before) == form(after):
         return ""
     if form(0.5).endswith("%"):

@@ -125,9 +125,7 @@ def command(
 
 
 def _check_alone(context: click.Context, *allowed: str) -> None:
-    """Check that only flags in `allowed` are given. The first of these flags ends the command without using any
-    other.
-    """
+    """Check that only flags in `allowed` are given. The first one ends the command without using any other."""
     spelled = {str(option.name): option.opts[0] for option in context.command.params}
     for name, flag in spelled.items():
         if name not in allowed and is_given(context, name):

@@ -89,9 +89,7 @@ def unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
 def document(
     flags: Mapping[str, Any], budget: Budget, policy: str, tokens: int, costs: dict[str, Any] | None, *, sleeps: bool
 ) -> dict[str, Any]:
-    """Return all figures for JSON. `costs` are those of one image (None: not asked for). `sleeps` adds the levels of
-    sleep.
-    """
+    """Return all figures for JSON. `costs` are those of one image, or None. `sleeps` adds the levels of sleep."""
     plan = budget.plan
     num_sequences, _ = sequences_at_once(budget, policy, tokens)
     logs_longest = rules_of(release_of(flags)).logs_longest

@@ -30,9 +30,7 @@ def place_of(budget: Budget) -> str:
 
 
 def block_rows(budget: Budget, on_one: str) -> list[Row]:
-    """Return the rows about one block: its bytes, the bytes of a token, and one row per kind of layer if there are
-    several.
-    """
+    """Return the rows about one block: its bytes, the bytes of a token, and a row per kind of layer if they differ."""
     layout = budget.plan.layout
     why = f"{budget.block_size} tokens in all layers" if len(layout.groups) == 1 else _shared(budget)
     if (number := budget.model.decode_context_parallel_size) > 1:
@@ -113,9 +111,7 @@ def rank_rows(budget: Budget, unit: str, num_sequences: int) -> list[Row]:
 
 
 def otherwise_rows(budget: Budget, policy: str, tokens: int) -> list[Row]:
-    """Return a row for each other layout of the same memory: how many sequences of `tokens` tokens it would hold at
-    once.
-    """
+    """Return a row for each other layout of the memory: how many sequences of `tokens` tokens it would hold."""
     in_all = place_of(budget)
     return [
         ("  otherwise", f"{plan.max_sequences(tokens):,}", in_all,

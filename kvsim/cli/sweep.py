@@ -183,9 +183,7 @@ def _axes(context: click.Context, vary: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
-    """Return the parameter that `text` varies and its values. `num-blocks=1000,2000` is ("num_blocks", [1000,
-    2000]).
-    """
+    """Return the varied parameter and its values. `num-blocks=1000,2000` is ("num_blocks", [1000, 2000])."""
     flag, equals, values = text.partition("=")
     spelled = "--" + flag.strip().lstrip("-").replace("_", "-")
     fixed = ("vary", "output", "figure", "jobs", "backend", "scheduler", "overwrite", "as_json")

@@ -146,9 +146,7 @@ class _Shown(NamedTuple):
     make: Callable[[Any], Any]
     """Function that makes the recording, the recordings or the lesson. Its argument reports progress."""
     runs: Callable[[], Any] | None = None
-    """Function that simulates the same requests under all policies, if the user asks for a comparison; None: not
-    possible.
-    """
+    """Function that simulates the same requests under all policies; None if no comparison is possible."""
     ample: Callable[..., Any] | None = None
     """Function that returns the tokens per second of each policy in a pool that never runs short; None: not possible.
     """
@@ -176,9 +174,7 @@ def _shows_no_run(
     recording_name: str | None, flags: Mapping[str, Any], lesson: str | None, attach: str | None, compare: bool,
     screenshot: Path | None,
 ) -> str:  # fmt: skip
-    """Return words for the content that the flags ask for if it needs no simulation; empty if a simulation may be
-    shown.
-    """
+    """Describe the content that the flags ask for if it needs no simulation; otherwise return an empty text."""
     if recording_name is not None and flags["workload"] is not None:
         raise UsageError(f"--workload has no effect with the recording {recording_name!r}; leave one out.")
     if recording_name is not None and screenshot is not None and not compare:
@@ -210,9 +206,7 @@ def _fleet(folders: Sequence[Path], report: Any) -> Any:
 
 
 def _flag_of_a_run(context: click.Context) -> str:
-    """Return a given flag that describes a simulation (requests, machine, settings of a policy); empty if there is
-    none.
-    """
+    """Return a given flag that describes a simulation (requests, machine, policy); empty if there is none."""
     stated = (param for param in context.command.params if getattr(param, "section", "Options") != "Options")
     return next((param.opts[0] for param in stated if is_given(context, str(param.name))), "")
 

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 _MOST_ADAPTERS, _MOST_SKEW = 1 << 20, 100
 _MOST_CUT = 0.1
-"""Largest share of generated requests that may be cut to the model's longest sequence. With --max-model-len, all may
-be.
-"""
+"""Largest share of generated requests that may be cut to the model's longest sequence without --max-model-len."""
 
 
 def workload_of_flags(flags: dict[str, Any]) -> Workload:
@@ -34,9 +32,7 @@ def workload_of_flags(flags: dict[str, Any]) -> Workload:
 
 
 def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
-    """Return the requests that the flags describe, and the recording that they come from; None if they come from
-    none.
-    """
+    """Return the requests that the flags describe, and the recording that they come from; None without one."""
     factor = multiple("--answers", flags["answers"])
     if not is_generated(flags):
         _check_seed(flags)

@@ -151,9 +151,7 @@ def _cascade(server: Server) -> str:
 
 
 def _demand_words(diagnosis: Diagnosis) -> str:
-    """Describe the mean number of requests, the blocks that they take with their whole answers, and the blocks of the
-    pool.
-    """
+    """Describe the mean number of requests, the blocks for their whole answers, and the blocks of the pool."""
     summary, requests, pool = diagnosis.summary, diagnosis.recording.requests, diagnosis.recording.meta.pool
     full = requests.prompt_tokens + requests.output_tokens
     present = summary.mean_batch + summary.mean_waiting

@@ -33,9 +33,7 @@ class Loss:
     request: int
     """Row of the preempted request in the table of requests."""
     lost_tokens: int
-    """Number of computed tokens that had to be computed again. Tokens that the prefix cache still had are not
-    counted.
-    """
+    """Number of computed tokens that had to be computed again, without those that the prefix cache still had."""
     back_s: float
     """Seconds from the first event to the scheduling of the request's next step; NaN if there is none."""
 
@@ -130,9 +128,7 @@ def spells_of(recording: Recording, losses: list[Loss]) -> list[Spell]:
 
 
 def _schedule_by_request(recording: Recording) -> dict[int, list[tuple[int, int, int]]]:
-    """Return the schedule of each request: a list of step, number of tokens computed before it, and number computed
-    after it.
-    """
+    """Return the schedule of each request: step, number of tokens computed before it, and number after it."""
     schedule = recording.schedule
     found: dict[int, list[tuple[int, int, int]]] = {}
     after = schedule.computed_before + schedule.tokens * schedule.repeats

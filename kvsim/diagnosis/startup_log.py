@@ -109,9 +109,7 @@ class LoggedFigure:
 
 @dataclass(slots=True)
 class StartupLog:
-    """Memory figures and settings from a server's start-up log. If several processes log a figure, the first one
-    counts.
-    """
+    """Memory figures and settings in a server's start-up log. If several processes log a figure, the first counts."""
 
     server: str = "vllm"
     release: str = ""

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 PREEMPTED_SHARE = 0.05
 """Number of preemptions per request from which a run gets prediction intervals."""
 MOST_REQUESTS = 20_000
-"""Maximum number of requests of a run that gets prediction intervals. With more, the additional runs would take
-minutes.
-"""
+"""Maximum number of requests of a run that gets prediction intervals, which take several more runs."""
 CLOCKS = ("gpu", "host")
 """Clocks whose errors are varied: that of the GPU, and that of the host."""
 _PLACES = (-1.0, -0.5, 0.5, 1.0)
@@ -72,9 +70,7 @@ def figures_of(summary: Summary) -> dict[str, float]:
 
 
 def is_worth_a_band(summary: Summary, num_requests: int) -> bool:
-    """Tell whether a run has enough preemptions to need prediction intervals, and is short enough to be repeated for
-    them.
-    """
+    """Tell whether a run has enough preemptions to need prediction intervals, and is short enough to repeat."""
     return num_requests <= MOST_REQUESTS and summary.num_preemptions >= PREEMPTED_SHARE * num_requests
 
 

@@ -29,17 +29,13 @@ class Batches:
         """Keys of the tasks that were sent and whose results have not arrived yet."""
 
     def shared(self) -> Iterator[tuple[int, Any]]:
-        """Yield the `id` and the value of each first argument that several tasks have. A cluster receives it only
-        once.
-        """
+        """Yield the `id` and the value of each first argument that several tasks have. A cluster gets it once."""
         by_id = [(id(common), common) for _, (common, _) in self._left]
         times = Counter(number for number, _ in by_id)
         yield from ((number, common) for number, common in dict(by_id).items() if times[number] > 1)
 
     def take(self, most: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Yield at most `most` batches: the first argument, which all tasks of a batch share, and the second arguments
-        by key.
-        """
+        """Yield at most `most` batches: the first argument of all its tasks, and the second arguments by key."""
         for _ in range(most):
             if not self._left:
                 return

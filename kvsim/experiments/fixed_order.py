@@ -27,9 +27,7 @@ class _Blocks(NamedTuple):
     keys: list[int]
     """Keys of the leading full blocks that other requests may have in common with this one."""
     num_lookups: int
-    """Number of leading blocks that are looked up. The block of the last prompt token is not, because it is always
-    computed.
-    """
+    """Number of leading blocks that are looked up: not the block of the last prompt token, which is computed."""
     num_full: int
     num_blocks: int
 

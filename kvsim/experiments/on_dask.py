@@ -75,9 +75,7 @@ class DaskWorkers:
             yield from made
 
     def _held(self, value: Any) -> Any:
-        """Return `value` as the result of a call. The cluster repeats the call if the worker that holds the value
-        dies.
-        """
+        """Return `value` as the result of a call, which the cluster repeats if the worker with the value dies."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
             return self._client.submit(_given, value, pure=False)

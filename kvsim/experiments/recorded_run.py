@@ -1,6 +1,4 @@
-"""Setup with which a recorded run can be simulated again: its policy, its memory, and its requests as they were
-sent.
-"""
+"""Setup for simulating a recorded run again: its policy, its memory, and its requests as they were sent."""
 
 from __future__ import annotations
 
@@ -96,9 +94,7 @@ def as_sent(recording: Recording) -> Workload:
 
 
 def is_stamped_at_entry(recording: Recording) -> bool:
-    """Tell whether latencies of `recording` count from the time at which the engine took a request, not from its
-    sending.
-    """
+    """Tell whether latencies of `recording` count from when the engine took a request, not from its sending."""
     return recording.meta.source != "simulation" and recording.requests.sent_s is None
 
 

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 KEY: Final = "ladder"
 """Key in the provenance of a recording under which the rung is stored."""
 _MORE_THAN_PROMPT = 8
-"""Number of tokens by which SGLang's longest sequence must exceed a request, so that SGLang neither refuses nor cuts
-it.
-"""
+"""Number of tokens by which SGLang's longest sequence must exceed a request to be neither refused nor cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +110,7 @@ class Climbed:
 
 
 def at_once(workload: Workload) -> Workload:
-    """Return the requests of a workload, all of which arrive at second 0. So the server is measured, not the
-    arrivals.
-    """
+    """Return the requests of a workload, all arriving at second 0, to measure the server and not the arrivals."""
     description = f"{workload.description} All at once.".strip()
     return replace(workload, arrival_s=np.zeros(len(workload)), description=description)
 

@@ -125,9 +125,7 @@ class SweepResult:
 
     @property
     def best(self) -> Row | None:
-        """Row with the most output tokens per second, the first one if several are equal; None if no point was
-        served.
-        """
+        """Row with the most output tokens per second, the first of equal ones; None if no point was served."""
         served = [row for row in self.rows if not row["error"] and row.get("output_tokens_per_s") is not None]
         return max(served, key=lambda row: float(row["output_tokens_per_s"]), default=None)
 
@@ -182,9 +180,7 @@ def _sweep(
             progress(outcome.num_kept + outcome.num_done, len(by_key))
 
     def run(on: Workers, keys: Iterable[str]) -> frozenset[str]:
-        """Run the points with these keys and store their rows; return the keys of points that were running when a
-        worker died.
-        """
+        """Run the points with these keys and store their rows; return the keys that were running when a worker died."""
         tasks = {key: (by_key[key].workload, _without_workload(by_key[key])) for key in keys}
         try:
             with closing(on.results(_run, tasks)) as made:
@@ -235,9 +231,7 @@ def _alone(parts: Path, file: Path) -> Iterator[None]:
 
 
 def _without_workload(point: Point) -> Callable[..., Point]:
-    """Return a function that makes `point` from a workload. It can be sent without the workload, which other points
-    share.
-    """
+    """Return a function that makes `point` from a workload. It is sent without the workload, which points share."""
     return partial(Point, **{each.name: getattr(point, each.name) for each in fields(Point) if each.name != "workload"})
 
 
@@ -281,9 +275,7 @@ _HALF = "half"
 
 
 def _keep(row: Row, file: Path) -> None:
-    """Write `row` to `file`, which appears when it is complete. No other process writes to its folder during the
-    sweep.
-    """
+    """Write `row` to `file`, which appears when complete. No other process writes to its folder."""
     half = file.with_name(_HALF)
     try:
         half.write_text(json.dumps({"row": row, "digest": _digest(row)}), encoding="utf-8")

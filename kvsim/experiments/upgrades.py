@@ -53,9 +53,7 @@ class Effect:
     names_first: bool
     """True if this change causes the first decision that differs between the releases."""
     first_step: int | None
-    """Number of the first step that differs if only this change is added to the older release; None if no decision
-    differs.
-    """
+    """Number of the first step that differs if the older release gets only this change; None if none differs."""
     alone: Figures
     """Figures of the older release with only this change; empty if it cannot run."""
     together: Figures

@@ -45,15 +45,11 @@ class ValidationRow:
     measured: float
     simulated: float
     relative: bool = True
-    """True if the error is in percent of the measured value; False if it is the difference, in the unit of the
-    figure.
-    """
+    """True if the error is in percent of the measured value; False if it is a difference in the figure's unit."""
 
     @property
     def error(self) -> float:
-        """Error of the simulated value, in percent or as a difference (see `relative`); NaN without a measured
-        value.
-        """
+        """Error of the simulated value, in percent or as a difference (`relative`); NaN without a measured value."""
         if not self.relative:
             return self.simulated - self.measured
         if not self.measured:
@@ -223,9 +219,7 @@ def matching_profile(recording: Recording) -> Profile:
 
 
 def _on_the_way(recording: Recording) -> str:
-    """Describe how long requests took from a server's HTTP front end to its engine. The simulation leaves this time
-    out.
-    """
+    """Describe how long requests took from the HTTP front end to the engine, a time that the simulation leaves out."""
     requests = recording.requests
     if requests.sent_s is None or is_in_process(recording.meta) or not len(requests):
         return ""
@@ -267,9 +261,7 @@ def _rows(measured: Recording, simulated: Recording) -> Iterator[ValidationRow]:
 
 
 def _memory_rows(measured: Recording) -> Iterator[ValidationRow]:
-    """Compare the peak memory that PyTorch allocated and reserved with that of a simulated allocator. Only for Hugging
-    Face.
-    """
+    """Compare the peak memory that PyTorch allocated and reserved with a simulated allocator's, for Hugging Face."""
     steps = measured.steps
     if measured.meta.policy_name != "static" or steps.peak_allocated_bytes is None or steps.reserved_bytes is None:
         return

@@ -53,9 +53,7 @@ def workers(backend: Backend, scheduler: str = "", *, num_jobs: int = -1) -> Ite
 
 
 def on_all_cores(call: Callable[[Any, int], Result], common: Any, numbers: range) -> Iterator[Result]:
-    """Make `call(common, number)` for all `numbers` in processes of this machine. Yield the results in the order of
-    `numbers`.
-    """
+    """Make `call(common, number)` in processes of this machine. Yield the results in the order of `numbers`."""
     made: dict[str, Result] = {}
     with workers("loky") as processes:
         results = processes.results(call, {str(number): (common, number) for number in numbers})

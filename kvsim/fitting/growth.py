@@ -112,9 +112,7 @@ def _cheapest(rows: Sequence[Grown]) -> list[Grown]:
 
 
 def prices_of(text: str | None, gpu: str) -> dict[str, float]:
-    """Return the price per GPU hour, by the name of the GPU. `text` is `2.5` for a price of `gpu`, or
-    `H100=2.5,B200=6`.
-    """
+    """Return the price per GPU hour by the name of the GPU. `text` is `2.5` for `gpu`, or `H100=2.5,B200=6`."""
     found = {}
     for part in (text or "").split(",") if text else []:
         name, equals, price = part.rpartition("=")

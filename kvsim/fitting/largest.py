@@ -30,15 +30,11 @@ class Largest(NamedTuple):
     Infinity if every load that was tried fits. None if not even one user, or a sixteenth of the arrivals, fits.
     """
     is_least: bool
-    """True if `size` is a lower bound: the next larger load that was tried misses no condition, but its rate has not
-    settled.
-    """
+    """True if `size` is a lower bound: the next larger load misses no condition, but its rate has not settled."""
 
 
 def largest_load(server: SearchedServer, load: Load, goal: Goal, *, engine: EngineName = "auto") -> Largest:
-    """Return the largest load that fits `server`. A load whose output rate has not settled does not count as
-    fitting.
-    """
+    """Return the largest load that fits `server`. A load whose output rate has not settled does not fit."""
     unsettled = set[float]()
 
     def fits(size: float) -> bool:

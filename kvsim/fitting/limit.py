@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 def limit_words(outcome: Outcome, server: SearchedServer, load: Load, goal: Goal) -> str:
-    """Describe the limit that makes requests wait after the warm-up. If none does, describe the main work of the
-    steps.
-    """
+    """Describe the limit that makes requests wait after the warm-up, or else the main work of the steps."""
     if outcome.error:
         return "memory: nothing can be served."
     if outcome.refused_share == 1:

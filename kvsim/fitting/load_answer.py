@@ -86,9 +86,7 @@ class Answer:
 
     @property
     def splits(self) -> str:
-        """Sentence that compares the servers with a split into prefill and decode servers; empty if none was
-        simulated.
-        """
+        """Sentence that compares the servers with a split into prefill and decode servers; empty if none was tried."""
         return splits_words(self.server, self.load, self.outcome, self.goal, self.tried)
 
     @property

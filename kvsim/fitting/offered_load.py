@@ -50,9 +50,7 @@ class Load:
     stamp_at_entry: bool = False
     """True if arrival times are the times at which an engine took the requests, as in a recording of the engine."""
     repeats: bool = True
-    """True if an open loop repeats its requests until its output rate settles; False to simulate exactly these
-    requests.
-    """
+    """True if an open loop repeats its requests until its output rate settles; False for exactly these requests."""
     asked_rate_per_s: float | None = None
     """Requested rate of an open loop, in requests per second; None if no rate was requested."""
 
@@ -95,9 +93,7 @@ class Load:
 
 
 def requests_for(users: int) -> int:
-    """Return the number of requests to simulate for `users` users, so that enough of the requests come after the
-    warm-up.
-    """
+    """Return the number of requests to simulate for `users` users, so that enough come after the warm-up."""
     return max(_ROUNDS * users, _LEAST_REQUESTS)
 
 
@@ -155,9 +151,7 @@ def _images_again(workload: Workload, rows: Column, times: Column) -> Images | N
 
 
 def _whole_sessions(turns: Turns, num_requests: int) -> tuple[Column, Column]:
-    """Return the rows of whole sessions with at least `num_requests` requests, and the number of the repetition of each
-    row.
-    """
+    """Return the rows of whole sessions with at least `num_requests` requests, and the repetition of each row."""
     session = turns.session
     size = np.bincount(session)
     whole, rest = divmod(num_requests, len(turns))

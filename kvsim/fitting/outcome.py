@@ -37,9 +37,7 @@ _FEWEST_WAITS = 8
 _HOPELESS = 0.5
 """Seconds by which the queueing time grows each second, above which the load is not repeated to let its rate settle."""
 _IDLE = 0.05
-"""Largest share of all requests for which replicas are left out of the rate, if each has too few requests for a
-rate.
-"""
+"""Largest share of all requests at which replicas with too few requests for a rate are left out of it."""
 _PRICE = 1.5
 """Smallest ratio of the new latency to the old one with which the latency is mentioned as the price of a change."""
 _LESS = 0.05
@@ -79,9 +77,7 @@ class Outcome:
     It is the mean over time, 0 to 1.
     """
     waiting_for: WaitingFor | None = None
-    """Mean numbers of waiting requests over the whole run, by the limit for which they wait; None without a
-    simulation.
-    """
+    """Mean numbers of waiting requests over the whole run, by what they wait for; None without a simulation."""
     steady_queue: float = 0.0
     """Mean number of requests that wait for their first step, over the time after the warm-up."""
     refused_share: float = 0.0

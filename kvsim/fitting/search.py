@@ -66,9 +66,7 @@ _RUNS_TO_LARGEST = 40
 """Estimated number of simulations in the search for the largest load."""
 
 MOST_TOKENS_OF_SPLITS = 500_000
-"""Largest number of output tokens for which splits are tried, because their simulation takes about ten times as
-long.
-"""
+"""Largest number of output tokens for which splits are tried, which take about ten times as long to simulate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +83,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Way to run the simulations of a search: the number of processes, the engine, and a function that reports
-    progress.
-    """
+    """Way to run the simulations of a search: number of processes, engine, and a function that reports progress."""
 
     num_jobs: int = 1
     """Number of processes; -1 for one per core."""
@@ -178,9 +174,7 @@ def _done(_: None, task: Callable[[], Any]) -> Any:
 
 
 def splits_are_tried(server: SearchedServer, load: Load) -> bool:
-    """Tell whether splits into prefill and decode servers are simulated: if the server is split already, or if `load`
-    is short.
-    """
+    """Tell whether splits into prefill and decode servers are tried: `server` is split already, or `load` is short."""
     return server.apart is not None or int(load.workload.output_tokens.sum()) <= MOST_TOKENS_OF_SPLITS
 
 
@@ -276,9 +270,7 @@ def spread_of(label: str) -> dict[str, float]:
 
 
 def _moved(server: SearchedServer, load: Load, outcome: Outcome) -> list[tuple[SearchedServer, Load, float]]:
-    """Return two points with step times that are longer and shorter by their known error; empty if no error is
-    known.
-    """
+    """Return two points with step times longer and shorter by their known error; empty if no error is known."""
     if (away := spread_of(outcome.label).get("tpot")) is None:
         return []
     return [(server, load, 1 + away), (server, load, max(1 - away, 0.1))]

@@ -102,9 +102,7 @@ class SearchedServer(ABC):
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes that weights, cache and an estimate of the largest step leave; 0 if the engine measures the largest
-        step.
-        """
+        """Bytes that weights, cache and an estimate of the largest step leave; 0 if the engine measures that step."""
         return 0
 
     @property

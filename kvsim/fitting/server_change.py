@@ -1,6 +1,4 @@
-"""Possible change of a server, and the changes that every engine has: types of cache and weights, GPUs, and
-replicas.
-"""
+"""Possible change of a server, and the changes that every engine has: cache, weights, GPUs and replicas."""
 
 from __future__ import annotations
 

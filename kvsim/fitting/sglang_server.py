@@ -93,9 +93,7 @@ class SGLangServer(SearchedServer, SGLangSettings):
 
     @property
     def token_limit(self) -> NamedLimit:
-        """Limit of the prompt tokens in one step: `chunked_prefill_size`, or `max_prefill_tokens` if prompts are not
-        cut.
-        """
+        """Limit of prompt tokens in a step: `chunked_prefill_size`; `max_prefill_tokens` if prompts are not cut."""
         if self.chunked_prefill_size > 0:
             return NamedLimit("chunked_prefill_size", self.chunked_prefill_size)
         return NamedLimit("max_prefill_tokens", self.max_prefill_tokens)

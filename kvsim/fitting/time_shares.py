@@ -26,9 +26,7 @@ class TimeShares:
     weights: float
     """Share of the time that reads the weights, once per step."""
     cache: float
-    """Share of the time that reads keys and values: of whole sequences in full layers, of the window in sliding
-    layers.
-    """
+    """Share of the time that reads keys and values: whole sequences in full layers, windows in sliding layers."""
     arithmetic: float
     """Share of the time that the matrix products of all tokens take."""
 
@@ -39,9 +37,7 @@ class TimeShares:
 
 
 def time_shares(run: Measured, machine: Machine) -> TimeShares | None:
-    """Return the shares for one server's run; None if the run takes no time, or if its step times are a custom
-    model.
-    """
+    """Return the shares for one server's run; None if it takes no time or has a custom model of step times."""
     times = machine.step_time.times if isinstance(machine.step_time, WatchedProfile) else machine.step_time
     summary = run.summary
     if not isinstance(times, Roofline) or not summary.duration_s:

@@ -121,9 +121,7 @@ def _length(server: Server, longest_tokens: int) -> Iterator[ServerChange]:
 
 
 def _fleets(server: Server) -> Iterator[ServerChange]:
-    """Yield more data-parallel ranks and more replicas. For prefill and decode servers, yield splits of more
-    servers.
-    """
+    """Yield more data-parallel ranks and more replicas; for prefill and decode servers, splits of more servers."""
     if server.apart is not None:
         for number in range(server.replicas + 1, server.replicas + 3):
             yield from _splits(server, number)

@@ -204,9 +204,7 @@ class Server(SearchedServer, ContinuousSettings):
         return found
 
     def _block_size(self) -> int:
-        """Return the engine's block size in tokens, from which the block sizes of several KV cache groups are
-        derived.
-        """
+        """Return the engine's block size in tokens, from which those of several KV cache groups are derived."""
         settings = CacheSettings(max_model_len=self.max_model_len, block_size=self.block_size)
         layout = cache_layout(self.model, settings)
         return (

@@ -178,9 +178,7 @@ class Forward:
         return output
 
     def _store(self, number: int, keys: int, *, keep_cache: bool) -> None:
-        """Replace the keys of layer `number`, then its values, by new tensors for `keys` tokens; not if
-        `keep_cache`.
-        """
+        """Replace the keys of layer `number`, then its values, by new ones for `keys` tokens; not if `keep_cache`."""
         if keep_cache and number < len(self.cache):
             return
         num_bytes = self._rows * keys * self._key_width * self._model.dtype_bytes
@@ -206,9 +204,7 @@ class Forward:
         return output
 
     def _copies(self, keys: int) -> tuple[int, ...]:
-        """Allocate copies of keys and values for every query head, if heads share them. Return the addresses of the
-        copies.
-        """
+        """Allocate copies of keys and values for every query head, if heads share them. Return their addresses."""
         if self._query_width == self._key_width:
             return ()
         num_bytes = self._rows * keys * self._query_width * self._model.dtype_bytes

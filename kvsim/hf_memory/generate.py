@@ -40,14 +40,10 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerateMemory:
-    """Counters of the allocator after each step of all batches. The columns have the names of a recording's table of
-    steps.
-    """
+    """Counters of the allocator after each step of all batches, with the column names of a recording's steps."""
 
     baseline_allocated_bytes: int
-    """Bytes allocated before the first batch: the weights, the workspace if it exists already, and other tensors of the
-    process.
-    """
+    """Bytes allocated before the first batch: weights, the workspace if it exists, and the process's other tensors."""
     baseline_reserved_bytes: int
     """Bytes reserved before the first batch, including memory of earlier batches that is still cached."""
     allocated_bytes: IntArray

@@ -87,9 +87,7 @@ def earlier_batches(recording: Recording) -> tuple[Batch, ...]:
 
 
 def assumptions_of(recording: Recording) -> tuple[str, ...]:
-    """Describe what is assumed where a recording of `generate()` states nothing; empty if the engine is not
-    `generate()`.
-    """
+    """Describe what is assumed where a recording of `generate()` states nothing; empty for other engines."""
     meta = recording.meta
     if meta.policy_name != "static":
         return ()

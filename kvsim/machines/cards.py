@@ -51,9 +51,7 @@ def shipped_cards() -> tuple[Card, ...]:
 
 
 def card_of(gpu: Gpu, num_gpus: int = 1) -> Card:
-    """Return the best card for a machine with `num_gpus` GPUs like `gpu`. The card was measured, or is made from the
-    data sheet.
-    """
+    """Return the best card for a machine with `num_gpus` GPUs like `gpu`: measured, or made from the data sheet."""
     measured = [card for card in shipped_cards() if card.gpu == gpu.name]
     fitting = [card for card in measured if card.num_gpus == num_gpus]
     if fitting:

@@ -169,9 +169,7 @@ def in_batches_of(max_num_seqs: int, times: Roofline) -> Roofline:
 def _chosen(
     gpu: Gpu, model: Model, engine: str, source: str | None, *, captured: bool, in_process: bool, recording: str | None
 ) -> StepTimeModel:
-    """Return the step times of one server without data-parallel ranks or pipeline stages; for the parameters see
-    `step_times`.
-    """
+    """Return the step times of one server without ranks or pipeline stages; see `step_times` for the parameters."""
     if model.pipeline_parallel_size > 1:
         if engine == "vllm":
             card = _card_of_stages(gpu, model, source)
@@ -283,9 +281,7 @@ def from_card(
 
 
 def _with_error(label: str, kind: ErrorClass, model: Model, card: Card) -> str:
-    """Add three clauses to `label`: parts of `model` that `card` has no times for, the class of the predictions, and
-    its error.
-    """
+    """Add three clauses to `label`: parts of `model` without times in `card`, the class, and its error."""
     timed = {"times_sparse": card.sparse is not None, "times_delta_nets": card.delta_net is not None}
     return with_error(label, kind, model, **timed)
 

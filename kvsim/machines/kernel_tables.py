@@ -48,9 +48,7 @@ _SYSTEMS = {
     "L40S": "l40s",
     "RTX PRO 6000": "rtx_pro_6000_server",
 }
-"""Folder of a GPU's tables in the package, by the name of the GPU. The tables for the RTX PRO 6000 are of its Server
-Edition.
-"""
+"""Folder of a GPU's tables in the package, by GPU. Those for the RTX PRO 6000 are of its Server Edition."""
 _WORSE = ("RTX PRO 6000",)
 """GPUs whose data sheet predicts better than kernel tables.
 
@@ -137,9 +135,7 @@ class _GpuTables(NamedTuple):
 
 
 def _fastest(rows: _Rows) -> _Rows:
-    """Return the fastest of all rows that have the same sizes, which are the columns of integers. `rows` are sorted by
-    time.
-    """
+    """Return the fastest of all rows with the same sizes (integer columns). `rows` are sorted by time."""
     sizes = np.stack([column for column in rows.values() if np.issubdtype(column.dtype, np.integer)], axis=1)
     _, first = np.unique(sizes, axis=0, return_index=True)
     return {name: column[first] for name, column in rows.items()}

@@ -154,9 +154,7 @@ class Outside:
     model: str
     num_runs: int
     e2e: tuple[float, float]
-    """Smallest and largest error of the mean end-to-end time over the runs, in percent. Negative: the prediction is too
-    short.
-    """
+    """Smallest and largest error of the mean end-to-end time over the runs, in percent. Negative: too short."""
     tpot: tuple[float, float]
     """Smallest and largest error of the mean time per output token, in percent. Negative: the prediction is too short.
     """
@@ -314,9 +312,7 @@ def untimed_in(label: str) -> str:
 
 
 def error_words(kind: ErrorClass) -> str:
-    """Describe the known error of a class. Without recordings of the class, describe the errors in published runs, if
-    any.
-    """
+    """Describe the known error of a class; without recordings of it, the errors in published runs, if any."""
     if (known := known_errors().get(kind)) is not None:
         return known.words()
     outside = [each.words() for each in outside_errors().get(kind, ())]

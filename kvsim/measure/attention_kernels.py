@@ -16,9 +16,7 @@ from kvsim.measure.timing import seconds_per_call
 from kvsim.steptime.card import Attention
 
 HEADS = ((32, 8, 128), (32, 32, 128), (16, 4, 128), (8, 4, 256), (12, 4, 64))
-"""Heads that are measured: number of query heads, number of KV heads, and head size, as common models have on one
-GPU.
-"""
+"""Heads that are measured: numbers of query heads and KV heads on one GPU, and the size of a head."""
 DECODES = tuple((seqs, context) for seqs in (1, 8, 32, 128, 256) for context in (128, 512, 2048, 8192))
 """Decodes that are measured: number of sequences, and the context of each in tokens."""
 PREFILLS = ((256, 0), (1024, 0), (4096, 0), (8192, 0), (1024, 8192))
@@ -30,13 +28,9 @@ prompt.
 _BLOCK = 16
 """Number of tokens in a block of the paged cache."""
 _MOST_BYTES = 16 << 30
-"""Largest number of bytes of keys and values in a batch that is measured. Larger ones might not fit into the GPU's
-memory.
-"""
+"""Largest number of bytes of keys and values in a measured batch. Larger ones might not fit into the GPU."""
 _CACHE_BYTES = 160 << 20
-"""Bytes of keys and values through which calls rotate: several times a GPU's cache, so that no call finds its data
-there.
-"""
+"""Bytes of keys and values through which calls rotate: too many to stay in a GPU's cache until the next call."""
 _MOST_COPIES = 16
 _TOKEN_BYTES = 4
 """Bytes of one key element and one value element in bfloat16 together."""

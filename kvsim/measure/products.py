@@ -24,9 +24,7 @@ _FEWEST_CALLS, _MOST_CALLS = 4, 24
 
 
 def measure_products(shapes: Sequence[tuple[int, int]], sizes: Sequence[int] = SIZES, *, fp8: bool = False) -> Products:
-    """Measure products with weights of each shape (n, k), for each number of rows in `sizes`. `fp8` is the type of the
-    weights.
-    """
+    """Measure products with weights of each shape (n, k), in fp8 or bfloat16, for each number of rows in `sizes`."""
     dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
     itemsize = dtype.itemsize
     num_bytes = max(_WEIGHTS_BYTES, itemsize * max(n * k for n, k in shapes))

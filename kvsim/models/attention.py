@@ -25,9 +25,7 @@ Caches = list[tuple["Layer", ...]]
 
 
 def num_layers(config: Config) -> int:
-    """Return the number of decoder layers: the stated number, or the length of the stated list of layers if there is no
-    number.
-    """
+    """Return the number of decoder layers: the stated number, or else the length of the stated list of layers."""
     for field in ("hybrid_override_pattern", "layers_block_type"):
         pattern = config.fields.get(field)
         if isinstance(pattern, str | list) and pattern and not config.states("num_hidden_layers"):
@@ -120,9 +118,7 @@ def full_every_nth(n: int, config: Config) -> Caches:
 
 
 def gpt_oss(config: Config) -> Caches:
-    """List the layers of gpt-oss. Layers 0, 2, 4 and so on have a sliding window, even if `layer_types` states
-    otherwise.
-    """
+    """List the layers of gpt-oss: 0, 2, 4 and so on have a sliding window, even if `layer_types` states otherwise."""
     return windowed(config, [index % 2 == 0 for index in range(num_layers(config))])
 
 
@@ -193,9 +189,7 @@ def llama_4(config: Config) -> Caches:
 
 
 def latent(config: Config) -> Caches:
-    """List the layers of DeepSeek. Every layer caches a latent. With sparse attention, it also caches the keys of an
-    indexer.
-    """
+    """List the layers of DeepSeek. Every layer caches a latent and, with sparse attention, the keys of an indexer."""
     sparse = config.count("index_topk", default=0, least=0) > 0
     layer = Mla(
         kv_lora_rank=config.count("kv_lora_rank"), rope_dim=config.count("qk_rope_head_dim", least=0), sparse=sparse

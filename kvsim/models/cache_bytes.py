@@ -66,9 +66,7 @@ def bytes_per_token(
 
 
 def element_bytes(dtype: str, kv_cache_dtype: str) -> int:
-    """Return the number of bytes of one stored element. For 4-bit types it is 1, because `_stored` counts half as many
-    elements.
-    """
+    """Return the bytes of one stored element: 1 for 4-bit types, of which `_stored` counts half as many elements."""
     if kv_cache_dtype == "auto":
         return DTYPE_BYTES[dtype]
     return 2 if kv_cache_dtype in ("bfloat16", "float16") else 1
@@ -81,9 +79,7 @@ def _key_and_value(layer: FullAttention) -> tuple[int, int]:
 
 
 def _stored(layer: FullAttention, head_dim: int, kv_cache_dtype: str) -> int:
-    """Return the number of elements that vLLM stores for a key or value with `head_dim` elements, scales not
-    included.
-    """
+    """Return the number of elements stored for a key or value with `head_dim` elements, scales not included."""
     if kv_cache_dtype == "nvfp4":
         return head_dim // 2 + head_dim // 16  # two in a byte, and a one-byte scale for every 16
     if kv_cache_dtype == "int4_per_token_head" and not isinstance(layer, SlidingWindow):

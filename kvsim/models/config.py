@@ -68,9 +68,7 @@ class Config:
         return default
 
     def positive(self, name: str, *, default: float | None = None) -> float:
-        """Return the number in field `name`, or `default` if it is not stated. The number must be above 0 and at most a
-        million.
-        """
+        """Return the number in field `name`, or `default` if there is none: above 0 and at most a million."""
         value = self.fields.get(name, default)
         if not is_number(value, 0, 1e6) or value == 0:
             raise self.wrong(name, "a number above 0 and at most 1,000,000")

@@ -23,9 +23,7 @@ class ImageRule:
     """Rule by which a processor scales images: the side of a token and the limits of the area."""
 
     side_pixels: int
-    """Side length in pixels of the square that becomes a token: the side of a patch, times the number of patches merged
-    per side.
-    """
+    """Side length in pixels of the square that becomes a token: that of a patch, times the patches merged per side."""
     least_pixels: int
     """Smallest area of a scaled image, in pixels."""
     most_pixels: int
@@ -66,9 +64,7 @@ RULES = {
     "Qwen3VLForConditionalGeneration": _QWEN3,
     "Qwen3VLMoeForConditionalGeneration": _QWEN3,
 }
-"""Rules by class of the image model. Their limits were written from memory of the published processor
-configurations.
-"""
+"""Rules by class of the image model. Their limits are from memory of the published processor configurations."""
 
 
 def image_rule(image_class: str) -> ImageRule:

@@ -38,9 +38,7 @@ class FullAttention:
     """Number of elements in the value of one head."""
 
     def heads_on_gpu(self, tensor_parallel_size: int) -> int:
-        """Return the number of KV heads on each GPU. With more GPUs than heads, several GPUs have a copy of the same
-        head.
-        """
+        """Return the number of KV heads on each GPU. With more GPUs than heads, several GPUs copy the same head."""
         return max(1, self.num_kv_heads // tensor_parallel_size)
 
     def elements_per_token(self, tensor_parallel_size: int = 1) -> int:
@@ -66,9 +64,7 @@ class ChunkedLocal(FullAttention):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mla:
-    """Cache with a latent of every token (multi-head latent attention, MLA). Keys and values of all heads follow from
-    it.
-    """
+    """Cache with a latent of every token, from which keys and values of all heads follow (MLA)."""
 
     kind: str = field(default="mla", init=False)
     kv_lora_rank: int
@@ -136,9 +132,7 @@ class Mamba2:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors that each GPU has for one sequence. If the groups cannot be divided, each GPU has one
-        group.
-        """
+        """Return the tensors of one sequence on each GPU. If groups cannot be divided, each GPU has one group."""
         groups = self.num_groups if self.num_groups % tensor_parallel_size == 0 else tensor_parallel_size
         channels = (self.inner_size + 2 * groups * self.state_size) // tensor_parallel_size
         return (

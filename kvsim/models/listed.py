@@ -36,9 +36,7 @@ _QUANTIZED = (
 )
 """Endings of the names of quantized checkpoints, each with its value of `--quantization`."""
 _CACHED = re.compile(r"(?:^|/)models--([^/]+?)--([^/]+)")
-"""Pattern of a model's folder in the cache of Hugging Face, such as "models--Qwen--Qwen3-8B". The groups are owner and
-title.
-"""
+"""Pattern of a model in the cache of Hugging Face, such as "models--Qwen--Qwen3-8B"; groups: owner and title."""
 _BEGIN = "\n[[model]]\n"
 """Text with which each table of `listed.toml` begins."""
 
@@ -179,9 +177,7 @@ def _matches(name: str) -> list[str]:
 
 
 def _newest(names: list[str]) -> list[str]:
-    """Return only the newest name if `names` differ only in their version, such as v0.2 and v0.3. Otherwise return all
-    names.
-    """
+    """Return only the newest name if `names` differ only in a version, such as v0.2 and v0.3; otherwise all names."""
     unversioned = {tuple(word for word in _identity(_title(name)) if word[0] != "v") for name in names}
     return [max(names)] if len(unversioned) == 1 and len(names) > 1 else names
 
@@ -203,9 +199,7 @@ def _last(name: str) -> str:
 
 
 def _unfolded(name: str) -> str:
-    """Return the name of a model from its folder in the cache of Hugging Face or ModelScope. Other names are
-    unchanged.
-    """
+    """Return the name of a model from its folder in a cache of Hugging Face or ModelScope; other names unchanged."""
     cached = _CACHED.search(name)
     # ModelScope writes a dot in a folder's name as three underscores.
     return (f"{cached[1]}/{cached[2]}" if cached else name).replace("___", ".")

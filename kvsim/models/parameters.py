@@ -45,9 +45,7 @@ _MIXTURES = (
 _WITHOUT_FEED_FORWARD = ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
 """Architectures without a feed-forward network."""
 _LEARNED_POSITIONS = {"OPTForCausalLM": 2, "GPT2LMHeadModel": 0}
-"""Architectures with learned positions. The value is the number of rows that their table has beyond the longest
-sequence.
-"""
+"""Architectures with learned positions, and how many rows more than the longest sequence their table has."""
 
 
 class Mixture(NamedTuple):
@@ -174,9 +172,7 @@ def encoder_parameters(config: Config) -> int:
 
 
 def image_levels(config: Config) -> int:
-    """Return the number of deeper layers that get their own vector of the image encoder for each token (deepstack of
-    Qwen3-VL).
-    """
+    """Return the number of deeper layers that get their own vector of the image encoder (deepstack of Qwen3-VL)."""
     stated = config.fields.get("vision_config")
     levels = stated.get("deepstack_visual_indexes") if isinstance(stated, dict) else None
     return len(levels) if isinstance(levels, list) else 0

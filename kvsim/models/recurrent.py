@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 
 def model_dtype(config: Config) -> str:
-    """Return the type in which vLLM runs the model: the stated type, or bfloat16 if the stated type is float32 or
-    missing.
-    """
+    """Return the type in which vLLM runs the model: the stated type; bfloat16 if it is float32 or missing."""
     names = [name for name in ("dtype", "torch_dtype") if config.states(name)]
     stated = {name: str(config.fields[name]).removeprefix("torch.") for name in names}
     for name, dtype in stated.items():
@@ -74,9 +72,7 @@ def _mamba_2(config: Config, *, state_dtype: str | None = None) -> Mamba2:
 
 
 def _by_names(config: Config, kinds: dict[str, Layer | None], field: str = "layer_types") -> Caches:
-    """List the caches of the layers that `field` names. `kinds` has the cache for each name; None is a layer without a
-    cache.
-    """
+    """List the caches of the layers that `field` names. `kinds` has the cache for each name, or None for no cache."""
     names = config.texts(field, num_layers(config))
     if names is None:
         raise config.wrong(field, f"a list with one of {', '.join(kinds)} for every layer")
@@ -123,9 +119,7 @@ def nemotron_h(config: Config) -> Caches:
 
 
 def qwen_linear(config: Config) -> Caches:
-    """List the layers of Qwen3-Next and Qwen3.5: full attention in every fourth layer, linear attention in all
-    others.
-    """
+    """List the layers of Qwen3-Next and Qwen3.5: full attention in every fourth, linear attention in all others."""
     dtype = model_dtype(config)
     state_dtype = dtype
     if config.architecture.startswith("Qwen3_5"):
@@ -186,9 +180,7 @@ def lfm2(config: Config) -> Caches:
 
 
 def kimi_linear(config: Config) -> Caches:
-    """List the layers of Kimi-Linear: a latent in `full_attn_layers` (counted from 1), and linear attention in all
-    others.
-    """
+    """List the layers of Kimi-Linear: a latent in `full_attn_layers` (from 1), linear attention in all others."""
     stated = config.fields.get("linear_attn_config")
     if not isinstance(stated, dict) or stated.get("full_attn_layers") is None:
         raise config.wrong("linear_attn_config", "an object with full_attn_layers, num_heads and head_dim")

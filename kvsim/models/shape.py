@@ -186,9 +186,7 @@ class Model:
             )
 
     def _check_contexts(self) -> None:
-        """Check that the GPUs can divide contexts: each KV head must be on at least `decode_context_parallel_size`
-        GPUs.
-        """
+        """Check that contexts can be divided: each KV head is on at least `decode_context_parallel_size` GPUs."""
         size, on_all = self.decode_context_parallel_size, self.tensor_parallel_size
         if self.recurrent_layers or any(
             isinstance(layer, SlidingWindow | ChunkedLocal) for layer in self.attention_layers
@@ -263,9 +261,7 @@ class Model:
 
     @property
     def state_bytes_per_sequence(self) -> int:
-        """Number of bytes of one sequence's recurrent states on one GPU. The length of the sequence does not change
-        it.
-        """
+        """Number of bytes of one sequence's recurrent states on one GPU, whatever the length of the sequence."""
         tensors = (tensor for layer in self.recurrent_layers for tensor in layer.state(self.tensor_parallel_size))
         return sum(tensor.num_bytes for tensor in tensors)
 
@@ -290,9 +286,7 @@ class Model:
         return self._whole_bytes(layer) // self.decode_context_parallel_size
 
     def _whole_bytes(self, layer: Layer) -> int:
-        """Return the number of bytes that one token takes in `layer`, on a GPU that has this token; 0 for a recurrent
-        state.
-        """
+        """Return the number of bytes of one token in `layer`, on a GPU that has the token; 0 for a recurrent state."""
         if not isinstance(layer, (*ATTENTION, Indexer)):
             return 0
         return bytes_per_token(

@@ -43,17 +43,13 @@ _MAY_BE_ZERO = (
     "num_expert_parameters",
     "num_encoder_parameters",
 )
-"""Fields whose value is a whole number that may be 0. Fields in none of the tuples have a whole number of at least
-1.
-"""
+"""Fields with a whole number that may be 0. A field in none of these tuples has a whole number of at least 1."""
 _LAYER_FIELDS_MAY_BE_ZERO = ("rope_dim",)
 """Fields of a layer that may be 0. All other numbers of a layer must be at least 1."""
 
 
 def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return arguments for `Model` from the mapping `shape`, checked and completed. `names` are the arguments to
-    read.
-    """
+    """Return the arguments `names` of `Model` from the mapping `shape`, checked and completed."""
     known: dict[str, Any] = {key: shape[key] for key in names if shape.get(key) is not None}
     known.setdefault("name", "unnamed")
     known.setdefault("tie_word_embeddings", False)

@@ -19,9 +19,7 @@ class VisionTower:
 
     num_layers: int
     num_full_layers: int
-    """Number of layers in which each patch attends to all patches of its image. In all other layers, it attends to its
-    window.
-    """
+    """Number of layers in which patches attend to all patches of the image. In all others, they attend to a window."""
     hidden_size: int
     """Number of elements of a patch's hidden vector."""
     intermediate_size: int

@@ -11,9 +11,7 @@ from kvsim.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Format of stored weights: average bits per weight, scales included. Embeddings, norms and routers are not
-    quantized.
-    """
+    """Format of weights: average bits per weight, scales included. Embeddings, norms and routers are not quantized."""
 
     method: str
     linear_bits: float
@@ -57,9 +55,7 @@ _ALSO = {
     "w8a8_fp8": "fp8",
     "w8a8_int8": "int8",
 }
-"""Names in vLLM and SGLang for methods that differ only in kernels, and the name here. The bytes of weights are the
-same.
-"""
+"""Names in vLLM and SGLang of methods that differ only in kernels, not in bytes, and the name here."""
 
 
 def find_quantization(name: str) -> Quantization | None:

@@ -26,9 +26,7 @@ class WatchedProfile:
     """Step times of a profile that also record the largest value of each field of the steps."""
 
     def __init__(self, profile: Profile, times: Roofline | None = None) -> None:
-        """Record the steps for which `profile` is used. `times` are used in place of its own; None: its own, with CUDA
-        graphs.
-        """
+        """Record the steps for which `profile` is used. `times` replace its own, which are with CUDA graphs."""
         self._profile = profile
         self._largest: list[float] = [0] * len(StepShape._fields)
         self.times = profile.times if times is None else times

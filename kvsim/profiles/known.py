@@ -40,9 +40,7 @@ def find(name: str) -> Profile:
 
 
 def is_shipped(name: str) -> bool:
-    """Tell whether `name` is that of a profile that comes with kvsim. A file with this name would be taken instead of
-    it.
-    """
+    """Tell whether `name` is that of a profile that comes with kvsim, and not of a file, which would be preferred."""
     return not Path(name).is_file() and (_FOLDER / f"{name}.toml").is_file()
 
 

@@ -153,9 +153,7 @@ def carried(profile: Profile, gpu: Gpu, model: Model, engine: str, *, tensor_par
 
 
 def keeps_types(model: Model) -> bool:
-    """Tell whether weights are not quantized and the cache has the model's type. Profiles are fitted only to such
-    recordings.
-    """
+    """Tell whether weights are not quantized and the cache has the model's type, as in recordings for profiles."""
     return model.kv_cache_dtype in ("auto", model.dtype) and model.quantization is None
 
 
@@ -176,9 +174,7 @@ def listed_name(model: Model) -> str:
 
 
 def served_name(model: Model) -> str:
-    """Return the listed name of a model, followed by its tensor-parallel size and its types where they are not the
-    defaults.
-    """
+    """Return the listed name of a model, with its tensor-parallel size and types if they are not the defaults."""
     served = {
         "tensor parallel": model.tensor_parallel_size if model.tensor_parallel_size > 1 else None,
         "weights": model.quantization.method if model.quantization is not None else None,

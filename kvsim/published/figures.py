@@ -98,9 +98,7 @@ class Reproduction:
 
     @property
     def failed(self) -> bool:
-        """True if a simulated number is outside its tolerance, unless a published figure exceeds its upper bound
-        (`is_refuted`).
-        """
+        """True if a simulated number is outside its tolerance and no published figure exceeds its upper bound."""
         return not self.passed and not self.is_refuted
 
     def as_dict(self) -> dict[str, Any]:

@@ -97,6 +97,4 @@ REPRODUCE = {
     "watermark": _watermark,
     "windows": _gpt_oss,
 }
-"""Functions that simulate figures about memory from sources other than the PagedAttention paper, by the name of the
-row.
-"""
+"""Functions that simulate figures about memory from sources other than the PagedAttention paper, by row name."""

@@ -51,9 +51,7 @@ class Budget:
     terms: tuple[BudgetTerm, ...]
     """Terms of the budget in order; their sum is `kv_bytes`."""
     stage: int = 0
-    """Number of the pipeline stage with the least memory for the pool, from 0. The budget is that of a GPU of this
-    stage.
-    """
+    """Number, from 0, of the pipeline stage with the least memory for the pool. The budget is of its GPUs."""
     encoder_cache_tokens: int = 0
     """Number of image tokens that the encoder cache holds; 0 for a text model, or if the number is unknown."""
 
@@ -68,9 +66,7 @@ class Budget:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks as vLLM counts them. Block 0, the null block, is included, although requests never use
-        it.
-        """
+        """Number of blocks as vLLM counts them: block 0, the null block, is included, but never used by requests."""
         return self.plan.num_blocks
 
     @property
@@ -114,9 +110,7 @@ class Budget:
         return self.plan.max_sequences(tokens)
 
     def with_full_layers(self) -> CachePlan | None:
-        """Return the plan for a pool of the same size if every layer kept every token; None if no layer has a
-        window.
-        """
+        """Return the plan for a pool of the same size if every layer kept every token; None without windows."""
         is_windowed = any(group.kind is CacheKind.SLIDING_WINDOW for group in self.plan.layout.groups)
         if not is_windowed or self.model.recurrent_layers:
             return None
@@ -140,9 +134,7 @@ class Budget:
 
 
 def blocks_for(kv_memory_bytes: int, model: Model, block_size: int) -> int:
-    """Return the number of blocks of `block_size` tokens that fit into `kv_memory_bytes` on each GPU, null block
-    included.
-    """
+    """Return how many blocks of `block_size` tokens fit into `kv_memory_bytes` on each GPU, null block included."""
     check_count("kv_memory_bytes", kv_memory_bytes)
     check_count("block_size", block_size)
     settings = CacheSettings(max_model_len=model.max_position_embeddings, block_size=block_size)

@@ -98,9 +98,7 @@ def overhead_terms(model: Model, settings: PoolSettings, stage: range) -> tuple[
 
 
 def encoder_cache_tokens(model: Model, max_num_batched_tokens: int) -> int:
-    """Return the number of image tokens that the encoder cache holds; 0 for a text model, or if the number is
-    unknown.
-    """
+    """Return the number of image tokens that the encoder cache holds; 0 for a text model, or if unknown."""
     rule = RULES.get(model.image_class)
     return max(max_num_batched_tokens, rule.most_tokens) if rule is not None else 0
 

@@ -91,9 +91,7 @@ def defaults_on(gpu: Gpu, model: Model) -> dict[str, int]:
 
 
 def page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
-    """Return the page sizes in tokens that SGLang's attention kernels allow, the default first; empty if they allow any
-    size.
-    """
+    """Return the page sizes that SGLang's attention kernels allow, in tokens, the default first; empty if any."""
     if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
         return (_PAGE_OF_SPARSE,)
     has_latent = any(isinstance(layer, Mla) for layer in model.attention_layers)

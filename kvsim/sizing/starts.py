@@ -26,9 +26,7 @@ _LADDERS: Mapping[str, tuple[Any, ...]] = {
     "quantization": ("fp8",),
     "tensor_parallel_size": (2, 4, 8, 16),
 }
-"""Values of each setting to try, in this order. A later value frees more memory, but has a greater effect on
-serving.
-"""
+"""Values of each setting to try, in this order. A later value frees more memory, but changes more."""
 _SHORTEST = 1024
 """Smallest `max_model_len` that is suggested, in tokens. Few requests fit into a smaller one."""
 

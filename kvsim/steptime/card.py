@@ -33,9 +33,7 @@ class Products:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Measured seconds of one attention launch in one layer: of decodes with equal contexts, of a prompt, or of
-    both.
-    """
+    """Measured seconds of an attention launch in one layer: of decodes with equal contexts, a prompt, or both."""
 
     num_heads: int
     num_kv_heads: int
@@ -131,9 +129,7 @@ class Card:
     kernel_s: float
     """Seconds from the start of a small kernel to the start of the next, in a captured graph."""
     launch_s: float
-    """Seconds in which the host launches one small kernel from Python. All other host times are multiples of this
-    one.
-    """
+    """Seconds in which the host launches one small kernel from Python. All other host times are multiples of it."""
     to_gpu_bytes_per_s: float
     """Bytes per second of copies from host memory to GPU memory."""
     to_host_bytes_per_s: float

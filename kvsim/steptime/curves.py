@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 _NEAREST = 4
 """Number of measured shapes over which the time of another shape is averaged."""
 _CAPTURED = 512
-"""Largest captured size in tokens. Up to it, times are not interpolated, because steps are padded to a measured
-size.
-"""
+"""Largest captured size in tokens. Up to it, nothing is interpolated: steps are padded to a measured size."""
 
 
 def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
@@ -91,9 +89,7 @@ class AttentionCost(NamedTuple):
     flop_s: float
     """Seconds per floating-point operation of the attention in prompts."""
     mixed_share: float
-    """Additional reading time when the launch also has a prompt, relative to a launch without: 0.5 means 1.5 times as
-    long.
-    """
+    """Additional reading time if the launch also has a prompt, relative to one without: 0.5 is 1.5 times as long."""
 
 
 _LONE_SHARES = np.linspace(0.0, 0.5, 11)
@@ -101,9 +97,7 @@ _LONE_SHARES = np.linspace(0.0, 0.5, 11)
 
 
 def attention_cost(card: Card, reading: AttentionKind, num_processors: int) -> AttentionCost:
-    """Return the coefficients of attention with the heads of `reading`, from the measured heads that are most
-    similar.
-    """
+    """Return the coefficients of attention with the heads of `reading`, from the most similar measured heads."""
     rows = _nearest(card.attention, reading)
     # A key and a value have one byte per element in fp8, two in bfloat16.
     kv_bytes = (2 if card.has_fp8_attention else 4) * rows[0].num_kv_heads * rows[0].head_dim

@@ -70,9 +70,7 @@ def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] =
 
 
 def copy_bytes_per_s(gpu: Gpu) -> float:
-    """Return the bytes per second at which a dynamic cache is copied. The limit is the GPU's processors or its
-    memory.
-    """
+    """Return the bytes per second at which a dynamic cache is copied, limited by the GPU's processors or memory."""
     by_processors = overheads.HF_COPY_BYTES_PER_CYCLE * gpu.num_processors * gpu.boost_hz
     return min(by_processors, streamed_bytes_per_s(gpu))
 

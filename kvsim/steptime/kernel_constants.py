@@ -41,9 +41,7 @@ It is 5 to 15 us in the profiles of three models on an H200, which were fitted w
 REDUCE_WAIT_S = 2e-6
 """Seconds that GPUs wait for each other in an all-reduce."""
 STEP_KERNELS = 100
-"""Time of the kernels outside the layers (inputs, sampling, copies, gaps between two graphs), in multiples of a small
-kernel.
-"""
+"""Time of all kernels outside the layers (inputs, sampling, copies) and between graphs, in small kernels."""
 SAMPLED_BYTES = 20
 """Number of bytes that sampling reads and writes per logit, to convert, perturb and compare it.
 
@@ -64,6 +62,4 @@ FOUR_BIT_SHARE = 0.75
 """Rate at which 4-bit weights are read, relative to the rate for weights that are not quantized. Not measured."""
 
 PLAIN_KERNELS = 11
-"""Number of kernels in a layer of plain attention: four products, attention and the sum of its parts, and five small
-ones.
-"""
+"""Number of kernels in a plain attention layer: four products, attention, the sum of its parts, and five small."""

@@ -151,18 +151,14 @@ class KernelsSeen:
         return float(self._is_first("compiler"))
 
     def _static_decode(self, batch: Batch, length: int) -> float:
-        """Return the time to compile a static decode step, relative to the first compilation; 0 if it was compiled
-        before.
-        """
+        """Return the time to compile a static decode step, relative to the first compilation; 0 if it is compiled."""
         if self._num_compilations == len(_COMPILATIONS) or not self._is_first("compiled", batch.rows, length):
             return 0.0
         self._num_compilations += 1
         return _COMPILATIONS[self._num_compilations - 1]
 
     def _not_planned(self, batch: Batch, begin: int, end: int) -> IntArray:
-        """Return the lengths in `begin:end` without a plan for this number of rows and this padding, and note them as
-        planned.
-        """
+        """Return the lengths in `begin:end` without a plan for these rows and this padding; note them as planned."""
         planned = self._planned.setdefault((batch.rows, batch.padded), bytearray())
         planned.extend(bytes(max(end - len(planned), 0)))
         if planned.find(0, begin, end) < 0:  # all are planned, as usual in a long run
@@ -194,9 +190,7 @@ class KernelsSeen:
         return numbers
 
     def _decode_kernels(self, rows: int, lengths: IntArray) -> IntArray:
-        """Return the kind of kernel (`_TINY` to `_SHARED`) that decodes `rows` rows with each number of keys in
-        `lengths`.
-        """
+        """Return the kind of kernel (`_TINY` to `_SHARED`) that decodes `rows` rows, for each number of keys."""
         short = _SHORT_KEYS * (2 if rows <= self._lone_rows else 1)
         beyond = _SHARED if 2 * rows <= self._lone_rows else _LONG
         kernels = np.array([_TINY, _SHORT, _LONG, beyond])

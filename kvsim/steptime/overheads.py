@@ -7,9 +7,7 @@ only give the order of magnitude.
 MEMORY_EFFICIENCY = 0.9
 """Share of the peak bandwidth at which weights, keys and values are read."""
 ARITHMETIC_EFFICIENCY = 0.65
-"""Share of the dense peak FLOP/s that a long prefill reaches. Its matrix products reach 0.8; gaps between them lower
-it.
-"""
+"""Share of the dense peak FLOP/s in a long prefill. Its matrix products reach 0.8; gaps between them lower it."""
 ATTENTION_EFFICIENCY = 0.65
 """Share of the dense peak FLOP/s that attention kernels reach in a long prefill."""
 
@@ -43,17 +41,13 @@ TURNAROUND_STEP_S = 80e-6
 TURNAROUND_SEQUENCE_S = 2.4e-6
 """Additional seconds of the host per sequence, from an output to the next scheduling decision."""
 EXPOSED_SHARE = 0.2
-"""Part of the shorter of two overlapping times (reading, arithmetic) that is added to the longer one if both are
-equal.
-"""
+"""Part of the shorter of two overlapping times (reading, arithmetic) added to the longer one if both are equal."""
 LONE_SHARE = 0.5
 """Additional reading time of decode attention with fewer heads than processors, relative to many heads."""
 SHARED_SAVING = 0.4
 """Share of the repeated reads of shared keys and values that the GPU's cache serves."""
 THROTTLE_SHARE = 0.1
-"""Additional time of long dense arithmetic, relative to short. It exceeds the power limit, so the GPU lowers its
-clock.
-"""
+"""Additional time of long dense arithmetic, relative to short: it exceeds the power limit and lowers the clock."""
 PIECEWISE_S = 0.3e-3
 """Seconds that the GPU loses between the pieces of a captured step with prompt tokens."""
 PIECEWISE_LAYER_S = 0.12e-3
@@ -85,6 +79,4 @@ HF_ARITHMETIC_EFFICIENCY = 0.4
 HF_COPY_BYTES_PER_CYCLE = 8.26
 """Bytes per cycle and processor in strided copies of keys and values. On an H200, this is 0.45 of its bandwidth."""
 HF_ROW_LAYER_S = {"dynamic": 2.4e-6, "static": 1.6e-6}
-"""Seconds of the masked attention in one layer per row, because a kernel starts for every query head; by kind of
-cache.
-"""
+"""Seconds of masked attention in one layer per row, by kind of cache: a kernel starts for every query head."""

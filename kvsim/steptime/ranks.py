@@ -16,18 +16,14 @@ from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.shapes import UNTHROTTLED, PowerThrottle, StepShape, StepTime, throttled_gpu_s
 
 GROUP_SIZES = tuple(sorted({*range(1, 65), *(2**power for power in range(7, 21)), *(3 * 2**p for p in range(5, 19))}))
-"""Numbers of tokens for which `RankTimes.group_s` has times, summed over the steps of all ranks. Others are
-interpolated.
-"""
+"""Numbers of tokens of all ranks together for which `RankTimes.group_s` has times. Others are interpolated."""
 IDLE_STEP = StepShape(num_seqs=1, num_tokens=1, num_prefill_tokens=0, context_tokens=0, attention_pairs=0)
 """Step of a rank without work: it computes one token without context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """Step times of data-parallel ranks that share experts: the time of the slowest rank, plus the time of the
-    experts.
-    """
+    """Step times of data-parallel ranks that share experts: those of the slowest rank, plus those of the experts."""
 
     label: str
     calibrated: bool = False
@@ -52,9 +48,7 @@ class RankTimes:
         return self.own.entry_s(prompt_tokens)
 
     def experts_s(self, num_tokens: int) -> float:
-        """Return the seconds of the experts and exchanges in all layers. `num_tokens` is the sum over the steps of all
-        ranks.
-        """
+        """Return the seconds of experts and exchanges in all layers, for `num_tokens` over all ranks."""
         excess: float = max(num_tokens / GROUP_SIZES[-1], 1.0)  # proportional beyond the largest size
         return excess * float(np.interp(num_tokens, GROUP_SIZES, self.group_s))
 
@@ -101,9 +95,7 @@ class RankStep(NamedTuple):
     begin_s: float
     """Time in seconds at which the host of the rank begins to launch the step."""
     throttle: PowerThrottle = UNTHROTTLED
-    """State of the GPU's throttling before the step; in a result of `RankTimes.together`, the state at the end of the
-    step.
-    """
+    """State of the GPU's throttling before the step; in results of `RankTimes.together`, after the step."""
     has_batch: bool = True
     has_requests: bool = True
     launched_s: float = 0.0

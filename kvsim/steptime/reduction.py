@@ -158,9 +158,7 @@ def _hand_over(card: Card, token_bytes: int) -> tuple[float, float]:
 
 
 def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roofline:
-    """Return the step times from `card` for a host that never sleeps, without the factors of the card; see
-    `on_machine`.
-    """
+    """Return the step times for a host that never sleeps, without the factors of `card`; see `on_machine`."""
     return _never_asleep(card, model, work_of(model), num_processors)
 
 
@@ -241,9 +239,7 @@ def _attention_costs(card: Card, work: Work, num_processors: int) -> list[tuple[
 
 
 def _with_sparse(times: Roofline, sparse: SparseAttention, num_layers: float) -> Roofline:
-    """Return `times` with the layers of sparse attention added. The tokens that the indexer selects are read like a
-    window.
-    """
+    """Return `times` with the layers of sparse attention added. Selected tokens are read like a window."""
     return replace(
         times,
         step_s=times.step_s + num_layers * sparse.step_s,
@@ -353,9 +349,7 @@ def _product_curve(card: Card, bits: float, weights: Weights) -> Callable[[int],
 
 
 def _experts_s(card: Card, work: Work, m: int) -> float:
-    """Return the seconds of the experts in all layers for `m` tokens. An expert is read once if at least one token
-    reaches it.
-    """
+    """Return the seconds of the experts in all layers for `m` tokens. An expert is read if any token reaches it."""
     if not work.expert_weights:
         return 0.0
     if card.experts is not None:

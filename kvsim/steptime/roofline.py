@@ -63,9 +63,7 @@ class Roofline:
     piecewise_launch_s: float
     """Host time to launch a captured step with prompt tokens, whose attention runs between the captured pieces."""
     eager_launch_s: float
-    """Host time to launch a step that is too large for a captured graph: its compiled kernels are launched one by
-    one.
-    """
+    """Host time to launch a step that is too large for a captured graph: compiled kernels, one by one."""
     uncompiled_launch_s: float
     """Host time to launch a step in an engine without compilation and graphs; see `uncaptured`."""
     masked_launch_s: float = 0.0
@@ -92,17 +90,13 @@ class Roofline:
     logits_s: float
     """GPU time for the output projection of one sequence. It overlaps with reading the weights."""
     exposed_share: float
-    """Part of the shorter time (reading or arithmetic) that is added to the longer one if both are equal; at most
-    0.5.
-    """
+    """Part of the shorter time (reading or arithmetic) added to the longer one if both are equal; at most 0.5."""
     sequence_s: float
     """GPU time per sequence, in addition to reading its keys and values."""
     context_token_s: float
     """GPU time to read the keys and values of one token in all layers, in steps with many sequences."""
     lone_share: float
-    """Additional reading time in steps with few sequences, relative to many: their heads cannot occupy the whole
-    GPU.
-    """
+    """Additional reading time in steps with few sequences, relative to many: few cannot occupy the whole GPU."""
     full_seqs: float
     """Number of sequences with which every processor has one KV head. Twice this number reaches the full bandwidth."""
     shared_saving: float
@@ -159,9 +153,7 @@ class Roofline:
         return self.request_s + self.request_token_s * prompt_tokens
 
     def passing_s(self, num_tokens: int) -> float:
-        """Return the seconds in which this pipeline stage receives the activations of `num_tokens` from the previous
-        stage.
-        """
+        """Return the seconds in which this pipeline stage receives the activations of `num_tokens`."""
         return self.handed_over_s + self.handed_over_token_s * num_tokens
 
     def step_time(self, shape: StepShape) -> StepTime:
@@ -234,9 +226,7 @@ def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> 
 
 
 def encoder_times(times: Roofline, shape: StepShape) -> tuple[float, float, float]:
-    """Return three times of the image encoder: the host's before its first kernel, the host's to launch it, and the
-    GPU's.
-    """
+    """Return three times of the image encoder: the host's before its first kernel, its launch, and the GPU's."""
     inputs_s = times.encoder_image_s * shape.num_images + times.encoder_image_token_s * shape.image_tokens
     launch_s = times.encoder_step_s * (shape.num_images > 0)
     return inputs_s, launch_s, times.encoder_token_s * shape.image_tokens + times.encoder_pair_s * shape.image_pairs
@@ -281,9 +271,7 @@ COEFFICIENTS = tuple(field.name for field in fields(Roofline) if field.name not 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """Step times of all pipeline stages. A step passes through the stages in order, while other steps are in other
-    stages.
-    """
+    """Step times of all pipeline stages. A step passes through them in order, with others in the other stages."""
 
     label: str
     calibrated: bool

@@ -30,9 +30,7 @@ class StepShape(NamedTuple):
     attention_pairs: int
     """Number of pairs of a query and a key that it reads, summed over prefilling sequences."""
     new_shape: float = 0.0
-    """Time to choose or compile kernels for a new batch size and length, relative to a usual decode step; 0 if it is
-    not new.
-    """
+    """Time to choose or compile kernels for a new batch size and length, relative to a decode step; 0 if not new."""
     new_kernels: float = 0.0
     """Time to build or load kernels for this step, relative to a usual decode step; 0 if none is new."""
     shared_tokens: int = 0

@@ -13,9 +13,7 @@ _GRAIN, _FEW, _MANY, _LAST = 8, 512, 1024, 16384
 _STEP = 128
 _LARGER = _FEW // _GRAIN + 1
 NUM_LISTED = _LARGER + 1
-"""Number of entries in a short table: one for sizes up to 4, one for every 8 up to 512, and one for all larger
-sizes.
-"""
+"""Number of entries in a short table: one up to size 4, one for every 8 up to 512, and one for larger sizes."""
 LARGE_SIZES = (*range(_FEW, _MANY, _STEP), *range(_MANY, _LAST + 1, _MANY))
 """Sizes in tokens of the entries from 512 on. Times between two entries are interpolated linearly."""
 NUM_SIZES = _LARGER + len(LARGE_SIZES)
@@ -25,9 +23,7 @@ ALL_ALIKE = (0.0,) * NUM_SIZES
 
 
 def captured_size(num_tokens: int) -> int:
-    """Return the captured size to which a step of `num_tokens` is padded: 1, 2, 4, a multiple of 8, or of 16 above
-    256.
-    """
+    """Return the captured size to which a step is padded: 1, 2, 4, a multiple of 8, or of 16 above 256."""
     # Arithmetic instead of branches, so that `num_tokens` may be an array.
     grain = 8 + 8 * (num_tokens > 256) - 4 * (num_tokens <= 4) - 2 * (num_tokens <= 2) - 1 * (num_tokens <= 1)
     return -(-num_tokens // grain) * grain

@@ -60,17 +60,13 @@ class AttentionKind:
     """Attention layers of one kind, on one GPU."""
 
     num_layers: float
-    """Number of layers of this kind. It may be a fraction, because a pipeline stage is assumed to have a share of every
-    kind.
-    """
+    """Number of layers. It may be a fraction, because a pipeline stage is assumed to have a share of every kind."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
     """Number of elements of a key."""
     query_dim: float
-    """Mean number of elements of a query and a value in a prompt. It is below `head_dim` if the layer unpacks a
-    latent.
-    """
+    """Mean number of elements of a query and a value in a prompt; below `head_dim` if a latent is unpacked."""
     bytes_per_token: int
     """Number of bytes of one token in the cache of one layer."""
     is_fp8: bool
@@ -250,9 +246,7 @@ def on_stage(work: Work, share: float, *, is_first: bool, is_last: bool) -> Work
 
 
 def streamed_bytes(model: Model, num_parameters: int) -> float:
-    """Return the number of bytes that each GPU reads for `num_parameters`. An input embedding that is not tied is not
-    read.
-    """
+    """Return the bytes that each GPU reads for `num_parameters`, without an input embedding that is not tied."""
     return model.weight_bytes_on_gpu / model.num_parameters * (num_parameters - model.num_lookup_parameters)
 
 

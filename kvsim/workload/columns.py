@@ -136,9 +136,7 @@ def _check_offsets(offsets: Int64Array, num_values: int) -> None:
 
 
 class Numbered(Sequence[str]):
-    """Sequence of the names `r0`, `r1`, ..., where `r` is the stem. A name is created when it is read, so names take no
-    memory.
-    """
+    """Sequence of the names `r0`, `r1`, ... (`r` is the stem). Names are created when read, and take no memory."""
 
     __slots__ = ("_numbers", "_stem")
 

@@ -1,6 +1,4 @@
-"""Images in the turns of sessions. The prompt of a turn begins with the prompt of the turn before, and so with its
-images.
-"""
+"""Images in the turns of sessions. A turn's prompt begins with the prompt before, and so with its images."""
 
 from __future__ import annotations
 

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pauses:
-    """Distribution of the pause between the end of a turn and the next turn: log-normal, as when users read or tools
-    run.
-    """
+    """Distribution of the pause between two turns: log-normal, as when users read or tools run."""
 
     mean_s: float
     """Mean pause in seconds."""

@@ -58,9 +58,7 @@ class SharedPrefixes:
         return rng.choice(self.num_groups, n, p=weights / weights.sum())
 
     def columns(self, group: Int64Array) -> dict[str, Any]:
-        """Return the columns of a `Workload` that describe shared prefixes. `group` has the number of each request's
-        text.
-        """
+        """Return the columns of a `Workload` for shared prefixes. `group` has the number of each request's text."""
         return {
             "prefix_group": group,
             "prefix_tokens": np.broadcast_to(self.tokens, len(group)),

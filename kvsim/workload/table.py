@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 
 _ADAPTERS = 4
-"""Number of the stream of random numbers for adapters. With the same seed, it differs from the streams of other
-draws.
-"""
+"""Number of the stream of random numbers for adapters, which differs from those of other draws."""
 _NO_TIME_S = 1e-12
 """Largest time in seconds between the first and the last arrival with which all requests count as arriving at once."""
 
@@ -96,9 +94,7 @@ class Workload:
     hash_unit_tokens: int
     """Number of tokens in one unit. The hash of a unit also covers all units before it."""
     hash_ahead_tokens: int
-    """Number of tokens beyond the end of its unit that a hash also covers; above 0 only if the server's draft layers
-    read ahead.
-    """
+    """Number of tokens beyond its unit that a hash also covers; above 0 only if draft layers read ahead."""
     prompt_token_ids: Ragged[np.int32] | None
     """Token ids of each prompt: an empty row where they are not known, None if they are not known for any prompt."""
     images: Images | None
@@ -371,9 +367,7 @@ class Workload:
         )
 
     def _with_sessions_ended(self, max_model_len: int) -> Workload:
-        """Return the requests without turns whose prompts leave no room for an answer, and without the turns after
-        them.
-        """
+        """Return the requests without turns whose prompts leave no room for an answer, and without all turns after."""
         assert self.turns is not None
         kept = self.turns.closed(self.prompt_tokens < max_model_len)
         if kept.all() or not kept.any():
@@ -427,9 +421,7 @@ def _int_columns(n: int, **columns: ArrayLike | None) -> dict[str, Int32Array]:
 
 
 def _in_order(arrival_s: FloatArray, turns: Turns | None) -> Int64Array | None:
-    """Return the rows in order of arrival, each turn after the turn that it waits for; None if they are in this order
-    already.
-    """
+    """Return the rows in order of arrival, turns after those they wait for; None if they are in this order already."""
     if turns is not None and (turns.after >= np.arange(len(turns))).any():
         return np.lexsort((turns.turn, arrival_s))  # by arrival, then by number of the turn
     return np.argsort(arrival_s, kind="stable") if np.any(np.diff(arrival_s) < 0) else None

@@ -181,9 +181,7 @@ class Turns:
         return Turns(after=after, pause_s=self.pause_s[rows], history_tokens=history, also_after=also_after)
 
     def closed(self, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the turns that remain if those without True in `kept` are left out, and all turns that wait for them:
-        bool[n].
-        """
+        """Return the turns that remain without those not in `kept` and all turns that wait for them: bool[n]."""
         kept = kept.copy()
         num_kept = -1
         while num_kept != (num_kept := int(kept.sum())):  # until no turn waits for a dropped one
@@ -208,9 +206,7 @@ class Turns:
         return levels[:-1]
 
     def _is_circular(self) -> NDArray[np.bool_]:
-        """Return True for each turn that never arrives, because it is in a circle or waits for a turn in one:
-        bool[n].
-        """
+        """Return True for each turn that never arrives: it waits in a circle, or for a turn in one: bool[n]."""
         waits, followers = self.num_awaited(), self.followers()
         ready = [row for row, number in enumerate(waits) if not number]
         while ready:
