@@ -1,4 +1,4 @@
-"""Identity of the machine of a recording, without a description of it."""
+"""Identity of the machine of a recording, which does not describe the machine."""
 
 from __future__ import annotations
 

@@ -16,8 +16,9 @@ from kvsim.errors import RecordingError
 class OffloadWatch:
     """Reports the copies of one scheduler as events.
 
-    `report` is called with the fields of an event: "copy", number, True for a load, row of the request, GPU blocks and
-    host blocks; "await", numbers; "copied", number and host blocks.
+    `report("copy", copy, is_load, row, gpu_blocks, host_blocks)`: a copy of the request in `row` starts.
+    `report("await", copies)`: the step waits for these copies. `report("copied", copy, host_blocks)`: a copy is
+    complete. Copies are numbered from 0.
     """
 
     def __init__(self, scheduler: Any, report: Callable[..., None]) -> None:

@@ -37,11 +37,12 @@ def check_transfers(scheduler: Any, layout: KVCacheLayout, release: str) -> None
 
 
 class TransferWatch:
-    """Reports the transfers of one scheduler.
+    """Reports the transfers of one scheduler as events.
 
-    `report` takes the name of an event and its fields: "transfer", is_send, row, first place in the table, blocks,
-    tokens, seconds; or "transferred", row, seconds, place of the first block that failed (-1 for none). Tables are
-    those of the only group: `check_transfers` refuses several.
+    `report("transfer", is_send, row, first, num_blocks, num_tokens, time_s)`: a transfer of the request in `row`
+    begins, from entry `first` of its table on. `report("transferred", row, time_s, failed)`: it has ended; `failed` is
+    the index of the first entry that failed, -1 for none. Tables are those of the only group: `check_transfers` refuses
+    several.
     """
 
     def __init__(self, scheduler: Any, report: Callable[..., None], now: Callable[[], float]) -> None:

@@ -44,7 +44,7 @@ except ImportError as error:
 log = logging.getLogger("kvsim")
 
 _AT_EXIT = 10
-"""Priority among the exit handlers of multiprocessing: above that of joining a queue's thread."""
+"""Priority among the exit handlers of multiprocessing: the recording ends before the threads of queues are joined."""
 
 
 class _RecordingHooks:
@@ -210,7 +210,7 @@ def describe(scheduler: Any) -> dict[str, Any]:
 
 
 def _draft_layers(layout: KVCacheLayout, block_size: int, shape: dict[str, Any]) -> dict[str, int]:
-    """Return the number of draft layers with KV in the model's blocks, and their bytes per token; empty without any."""
+    """Return the number of draft layers with KV in the pool's blocks, and their bytes per token; empty without any."""
     draft_bytes = layout.bytes_per_block // block_size - shape["kv_bytes_per_token"]
     num_layers = sum(group.num_layers for group in layout.groups) - shape["num_layers"]
     return {"num_draft_layers": num_layers, "draft_bytes_per_token": draft_bytes} if num_layers > 0 else {}
@@ -259,7 +259,7 @@ def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dic
 
 
 def _class_in_vllm(recording: type) -> type:
-    """Return the class of vLLM that a recording scheduler extends, also for a user's subclass of it."""
+    """Return the class of vLLM that the scheduler class `recording` extends; a user's class may be between the two."""
     order = recording.__mro__
     return order[order.index(_RecordingHooks) + 1]
 

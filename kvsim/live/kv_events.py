@@ -25,7 +25,7 @@ _FIELDS = {
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
-"""Fields of each kind of event, in the order in which arrays have them."""
+"""Fields of each kind of event, in the order in which servers before vLLM 0.24 send them as an array."""
 _REQUIRED = {"BlockStored": 4, "BlockRemoved": 1, "AllBlocksCleared": 0}
 """Number of leading fields that every release sends."""
 MAX_BYTES = 64 << 20

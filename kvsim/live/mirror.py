@@ -14,9 +14,11 @@ from typing import Any
 _CACHED = "initial_cached"
 """Key in the first line of a log that begins in the middle: the free blocks with a cached prefix."""
 _COMPUTED = "initial_computed"
-"""Key in the first line of such a log: for each present request, the largest number of tokens computed so far."""
+"""Key in the first line of a log that begins in the middle: for each present request, the most tokens it computed."""
 _IMAGES = "initial_images"
-"""Key in the first line of such a log: number and encoder outputs of each cached image, in the order of eviction."""
+"""Key in the first line of a log that begins in the middle: number and outputs of each cached image, next evicted
+first.
+"""
 
 
 @dataclass(slots=True)
@@ -80,8 +82,9 @@ class Mirror:
     def apply(self, event: list[Any]) -> list[Any]:
         """Apply one event, and return the event to forward.
 
-        An event `again` states that the requests of the last step were scheduled again. The first one after a snapshot
-        is replaced by an event `tokens` that lists them, because the new log lacks the last step.
+        An event `again` states that the requests of the last step were scheduled again. The new log lacks the step
+        before its snapshot, so the first `again` after a snapshot is replaced by an event `tokens` that lists the
+        requests.
         """
         match event:
             case ["meta", meta]:

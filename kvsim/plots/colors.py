@@ -35,9 +35,9 @@ class Colors:
     pale: str
     """Colour of areas in the background."""
     states: dict[SlotState, str]
-    """Colours of the states of a slot, which are those of the interface with this background."""
+    """Colours of the states of a slot: those of the interface on this background."""
     owners: tuple[str, ...]
-    """Colours that tell requests apart, by their row in the recording; those of the interface."""
+    """Colours of the interface for requests; a request has the colour at its row in the recording, cyclically."""
     hues: tuple[str, str, str, str]
     """Colours of the first, second, ... recording in a comparison: blue, red, green and violet."""
 

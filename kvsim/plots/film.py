@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvsim.replay import Replay
 
 MAX_REELS = 4
-"""Maximum number of recordings in a film; the pools of more would be too small to see."""
+"""Maximum number of recordings in a film; with more, the pools would be too small to see."""
 _BEYOND_SHORTEST = 0.25
 """Time that a film continues after the end of the shortest run, as a share of the duration of that run."""
 _CELLS = {1: 3200, 2: 1800, 3: 1500, 4: 1200}

@@ -43,7 +43,7 @@ _STATES, _HUES = (
     for colors in ([_LIGHT.states[state] for state in SlotState], _LIGHT.owners)
 )
 _TAKEN = "#ffb300"
-"""Colour of a cell that has another holder than in the frame before; as on the screen."""
+"""Colour of a cell that another request, or none, held in the frame before; the interface has the same colour."""
 _GREYS = np.linspace(0x1F, 0xFF, 24).round().astype(np.uint8)[:, None].repeat(3, axis=1)
 """Greys in a GIF's palette for the antialiasing of letters."""
 

@@ -1,4 +1,4 @@
-"""Ladder: tokens per second with each optimization added, and the share of each gain that is due to memory."""
+"""Figure of the ladder: tokens per second with each optimization added, and the part of each gain due to memory."""
 
 from __future__ import annotations
 

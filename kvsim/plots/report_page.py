@@ -1,6 +1,6 @@
-"""Reports on recordings: metadata, results, figures and the commands that reproduce them.
+"""Reports on recordings: metadata, results, figures, and the commands that reproduce the figures.
 
-The HTML page contains its figures; a Markdown file with the same text links to them.
+The HTML page contains the figures; a Markdown file with the same text links to their files.
 """
 
 from __future__ import annotations

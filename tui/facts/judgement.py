@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FULL: Final = 0.01
 """Share of the pool below which free memory counts as none."""
 _SHORT: Final = 0.1
-"""Share of the run's duration. Shorter times are rounded to a tenth of themselves, longer times to a tenth of it."""
+"""Share of a run's duration. Shorter times are rounded to a tenth of themselves, longer times to a tenth of it."""
 _MUCH: Final = 25.0
 """Percent of the pool, averaged over time, from which waste is a reason to change the policy."""
 

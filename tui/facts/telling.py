@@ -31,7 +31,7 @@ _NONE_LEFT: Final = 1.05
 _FULL: Final = 0.01
 """Share of the pool below which free memory counts as none."""
 _SOME_WAIT: Final = 0.5
-"""Average number of waiting requests from which the story mentions them."""
+"""Least mean number of waiting requests with which the story mentions waiting requests."""
 _TELLING: Final = 0.05
 """Share of the pool, averaged over time, from which waste is the story."""
 
@@ -99,7 +99,7 @@ class Gap:
 
     duration: str = ""
     factor: str = ""
-    """Ratio to the duration of the fastest run: `×11.9`; of that run, `the fastest`."""
+    """Ratio of the durations of this run and the fastest run: `×11.9`. For the fastest run, `the fastest`."""
     reason: str = ""
     """Reason in a few words: `memory alone`."""
 
@@ -110,7 +110,7 @@ class Gap:
 
 
 def gap_of(comparison: ComparedRuns, number: int) -> Gap:
-    """Return the gap between lane `number` and the fastest lane, and how much of it is due to memory."""
+    """Return the gap between lane `number` and the fastest lane, and the part of the gap that is due to memory."""
     words = duration(comparison.lanes[number].session.player.duration_s)
     if not comparison.fastest_first or comparison.lanes[0].session.player.duration_s <= 0:
         return Gap(duration=words)

@@ -1,4 +1,4 @@
-"""Drawings of a lesson: which there are, and those of requests, of the ladder, of fleets and of an image.
+"""Drawings of a lesson: their names, and functions that draw requests, the ladder, fleets and an image.
 
 A drawing is lines of styled characters, the same on the screen, in text and in figures.
 """
@@ -279,7 +279,8 @@ def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols, heig
 
 
 def image(num_tokens: int, cache_tokens: int, block_slots: int, width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw the tokens of an image in their blocks and in the encoder cache on one scale, and how long both hold them.
+    """Draw the tokens of an image in KV-cache blocks and in the encoder cache on one scale, and how long both keep the
+    tokens.
 
     Thin strokes show the free slots. Each bar fills several lines if `height` has room.
     """

@@ -62,7 +62,7 @@ _TITLES: Final = {
     Drawing.TREE: "The radix tree, node by node",
     Drawing.FLEETS: "Two servers behind each router",
 }
-"""Title of each drawing but the schedule, whose drawings have the names of the runs."""
+"""Title of each drawing. Only the schedule has none: its drawings have the names of the runs as titles."""
 
 
 class Guided:
@@ -141,7 +141,7 @@ class Guided:
 
     @property
     def draws_beside(self) -> bool:
-        """True if a caption has a drawing that needs the pool beside it."""
+        """True if a caption has a drawing that is shown beside the pool."""
         return any(caption.draws is not None and not caption.draws.stands_alone for caption in self.captions)
 
     def caption_at(self, frame: int) -> Caption:

@@ -94,7 +94,7 @@ def _unwritten(session: Session, positions: IntArray, addresses: IntArray) -> di
 
 
 def _expired(session: Session, request: int) -> dict[str, str]:
-    """Return the blocks of `request` whose tokens have all expired, and those of which some tokens have."""
+    """Name, in two texts, the blocks of `request` whose tokens have all expired, and those with some expired tokens."""
     replay = session.replay
     addresses = np.sort(replay.block_table(request)[1]).astype(np.int64)
     slots = replay.slots(addresses - replay.first_unit)

@@ -53,7 +53,7 @@ class Remedied(NamedTuple):
 def remedies(tried: Sequence[Remedied], width: int, symbols: Symbols, height: int) -> Lines:
     """Draw the time until the last answer with each remedy as a bar, and the remedy's cost below the bar.
 
-    If `height` has room, the bars are those of the requests: who waits and who runs, on one axis of time.
+    If `height` has room, each bar is replaced by a line for each request, which shows when the request waits and runs.
     """
     num_requests = len(tried[0].session.recording.requests)
     if len(tried) * (num_requests + 2) <= height:

@@ -40,7 +40,7 @@ class Handovers:
         return self._count(self._load & (self._end_s <= time_s))
 
     def kept_for(self, time_s: float) -> dict[int, int]:
-        """Return how many ended requests' blocks are kept at `time_s`, for each server that will fetch them."""
+        """Return, for each server that fetches KV later, the ended requests whose blocks it keeps at `time_s`."""
         return self._count(self._send & self._under_way(time_s))
 
     def fetched_from(self, request: int, time_s: float) -> int | None:

@@ -44,11 +44,11 @@ _GLYPH_SHADE: Final = 0.5
 _SHAPE: Final = 16
 """Position of the shape in a key, in bits."""
 _REVERSE = 1 << 24
-"""Bit that is set in the key of a character under the cursor."""
+"""Bit that is set in the character key of a character under the cursor."""
 _TEXT = 1 << 30
-"""Bit that is set in the key of a letter: the code point is in bits 8 and up, the paint in bits 0 to 7."""
+"""Bit that is set in the character key of a letter: the code point is in bits 8 and up, the paint in bits 0 to 7."""
 _STRONG = 1 << 29
-"""Bit that is set in the key of a letter that is written beside the pool in the colour of text."""
+"""Bit that is set in the character key of a letter that is written beside the pool in the colour of text."""
 _PAINT = 0xFF
 """Mask of the eight bits of a paint or of a shape."""
 
@@ -67,7 +67,7 @@ def parts_of(keys: KeyArray) -> tuple[KeyArray, KeyArray, KeyArray]:
 
 
 def is_divided(key: int) -> bool:
-    """Tell whether two different paints divide the character of `key` from left to right."""
+    """Tell whether two different paints divide the character of the character key `key` from left to right."""
     shape, second, first = (key >> _SHAPE) & _PAINT, (key >> 8) & _PAINT, key & _PAINT
     return RIGHT < shape < RIGHT + 8 and first != second
 
@@ -126,7 +126,7 @@ def glyph_paint_color(paint: int, symbols: Symbols) -> str:
 
 
 class Brush:
-    """Maps every key to a character and a style, and caches them."""
+    """Maps every character key to a character and a style, and caches the results."""
 
     def __init__(self, symbols: Symbols) -> None:
         self._symbols = symbols

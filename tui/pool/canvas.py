@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from .unit_changes import Lights
 
 _LEAST_WIDE = 4
-"""Largest width in characters of a cell without colours that shows its written eighths as a digit; wider cells show
-them by their glyphs.
+"""Largest width of a cell, in characters, with which it shows its written eighths as a digit, for terminals without
+colours.
+
+Wider cells show them by their glyphs.
 """
 
 
@@ -328,7 +330,7 @@ class Canvas:
 
     @property
     def is_neutral(self) -> bool:
-        """True if colours mean states, and only the followed request has its own, as hues cannot identify them."""
+        """True if only the followed request has its own colour, and others mean states: hues cannot identify requests."""
         return self._paints.is_neutral
 
     @property

@@ -36,8 +36,8 @@ def spread(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Paint
 def cut_apart(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray) -> KeyArray:
     """Return the character keys of rows of equally wide cells with gaps between them: shape (rows, characters).
 
-    The gap at the right of a cell is half a character. If cells are one line high, it is a whole character, and a thin
-    line above each cell is free, too.
+    A cell ends with half an empty character. In cells of one line, it ends with a whole one, and a thin line above it
+    is empty.
 
     The first paint fills the left `eighths` of each cell, the second paint the rest. If names are written on the cells,
     the border between the paints is at the edge of a character, and never inside a name. Only a cell of one character

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MOST_NEXT: Final = 8
 """Largest number of free units that are marked as the next ones."""
 _ROWS: Final = (64, 1024)
-"""Numbers of rows of `memory.parquet` that are searched for allocations; the second if the first are too few."""
+"""Numbers of rows of `memory.parquet` to search for allocations; the larger if the smaller has too few."""
 
 
 def next_units(replay: Replay, most: int = MOST_NEXT) -> IndexArray:

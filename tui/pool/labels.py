@@ -139,9 +139,10 @@ def _count_holders(picture: KeyArray, top: int, cells: IndexArray, tiling: Tilin
 
 
 def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray) -> None:
-    """Write the number, the first holder and the number of other holders of each unit of `cells` below or left of it.
+    """Write the number, the first holder and the number of other holders of each unit below the unit or left of it.
 
-    `lines` has the line of characters for the names of each row of cells: shape (rows, characters).
+    `cells` are the cells with these units. `lines` has the line of characters for the names of each row of cells: shape
+    (rows, characters).
     """
     digits = len(str(tiling.num_units + replay.first_unit - 1)) if tiling.gutter else 0
     units = cells[cells < tiling.num_units]
@@ -221,14 +222,13 @@ def name_extents(
     marked: int | None = None,
     counted: bool = False,
 ) -> None:
-    """Write the owner's name on each row or reservation among `cells`, and on the first of consecutive units of one
-    owner.
+    """Write the owner's name on each row or reservation, or on the first of consecutive units with one owner.
 
-    A mark precedes the name of `marked`, and the number of other holders follows a name. If the number of holders is
-    `counted` on each shared unit, shared units have no name.
+    `cells` are the cells to write on. A mark precedes the name of `marked`, and the number of other holders follows a
+    name. If the number of holders is `counted` on each shared unit, shared units have no name.
 
-    The name is written over equal characters, so that it hides no difference, or else at the beginning. `lines` has one
-    line of characters of each row of cells: shape (rows, characters).
+    The name is written where the characters under it are equal, so that it hides no border; if there are too few, at
+    the beginning. `lines` has one line of characters of each row of cells: shape (rows, characters).
     """
     first = [found[0] if len(found := tiling.units_of(cell)) else -1 for cell in cells.tolist()]
     units = np.array(first, np.int64)
@@ -265,7 +265,7 @@ def _write(text: str, place: KeyArray, *, weak: bool = True) -> None:
 
 
 def _write_where_alike(text: str, place: KeyArray) -> None:
-    """Write `text` over the first equal characters of `place` that are enough for it, or else at its beginning."""
+    """Write `text` over the first long enough sequence of equal characters in `place`, else at the beginning."""
     begins = np.flatnonzero(np.diff(place, prepend=-1))
     lengths = np.diff(begins, append=len(place))
     long_enough = begins[lengths >= len(text)]

@@ -37,7 +37,7 @@ class LayerKind:
     group: TableGroup
     """Description of the block tables of this kind."""
     numbers: tuple[int, ...]
-    """Numbers of the KV-cache groups of this kind; a request has one block table per group."""
+    """Indices of the KV-cache groups of this kind; a request has one block table per group."""
     place: int
     """Offset of the paint from `KIND`."""
 

@@ -90,7 +90,7 @@ WRITTEN: Final = np.array((SlotState.TOKEN, *range(OWNER, AGE), *range(KIND, KEP
 
 
 MATTERS: Final = 16
-"""Weight from which a paint is visible in a cell of many units, even if a single one has it."""
+"""Least weight of a paint that is visible in a cell of many units even if a single unit has the paint."""
 
 
 def importance() -> list[int]:

@@ -100,11 +100,11 @@ class Compare(PlaybackScreen):
         return max((each.replay.num_units for each in self.sessions() if each.replay.unit_tokens > 1), default=0)
 
     def _arrangement(self, num_lanes: int) -> str | None:
-        """Return the class of the lanes, by which the style sheet places them.
+        """Return the CSS class of the lanes, by which the style sheet places them.
 
-        Two pools are placed beside each other, because then each has more lines, with room for names. In a lesson,
-        whose captions speak of its pools, three are beside each other, and a narrow screen has four in two rows. Other
-        narrow screens have no pools if there are more than three lanes.
+        Two pools are beside each other: each then has more lines, with room for names. In a lesson, whose captions are
+        about the pools, three are beside each other, and a narrow screen has four in two rows. Other narrow screens
+        have no pools if there are more than three lanes.
         """
         if num_lanes == 2 or (self.guided is not None and num_lanes == MOST_POOLS_NARROW):
             return "-two" if num_lanes == 2 else "-two -three"

@@ -175,7 +175,7 @@ class Watch(PlaybackScreen):
             self.notify("This is the most detail." if direction > 0 else "This is the whole pool.", timeout=3)
 
     def action_color(self) -> None:
-        """Show the next meaning of colour; in the view by owner, which has one, return to physical order."""
+        """Show the next property in colours. The view by owner has only one, so return from there to physical order."""
         pool = self.query_one(PoolView)
         if self.has_class("-by-owner"):
             self.action_arrange()

@@ -50,7 +50,7 @@ class Legend(Widget):
         self._is_fleet = is_fleet
         self.color_by = color_by
         self._explains = len(self._sessions) > 2 and self._sessions[0].rows is None
-        """True if the legend explains the percentages beside the bars, because the bars have no room for it."""
+        """True if the legend explains the percentages beside the bars, because beside the bars there is no room."""
 
     def show_frame(self) -> None:
         """Redraw, because the entries depend on the current frame and on the pools' level of detail."""

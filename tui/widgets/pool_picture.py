@@ -56,9 +56,10 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         longest: int = 0,
         most_units: int = 0,
     ) -> None:
-        """`heading`, `slots`, `longest` and `most_units` are as for `Zoom`.
+        """`heading` is the name of the pool if several are shown, and `longest` the length of their longest name.
 
-        Changes are highlighted for `flash_s` wall seconds.
+        `most_units` is the number of units of the largest pool. Without `slots`, no level shows single slots. Changes
+        are highlighted for `flash_s` wall seconds.
         """
         super().__init__(id=id)
         self.border_title = heading  # shown even if there is no room for a picture
