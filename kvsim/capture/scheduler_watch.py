@@ -1,8 +1,8 @@
 """Recorder of a vLLM V1 scheduler inside its engine, which reports every decision as an event of a recording.
 
 The scheduler subclass in `kvsim.capture.vllm` calls the hooks of `SchedulerRecorder` before and after its own methods.
-Allocation and release of blocks are observed by wrapping methods of the cache manager. Only lengths, times and block
-hashes of requests are recorded, never tokens. A defect in this code ends the recording; the engine continues.
+`table_watch` observes the blocks that requests get and free. Only lengths, times and block hashes of requests are
+recorded, never tokens. A defect in this code ends the recording; the engine continues.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import wraps
-from operator import itemgetter
 from typing import Any, TypeVar
 
 from kvsim.capture.draft_watch import DraftWatch, check_drafts, proposed, speculates
@@ -23,23 +21,18 @@ from kvsim.capture.offload_copies import OffloadWatch, has_offload
 from kvsim.capture.release_settings import (
     check_features,
     num_waiting,
-    retention_interval,
-    rules_or_newest,
     warn_if_untried,
 )
 from kvsim.capture.sinks import LogSink
+from kvsim.capture.table_watch import TableWatch
 from kvsim.capture.transfer_watch import TransferWatch, check_transfers, has_transfers
-from kvsim.engine.paged.group_initialization import keeps_some
 from kvsim.errors import RecordingError
-from kvsim.kv_groups import CacheKind
 from kvsim.recording import eventlog
 
 log = logging.getLogger("kvsim")
 
 _CUT_SHORT = ("FINISHED_ABORTED", "FINISHED_ERROR")
 """vLLM's statuses of requests that a recording shows as aborted."""
-_KEEP_ALL = ("FullAttentionManager",)
-"""vLLM's managers of groups whose requests keep every block until they end. MLA uses the manager of full attention."""
 
 _CLOCK_STEP_S = 0.001
 """Least difference in seconds between wall clock and monotonic clock from which the wall clock counts as set anew."""
@@ -54,16 +47,7 @@ def _harmless(hook: Hook) -> Hook:
 
     @wraps(hook)
     def guarded(self: SchedulerRecorder, *args: Any) -> None:
-        if self.sink is None:
-            return
-        try:
-            hook(self, *args)
-        except RecordingError as error:
-            log.warning("kvsim: recording ends here, and the engine goes on: %s", error)
-            self._abandon()
-        except Exception:
-            log.exception("kvsim: recording ends here because of a defect; the engine goes on.")
-            self._abandon()
+        self.call(hook, self, *args)
 
     return guarded  # type: ignore[return-value]
 
@@ -85,10 +69,7 @@ class SchedulerRecorder:
         self._images = ImageWatch(scheduler, self._report_if_recording, self._encoder_changed) if has_encoder else None
         # In a pipeline, empty steps are recorded too: with N stages, a sequence decodes only in every Nth step.
         self._is_pipeline = scheduler.parallel_config.pipeline_parallel_size > 1
-        self._skipped: list[tuple[int, list[tuple[int, Any]]]] = []
-        """Blocks that the current call of `remove_skipped_blocks` has freed: for each group, positions in the block
-        table, and the blocks."""
-        self._watch_memory()
+        self._tables = TableWatch(scheduler, self)
 
     def check(self) -> None:
         """Check that this engine can be recorded."""
@@ -98,8 +79,7 @@ class SchedulerRecorder:
             check_transfers(self._scheduler, self._layout, self._release)
         if self._drafts is not None:
             check_drafts(self._scheduler, self._layout, self._release)
-        rules, retention_tokens = rules_or_newest(self._release), retention_interval(self._scheduler)
-        self._keeps_some = [keeps_some(self._layout, group, rules, retention_tokens) for group in self._layout.groups]
+        self._tables.check(self._layout, self._release)
 
     def start(self, sink: LogSink, meta: dict[str, Any]) -> None:
         """Begin a recording. Requests that the engine already has are not recorded."""
@@ -111,11 +91,6 @@ class SchedulerRecorder:
         self._begin_s: float | None = None
         self._ahead_s = 0.0
         """Seconds by which the wall clock is ahead of the monotonic clock."""
-        managers = self._manager.coordinator.single_type_managers
-        self._held: list[dict[str, int]] = [{} for _ in managers]
-        """Number of reported entries in the block table of each request, by group."""
-        self._places: list[dict[str, dict[int, int]]] = [{} for _ in managers]
-        """Position of each block id in a request's block table, by group and request; only for groups with windows."""
         self._rows: dict[str, int] = {}
         """Row in the recording of each request that has not ended, by its id."""
         self._all_rows: dict[str, int] = {}
@@ -127,10 +102,8 @@ class SchedulerRecorder:
         self._last_tokens: dict[str, int] = {}
         self._awaiting_first: dict[str, Any] = {}
         self._ended: list[Any] = []
-        self._evicted: list[int] = []
         self._num_preempted = 0
-        self._deferred: deque[tuple[int, ...]] = deque()
-        """Fields of the "release" events of requests whose blocks vLLM frees at a later step."""
+        self._tables.start(self._rows, self._all_rows)
         if self._transfers is not None:
             self._transfers.start(self._all_rows)
             meta = meta | {"engine": meta["engine"] | self._transfers.settings()}
@@ -141,6 +114,24 @@ class SchedulerRecorder:
         self._lines: list[bytes] = [eventlog.line("meta", meta)]
         self.sink = sink
         self._send()
+
+    @property
+    def is_recording(self) -> bool:
+        """True from `start` to `stop`, or until an error ends the recording."""
+        return self.sink is not None
+
+    def call(self, hook: Callable[..., None], *args: Any) -> None:
+        """Call `hook` while something is recorded; if it raises, end the recording and let the engine continue."""
+        if self.sink is None:
+            return
+        try:
+            hook(*args)
+        except RecordingError as error:
+            log.warning("kvsim: recording ends here, and the engine goes on: %s", error)
+            self._abandon()
+        except Exception:
+            log.exception("kvsim: recording ends here because of a defect; the engine goes on.")
+            self._abandon()
 
     def stop(self) -> None:
         """End the recording."""
@@ -168,7 +159,7 @@ class SchedulerRecorder:
         lengths = request.num_prompt_tokens, request.max_tokens
         time_s = self._now()
         more = self._adapter_of(request), self._delay_s(request, time_s)
-        self._report("arrive", request.request_id, time_s, *lengths, request.priority, hashes, *more)
+        self.report("arrive", request.request_id, time_s, *lengths, request.priority, hashes, *more)
         if getattr(request, "mm_features", None):
             if self._images is None:
                 raise RecordingError(f"request {request.request_id} has images, and the engine has no encoder cache.")
@@ -185,7 +176,7 @@ class SchedulerRecorder:
         """Report that the scheduler is about to decide a step."""
         self._start_s = self._now()
         self._num_preempted = 0
-        self._report("seq")
+        self.report("seq")
 
     @_harmless
     def scheduled(self, output: Any) -> None:
@@ -202,7 +193,7 @@ class SchedulerRecorder:
         num_prefill = 0
         drafts = self._drafts is not None
         if tokens and tokens == self._last_tokens and num_tokens == len(tokens) and not drafts:
-            self._report("again", self._start_s)
+            self.report("again", self._start_s)
         else:
             rows: list[tuple[int, ...]] = []
             for name, count in tokens.items():
@@ -215,7 +206,7 @@ class SchedulerRecorder:
                 is_again = count > 1 and (not drafts or before < known[0] - 1)
                 if is_again or before < request.num_prompt_tokens:
                     num_prefill += count
-            self._report("tokens", self._start_s, rows)
+            self.report("tokens", self._start_s, rows)
         # The event "again" repeats a step of decodes; a step with prompt tokens cannot be repeated.
         self._last_tokens = dict(tokens) if not num_prefill else {}
         self._steps_in_flight[id(output)] = self._num_steps
@@ -231,13 +222,13 @@ class SchedulerRecorder:
             "preempted": self._num_preempted,
             "free_units": self._manager.block_pool.get_num_free_blocks(),
         }
-        self._report("step", columns)
+        self.report("step", columns)
         self._send()
 
     @_harmless
     def updating(self, output: Any = None, answer: Any = None) -> None:
         """Report that the output of a step is about to be processed, or that requests are about to end."""
-        self._report("seq")
+        self.report("seq")
         if self._drafts is not None and output is not None:
             self._drafts.updating(self._scheduler, output)
         if self._transfers is not None:
@@ -251,11 +242,11 @@ class SchedulerRecorder:
             request = self._awaiting_first[name]
             if request.num_output_tokens:
                 del self._awaiting_first[name]
-                self._report("emit", self._rows[name], time_s, 1)
+                self.report("emit", self._rows[name], time_s, 1)
         given = [] if self._drafts is None else [self._drafts.gained(self._rows)]
         step = self._steps_in_flight.pop(id(output), None)
         if step is not None:
-            self._report("output", step, time_s, *given)
+            self.report("output", step, time_s, *given)
         self._end(time_s)
         self._send()
 
@@ -263,7 +254,7 @@ class SchedulerRecorder:
     def proposed(self, names: list[str]) -> None:
         """Report the number of drafts that were proposed after the last step for each request in `names`."""
         if self._num_steps:
-            self._report("proposed", self._num_steps - 1, proposed(self._scheduler, names, self._rows))
+            self.report("proposed", self._num_steps - 1, proposed(self._scheduler, names, self._rows))
             self._send()
 
     @_harmless
@@ -282,186 +273,29 @@ class SchedulerRecorder:
         """Report that `request` is about to be preempted and to lose its blocks."""
         if request.request_id in self._rows:
             self._num_preempted += 1
-            self._report("preempt", self._rows[request.request_id])
-
-    @_harmless
-    def _allocated(self, request: Any, hits: Any) -> None:
-        name = request.request_id
-        if name not in self._rows:
-            return
-        row, appended = self._rows[name], []
-        for group, manager in enumerate(self._manager.coordinator.single_type_managers):
-            table, held = manager.req_to_blocks[name], self._held[group].get(name, 0)
-            if len(table) == held:
-                continue
-            num_hits = len(hits.blocks[group]) if hits is not None else 0
-            self._report_entries("share", row, group, table, held, min(num_hits, len(table)))
-            appended.append((group, table, max(held, num_hits)))
-            self._held[group][name] = len(table)
-            if self._has_window[group]:
-                places = self._places[group].setdefault(name, {})
-                places.update((table[place].block_id, place) for place in range(held, len(table)))
-        if self._evicted:
-            self._report("evict", self._evicted)
-            self._evicted = []
-        for group, table, begin in appended:
-            self._report_entries("append", row, group, table, begin, len(table))
-
-    def _report_entries(self, event: str, row: int, group: int, table: list[Any], begin: int, end: int) -> None:
-        """Report the entries `begin:end` of a block table without the leading null blocks."""
-        while begin < end and table[begin].is_null:
-            begin += 1
-        if begin < end:
-            blocks = [table[place].block_id for place in range(begin, end)]
-            self._report(event, row, begin, blocks, *self._group_field(group))
-
-    @_harmless
-    def _freeing(self, request: Any, deferred: bool = False) -> None:
-        name = request.request_id
-        if name not in self._all_rows:
-            return
-        row = self._all_rows[name]
-        for group, manager in enumerate(self._manager.coordinator.single_type_managers):
-            self._places[group].pop(name, None)
-            if not self._held[group].pop(name, 0):
-                continue
-            table = manager.req_to_blocks.get(name, ())
-            num_held, num_cached = sum(not block.is_null for block in table), manager.num_cached_block.get(name, 0)
-            if self._keeps_some[group]:
-                places = [place for place in reversed(range(len(table))) if not table[place].is_null]
-                self._report_skipped(row, group, places, [table[place] for place in places])
-                num_held = num_cached = 0
-            release = row, num_held, num_cached, *self._group_field(group)
-            if deferred:
-                self._deferred.append(release)
-            else:
-                self._report("release", *release)
-        if request.is_finished() and name in self._rows:
-            self._ended.append(request)
-
-    def _is_full(self, block: Any) -> bool:
-        """Tell whether a cached block is full. With drafts, other blocks may have the key of their first tokens."""
-        num_tokens = getattr(block, "block_hash_num_tokens", None)
-        if num_tokens is None or not isinstance(block.block_hash, bytes):
-            return True
-        group = self._layout.groups[int.from_bytes(block.block_hash[-4:], "big")]
-        return group.kind not in (CacheKind.FULL, CacheKind.MLA) or num_tokens % group.block_size == 0
+            self.report("preempt", self._rows[request.request_id])
 
     @_harmless
     def kept(self, request: Any) -> None:
         """Report that `request` has ended, and that its blocks are kept until another server has read them."""
         if self._transfers is not None:
             self._transfers.kept(request)
-            if request.request_id in self._rows:
-                self._ended.append(request)
+            self.ending(request)
+
+    def ending(self, request: Any) -> None:
+        """Note that `request` has finished; its end is reported with the output or abort that is being processed."""
+        if request.request_id in self._rows:
+            self._ended.append(request)
 
     @_harmless
-    def _removing_skipped(self, name: str, blocks: list[Any]) -> None:
-        """Remember blocks of one group that the running request `name` is about to free.
-
-        vLLM 0.23 frees the blocks of a window or a chunk in two calls, which are reported as one.
-        """
-        if name not in self._rows:
-            return
-        for group, places in enumerate(self._places):
-            held = places.get(name, {})
-            if blocks and blocks[0].block_id in held:
-                freed = [(held.pop(each.block_id), each) for each in blocks]
-                is_window = self._layout.groups[group].kind is not CacheKind.MAMBA
-                if is_window and self._skipped and self._skipped[-1][0] == group:
-                    self._skipped[-1][1].extend(freed)
-                else:
-                    self._skipped.append((group, freed))
-                return
-
-    @_harmless
-    def _removed_skipped(self, name: str) -> None:
-        """Report the blocks that the running request `name` has freed, the last block of each group first."""
-        for group, freed in self._skipped:
-            freed.sort(key=itemgetter(0), reverse=True)
-            self._report_skipped(self._rows[name], group, [place for place, _ in freed], [block for _, block in freed])
-        self._skipped.clear()
-
-    def _report_skipped(self, row: int, group: int, places: list[int], blocks: list[Any]) -> None:
-        kept = [int(block.block_hash is not None) for block in blocks]
-        self._report("let_go", row, places, [block.block_id for block in blocks], kept, group)
+    def freed(self, num_tables: int) -> None:
+        """Report that vLLM has now freed `num_tables` block tables whose release it had deferred."""
+        self._tables.freed(num_tables)
 
     def _adapter_of(self, request: Any) -> int:
         """Return the number of a request's adapter, 0 without one. Adapters are numbered in order of appearance."""
         adapter = getattr(request, "lora_request", None)
         return 0 if adapter is None else self._adapters.setdefault(adapter.lora_name, len(self._adapters) + 1)
-
-    def _group_field(self, group: int) -> tuple[int, ...]:
-        """Return the number of a group as the last field of an event; no field if the engine has a single group."""
-        return (group,) if len(self._layout.groups) > 1 else ()
-
-    @_harmless
-    def freed(self, num_tables: int) -> None:
-        """Report that vLLM has now freed `num_tables` block tables whose release it had deferred."""
-        for _ in range(num_tables):
-            self._report("release", *self._deferred.popleft())
-
-    def _watch_memory(self) -> None:
-        """Wrap the methods that allocate and free blocks and the method that evicts a cached block."""
-        manager, pool = self._manager, self._manager.block_pool
-        allocate_slots, free, evict = manager.allocate_slots, manager.free, pool._maybe_evict_cached_block
-        pop_blocks = getattr(manager, "pop_blocks_for_free", None)
-
-        def watched_allocate(request: Any, *args: Any, **kwargs: Any) -> Any:
-            blocks = allocate_slots(request, *args, **kwargs)
-            # Called for every running request in every step: return at once if nothing was allocated.
-            if blocks is not None and self.sink is not None:
-                hits = kwargs.get("new_computed_blocks") or (args[2] if len(args) > 2 else None)
-                if hits is not None or any(blocks.blocks):
-                    self._allocated(request, hits)
-            return blocks
-
-        def watched_free(request: Any) -> Any:
-            self._freeing(request)
-            return free(request)
-
-        def watched_pop(request: Any) -> Any:
-            self._freeing(request, True)
-            return pop_blocks(request)  # type: ignore[misc]
-
-        def watched_evict(block: Any) -> Any:
-            is_reported = self.sink is not None and self._is_full(block)
-            evicted = evict(block)
-            if evicted and is_reported:
-                self._evicted.append(block.block_id)
-            return evicted
-
-        manager.allocate_slots, manager.free = watched_allocate, watched_free
-        if pop_blocks is not None:
-            manager.pop_blocks_for_free = watched_pop
-        pool._maybe_evict_cached_block = watched_evict
-        self._watch_windows()
-
-    def _watch_windows(self) -> None:
-        """Wrap the methods by which running requests free blocks, such as those that have left a window."""
-        coordinator, pool = self._manager.coordinator, self._manager.block_pool
-        removing: list[str] = []
-
-        def watched_remove(request_id: str, *args: Any, **kwargs: Any) -> Any:
-            removing.append(request_id)
-            try:
-                return remove_skipped(request_id, *args, **kwargs)
-            finally:
-                removing.clear()
-                self._removed_skipped(request_id)
-
-        def watched_free_blocks(blocks: Any, *args: Any, **kwargs: Any) -> Any:
-            if removing and self.sink is not None:
-                blocks = list(blocks)
-                self._removing_skipped(removing[0], blocks)
-            return free_blocks(blocks, *args, **kwargs)
-
-        self._has_window = [
-            type(manager).__name__ not in _KEEP_ALL for manager in self._manager.coordinator.single_type_managers
-        ]
-        if any(self._has_window):
-            remove_skipped, free_blocks = coordinator.remove_skipped_blocks, pool.free_blocks
-            coordinator.remove_skipped_blocks, pool.free_blocks = watched_remove, watched_free_blocks
 
     def _end(self, time_s: float) -> None:
         for request in self._ended:
@@ -469,11 +303,11 @@ class SchedulerRecorder:
             if self._awaiting_first.pop(request.request_id, None) is None:
                 outputs -= 1
             if outputs:
-                self._report("emit", row, time_s, outputs)
+                self.report("emit", row, time_s, outputs)
             if self._transfers is not None:
                 self._transfers.ended(request)
             status = "aborted" if request.status.name in _CUT_SHORT else "finished"
-            self._report("end", row, status, time_s)
+            self.report("end", row, status, time_s)
         self._ended.clear()
 
     def _now(self) -> float:
@@ -499,9 +333,10 @@ class SchedulerRecorder:
 
     def _report_if_recording(self, *event: Any) -> None:
         if self.sink is not None:
-            self._report(*event)
+            self.report(*event)
 
-    def _report(self, *event: Any) -> None:
+    def report(self, *event: Any) -> None:
+        """Add an event to the lines that are sent next."""
         self._lines.append(eventlog.line(*event))
 
     def _send(self) -> None:

@@ -117,7 +117,7 @@ class _Trace:
         end_s: FloatArray,
         notes: Mapping[str, IntArray],
     ) -> list[Bytes]:
-        """Encode a slice with `notes` for each row, except for slices without duration or end."""
+        """Encode a slice with `notes` for each row; rows without a duration or without an end get none."""
         event, note = self._in_event, self._in_note
         lasts = end_s > begin_s
         begin_s, end_s = np.where(lasts, begin_s, 0.0), np.where(lasts, end_s, 0.0)

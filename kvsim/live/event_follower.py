@@ -256,7 +256,10 @@ class _LocalNumbers:
                 return self._translate_step(event)
 
     def _translate_step(self, event: list[Any]) -> list[Any] | None:
-        """Return an event of a step with local numbers; other events are returned as they are."""
+        """Return an event of a step with local numbers; None if the step is before the snapshot.
+
+        Other events are returned as they are.
+        """
         match event:
             case ["tokens", time_s, rows]:
                 return ["tokens", time_s, self._rows_of(rows)]

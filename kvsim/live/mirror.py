@@ -14,11 +14,9 @@ from typing import Any
 _CACHED = "initial_cached"
 """Key in the first line of a log that begins in the middle: the free blocks with a cached prefix."""
 _COMPUTED = "initial_computed"
-"""Key in the first line of a log that begins in the middle: for each present request, the most tokens it computed."""
+"""Key in the first line of such a log: for each present request, the largest number of tokens computed so far."""
 _IMAGES = "initial_images"
-"""Key in the first line of a log that begins in the middle: number and outputs of each cached image, next evicted
-first.
-"""
+"""Key in the first line of such a log: number and encoder outputs of cached images, in the order of eviction."""
 
 
 @dataclass(slots=True)

@@ -79,7 +79,7 @@ def figure_of(kind: str, runs: Sequence[Recording], *, purpose: Purpose = "web",
 
 
 def check_kind(kind: str, num_runs: int) -> None:
-    """Check that `kind` exists and can show `num_runs` runs; raise as `figure_of` does."""
+    """Check that `kind` exists and can show `num_runs` runs; otherwise raise UnknownNameError or UsageError."""
     if kind not in FIGURES:
         raise UnknownNameError("kind of figure", kind, FIGURES, listed_by="kvsim plot --help")
     if not num_runs:

@@ -42,7 +42,7 @@ def draw_sweep(
     Runs that could not be served are left out.
 
     Raises:
-        UsageError: the table cannot be read, has no such runs, or too many lines to tell apart.
+        UsageError: the table cannot be read, has no run with the settings in `axes`, or too many lines to tell apart.
     """
     rows = _rows(table, axes)
     shown = [name for name in axes if name != _REPEATS] or [_REPEATS]
@@ -84,7 +84,7 @@ def draw_host_memory(
     """Draw prefix hits, mean time to first token and preemptions over the size of host memory.
 
     Raises:
-        UsageError: the table cannot be read, has no such runs, or several runs with the same size.
+        UsageError: the table cannot be read, has no run with a size of host memory, or several runs with the same size.
     """
     rows = sorted(_rows(table, [HOST_MEMORY]), key=lambda row: float(row[HOST_MEMORY]))
     sizes = [float(row[HOST_MEMORY]) for row in rows]

@@ -85,7 +85,7 @@ def waste_bars(
 def _draw_bars(axes: Axes, percent: FloatArray, states: list[SlotState], letter_percent: float) -> None:
     """Draw a stacked bar for each row of `percent`, with a number on or below each part that is not tiny.
 
-    `letter_percent` is the width of a letter.
+    `letter_percent` is the width of a letter in percent of the axis.
     """
     colors, left = palette_of(axes), np.zeros(len(percent))
     below = np.full(len(percent), -np.inf)  # right end of the last number below each bar

@@ -118,7 +118,7 @@ class Figures:
         return None
 
     def _of_runs(self, name: list[str]) -> str | None:
-        """Return a figure of another run, of several runs, or of simulations beside the runs; None for other names."""
+        """Return a figure of another run, of several runs, or of an image or drafts; None for other names."""
         match name:
             case ["ladder", *what]:
                 return self._ladder(what)

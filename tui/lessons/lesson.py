@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonRun:
-    """A policy that serves the lesson's requests, or one server of a fleet that serves these."""
+    """A policy with one server for all requests of the lesson, or one server of a fleet that shares the requests."""
 
     label: str
     policy: Policy | TrainingRows

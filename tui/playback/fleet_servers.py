@@ -140,7 +140,7 @@ class FleetServer:
 
 
 def _courses(recording: Recording | Outline, reopen: Callable[[], Recording]) -> tuple[Course, Course, Course]:
-    """Return the held share of the pool, and the running and the waiting requests, over time.
+    """Return, over time, the held share of the pool, the number of running and the number of waiting requests.
 
     `reopen` reads the whole recording, which is needed if its steps do not state what their outputs leave.
     """

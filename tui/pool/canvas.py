@@ -45,7 +45,7 @@ class Canvas:
         self._paints = Paints(replay, self._states, color_by)
         self._followed: int | None = None
         self.cursor: int | None = None
-        """Unit under the cursor, numbered from 0 in address order."""
+        """Unit under the cursor, numbered from 0 in address order; None without a cursor."""
         self.tiling = tiling
 
     @property
@@ -330,7 +330,9 @@ class Canvas:
 
     @property
     def is_neutral(self) -> bool:
-        """True if only the followed request has its own colour, and others mean states: hues cannot identify requests."""
+        """True if only the followed request has its own colour and others mean states: hues cannot identify
+        requests.
+        """
         return self._paints.is_neutral
 
     @property

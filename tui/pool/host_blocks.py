@@ -25,7 +25,7 @@ GOING: Final = int(UnitChange.TAKEN)
 COMING: Final = int(UnitChange.HIT)
 """Paint, without colours, of a host block that is being copied back to the GPU."""
 _COMING_HUED: Final = CURSOR
-"""Paint, in colours, of a host block that is being copied back to the GPU; it is different from all greens."""
+"""Paint, in colours, of a host block that is being copied back to the GPU; no green, because cached memory is green."""
 OVERWRITTEN: Final = int(UnitChange.EVICTED)
 """Paint of a host block whose previous content was evicted in this step."""
 _MOST_NAMED: Final = 6

@@ -109,7 +109,8 @@ class Paints:
         self.rest = self.written.copy()
         self.whole = self.written.copy()
         self.is_neutral = by is ColorBy.OWNER and not tells_owners(replay.recording)
-        """True if only the followed request has its own colour, and others mean states: hues cannot identify requests.
+        """True if only the followed request has its own colour and others mean states: hues cannot identify
+        requests.
         """
         self._followed: int | None = None
         self._own_units = self._next_units = np.empty(0, np.int64)
@@ -142,9 +143,7 @@ class Paints:
         return self.update(np.empty(0, np.int64))
 
     def _mark(self) -> IndexArray:
-        """Find the units of the followed request and the free units that are allocated next; return those whose mark
-        changed.
-        """
+        """Find the followed request's units and the next free units; return the units whose mark has changed."""
         replay, followed, before = self._replay, self._followed, (self._own_units, self._next_units)
         addresses = np.empty(0, np.int64) if followed is None else replay.block_table(followed)[1]
         self._own_units, self._next_units = addresses.astype(np.int64) - replay.first_unit, next_units(replay)

@@ -47,7 +47,7 @@ class DraftSlots(NamedTuple):
     known: int
     """Number of slots of known tokens."""
     under_way: int
-    """Number of slots of tokens that steps under way compute: outputs and drafts."""
+    """Number of slots whose tokens are being computed by steps under way: new outputs and drafts."""
     lookahead: int
     """Number of further slots in the blocks that the request holds."""
     rewritten_from: int

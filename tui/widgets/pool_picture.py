@@ -98,7 +98,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def cursor(self) -> int | None:
-        """Unit under the cursor, numbered from 0 in address order."""
+        """Unit under the cursor, numbered from 0 in address order; None without a cursor."""
         return self._canvas.cursor
 
     @property

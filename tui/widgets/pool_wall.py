@@ -37,7 +37,7 @@ _HELD, _RUNNING, _WAITING, _HITS = 7, 9, 9, 12
 """Widths of the columns of figures beside a strip, in characters."""
 FIGURES: Final = _HELD + _RUNNING + _WAITING + _HITS + 1
 _MOST_BAR, _LEAST_AXIS = 10, 56
-"""Width of the bar of waiting requests, and the least width that the time axis must keep beside the bar."""
+"""Width in columns of the bar of waiting requests, and the least width that the time axis keeps beside the bar."""
 _MOST_LINES = 9
 """Largest number of lines of a strip, including the empty line below it."""
 _LEAST_APART = 3
