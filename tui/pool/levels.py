@@ -91,10 +91,10 @@ def levels(
 
 
 def best_level(tilings: list[Tiling], height: int) -> int:
-    """Return the index of the tiling that shows single slots, if it fits into `height` lines; else of the first.
+    """Return the index of the tiling that shows single slots, if it fits into `height` lines; otherwise 0.
 
-    If it draws single slots in less than `_FEW` columns of units, and the first tiling has the numbers and names of
-    units below them, the first one is chosen.
+    It is 0, too, if single slots have less than `_FEW` columns of units, and the first tiling has the numbers and names
+    of units below them.
     """
     finest = tilings[-1]
     if finest.detail is not Detail.SLOTS or finest.height > height:
