@@ -18,7 +18,7 @@ _NONE = -1
 
 
 def has_transfers(scheduler: Any) -> bool:
-    """Tell whether the scheduler has a connector that kvsim simulates. Others' transfers are not recorded."""
+    """Tell whether the scheduler has a connector that kvsim simulates; transfers of others are not recorded."""
     return type(getattr(scheduler, "connector", None)).__name__ in _FOLLOWED
 
 

@@ -1,8 +1,8 @@
 """Colours of requests in the interface and in figures.
 
-The hue of a request depends on its row in the recording alone, so that it is the same everywhere. Consecutive hues
+The hue of a request depends only on its row in the recording, so that it is the same everywhere. Consecutive hues
 differ in lightness, too, and are distinct with any colour blindness. Every hue is at least 0.1 in OKLab from the states
-that are drawn beside it: tokens, reserved, never written, padding, expired and cached. None is a lighter or darker
+that are drawn beside it: tokens, reserved, never written, padding, expired and cached. No hue is a lighter or darker
 green of cached memory, which no request holds.
 """
 

@@ -133,11 +133,10 @@ class Figures:
         return None
 
     def _waste(self, what: str) -> str | None:
-        """Return a number of slots as text, in `percent` of the pool, in `slots` or in `gib`; None if `what` is
-        unknown.
+        """Return a number of slots as text; None if `what` is unknown.
 
-        The number is that of a state, of all states but tokens (`unused`), or of all that requests hold (`held`):
-        `token_percent`, `unused_slots`, `held_gib`.
+        `what` names a state, all states but tokens (`unused`) or all that requests hold (`held`), and then a unit:
+        percent of the pool, slots or GiB. Examples are `token_percent`, `unused_slots` and `held_gib`.
         """
         session = self._session
         slots, capacity = session.breakdown, session.capacity
@@ -215,7 +214,9 @@ class Figures:
 
     @staticmethod
     def _served(session: Session) -> dict[str, str]:
-        """Return the requests, the blocks and the progress of a run; `step_ms` is the mean duration of its steps."""
+        """Return figures of a run as texts: its requests, blocks and progress; `step_ms` is the mean duration of its
+        steps.
+        """
         frame, time_s = session.player.frame, session.player.clock_s
         waiting = [session.request_name(row) for row in session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()]
         served, total = int(session.served[frame]), int(session.served[-1])

@@ -58,7 +58,7 @@ class Drawing(Enum):
     IMAGE = "image"
     """Slots of the blocks, and of the encoder cache, that one image takes, and for how long."""
     TREE = "tree"
-    """Nodes of the radix tree: who locks each, in which order leaves can go, and what was found."""
+    """Nodes of the radix tree: who locks each, in which order leaves are evicted, and what was found."""
     SCHEDULE = "schedule"
     """Time in which each request waits and runs."""
 

@@ -144,7 +144,7 @@ def timetable(session: Session, end_s: float, clock_s: float, width: int, symbol
 
 
 def _axis(end_s: float, clock_s: float | None, room: int, pen: Pen) -> list[Segment]:
-    """Return the times at both ends of the axis, and the clock at its place, which may replace the begin or the end."""
+    """Return the times at both ends of the axis, and the clock's time at its column, where it may replace an end."""
     end = duration(end_s)
     line = "0".ljust(room - len(end)) + end
     if clock_s is None:

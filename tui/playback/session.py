@@ -88,10 +88,10 @@ class Session:
     def __init__(
         self, recording: Recording, *, at_s: float | None = None, later: bool = False, before: Before | None = None
     ) -> None:
-        """`at_s` is the recorded time at which playback begins, and `before` has the totals of the time before the
-        first frame.
+        """`at_s` is the recorded time at which playback begins; None begins with the first frame.
 
-        With `later`, slots are not counted yet: `add_up` must be called after the first picture has been drawn.
+        `before` has the totals of the time before the first frame; None if nothing came before. With `later`, slots are
+        not counted yet: `add_up` must be called after the first picture has been drawn.
         """
         self.replay = Replay(_printable(recording))
         self.recording = self.replay.recording

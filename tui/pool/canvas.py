@@ -1,6 +1,7 @@
 """Draws the pool as lines of characters, at the chosen level of detail, with the cursor and the followed request.
 
-Only visible lines are drawn, so that the cost does not grow with the pool. Characters are encoded as keys (`brush.py`).
+Only visible lines are drawn, so that the cost does not grow with the pool. Characters are encoded as integers, their
+character keys (`brush.py`).
 """
 
 from __future__ import annotations

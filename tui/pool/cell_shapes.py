@@ -65,7 +65,8 @@ def cut_apart(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Pa
 
 
 def parts(tiling: Tiling, paints: PaintArray) -> KeyArray:
-    """Return the keys of rows of cells that each take `tiling.eighths` of a character: shape (rows, characters).
+    """Return the character keys of rows of cells that each take `tiling.eighths` of a character: shape (rows,
+    characters).
 
     A character shows at most two cells, because no cell is narrower than six eighths.
     """

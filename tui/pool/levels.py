@@ -20,11 +20,13 @@ _MOST_MARGIN = 0.25
 _LEAST_FILL = 0.9
 """Least share of the picture that a pool of lines should cover."""
 _LEAST_COVERED = 0.6
-"""Share of the picture that a pool without lines should cover, if equal cells permit it."""
+"""Least share of the picture that a pool without lines should cover, if equal cells permit it."""
 _NUMBERS = 0.12
 """Share of the picture that may stay empty for the numbers at the left."""
 _SHAPE = 0.05
-"""Share of the picture that may stay empty for cells whose sides differ by a factor of e less."""
+"""Penalty for badly shaped cells: share of the picture for each factor e between the ratio of their sides and the
+best.
+"""
 _FILLED = 0.15
 """Share of the picture that may stay empty for cells that show how full a block is."""
 _ROUND_ROW = 0.08
@@ -177,7 +179,7 @@ class _Shape(NamedTuple):
 
     @property
     def lines_per_character(self) -> int:
-        """Number of lines of cells' heights in one line of characters."""
+        """Number of lines of the tiling in one line of characters: 2 for `Detail.HALF`, otherwise 1."""
         return 2 if self.detail is Detail.HALF else 1
 
     def fits(self, num_units: int, width: int, height: int) -> bool:
@@ -255,7 +257,7 @@ def _shapes_of_one(room: float, *, blocks: bool, half_blocks: bool) -> Iterator[
 
 
 def _of_shape(shape: _Shape, num_units: int, width: int, height: int, margin: int) -> Tiling:
-    """Return the tiling with cells of a shape, whose rows begin at units with round numbers if possible."""
+    """Return the tiling with cells of `shape`, whose rows begin at units with round numbers if possible."""
     columns = shape.columns(num_units, width, height)
     rows = -(-num_units // (columns * shape.per_cell))
     return Tiling(
@@ -272,7 +274,9 @@ def _of_shape(shape: _Shape, num_units: int, width: int, height: int, margin: in
 
 
 def _scrolled(shape: _Shape, num_units: int, width: int) -> Tiling:
-    """Return a tiling with cells of a shape in rows of nearly `width` characters, in as many rows as it needs."""
+    """Return a tiling with cells of `shape` in rows of nearly `width` characters, and as many rows as all units
+    need.
+    """
     margin = len(str(num_units)) + 1
     margin = margin if margin <= _MOST_MARGIN * width else 0
     return _of_shape(shape, num_units, width - margin, num_units, margin)

@@ -59,7 +59,7 @@ class _OwnerLine:
     num_tokens: int = 0
     """Number of tokens that `figure` states."""
     num_before: int = 0
-    """Slots that the request shares with its group; its own slots are drawn behind the end of these."""
+    """Number of slots that the request shares with its group; the bar of its own slots begins where theirs ends."""
     group: OwnerGroup | None = None
     """Group whose shared units the strip shows; None for a strip of requests."""
 

@@ -317,7 +317,7 @@ class TimelineChart(Scrubber):
         return int(np.count_nonzero(self._events)) <= _MOST_SQUARES
 
     def _marked_events(self) -> Events:
-        """Return the notable events, or those of the followed request alone, if there is one."""
+        """Return the notable events; if a request is followed, only the events of that request."""
         session = self._session
         return self._notable if session.followed is None else self._notable.of_request(session.followed)
 
