@@ -100,8 +100,8 @@ def simulate(
             defaults of the engine that it models.
         machine: a `Machine`, a recording of one, or "GPU/MODEL" such as "H200/Llama-3-8B"; by default the machine of
             the recording that the requests are from, or "H200/Meta-Llama-3-8B".
-        replicas: number of equal servers behind one router; the result is a `FleetRun`, with a run for each, or for
-            each data-parallel rank of each server. None for one server; its ranks also give a `FleetRun`.
+        replicas: number of equal servers behind one router; None for one server. With several servers or data-parallel
+            ranks, the result is a `FleetRun`, which has a run for each server or rank.
         prefill: number of servers that only compute prompts; the result is a `FleetRun` that begins with these servers.
         decode: number of servers that fetch the KV of prompts and generate the answers.
         kv_link: speed and latency of the link of a decode server, and its number of concurrent transfers.

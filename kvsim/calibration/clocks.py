@@ -34,9 +34,9 @@ class ClockError(NamedTuple):
     time_share: float
     """Share of the recorded time that these steps took, 0 to 1."""
     error_percent: float
-    """Predicted minus recorded time of these steps, in percent of the recorded time."""
+    """Predicted minus recorded time of the steps, in percent of the recorded time."""
     host_paces: tuple[float, ...] = ()
-    """Recorded time divided by predicted time of these steps, for each part of the run with enough steps.
+    """Recorded time divided by predicted time of the steps, for each part of the run with enough steps.
 
     It is empty for the GPU.
     """

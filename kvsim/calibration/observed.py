@@ -50,7 +50,7 @@ class Observed:
     offload_s: FloatArray
     """Seconds that the host spent on copies to and from host memory before each launch, set by `with_offload`."""
     pace: Pace = TYPICAL
-    """Factors on the host and GPU times that predictions of these steps assume."""
+    """Factors on host and GPU times with which the steps are predicted."""
 
     def __len__(self) -> int:
         return len(self.start_s)
@@ -125,7 +125,7 @@ def observe(recording: Recording) -> Observed:
 
 
 def _encoded(recording: Recording) -> dict[str, Any]:
-    """Return the work of the image encoder in each step: images, the sum of their tokens, and of the squares."""
+    """Return the image fields of `StepShape` for each step: images, their tokens, and pairs of tokens."""
     events, images, num_steps = recording.encoder, recording.images, len(recording.steps)
     names = ("num_images", "image_tokens", "image_pairs")
     if events is None or images is None:

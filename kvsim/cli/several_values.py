@@ -82,7 +82,7 @@ class ComparingCommand(ServedCommand):
 
 
 def _flags_with_words(args: Sequence[str], options: dict[str, click.Option]) -> list[tuple[str, list[str], list[str]]]:
-    """Return each flag in `args`, the words after it, and the arguments from which both were read.
+    """Return each flag in `args`, the words after the flag, and the arguments that held the flag and these words.
 
     A word that is neither a flag nor the value of one of `options` is returned as if it were a flag without words.
     """

@@ -25,7 +25,7 @@ class _Blocks(NamedTuple):
     """Blocks of a request, in the order of its tokens."""
 
     keys: list[int]
-    """Keys of the leading full blocks that other requests may have in common with this one."""
+    """Prefix keys of the leading full blocks. Requests with equal keys can share these blocks."""
     num_lookups: int
     """Number of leading blocks that are looked up: not the block of the last prompt token, which is computed."""
     num_full: int

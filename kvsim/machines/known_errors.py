@@ -154,7 +154,7 @@ class Outside:
     model: str
     num_runs: int
     e2e: tuple[float, float]
-    """Smallest and largest error of the mean end-to-end time over the runs, in percent. Negative: too short."""
+    """Smallest and largest error of the predicted mean end-to-end time, in percent. Negative: it is too short."""
     tpot: tuple[float, float]
     """Smallest and largest error of the mean time per output token, in percent. Negative: the prediction is too short.
     """

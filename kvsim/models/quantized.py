@@ -23,7 +23,7 @@ _SMALL = re.compile(
     r"lm_head|shared_head|embed|norm|router|(^|[._])gate($|[^_a-z])|shared_expert_gate|vision|visual|image|img|audio|projector|mtp|nextn"
     r"|eh_proj|conv1d|in_proj_(a|b|ba)|dt_proj|bias"
 )
-"""Pattern for names of parts that no method quantizes or that are tiny. Listing them does not change the bytes."""
+"""Pattern for names of parts that no method quantizes, or that are tiny. A file may list them without effect."""
 _ATTENTION = re.compile(r"attn|attention")
 """Pattern for names of attention layers."""
 _OF_EVERY_TOKEN = re.compile(

@@ -142,7 +142,7 @@ def save(profile: Profile, path: str | os.PathLike[str], header: str = "", *, ma
 
 
 def _table(name: str, values: tuple[float, ...]) -> list[str]:
-    """Return the lines of a list of numbers. Equal values at its end are written once, and read back by `_times`."""
+    """Return the TOML lines of a list of numbers. If its last values are equal, only the first one is written."""
     listed = len(values)
     while listed > NUM_LISTED and values[listed - 1] == values[listed - 2]:
         listed -= 1

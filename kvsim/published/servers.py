@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 KV_BYTES = 12 * GIB
 """KV memory in bytes. Table 1 of the paper says 12 GB and 15.7K slots; 12 GiB / 800 KiB is 15,728.6."""
 HOST_STEP_S = 5e-3
-"""Host seconds per step in the Python engines of 2023. The GPU does not compute meanwhile."""
+"""Host seconds per step in the Python engines of 2023, in which the GPU does not compute."""
 HOST_SEQUENCE_S = 0.101e-3
 """Host seconds per step and sequence, for sampling, bookkeeping and detokenization.
 

@@ -99,7 +99,7 @@ def page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
 
 
 def check_chunk(chunked_prefill_size: int, page_size: int) -> None:
-    """Check that SGLang starts with these two sizes in tokens: of a chunk of a prompt, and of a page.
+    """Check that SGLang starts with these sizes of a chunk of a prompt and of a page, in tokens.
 
     Raises:
         UsageError: it does not start.

@@ -9,7 +9,7 @@ PREPARE_LAUNCHES = 265
 PIECEWISE_LAUNCHES = {"attention": 24, "latent": 39, "recurrent": 168, "delta net": 345}
 """Host time to launch one layer of a captured step with prompt tokens, in multiples of the time to launch one kernel.
 
-Attention runs between the captured pieces of such a step.
+In a step with prompt tokens, attention runs between captured pieces.
 """
 EAGER_LAUNCHES = {"attention": 78, "latent": 132, "recurrent": 252, "delta net": 790, "experts": 33}
 """Host time to launch one compiled layer kernel by kernel, in multiples of the time to launch one kernel.

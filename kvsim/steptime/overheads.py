@@ -16,7 +16,7 @@ KERNELS_PER_LAYER = 11
 sum of its parts.
 """
 KERNEL_S = 4e-6
-"""Seconds to start and end one kernel. The memory idles meanwhile, even inside a captured graph."""
+"""Seconds to start and end one kernel, in which the memory idles, even inside a captured graph."""
 SEQUENCE_LAYER_S = 0.3e-6
 """Seconds per sequence of the decode attention in one layer, in addition to reading keys and values."""
 

@@ -84,7 +84,7 @@ class Ragged(Generic[Integer]):
 
     @classmethod
     def from_rows(cls, rows: Iterable[Sequence[int]], dtype: type[Integer]) -> Ragged[Integer]:
-        """Return a ragged array with these rows."""
+        """Return a ragged array with `rows`, whose values have type `dtype`."""
         values: list[int] = []
         offsets = [0]
         for row in rows:
@@ -110,7 +110,7 @@ class Ragged(Generic[Integer]):
         return np.diff(self.offsets)
 
     def take(self, rows: Int64Array) -> Ragged[Integer]:
-        """Return a ragged array with the rows of these numbers, in this order."""
+        """Return a ragged array with the given rows, in the order of their indices in `rows`."""
         lengths = self.lengths[rows]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         positions = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths)

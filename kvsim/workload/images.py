@@ -153,7 +153,7 @@ class Images:
         return np.asarray(self.tokens == 0)
 
     def take(self, rows: Int64Array) -> Images:
-        """Return a table with the images of the prompts of these numbers, in this order."""
+        """Return a table with the images of the prompts `rows`, in this order."""
         numbers = np.diff(self.offsets)[rows]
         offsets = np.concatenate(([0], np.cumsum(numbers)))
         chosen = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], numbers)
