@@ -277,9 +277,7 @@ class _RecordedBatch:
 
 
 def _memory_held(*, cuda: bool) -> dict[str, Any]:
-    """Return the allocated and reserved bytes of PyTorch's allocator, and the bytes of each private pool (of captured
-    graphs).
-    """
+    """Return the allocated and reserved bytes of PyTorch's allocator, and of each pool of captured graphs."""
     if not cuda:
         return {"allocated_bytes": 0, "reserved_bytes": 0, "private_segment_bytes": []}
     segments = torch.cuda.memory_snapshot()

@@ -214,9 +214,7 @@ class Figures:
 
     @staticmethod
     def _served(session: Session) -> dict[str, str]:
-        """Return figures of a run as texts: its requests, blocks and progress; `step_ms` is the mean duration of its
-        steps.
-        """
+        """Return figures of a run as texts: requests, blocks and progress; `step_ms` is the mean duration of a step."""
         frame, time_s = session.player.frame, session.player.clock_s
         waiting = [session.request_name(row) for row in session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()]
         served, total = int(session.served[frame]), int(session.served[-1])

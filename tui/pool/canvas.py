@@ -331,9 +331,7 @@ class Canvas:
 
     @property
     def is_neutral(self) -> bool:
-        """True if only the followed request has its own colour and others mean states: hues cannot identify
-        requests.
-        """
+        """True if only the followed request has its own colour; others mean states, as there are too few hues."""
         return self._paints.is_neutral
 
     @property

@@ -24,9 +24,7 @@ _LEAST_COVERED = 0.6
 _NUMBERS = 0.12
 """Share of the picture that may stay empty for the numbers at the left."""
 _SHAPE = 0.05
-"""Penalty for badly shaped cells: share of the picture for each factor e between the ratio of their sides and the
-best.
-"""
+"""Penalty for badly shaped cells: share of the picture per factor e between the ratio of their sides and the best."""
 _FILLED = 0.15
 """Share of the picture that may stay empty for cells that show how full a block is."""
 _ROUND_ROW = 0.08
@@ -274,9 +272,7 @@ def _of_shape(shape: _Shape, num_units: int, width: int, height: int, margin: in
 
 
 def _scrolled(shape: _Shape, num_units: int, width: int) -> Tiling:
-    """Return a tiling with cells of `shape` in rows of nearly `width` characters, and as many rows as all units
-    need.
-    """
+    """Return a tiling with cells of `shape` in rows of nearly `width` characters, in as many rows as needed."""
     margin = len(str(num_units)) + 1
     margin = margin if margin <= _MOST_MARGIN * width else 0
     return _of_shape(shape, num_units, width - margin, num_units, margin)

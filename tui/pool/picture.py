@@ -109,9 +109,7 @@ class Paints:
         self.rest = self.written.copy()
         self.whole = self.written.copy()
         self.is_neutral = by is ColorBy.OWNER and not tells_owners(replay.recording)
-        """True if only the followed request has its own colour and others mean states: hues cannot identify
-        requests.
-        """
+        """True if only the followed request has its own colour; others mean states, as there are too few hues."""
         self._followed: int | None = None
         self._own_units = self._next_units = np.empty(0, np.int64)
         """Units of the followed request, and the free units that are allocated next; empty unless `is_neutral`."""
