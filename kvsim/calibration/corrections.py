@@ -1,5 +1,4 @@
-"""Corrections of fitted step times. A robust fit follows medians and ignores rare events, so some coefficients need
-them.
+"""Corrections of fitted coefficients, because a robust fit follows medians and ignores rare events.
 
 The corrected coefficients are set to means, to the costs of rare events, or to costs that the recorded times show
 directly.

@@ -148,8 +148,7 @@ class _Shown(NamedTuple):
     runs: Callable[[], Any] | None = None
     """Function that simulates the same requests under all policies; None if no comparison is possible."""
     ample: Callable[..., Any] | None = None
-    """Function that returns the tokens per second of each policy in a pool that never runs short; None: not possible.
-    """
+    """Function that returns the tokens per second of each policy in an ample pool; None if not possible."""
 
 
 def _shown(

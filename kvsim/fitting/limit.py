@@ -1,4 +1,4 @@
-"""Sentences on what limits a load on a server, and on what the time of its steps is spent."""
+"""Sentences on what limits a load on a server, and on the work that takes most time of its steps."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ In a run that others recorded, end-to-end times were off by -1 % with the data s
 """
 _SIZES = (*sorted({captured_size(m) for m in range(1, 513)}), 640, 768, 1024, 1536, 2048, 4096, 8192, 16384)
 _STREAMED_BYTES = 1 << 29
-"""Bytes of weights from which no GPU's cache keeps the weights until they are read again."""
+"""Bytes of weights that are too many for any GPU's cache to keep until they are read again."""
 _CONTEXTS = (128, 16384)
 """Smallest and largest context, in tokens, of the rows of the tables that are used, as in `kvsim measure`."""
 _MOST_DECODES = 512

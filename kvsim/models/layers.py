@@ -38,7 +38,7 @@ class FullAttention:
     """Number of elements in the value of one head."""
 
     def heads_on_gpu(self, tensor_parallel_size: int) -> int:
-        """Return the number of KV heads on each GPU. With more GPUs than heads, several GPUs copy the same head."""
+        """Return the number of KV heads on each GPU. With more GPUs than heads, several GPUs hold the same head."""
         return max(1, self.num_kv_heads // tensor_parallel_size)
 
     def elements_per_token(self, tensor_parallel_size: int = 1) -> int:

@@ -146,10 +146,9 @@ def taken_for(name: str, model: Model) -> str:
 
 
 def _sibling(name: str, model: Model) -> Model:
-    """Return `model` under the name `name`, if that is one of its siblings, which differ only in name and longest
-    sequence.
+    """Return the sibling of `model` called `name`; `model` itself if it has none.
 
-    Otherwise return `model` unchanged.
+    Siblings differ only in their names and longest sequences.
     """
     siblings = _entry(model.name).get("siblings", {})
     matching = [full for full in siblings if name.strip().casefold() in (full.casefold(), _title(full))]

@@ -36,7 +36,7 @@ def _a4000_tokens(progress: ProgressCallback) -> list[float]:  # noqa: ARG001  n
 
 
 def _four_sequences(progress: ProgressCallback) -> list[float]:  # noqa: ARG001  nothing is simulated
-    """Return the number of admitted sequences, of five, and the percentage of the memory that is not used."""
+    """Return how many of five sequences are admitted, and the percentage of the memory that is not used."""
     longest, lengths = 16_384, [80, 50, 120, 30, 10]
     workload = Workload(arrival_s=[0.0] * len(lengths), prompt_tokens=lengths, output_tokens=[1] * len(lengths))
     model, gpu = find_model("huggyllama/llama-13b"), find_gpu("A4000")

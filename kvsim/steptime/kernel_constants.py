@@ -41,7 +41,7 @@ It is 5 to 15 us in the profiles of three models on an H200, which were fitted w
 REDUCE_WAIT_S = 2e-6
 """Seconds that GPUs wait for each other in an all-reduce."""
 STEP_KERNELS = 100
-"""Time of all kernels outside the layers (inputs, sampling, copies) and between graphs, in small kernels."""
+"""Time of a step outside its layers (inputs, sampling, copies, gaps), in multiples of a small kernel."""
 SAMPLED_BYTES = 20
 """Number of bytes that sampling reads and writes per logit, to convert, perturb and compare it.
 

@@ -403,8 +403,8 @@ def _expert_launches(work: Work) -> int:
 def _host(launch_s: float, work: Work) -> dict[str, Any]:
     """Return the host's coefficients of a `Roofline`. The host launches one kernel in `launch_s`.
 
-    On several GPUs, worker processes prepare and launch steps, and the scheduler continues meanwhile. A step that is
-    not one captured graph then takes the GPU at least the launch and the preparation of the next step.
+    On several GPUs, worker processes prepare and launch steps while the scheduler continues. The GPU time of a step
+    that is not one captured graph is then at least the time to launch it and to prepare the next step.
     """
     plain_layers = max(work.num_layers - work.num_latent_layers - work.num_recurrent_layers, 0)
     has_workers = work.has_workers

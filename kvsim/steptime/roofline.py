@@ -50,7 +50,7 @@ class Roofline:
     worker_step_s: float = 0.0
     """Time of a worker process per step, before the first kernel; 0 if the scheduler has no worker processes.
 
-    The scheduler's process continues meanwhile.
+    The scheduler's process continues during this time.
     """
     worker_sequence_s: float = 0.0
     """Time of a worker process per sequence, before the first kernel."""
