@@ -22,7 +22,7 @@ Settings = TypeVar("Settings")
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 """Settings whose defaults depend on --defaults."""
 _LIKE = {"adapters": "enable_lora", "defaults": "max_num_seqs", "kv_offloading_gb_per_s": "load_gb_per_s"}
-"""Flags that are not settings of a policy. Each applies to the policies that have the setting beside it."""
+"""Flags that are no settings, each with a setting. The flag applies to the policies that have this setting."""
 
 
 jobs_option = click.option(

@@ -16,7 +16,7 @@ from kvsim.steptime.card import Attention, Card, Products, load_card
 
 _FOLDER = Path(__file__).parent / "cards"
 _PATTERN = "H200"
-"""Name of the GPU whose measured card is scaled for GPUs without one. They are assumed to be as efficient."""
+"""Name of the GPU whose measured card is scaled for GPUs without a card, which are assumed to be as efficient."""
 _ARITHMETIC_SHARE = 0.72
 """Part of an H200's peak FLOP/s that its large matrix products reach: 0.72 of 1."""
 _ARITHMETIC = {"Ampere GA100": 1.1, "Ampere GA102": 1.3, "Ampere GA104": 1.3, "Ada": 1.4}

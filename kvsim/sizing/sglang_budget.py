@@ -42,8 +42,7 @@ _META_MIB, _MIB_PER_TOKEN, _MIB_PER_GRAPH, _LEAST_TOKENS, _MIB_OF_GROUP = 512, 1
 _MANY = 4
 """Number of GPUs from which the last column of `_CARDS` applies."""
 _RUNNING, _RUNNING_PER_CONTEXT = (2048, 4096), 512
-"""Limits of the default `max_running_requests`, and its value per sequence of `context_length` for which the slots have
-room.
+"""Smallest and largest default of `max_running_requests`, and its value per `context_length` of slots.
 """
 _BLACKWELL = "Blackwell GB100"
 """Beginning of the architecture of data-center GPUs such as B200 and B300, but not of workstation GPUs."""

@@ -4,7 +4,7 @@ The simulator advances its clock by these times. A few coefficients describe the
 
 - The weights are read once and multiplied with every token. Reading and arithmetic overlap, so the longer one counts.
 - The keys and values of all tokens of context are read, and the attention of every new query is computed.
-- Kernels start and end, and memory idles meanwhile.
+- Memory idles while kernels start and end.
 
 At the same time, the host launches the kernels one by one, unless the step is a captured graph. An engine that waits
 for its output needs the longer of the two times. An engine that schedules ahead launches a step while the GPU computes
