@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvsim.simulation import EngineName
 
 _LEAST_SHARE = 0.9
-"""Share of the blocks for which the GPU has room. A pool with fewer blocks must have a size that the user stated."""
+"""Smallest share of the blocks that fit into the GPU with which a pool counts as sized by vLLM, not by the user."""
 
 
 def load_of(recording: Recording) -> Load:

@@ -17,7 +17,7 @@ from kvsim.models.layers import ChunkedLocal, FullAttention, GatedDeltaNet, Mamb
 
 if TYPE_CHECKING:
     from kvsim.models import Model
-    from kvsim.models.layers import Attention
+    from kvsim.models.layers import Attention, Recurrent
     from kvsim.models.vision import VisionTower
 
 _LATENT_HEAD = 128
@@ -135,27 +135,11 @@ def work_of(model: Model) -> Work:
     for layer in model.attention_layers:
         products.update(_attention_products(model, layer))
     for recurrent in model.recurrent_layers:
-        if isinstance(recurrent, Mamba2):
-            into = 2 * recurrent.inner_size + 2 * recurrent.num_groups * recurrent.state_size + recurrent.num_heads
-            products.update([Weights(into // size, hidden), Weights(hidden, recurrent.inner_size // size)])
-        elif isinstance(recurrent, GatedDeltaNet):
-            keys, values = (
-                recurrent.num_key_heads * recurrent.key_head_dim,
-                recurrent.num_value_heads * recurrent.value_head_dim,
-            )
-            into = 2 * keys + 2 * values + 2 * recurrent.num_value_heads  # also a gate, a decay and a rate per head
-            products.update([Weights(into // size, hidden), Weights(hidden, values // size)])
+        products.update(_recurrent_products(recurrent, size, hidden))
     _add_feed_forward(products, model)
     recurrent_layers = len(model.recurrent_layers)
     latent_layers = sum(isinstance(layer, Mla) for layer in model.attention_layers)
-    is_gemma = model.architecture.startswith("Gemma")
-    more = _MORE_SMALL_KERNELS["gemma"] if is_gemma else 0
-    small_kernels = model.num_layers * (_SMALL_KERNELS + more)
-    small_kernels += _MORE_SMALL_KERNELS["latent"] * latent_layers + _MORE_SMALL_KERNELS["recurrent"] * recurrent_layers
-    widest = sum(weights.n for weights in products.elements()) / model.num_layers
-    elements = model.num_layers * (_HIDDEN_ELEMENTS["gemma" if is_gemma else "others"] * hidden + 1.5 * widest)
-    unpacked = sum(_LATENT_HEAD + layer.rope_dim for layer in model.attention_layers if isinstance(layer, Mla))
-    elements += _LATENT_ELEMENTS * unpacked * (model.num_attention_heads // size)
+    small_kernels = _SMALL_KERNELS + (_MORE_SMALL_KERNELS["gemma"] if _is_gemma(model) else 0)
     expert_layers = _expert_layers(model)
     bits = 8.0 * model.dtype_bytes
     quantization = model.quantization
@@ -175,9 +159,11 @@ def work_of(model: Model) -> Work:
         state_bytes=model.state_bytes_per_sequence,
         num_recurrent_layers=recurrent_layers,
         num_delta_nets=sum(isinstance(layer, GatedDeltaNet) for layer in model.recurrent_layers),
-        element_bytes=_ACTIVATION_BYTES * elements,
-        num_small_kernels=small_kernels,
-        num_kernels_of_attention_layer=6 + _SMALL_KERNELS + more,
+        element_bytes=_ACTIVATION_BYTES * _elements_per_token(model, products),
+        num_small_kernels=model.num_layers * small_kernels
+        + _MORE_SMALL_KERNELS["latent"] * latent_layers
+        + _MORE_SMALL_KERNELS["recurrent"] * recurrent_layers,
+        num_kernels_of_attention_layer=6 + small_kernels,
         num_latent_layers=latent_layers,
         num_state_tables=_num_state_tables(model),
         reduced_bytes=_ACTIVATION_BYTES * hidden,
@@ -188,6 +174,34 @@ def work_of(model: Model) -> Work:
         vision=model.vision,
         tensor_parallel_size=size,
     )
+
+
+def _is_gemma(model: Model) -> bool:
+    return model.architecture.startswith("Gemma")
+
+
+def _recurrent_products(layer: Recurrent, size: int, hidden: int) -> list[Weights]:
+    """Return the large matrices of a recurrent layer that `size` GPUs share, on each GPU.
+
+    Layers other than Mamba 2 and gated delta nets are counted as feed-forward layers.
+    """
+    if isinstance(layer, Mamba2):
+        into = 2 * layer.inner_size + 2 * layer.num_groups * layer.state_size + layer.num_heads
+        return [Weights(into // size, hidden), Weights(hidden, layer.inner_size // size)]
+    if isinstance(layer, GatedDeltaNet):
+        keys, values = layer.num_key_heads * layer.key_head_dim, layer.num_value_heads * layer.value_head_dim
+        into = 2 * keys + 2 * values + 2 * layer.num_value_heads  # also a gate, a decay and a rate per head
+        return [Weights(into // size, hidden), Weights(hidden, values // size)]
+    return []
+
+
+def _elements_per_token(model: Model, products: Counter[Weights]) -> float:
+    """Return the number of elements that norms, rotations, activations and unpacked latents read and write."""
+    norms = _HIDDEN_ELEMENTS["gemma" if _is_gemma(model) else "others"] * model.hidden_size
+    widest = sum(weights.n for weights in products.elements()) / model.num_layers
+    unpacked = sum(_LATENT_HEAD + layer.rope_dim for layer in model.attention_layers if isinstance(layer, Mla))
+    heads = model.num_attention_heads // model.tensor_parallel_size
+    return model.num_layers * (norms + 1.5 * widest) + _LATENT_ELEMENTS * unpacked * heads
 
 
 def attention_products(model: Model) -> list[Weights]:

@@ -181,7 +181,7 @@ class Turns:
         return Turns(after=after, pause_s=self.pause_s[rows], history_tokens=history, also_after=also_after)
 
     def closed(self, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return the turns that remain without those not in `kept` and all turns that wait for them: bool[n]."""
+        """Return `kept` without the turns that wait, directly or not, for a turn that is not kept: bool[n]."""
         kept = kept.copy()
         num_kept = -1
         while num_kept != (num_kept := int(kept.sum())):  # until no turn waits for a dropped one
