@@ -17,6 +17,7 @@ from kvsim.conformance.sglang_files import SGLangRequest, SGLangWorkload, expand
 from kvsim.conformance.verdict import Verdict, difference
 from kvsim.engine.clock import SCHEDULED, UPDATED
 from kvsim.engine.coefficients import no_times
+from kvsim.engine.combinations import frees_twice
 from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import BEGIN_TOKENS, Demand
@@ -108,6 +109,8 @@ class SGLangRun:
         self._arrived: list[int] = []
         self._left: set[int] = set()
         """Requests that SGLang serves without the last tokens of their prompts; see `_move_stops`."""
+        self._unsampled: set[int] = set()
+        """Requests without room for an output: SGLang samples nothing in a batch that has only such requests."""
         self._has_launched = False
         """True if the last pass launched a batch."""
         self._copies: dict[int, Mapping[str, Any]] = {}
@@ -185,6 +188,8 @@ class SGLangRun:
             ended_before = {each for each in oldest if not self._is_live(each)} - dropped
             num_in_flight = state.num_in_flight
             moment = driver.next_moment()
+            if radix.state.has_freed_twice:
+                raise frees_twice()
             if radix.state.has_failed:
                 yield {"kind": "failed"}
                 return
@@ -192,6 +197,8 @@ class SGLangRun:
                 self._num_steps += 1
                 self._has_launched = True
                 in_flight.append((self._num_steps, list(driver.batch())))
+                if not radix.state.last_puts_out:
+                    self._unsampled.update(each for each in driver.batch() if not self._radix.holdings[each].limit)
                 self._move_stops()
                 yield {"kind": "step", "pass": number, "step": self._num_steps} | self._step() | self._state_record()
             elif moment == UPDATED:
@@ -391,7 +398,7 @@ class SGLangRun:
     def _reason(self, number: int) -> str:
         if self._driver.sequence(number).status == ABORTED:
             return "FINISH_ABORT"
-        is_stop = self._requests[number - 1].stop_at == self._num_outputs(number)
+        is_stop = self._requests[number - 1].stop_at == self._num_outputs(number) and number not in self._unsampled
         is_stop |= number in self._left and self._num_outputs(number) < int(self._radix.holdings[number].limit)
         return "FINISH_MATCHED_TOKEN" if is_stop else "FINISH_LENGTH"
 

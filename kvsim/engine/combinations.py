@@ -68,3 +68,11 @@ def check_several_groups(cache: PagedSettings) -> None:
             "swapping to host memory is modelled where every layer keeps every token; this model has several KV-cache "
             "groups, so leave --swap-gib out."
         )
+
+
+def frees_twice() -> UsageError:
+    """Return the error for a run in which SGLang frees window slots twice and goes on with damaged memory."""
+    return UsageError(
+        "SGLang frees slots of sliding windows twice in this run, and kvsim does not follow it from there on; leave "
+        "--disable-radix-cache out."
+    )

@@ -188,6 +188,8 @@ class RadixState:
     """Number of results to process before the running requests are scanned again for ends by length."""
     has_failed: bool = False
     """True if an admitted batch did not get enough slots. SGLang would end there."""
+    has_freed_twice: bool = False
+    """True if the window of a page was freed twice. SGLang would go on with damaged memory."""
     total_offset: float = 0.0
     """Number of further slots that running and admitted requests are expected to need."""
     current_offset: float = 0.0

@@ -28,12 +28,13 @@ from kvsim.engine.clock import (
     REACHED,
     STALLED,
 )
+from kvsim.engine.combinations import frees_twice
 from kvsim.engine.custom import custom_memory
 from kvsim.engine.driver import Driver
 from kvsim.engine.paged import prefix_cache, prefix_hits
 from kvsim.engine.radix.hierarchical import OF_SGLANG
 from kvsim.engine.state import Engine
-from kvsim.errors import BudgetError, StalledError
+from kvsim.errors import BudgetError, StalledError, UsageError
 from kvsim.simulation.step_check import Checks
 from kvsim.steptime.kernels import Batch, KernelsSeen
 
@@ -308,8 +309,12 @@ def stalled(engine: Engine, number: int, row: int) -> StalledError:
     return StalledError(f"{which} can never be scheduled although nothing else runs: {why}")
 
 
-def crowded(engine: Engine) -> BudgetError:
-    """Return the error for a step with more changes than the buffers for a recording's rows can hold."""
+def crowded(engine: Engine) -> BudgetError | UsageError:
+    """Return the error for a step that cannot be simulated: it has more changes than the buffers for a recording's rows
+    can hold, or SGLang damages its memory in it.
+    """
+    if engine.memory in OF_SGLANG and engine.radix.state.has_freed_twice:
+        return frees_twice()
     if engine.memory in OF_SGLANG:
         return BudgetError(
             "requests that are admitted in one step share more runs of slots than a recording has room for; run "
