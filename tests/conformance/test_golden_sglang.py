@@ -2,7 +2,8 @@
 
 The first 37 have one rule each, which the name says; the next 13 are random mixtures. In the next three, SGLang finds
 only after some passes that copies to and from the host have ended. In the next two, prompts are compared in the queue
-within the first page. In the last, a chunk gets no slots while other requests decode, which ends SGLang.
+within the first page. In number 56, a chunk gets no slots while other requests decode, which ends SGLang. In the last,
+a request has no room for any output.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def test_a_run_ends_where_sglang_frees_window_slots_twice(compiled: bool) -> Non
 
 
 def test_the_golden_workloads_cover_what_they_are_kept_for() -> None:
-    assert len(WORKLOADS) == 56
+    assert len(WORKLOADS) == 57
     verdicts = [verify_answer(file, file.with_suffix(".jsonl.gz"), compiled=FASTEST) for file in WORKLOADS]
     for count in ("num_preemptions", "num_evictions", "num_aborts"):
         assert any(getattr(verdict, count) for verdict in verdicts), count

@@ -203,7 +203,7 @@ def test_what_does_not_go_together_is_refused(machine: Machine) -> None:
     [
         (["--prefill", "1"], "give --decode, too"),
         (["--kv-transfers", "2"], "give --prefill and --decode"),
-        (["--prefill", "1", "--decode", "1", "--replicas", "2"], "leave --replicas and --route-lag"),
+        (["--prefill", "1", "--decode", "1", "--replicas", "2"], "leave out --replicas and --route-lag"),
         (["--prefill", "1", "--decode", "1", "--pipeline-parallel-size", "2"], "one stage holds all layers"),
         (["--data-parallel-size", "4611686018427387904"], "--data-parallel-size should be at most 1,000"),
     ],
