@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvsim.cli.machine_flags import (
@@ -19,8 +19,9 @@ from kvsim.cli.options import settings_from
 from kvsim.cli.show import command_line
 from kvsim.cli.workload import cut_at, is_generated, workload_and_source
 from kvsim.errors import UsageError
+from kvsim.policies.releases import DEFAULT
 from kvsim.policies.settings import PrefixEviction
-from kvsim.setting_fields import settings_in
+from kvsim.setting_fields import settings_in, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -208,12 +209,11 @@ def _changed(settings: Any, flags: Mapping[str, Any], file: str) -> dict[str, An
         UsageError: such a setting is given as a flag, too.
     """
     kind: Any = type(settings)
-    defaults = kind()
-    changed = {
-        each.name: value
-        for each in fields(settings)
-        if (value := getattr(settings, each.name)) != getattr(defaults, each.name)
-    }
+    # Defaults depend on the release, which the file may state.
+    values = values_of(settings)
+    release = {"vllm": values["vllm"]} if values.get("vllm", DEFAULT) != DEFAULT else {}
+    defaults = kind(**release)
+    changed = release | {name: value for name, value in values.items() if value != getattr(defaults, name)}
     for each in settings_in(kind):
         if each.name in changed and flags.get(each.name) is not None:
             flag = each.setting.flags[0]

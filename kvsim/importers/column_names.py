@@ -57,7 +57,7 @@ class Meaning(NamedTuple):
     unit: str | None = None
     """Unit of a time; None if the name states none."""
     dated: bool = False
-    """True if the name stands for a date."""
+    """True if values under this name are dates."""
 
 
 @lru_cache(maxsize=1024)

@@ -141,8 +141,8 @@ def _heads(row: Attention) -> tuple[int, int, int]:
 def exchange_sums(card: Card, gpu: Gpu, num_gpus: int) -> tuple[tuple[int, float], ...]:
     """Return guessed times of an all-gather plus a reduce-scatter between all GPUs, as pairs of bytes and seconds.
 
-    Together they move as many bytes as one all-reduce. With several hosts, the bytes also cross the network adapters,
-    of which each host has `_HOST_GPUS`.
+    Together they move as many bytes as one all-reduce. With several hosts, the bytes also cross the network. Each host
+    has `_HOST_GPUS` network adapters.
     """
     sums = linked(card, gpu, num_gpus).all_reduce
     if num_gpus <= _HOST_GPUS:

@@ -125,3 +125,17 @@ def test_flags_add_to_the_settings_of_a_policy_in_a_file_and_never_contradict_th
         said = f" has no effect: the policy in {file} sets {name}; leave one out."
         assert flag in done.stderr
         assert said in " ".join(done.stderr.split())
+
+
+def test_a_setting_that_only_follows_from_the_release_in_a_file_can_be_given_as_a_flag(
+    summary: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    file = tmp_path / "old.py"
+    file.write_text(
+        "from kvsim import ContinuousSettings, CustomPolicy\n\n\n"
+        "class Old(CustomPolicy):\n"
+        "    scheduler = ContinuousSettings(vllm='0.12.0')\n",
+        encoding="utf-8",
+    )
+    apart, ahead = summary("--policy", str(file)), summary("--policy", str(file), "--async-scheduling")
+    assert apart["duration_s"] > ahead["duration_s"]

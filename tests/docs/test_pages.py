@@ -40,6 +40,8 @@ PAGES = [
 _BLOCK = re.compile(r"```(sh|python)\n(.*?)```", re.DOTALL)
 _SHELL = ("printf ",)
 _INSTALLS = ("pip install ",)
+_OF_SEVERAL_SERVERS = ("--replicas", "--prefill", "--decode", "--data-parallel-size", "--prefix-store-gib")
+"""Flags beside which --no-band is refused, because runs of several servers are not repeated."""
 _CARD = """name = "mine"
 memory_gib = 79.6
 bandwidth_gb_per_s = 3350
@@ -77,7 +79,7 @@ def run_shell(line: str, code: int) -> None:
         arguments[arguments.index("1000000")] = "1000"
     if command == "animate" and "--length" not in arguments:
         arguments += ["--length", "2"]
-    if command == "run" and "--no-band" not in arguments:
+    if command == "run" and not {"--no-band", *_OF_SEVERAL_SERVERS} & set(arguments):
         arguments.append("--no-band")
     result = CliRunner().invoke(cli, [command, *arguments])
     assert result.exit_code == code, f"{line}\n{result.output}\n{result.exception!r}"
