@@ -25,11 +25,14 @@ from difflib import get_close_matches
 from typing import ClassVar
 
 _MOST_NAMED = 8
-"""Largest number of names that a message lists completely, because people do not read longer lists."""
+"""Largest number of names that a message lists completely."""
 
 
 def shortened(value: object, most: int = 60) -> str:
-    """Return `value` as Python's `repr` writes it, cut to `most` letters. Values come from files and may be long."""
+    """Return the `repr` of `value`, cut to `most` letters, because values come from files and may be long.
+
+    For an integer of very many digits, return the number of its digits in words.
+    """
     if isinstance(value, int) and value.bit_length() > 4 * most:
         return f"a whole number of some {value.bit_length() * 30103 // 100000:,} digits"
     text = repr(value)
@@ -37,7 +40,7 @@ def shortened(value: object, most: int = 60) -> str:
 
 
 def reason_of(error: BaseException, otherwise: str = "") -> str:
-    """Return the first line of an error's message without its full stop, for a part of another message.
+    """Return the first line of an error's message without its full stop, to be part of another message.
 
     For an error without a message, return `otherwise` or, if that is empty, the name of the error's class.
     """
@@ -69,14 +72,14 @@ class BudgetError(KvsimError):
     def __init__(self, sentence: str, account: Iterable[tuple[str, int, str]] = ()) -> None:
         """Store the message `sentence` and the terms of a memory budget.
 
-        `account` has a label, the bytes on one GPU and the reason of each term.
+        Each term in `account` is a label, the bytes on one GPU, and a reason.
         """
         super().__init__(sentence)
         self.account = tuple(account)
 
 
 class StalledError(KvsimError):
-    """Requests are waiting, and none of these can ever be scheduled; a real engine would wait for ever."""
+    """Requests are waiting, but none can ever be scheduled. A real engine would wait for ever."""
 
 
 class PolicyError(KvsimError):
@@ -91,7 +94,7 @@ class WorkerDiedError(KvsimError):
     """A worker process was killed; the reason is unknown."""
 
     def __init__(self, under_way: Collection[str]) -> None:
-        """Store the keys of the calls that were sent to workers and have no result."""
+        """`under_way` are the keys of the calls that were sent to workers and have no result."""
         self.under_way = frozenset(under_way)
         super().__init__(
             "a worker process was killed, as a machine does when its memory is full; a smaller --jobs needs less of it."
@@ -116,12 +119,10 @@ class MissingExtraError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """A name is not listed; the message suggests similar names, or some of the list."""
+    """A name is not listed. The message suggests similar names, or some of the list."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, listed_by: str = "") -> None:
-        """Compose the message. `listed_by` is the command that lists all `known` names, if they are too many for the
-        message.
-        """
+        """`listed_by` is the command that lists all `known` names, for lists that are too long for a message."""
         names = sorted(known, key=lambda known_name: (len(known_name) if known_name.isdecimal() else 0, known_name))
         by_folded_name = {known_name.casefold(): known_name for known_name in names}
         # People often write only the last part of a model's name, so "llama-3-8b" is compared with both
@@ -136,7 +137,7 @@ class UnknownNameError(UsageError):
 
 
 def _some(names: list[str], listed_by: str) -> str:
-    """Return all names as text if they are few. Otherwise return the first ones, and the command that lists all."""
+    """Return all names as text if they are few; otherwise the first ones, and the command that lists all."""
     if len(names) <= _MOST_NAMED:
         return f"there are {', '.join(names)}."
     num_named = _MOST_NAMED // 2

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def by_name(names: Mapping[str, str]) -> dict[str, str]:
-    """Return the module of each name. `names` has the names of each module, separated by spaces."""
+    """Return the module of each name. `names` has, for each module, its names separated by spaces."""
     return {name: module for module, listed in names.items() for name in listed.split()}
 
 
@@ -17,9 +17,9 @@ def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the `__getattr__` of `package`, which imports a name at first use.
 
     Args:
-        package: its `__name__`.
-        homes: the module of each of its public names. No public name may be the name of a module in the package,
-            because the module would replace it once the module is imported.
+    package: its `__name__`.
+    homes: the module of each of its public names. No public name may be the name of a module in the package, because
+    the imported module would replace it.
     """
 
     def find(name: str) -> Any:

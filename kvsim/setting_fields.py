@@ -17,7 +17,7 @@ from typing import Any, get_args, get_type_hints
 from kvsim.errors import UsageError, shortened
 
 _BY_NAME = ("",)
-"""Value of `flags` that means: the flag has the name of its field. `settings_in` replaces it."""
+"""Value of `Setting.flags` for a flag with the name of its field. `settings_in` replaces it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,18 +27,18 @@ class Setting:
     help: str
     """Description for the help and the reference, with the unit."""
     flags: tuple[str, ...] = ()
-    """Spellings of the flag, in the syntax of click; empty for a setting without a flag.
+    """Spellings of the flag in the syntax of click; empty for a setting without a flag.
 
-    "--x/--no-x" is a pair of flags. A single flag of a switch sets the opposite of the default.
+    "--x/--no-x" is a pair of flags. A single flag of a boolean setting sets the opposite of the default.
     """
     unit: str | None = None
     """Placeholder of the value in the help, such as TOKENS."""
     section: str = ""
     """Heading in the help; empty for the heading of the class."""
     shown: str | None = None
-    """Default as the help shows it; None to show the value itself."""
+    """Default as the help shows it; None to show the default itself."""
     choices: Mapping[str, Any] | None = None
-    """Values by the words that the flag accepts. None: all members of an enumeration, or all values of another type."""
+    """Allowed values, by the words that the flag accepts. If None, every value of the field's type is allowed."""
     requires: str = ""
     """Name of a setting without which this one has no effect; empty if there is none."""
     since: str = ""
@@ -52,7 +52,7 @@ class Setting:
         """Check that a number is within the bounds. Other values are not checked.
 
         Raises:
-            UsageError: the number is out of bounds; the message calls it `name`.
+        UsageError: the number is out of bounds. The message calls it `name`.
         """
         if isinstance(value, bool) or not isinstance(value, int | float):
             return
@@ -67,7 +67,7 @@ class Setting:
 
 
 def setting(default: Any, help: str, *flags: str, **metadata: Any) -> Any:  # noqa: A002  the word of argparse and click
-    """Declare a dataclass field as a setting, with the flag of its name or with `flags`.
+    """Declare a dataclass field as a setting, with `flags`, or with the flag of the field's name if `flags` is empty.
 
     `metadata` has other fields of `Setting`.
     """
@@ -84,7 +84,7 @@ def python_setting(default: Any, help: str, **metadata: Any) -> Any:  # noqa: A0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """Declared setting of a dataclass, with the name, type and default of its field."""
+    """Setting that a dataclass declares, with the name, type and default of its field."""
 
     name: str
     kind: type
@@ -94,7 +94,7 @@ class Declared:
 
     @property
     def choices(self) -> dict[str, Any]:
-        """Values by the words that the flag accepts; empty if any value of the type is accepted."""
+        """Allowed values, by the words that the flag accepts; empty if every value of the type is allowed."""
         if self.setting.choices is None and issubclass(self.kind, Enum):
             return {str(member.value): member for member in self.kind}
         return dict(self.setting.choices or {})
@@ -127,11 +127,10 @@ def settings_in(kind: Any) -> tuple[Declared, ...]:
 
 
 def check_settings(settings: Any) -> None:
-    """Check every setting of a dataclass against its bounds and choices. Words are replaced by the values that they
-    name.
+    """Check every setting of a dataclass against its bounds and choices. Replace words by the values that they name.
 
     Raises:
-        UsageError: a number is out of bounds, or a value is not among the choices.
+    UsageError: a number is out of bounds, or a value is not among the choices.
     """
     for each in settings_in(settings.__class__):
         value = getattr(settings, each.name)
@@ -144,12 +143,12 @@ def check_settings(settings: Any) -> None:
 
 
 def values_of(settings: Any) -> dict[str, Any]:
-    """Return the settings that a dataclass declares or inherits, by name."""
+    """Return the values of the settings that a dataclass declares or inherits, by name."""
     return {each.name: getattr(settings, each.name) for each in settings_in(settings.__class__)}
 
 
 def _plain(annotation: Any) -> type:
-    """Return the class that an annotation allows beside None; str if the annotation is not a class."""
+    """Return the class that an annotation allows beside None; str if the annotation is no class."""
     if isinstance(annotation, UnionType):
         [annotation] = [kind for kind in get_args(annotation) if kind is not type(None)]
     return annotation if isinstance(annotation, type) and annotation is not Any else str

@@ -1,7 +1,7 @@
 """The terminal interface: plays recordings of simulated and of real engines, frame by frame.
 
-These functions are the only entry to the package. They import Textual when they are called, because that import
-takes a third of a second, which commands without a screen need not wait for.
+These functions are the only entry to the package. They import Textual when they are called, because that import takes a
+third of a second, and commands without a screen do not need it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     """Everything that the interface can play."""
 
 _LONG_ROWS = 200_000
-"""Number of steps and memory operations from which a recording is shown before its slots are counted by state."""
+"""From this number of steps plus memory operations on, a recording is shown before its slots are counted by state."""
 
 __all__ = ["attach", "fleet_of", "open_fleet", "run", "screenshot", "watch_metrics"]
 
@@ -214,8 +214,7 @@ def _opened(
 ) -> Session | ComparedRuns | FleetServers | Guided:
     """Open `shown` at `at_s` seconds.
 
-    If `at_s` is None, choose a moment worth seeing: with `live` shortly before it, to play; otherwise the moment
-    itself.
+    If `at_s` is None, choose a moment worth seeing: the moment itself or, with `live`, shortly before.
     """
     from kvsim.recording import Recording  # noqa: PLC0415
 

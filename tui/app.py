@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 FRAMES_PER_S = 30
 CALM_FRAMES_PER_S = 1
 _SETTLE_S = 0.5
-"""Wall seconds after the first picture until all objects are frozen for the garbage collector."""
+"""Wall seconds between the first picture and `_settle`."""
 
 
 class KvsimApp(Careful, Playbacks):
@@ -115,7 +115,7 @@ class KvsimApp(Careful, Playbacks):
         self.symbols.palette = palette_of(THEMES[0])
 
     def get_default_screen(self) -> Screen[None]:
-        """Return the playing screen, or a screen that reports progress if `opening` has yet to be loaded."""
+        """Return the playing screen, or a screen that reports progress if `opening` is a function."""
         if isinstance(self._opening, Session | ComparedRuns | FleetServers) or not callable(self._opening):
             return self.playback_for(self._opening)
         self._report = OpeningProgress("reading")
@@ -133,7 +133,6 @@ class KvsimApp(Careful, Playbacks):
             self.set_timer(_SETTLE_S, self._settle)
 
     def on_mount(self) -> None:
-        """Create the clock, paused, and start to load `opening` if it is a function."""
         self.theme_changed_signal.subscribe(self, self._take_colors)
         self._timer = self.set_interval(1 / self._frames_per_s, self.tick, pause=True)
         if callable(self._opening):
@@ -150,7 +149,6 @@ class KvsimApp(Careful, Playbacks):
             gc.set_threshold(50_000, 20, 100)
 
     def _take_colors(self, theme: Theme) -> None:
-        """Redraw the pictures in the colours of `theme`."""
         self.symbols.palette = palette_of(theme)
         for screen in self.screen_stack:
             for widget in screen.query("*"):
@@ -160,12 +158,12 @@ class KvsimApp(Careful, Playbacks):
             self.playback.show_frame(everything=True)
 
     def exit(self, result: None = None, return_code: int = 0, message: RenderableType | None = None) -> None:
-        """End the program; keys and mouse are ignored from here on."""
+        """End the program. Keys and mouse are ignored from now on."""
         self._leaving = True
         super().exit(result, return_code, message)
 
     async def on_event(self, event: Event) -> None:
-        """Handle an event; ignore keys and mouse while the program ends, because the screens are closing."""
+        """Handle an event. Keys and mouse are ignored while the program ends, because the screens are closing."""
         if not (self._leaving and isinstance(event, InputEvent)):
             await super().on_event(event)
 
@@ -175,7 +173,10 @@ class KvsimApp(Careful, Playbacks):
         super()._display(screen, update)
 
     def tick(self) -> None:
-        """Advance the playback by the wall time since the last tick, unless too many bytes were sent recently."""
+        """Advance the playback by the wall time since the last tick.
+
+        Do nothing if too many bytes were sent recently.
+        """
         if not self._link.is_free(time.monotonic()):
             return
         now_s = self._clock()
@@ -195,7 +196,7 @@ class KvsimApp(Careful, Playbacks):
             self._timer.pause()
 
     def action_save(self, kind: str) -> None:
-        """Save the screen as SVG or PNG, or its numbers as CSV, in the current folder."""
+        """Save the screen ("svg" or "png") or its numbers ("csv") in the current folder."""
         from .saving import save  # noqa: PLC0415 - nothing that the first picture needs
 
         save(self, self.playback, kind)
@@ -210,19 +211,17 @@ class KvsimApp(Careful, Playbacks):
         yield from (command for command in super().get_system_commands(screen) if command.title not in hidden)
 
     def action_command_palette(self) -> None:
-        """Open the palette with all commands."""
         from .commands import choose  # noqa: PLC0415 - nothing that the first picture needs
 
         choose(self, self.get_system_commands(self.screen), "What shall be done?")
 
     def search_themes(self) -> None:
-        """Open the palette with all themes."""
         from .commands import choose, themes  # noqa: PLC0415 - nothing that the first picture needs
 
         choose(self, themes(self), "Which theme?")
 
     def get_key_display(self, binding: Binding) -> str:
-        """Return the name of a key for the footer; in plain ASCII, arrow keys are spelled out."""
+        """Return the name of a key for the footer. In plain ASCII, arrow keys are spelled out."""
         if not self.symbols.ascii:
             return super().get_key_display(binding)
         return binding.key_display or ASCII_KEYS.get(binding.key, binding.key)

@@ -51,7 +51,7 @@ def commands(app: AppInterface, playback: PlaybackScreen) -> Iterator[SystemComm
 def themes(app: AppInterface) -> Iterator[SystemCommand]:
     """Yield a palette entry for each theme that has its own background colour, because saved pictures need one.
 
-    Textual's "ansi" themes use the background of the terminal, and are left out.
+    Textual's "ansi" themes are left out, because they use the background of the terminal.
     """
     for name in app.available_themes:
         if "ansi" not in name:
@@ -59,7 +59,7 @@ def themes(app: AppInterface) -> Iterator[SystemCommand]:
 
 
 def choose(app: AppInterface, offered: Iterable[SystemCommand], question: str) -> None:
-    """Open the palette, and run the chosen command. Do nothing while another dialog is open."""
+    """Open the palette with the commands `offered`, and run the chosen one. Do nothing while another dialog is open."""
 
     def call(chosen: SystemCommand | None) -> None:
         if chosen is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Playbacks(AppInterface):
-    """Opens a session, comparison, fleet or lesson on top of the playing screen, and later returns to that screen."""
+    """Stack of playing screens. A session, comparison, fleet or lesson opens on top, and can be left again."""
 
     def __init__(
         self,
@@ -32,30 +32,29 @@ class Playbacks(AppInterface):
         ample: Callable[[], Sequence[float]] | None,
         feed: Feed | None,
     ) -> None:
-        """`runs` returns the runs of a comparison, `ample` their throughput with ample memory, and `feed` supplies new
-        steps for the first session.
+        """`runs` returns the runs of a comparison, `ample` their throughput with ample memory.
+
+        `feed` supplies new steps for the first session.
         """
         super().__init__()
         self._runs, self._ample, self._feed = runs, ample, feed
 
     @property
     def playback(self) -> PlaybackScreen:
-        """The playing screen: the topmost `PlaybackScreen`, even if a dialog covers it."""
         return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, PlaybackScreen))
 
     def plays(self, screen: Screen[Any]) -> bool:
-        """Tell whether `screen` is the playing screen."""
         return self.num_playbacks > 0 and self.playback is screen
 
     @property
     def num_playbacks(self) -> int:
-        """Number of playing screens on the stack; 0 until something has been opened."""
         return sum(isinstance(screen, PlaybackScreen) for screen in self.screen_stack)
 
     def playback_for(self, shown: Session | ComparedRuns | FleetServers | Guided) -> PlaybackScreen:
         """Return the screen that plays `shown`.
 
-        It has the style classes for the size of the terminal already, so that its first frame need not be drawn twice.
+        The screen already has the style classes for the size of the terminal, so that its first frame is drawn only
+        once.
         """
         playback = self._playback_for(shown)
         for breakpoints, length in (
@@ -88,7 +87,7 @@ class Playbacks(AppInterface):
         return Live(session, self.symbols, self._feed)
 
     def open_playback(self, playback: PlaybackScreen) -> None:
-        """Show `playback` on top of the current playing screen, which pauses; replace that screen if it is a lesson."""
+        """Pause the playing screen, and show `playback` on top of it, or in its place if it is a lesson."""
         self.playback.player.playing = False
         if self.playback.guided is not None and self.num_playbacks > 1:
             self.switch_screen(playback)
@@ -96,13 +95,11 @@ class Playbacks(AppInterface):
             self.push_screen(playback)
 
     def leave_playback(self) -> None:
-        """Return to the playing screen below, if there is one."""
         if isinstance(self.screen, PlaybackScreen) and self.num_playbacks > 1:
             self.pop_screen()
             self.playback.show_frame(everything=True)
 
     def action_compare(self) -> None:
-        """Compare the policies at the current time, or leave the comparison."""
         playback = self.playback
         if playback.compares:
             time_s = playback.player.clock_s
@@ -130,7 +127,6 @@ class Playbacks(AppInterface):
         self.open_playback(self.playback_for(session))
 
     def action_lessons(self) -> None:
-        """Choose a lesson and play it."""
         from .dialogs.lesson_list import LessonsScreen  # noqa: PLC0415 - nothing that the first picture needs
         from .lessons import all_lessons  # noqa: PLC0415 - a tenth of a second, which only lessons wait for
 

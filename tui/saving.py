@@ -26,7 +26,7 @@ def render(app: AppInterface, size: tuple[int, int]) -> str:
 
 
 def save(app: AppInterface, playback: PlaybackScreen, kind: str) -> None:
-    """Save the screen in a new file of the current folder: `kind` is svg or png, or csv for its numbers.
+    """Save the screen ("svg", "png") or its numbers ("csv") in a new file in the current folder.
 
     Without a converter for PNG, save an SVG file and show a notification.
     """

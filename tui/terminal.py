@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 BYTES_PER_S: Final = 48_000
-"""Bytes per second that playback may send; frames are skipped while the rate is exceeded."""
+"""Bytes per second that playback may send. Frames are skipped while more were sent."""
 _CREDIT_S: Final = 0.25
-"""Seconds for which unused bandwidth is saved: a burst may send this many seconds' bytes more than the rate allows."""
+"""A burst may send this many seconds' bytes above the rate, if as much was unused before."""
 _SHORTEST_MOVE: Final = 4
 """Bytes of the shortest code that moves the cursor. A gap of fewer unchanged characters is sent again instead."""
 _SEEN_ON_BLANKS: Final = frozenset("4579")
-"""ANSI codes of the attributes that are visible on a space: underlined, blinking, reversed, struck out."""
+"""ANSI codes of the attributes that are visible on a space: underline, blinking, reverse, strikethrough."""
 
 
 class Ink(NamedTuple):
-    """ANSI codes of a style: attributes, colour, and background.
+    """ANSI codes of a style: attributes, colour, background.
 
     An empty colour means that any colour looks the same, because the character is a space.
     """
@@ -47,18 +47,19 @@ _PLAIN: Final = Ink("", "39", "49")
 
 
 class Link:
-    """Counts the bytes sent to the terminal, to keep playback below a rate."""
+    """Counts the bytes sent to the terminal, to limit their rate."""
 
     def __init__(self, bytes_per_s: float = BYTES_PER_S) -> None:
         self._bytes_per_s = bytes_per_s
         self._credit, self._counted_s = 0.0, time.monotonic()
 
     def send(self, number: int) -> None:
-        """Count `number` bytes as sent."""
         self._credit -= number
 
     def is_free(self, now_s: float) -> bool:
-        """Tell whether the bytes sent until `now_s` are within the rate, so that a frame may be sent."""
+        """Tell whether the bytes sent until `now_s` (monotonic seconds) are within the rate, so that a frame may be
+        sent.
+        """
         earned = (now_s - self._counted_s) * self._bytes_per_s
         self._credit, self._counted_s = min(self._credit + earned, self._bytes_per_s * _CREDIT_S), now_s
         return self._credit >= 0
@@ -116,7 +117,7 @@ class ScreenContent:
 
 
 class TerminalWriter:
-    """Collects characters for the terminal, with as few codes for positions and styles as possible."""
+    """Collects characters for the terminal, with few codes for positions and styles."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -126,7 +127,7 @@ class TerminalWriter:
     def write(self, x: int, y: int, cell: tuple[str, Ink], line: list[tuple[str, Ink]]) -> None:
         """Add the character `cell` at column `x` of line `y`.
 
-        `line` is the content of line `y`; its unchanged characters may be cheaper to send than a cursor movement.
+        `line` is the content of that line. Its unchanged characters may take fewer bytes than a cursor movement.
         """
         if y != self._y or x < self._x:
             self._parts.append(f"\x1b[{y + 1};{x + 1}H" if x else f"\x1b[{y + 1}H")
@@ -169,7 +170,7 @@ class TerminalWriter:
 
 
 class PartialUpdate(CompositorUpdate):
-    """An update of the screen that sends only the characters that the terminal does not show yet."""
+    """Update of the screen that sends only the characters that the terminal does not show yet."""
 
     def __init__(self, update: ChopsUpdate | LayoutUpdate, shown: ScreenContent) -> None:
         self._update, self._shown = update, shown
@@ -179,7 +180,6 @@ class PartialUpdate(CompositorUpdate):
         return self._update.__rich_console__(console, options)
 
     def render_segments(self, console: Console) -> str:
-        """Return the codes to send."""
         return self._shown.codes(self._update, console)
 
 
@@ -208,7 +208,7 @@ def _ink_of(style: Style, system: ColorSystem) -> Ink:
 def _simplest(character: str, ink: Ink) -> tuple[str, Ink]:
     """Return the character and style that look like `character` in `ink` and need the fewest codes.
 
-    A full block, or a character in the colour of its background, becomes a space: then its colour need not be sent.
+    A full block, or a character in the colour of its background, becomes a space, which needs no colour of its own.
     """
     if not _unseen_on_blanks(ink.attributes):
         return character, ink
@@ -225,6 +225,6 @@ def _unseen_on_blanks(attributes: str) -> bool:
 
 
 def _as_ground(color: str) -> str:
-    """Return the ANSI code for a background colour, given that for the same text colour: its first number plus 10."""
+    """Return the ANSI code of a background colour from that of the same text colour: its first number plus 10."""
     first, _, rest = color.partition(";")
     return f"{int(first) + 10};{rest}" if rest else str(int(first) + 10)

@@ -1,9 +1,9 @@
 """Colours of requests in the interface and in figures.
 
 The hue of a request depends only on its row in the recording, so that it is the same everywhere. Consecutive hues
-differ in lightness, too, and are distinct with any colour blindness. Every hue is at least 0.1 in OKLab from the states
-that are drawn beside it: tokens, reserved, never written, padding, expired and cached. No hue is a lighter or darker
-green of cached memory, which no request holds.
+differ in lightness, too, and are distinct with any colour blindness. In OKLab, every hue is at least 0.1 from the
+states that are drawn beside it: tokens, reserved, never written, padding, expired and cached. No hue is a lighter or
+darker green of cached memory, because no request holds that memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DARK_GROUND: Final = "#12151a"
 
 
 def mixed(front: str, back: str, back_share: float) -> str:
-    """Mix the colour `front` with a share of the colour `back`, 0 to 1."""
+    """Mix the colour `front` with the share `back_share`, 0 to 1, of the colour `back`."""
     channels = zip(channels_of(front), channels_of(back), strict=True)
     return "#" + "".join(f"{round(a + (b - a) * back_share):02x}" for a, b in channels)
 
@@ -38,6 +38,6 @@ def channels_of(color: str) -> tuple[int, int, int]:
 
 
 def luma(color: str) -> float:
-    """Return the luminance of `color`, 0 to 255 (ITU-R BT.601)."""
+    """Return the luma of `color`, 0 to 255 (ITU-R BT.601)."""
     red, green, blue = channels_of(color)
     return 0.299 * red + 0.587 * green + 0.114 * blue

@@ -31,7 +31,7 @@ _LONG_VALUE = re.compile(rf"\S{{{_VALUE_LETTERS},}}")
 
 
 def printable(text: str) -> str:
-    r"""Escape control characters and line breaks in `text`: an escape character becomes `\x1b`."""
+    r"""Escape control characters and line breaks in `text`; for example, ESC becomes `\x1b`."""
     return _CONTROL.sub(_written_out, text).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -64,7 +64,7 @@ def abridged(text: str, length: int) -> str:
 
 
 def message(text: str) -> str:
-    """Escape an error message, and shorten it and the long values in it."""
+    """Escape an error message, shorten the long values in it, and then the whole."""
     text = _LONG_VALUE.sub(lambda value: abridged(value[0], _VALUE_LETTERS), printable(text))
     return abridged(text, _MESSAGE_LETTERS)
 
@@ -77,13 +77,13 @@ def html_text(text: str) -> str:
 
 
 def script_json(value: Any) -> str:
-    """Format `value` as JSON for an HTML script element; `<` is escaped, so that no value can end the script."""
+    """Format `value` as JSON for an HTML script element. No value can end the element, because `<` is escaped."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:
-    """Replace marks such as `@TITLE@` in `template` by `parts`, in one pass, so that marks inside parts stay text."""
+    """Replace marks such as `@TITLE@` in `template` by `parts`, in one pass: a mark inside a part stays as it is."""
     return re.sub("|".join(map(re.escape, parts)), lambda mark: parts[mark[0]], template)
 
 
@@ -93,10 +93,9 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_code(text: str, *, least: int = 1) -> str:
-    """Format `text` as Markdown code.
+    """Format `text` as Markdown code, or with `least` above 1 as a block of code.
 
-    The fence has one backtick more than the longest sequence of backticks in `text`, and at least `least`.
-    If `least` is above 1, the code is a block of lines.
+    The fence has at least `least` backticks, and one more than the longest run of backticks in `text`.
     """
     longest = max(map(len, re.findall("`+", text)), default=0)
     ticks = "`" * max(longest + 1, least)
@@ -104,7 +103,7 @@ def markdown_code(text: str, *, least: int = 1) -> str:
 
 
 def file_stem(text: str) -> str:
-    """Convert `text` to a safe file name without extension."""
+    """Convert `text` to a safe file name without extension; "kvsim" if nothing is left."""
     stem = _NO_FILE.sub("-", text).strip("-.")
     return stem[-_STEM_LETTERS:].lstrip("-.") or "kvsim"
 
@@ -114,7 +113,7 @@ def _written_out(character: re.Match[str]) -> str:
 
 
 def in_full(value: Any) -> str:
-    """Format `value` completely, with all fields of dataclasses, even if their `repr` is abridged."""
+    """Format `value` completely, with all fields of dataclasses that their `repr` shows, even if it is abridged."""
     if isinstance(value, (float, int, str)):
         return repr(value)
     if is_dataclass(value) and not isinstance(value, type):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PaletteScreen(Modal["SystemCommand"]):
-    """An input line, and the commands that match the input, best first. Enter or a click runs a command."""
+    """An input line, and the commands that match the input, best first. Enter or a click chooses a command."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,ctrl+p", "close", "Close"),
@@ -40,18 +40,15 @@ class PaletteScreen(Modal["SystemCommand"]):
         self._question = question
 
     def compose(self) -> ComposeResult:
-        """Compose the input and the list."""
         with Vertical(id="palette"):
             yield Input(placeholder=self._question, compact=True)
             yield OptionList(*map(self._option, range(len(self._commands))), compact=True)
 
     def on_mount(self) -> None:
-        """Focus the input and highlight the first command."""
         self.query_one(Input).focus()
         self.query_one(OptionList).highlighted = 0
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """List the commands that match the input."""
         matcher = Matcher(event.value)
         scores = [matcher.match(command.title) if event.value else 1.0 for command in self._commands]
         matching = sorted((number for number, score in enumerate(scores) if score), key=lambda number: -scores[number])
@@ -60,16 +57,17 @@ class PaletteScreen(Modal["SystemCommand"]):
         options.highlighted = 0 if matching else None
 
     def on_input_submitted(self) -> None:
-        """Close with the highlighted command."""
         self.query_one(OptionList).action_select()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Close with the chosen command."""
         # The option's id identifies the command. Its position does not, because the list may have changed meanwhile.
         self.answer(self._commands[int(event.option_id or 0)])
 
     def action_move(self, how: str) -> None:
-        """Highlight another command: `how` is `cursor_down`, `cursor_up`, ...; the input keeps the focus."""
+        """Highlight another command.
+
+        The input keeps the focus; `how` is `cursor_down`, `cursor_up`, `page_down` or `page_up`.
+        """
         getattr(self.query_one(OptionList), f"action_{how}")()
 
     def _option(self, number: int) -> Option:

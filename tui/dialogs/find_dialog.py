@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def look_up(session: Session, text: str) -> tuple[str, int] | None:
-    """Return the request or unit that `text` names: `("request", row)` or `("unit", index)`; None if it names neither.
+    """Return the request or unit that `text` names: `("request", row)` or `("unit", index)`; None if there is neither.
 
-    `#17` is the unit with address 17. Any other text is the id of a request, the beginning of the id of exactly one
-    request, or a row number.
+    `#17` is the unit with address 17. Any other text is the id of a request, the beginning of exactly one id, or the
+    request's row.
     """
     text = text.strip()
     replay, ids = session.replay, session.recording.requests.id
@@ -40,7 +40,7 @@ def look_up(session: Session, text: str) -> tuple[str, int] | None:
 
 
 class FindScreen(Modal[tuple[str, int]]):
-    """An input line for a request's id or a unit's number."""
+    """An input line for the id of a request or the number of a unit. The answer is as `look_up` returns it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "Close")]
 
@@ -49,7 +49,6 @@ class FindScreen(Modal[tuple[str, int]]):
         self._session = session
 
     def compose(self) -> ComposeResult:
-        """Compose the question, the input and a line for an error."""
         with Vertical(id="find"):
             unit = self._session.unit_name
             yield Label(f"Find a request by its id, or a {unit} as #number")
@@ -62,15 +61,12 @@ class FindScreen(Modal[tuple[str, int]]):
         return f"{ids[0]}  or  {number}" if len(ids) else number
 
     def on_mount(self) -> None:
-        """Focus the input."""
         self.query_one(Input).focus()
 
     def on_input_changed(self) -> None:
-        """Clear the error about the previous input."""
         self.query_one("#find-answer", Label).update("")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Close with the request or unit that the input names; show an error if it names none."""
         found = look_up(self._session, event.value)
         if found is None:
             self.query_one("#find-answer", Label).update("There is no such request or place in the pool.")

@@ -65,7 +65,7 @@ FLEET_KEYS: Final = (
 
 
 def idea_of_pool(unit: str) -> str:
-    """Return the explanation of the picture of a pool whose units are called `unit`: block or slot."""
+    """Return the explanation of the picture of a pool whose units are called `unit`, "block" or "slot"."""
     return (
         f"The picture shows the whole pool; a cell is one {unit} or several, as its title says. "
         "o changes what colour means: whose memory it is, what it is doing, how many share it, how old it is. "
@@ -84,13 +84,13 @@ IDEA_OF_FLEET: Final = (
 
 
 class HelpScreen(Page):
-    """A page with an explanation of the picture, the states and the keys."""
+    """A page that explains the picture, the states and the keys."""
 
     PAGE_ID = "help"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q", "close", "Close")]
 
     def __init__(self, idea: str, symbols: Symbols, keys: Sequence[tuple[str, str]] = KEYS) -> None:
-        """`idea` explains what the picture shows; `keys` are keys and their actions."""
+        """`idea` explains the picture. `keys` are keys and their actions."""
         super().__init__()
         self._idea, self._symbols, self._keys = idea, symbols, keys
 

@@ -34,17 +34,15 @@ class LessonsScreen(Modal["Lesson"]):
         self._lessons = lessons
 
     def compose(self) -> ComposeResult:
-        """Compose the list."""
         with Vertical(id="lessons"):
             yield Label("Lessons: enter plays one, escape closes")
             yield OptionList(*(self._option(lesson) for lesson in self._lessons), compact=True)
 
     def on_mount(self) -> None:
-        """Focus the list."""
         self.query_one(OptionList).focus()
 
     def on_key(self, event: object) -> None:
-        """Play the lesson whose number ends with the pressed digit; 0 is lesson 10."""
+        """Play the lesson whose number ends with the pressed digit. The 0 is for lesson 10."""
         character = getattr(event, "character", None)
         for lesson in self._lessons:
             if character == str(lesson.number % 10):
@@ -52,15 +50,12 @@ class LessonsScreen(Modal["Lesson"]):
                 return
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        """Play the chosen lesson."""
         self.answer(self._lessons[event.option_index])
 
     def action_down(self) -> None:
-        """Move to the next lesson."""
         self.query_one(OptionList).action_cursor_down()
 
     def action_up(self) -> None:
-        """Move to the previous lesson."""
         self.query_one(OptionList).action_cursor_up()
 
     @staticmethod

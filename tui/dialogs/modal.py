@@ -16,15 +16,14 @@ Answer = TypeVar("Answer")
 
 
 class Modal(ModalScreen[Answer | None]):
-    """Dialog that closes once: after it has closed, it ignores keys that still arrive."""
+    """Dialog that closes once. After it has closed, it ignores keys that still arrive."""
 
     def answer(self, answer: Answer | None) -> None:
-        """Close, and pass `answer` to the code that opened the dialog."""
+        """Close, and return `answer` to the code that opened the dialog."""
         if self.is_current:
             self.dismiss(answer)
 
     def action_close(self) -> None:
-        """Close without an answer."""
         self.answer(None)
 
 
@@ -35,17 +34,15 @@ class Page(Modal[None]):
     """Id of the page in the style sheet."""
 
     def compose(self) -> ComposeResult:
-        """Compose the page."""
         with VerticalScroll(id=self.PAGE_ID, classes="page"):
             yield Static(self._page())
 
     def on_mount(self) -> None:
-        """Focus the page, and name the keys in its lower border."""
         self.query_one(VerticalScroll).focus()
         self.call_after_refresh(self._show_keys)
 
+    # Whether keys for scrolling are needed depends on the size.
     def on_resize(self) -> None:
-        """Name the keys in the lower border again: whether keys for scrolling are needed depends on the size."""
         self.call_after_refresh(self._show_keys)
 
     def _show_keys(self) -> None:

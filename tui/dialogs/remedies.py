@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 NUM_CHANGES: Final = 24
-"""Number of changes of the server that are simulated: fewer than `kvsim diagnose` tries, because the user waits."""
+"""Largest number of changes of the server that are simulated.
+
+`kvsim diagnose` tries more, because there nobody waits at a screen.
+"""
 _COLUMNS: Final = ("", "tokens/s", "TTFT p99", "TPOT p99", "preempted/min")
 _ENOUGH: Final = "Enough: hardly any request is preempted, and hardly any waits."
 _TERMS: Final = "TTFT: first token, TPOT: each further one; p99: 99 of 100 are faster."
@@ -27,7 +30,7 @@ _SIMULATED: Final = "Simulations replay the same requests; kvsim diagnose says h
 
 
 def diagnosed(recording: Recording) -> Diagnosis:
-    """Return the diagnosis of `recording`: simulate changes of its server with the recorded requests."""
+    """Return the diagnosis of `recording`. It simulates changes of the server with the recorded requests."""
     from kvsim.diagnosis import diagnose, engine_of  # noqa: PLC0415 - they bring the simulator along
     from kvsim.fitting import Search  # noqa: PLC0415
 
@@ -54,7 +57,7 @@ class RemediesScreen(Page):
         return Group(verdict, self._table(), _ENOUGH, _TERMS, command, *self._price(), "", found.cause, "", _SIMULATED)
 
     def _price(self) -> tuple[str, ...]:
-        """Return in words how much memory the first remedy takes; empty if it adds no blocks."""
+        """Return a sentence on the memory that the first remedy takes; empty if the remedy adds no blocks."""
         pool = self._diagnosis.recording.meta.pool
         blocks = getattr(self._diagnosis.remedies[0].change.server, "num_blocks", None)
         if not isinstance(blocks, int) or pool.num_units is None or blocks <= pool.num_units + pool.first_unit:
@@ -63,7 +66,7 @@ class RemediesScreen(Page):
         return (f"It takes {then} for KV instead of {now}, which the GPU must have.",)
 
     def _table(self) -> Table:
-        """Return the measured figures of a captured run, and of the simulated ones with and without remedies."""
+        """Return the figures with and without remedies; for a captured run, also the measured ones."""
         found = self._diagnosis
         table = Table(box=None, padding=(0, 1), pad_edge=False)
         for nth, name in enumerate(_COLUMNS):

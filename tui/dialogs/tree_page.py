@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from ..facts.tree_nodes import RadixTree, Retraction, TreeNode
     from ..playback.session import Session
 
-_MOST_NODES: Final = 400
+_MOST_NODES_LISTED: Final = 400
 """Largest number of nodes that are listed."""
 _DEEPEST: Final = 12
-"""Largest number of levels of indentation."""
-_FEW: Final = 3
+"""Largest number of levels that are indented."""
+_MOST_HOLDERS_NAMED: Final = 3
 """Largest number of holders that are named for a node."""
 
 
@@ -50,11 +50,11 @@ class RadixTreeScreen(Page):
         for name in ("node", "tokens", "held by", "last used"):
             table.add_column(name, justify="right" if name in ("tokens", "last used") else "left", no_wrap=True)
         first = _goes_first(session, tree)
-        for node in tree.nodes[:_MOST_NODES]:
+        for node in tree.nodes[:_MOST_NODES_LISTED]:
             table.add_row(*_cells(session, node, is_first=node is first))
         parts += ["", table]
-        if len(tree.nodes) > _MOST_NODES:
-            left = tree.nodes[_MOST_NODES:]
+        if len(tree.nodes) > _MOST_NODES_LISTED:
+            left = tree.nodes[_MOST_NODES_LISTED:]
             parts.append(f"and {plural(len(left), 'node')} more, {sum(node.num_units for node in left):,} slots")
         return Group(*parts)
 
@@ -71,7 +71,7 @@ def _summary(session: Session, tree: RadixTree) -> str:
 
 
 def _windows(session: Session) -> str | None:
-    """Return a line about the pool of layers with sliding windows after the current step; None without such a pool."""
+    """Return a line about the pool of layers with sliding windows after the current step; None without this pool."""
     recording, frame = session.recording, session.player.frame
     windows, steps = recording.meta.pool.windows, recording.steps
     if windows is None or steps.free_window_units is None or steps.cached_window_units is None or not len(steps):
@@ -99,11 +99,11 @@ def _goes_first(session: Session, tree: RadixTree) -> TreeNode | None:
 
 
 def _cells(session: Session, node: TreeNode, *, is_first: bool) -> tuple[Text, Text, Text, Text]:
-    """Return the cells of a node's line: bold if it is locked, dim if nodes below it must be evicted first."""
+    """Return the cells of a node's line: bold if the node is locked, dim if nodes below it must be evicted first."""
     size, end = session.replay.unit_tokens, node.begin + node.num_units
     lead = "  " * min(node.depth - 1, _DEEPEST) + "└ " if node.depth else ""
     if node.num_holders:
-        names = [session.request_name(row) for row in node.holders[:_FEW]]
+        names = [session.request_name(row) for row in node.holders[:_MOST_HOLDERS_NAMED]]
         more = node.num_holders - len(names)
         style, held = "bold", f"{node.num_holders}: {', '.join(names)}{f' and {more} more' if more else ''}"
     elif node.is_evictable:

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def as_csv(sessions: Iterable[Session]) -> str:
-    """Return a table with one row per run, for its current frame. The slots by state add up to `capacity_slots`."""
+    """Return a table with one row per run, for its current frame.
+
+    The columns of slots by state add up to `capacity_slots`.
+    """
     table = io.StringIO(newline="")
     rows = [_row(session) for session in sessions]
     writer = csv.DictWriter(table, rows[0].keys(), lineterminator="\n")

@@ -22,13 +22,13 @@ NO_CONVERTER: Final = (
     "PNG needs rsvg-convert: install librsvg2-bin (Debian, Ubuntu), librsvg2-tools (Fedora) or librsvg (Homebrew)."
 )
 _PATIENCE: Final = 100
-"""Largest number of event-loop turns to wait for a screen; it usually needs one."""
 
 
 async def drawn(pilot: Pilot[None]) -> None:
-    """Wait until the screen is drawn: its key line is drawn last."""
+    """Wait until the screen is drawn, after at most `_PATIENCE` turns of the event loop."""
     for _ in range(_PATIENCE):
         await pilot.pause()
+        # The key line is drawn last.
         if not pilot.app.screen.query("KeyLine").exclude(".-told"):
             break
     await pilot.pause()
@@ -40,7 +40,7 @@ def svg_of(screen: Screen[Any], symbols: Symbols) -> str:
 
 
 def png_of(svg: str) -> bytes | None:
-    """Return `svg` as PNG; None if no converter is installed, or if it fails."""
+    """Return `svg` as PNG; None if no converter is installed, or if the converter fails."""
     converter = shutil.which("rsvg-convert")
     if converter is None:
         return None
@@ -51,10 +51,10 @@ def png_of(svg: str) -> bytes | None:
 def save(content: str | bytes, file: str | os.PathLike[str], *, made_by: str = "") -> Path:
     """Write `content` to `file`, whole or not at all; return the path.
 
-    The file is marked as made by the command `made_by`, which may replace it later.
+    Only a file that kvsim has made is replaced: `made_by` is the command that the file is marked with.
 
     Raises:
-        UsageError: the file cannot be written.
+    UsageError: the file cannot be written.
     """
     with whole_file(file, made_by=made_by) as scratch:
         scratch.write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -31,13 +31,12 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _MOST_NAMED: Final = 10
-"""Largest number of requests that the legend names. A legend of more requests shows some of their colours."""
 
 
 def still(
     session: Session, symbols: Symbols, width: int, height: int, color_by: ColorBy = ColorBy.STATE
 ) -> list[list[tuple[str, Style]]]:
-    """Return the picture of the pool as lines of at most `width` styled characters.
+    """Return the picture of the pool as lines of at most `width` characters with styles.
 
     The picture has about `height` lines. A pool that consists of lines may take up to twice as many, to show each line.
     """
@@ -62,7 +61,7 @@ def still(
 
 
 def host_still(session: Session, symbols: Symbols, width: int, height: int) -> list[list[tuple[str, Style]]]:
-    """Return the map of host memory in `height` lines of `width` characters; empty without host memory."""
+    """Return the map of host memory in `height` lines of `width` characters. Empty without host memory."""
     slots = slots_now(session)
     if slots is None:
         return []
@@ -71,7 +70,7 @@ def host_still(session: Session, symbols: Symbols, width: int, height: int) -> l
 
 
 def host_entries(session: Session, *, hued: bool = True) -> list[tuple[list[int], str]]:
-    """Return the legend of host memory at the current frame: paints and their meanings; empty without host memory."""
+    """Return the legend of host memory at the current frame: paints and their meanings. Empty without host memory."""
     return legend_now(session, hued=hued)
 
 
@@ -81,7 +80,10 @@ def _drawn(keys: npt.NDArray[np.int32], symbols: Symbols) -> list[list[tuple[str
 
 
 def entries(session: Session, color_by: ColorBy) -> list[tuple[list[int], str]]:
-    """Return the legend: paints and their meanings. Percentages are of the rows of a training batch, or of the pool."""
+    """Return the legend: paints and their meanings.
+
+    Percentages are of the pool, or, for a training batch, of the batch's rows.
+    """
     if color_by is ColorBy.STATE:
         return _states(session, STACK)
     if color_by is ColorBy.LAYERS:
@@ -119,11 +121,11 @@ def _states(session: Session, states: Iterable[SlotState]) -> list[tuple[list[in
 
 
 def legend(session: Session, symbols: Symbols, color_by: ColorBy) -> str:
-    """Return the legend of a still as a line of characters."""
+    """Return the legend of the pool as a line of characters."""
     return in_characters(entries(session, color_by), symbols)
 
 
 def in_characters(found: Iterable[tuple[Iterable[int], str]], symbols: Symbols) -> str:
-    """Return the paints of a legend and their meanings as a line of characters."""
+    """Return a legend (paints and their meanings) as a line of characters."""
     glyphs = paint_glyphs(symbols)
     return "   ".join(f"{''.join(glyphs[paint] for paint in paints)} {words}" for paints, words in found)

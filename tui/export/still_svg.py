@@ -1,4 +1,4 @@
-"""Still pictures of the pools of several runs as one SVG, with titles and legends, for figures."""
+"""Still pictures of the pools of several runs as one SVG with titles and legends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lines of styled characters as SVG that looks the same in every viewer.
 
 Block and line characters are drawn as rectangles, independent of the font. Each word begins at its column, so that a
-font of another width shifts only the letters inside a word.
+font of another width shifts only the letters within a word.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CELL: Final = (10, 20)
 """Width and height of a character in pixels."""
 _FONT_PX: Final = 16.6
-"""Font size in pixels. A letter of these fonts is 0.602 times as wide, so it fills its cell."""
+"""Font size in pixels. A letter of `_FONTS` is 0.602 times as wide, so it fills its cell."""
 _BASELINE: Final = 15
 _MARGIN: Final = 12
 _FONTS: Final = "'DejaVu Sans Mono', Menlo, Consolas, 'Liberation Mono', monospace"
@@ -48,7 +48,7 @@ def svg_of_lines(lines: Sequence[Iterable[Segment]], ground: str) -> str:
 
 
 def shapes_of_lines(lines: Sequence[Iterable[Segment]], ground: str) -> str:
-    """Return the SVG rectangles and texts of `lines`; the upper left corner is at (0, 0)."""
+    """Return the SVG rectangles and texts of `lines`, with the upper left corner at (0, 0)."""
     grounds: list[str] = []
     marks: list[str] = []
     for row, line in enumerate(lines):
@@ -122,7 +122,7 @@ _SHAPES: Final = _shapes()
 
 
 def _drawing(character: str, x: float, y: float, length: int, ink: str) -> list[str]:
-    """Return the rectangles of `length` equal characters: one rectangle if the character fills the cell's width."""
+    """Return the rectangles of `length` equal characters, or one rectangle if the character fills the cell's width."""
     wide, tall = CELL
     if character == "□":
         inside = f'y="{y + 5.5:g}" width="{wide - 3}" height="{tall - 11}" fill="none" stroke="{ink}"'
@@ -137,7 +137,7 @@ def _drawing(character: str, x: float, y: float, length: int, ink: str) -> list[
 
 
 def _words(alike: list[tuple[int, str, str, str, bool]], y: float, ink: str, *, bold: bool) -> list[str]:
-    """Return the SVG texts of consecutive characters with one style: one per word, at the word's column."""
+    """Return the SVG texts of consecutive characters with one style: one text per word, at the word's column."""
     text = "".join(" " if _is_drawn(item[1]) else item[1] for item in alike)
     weight = ' class="b"' if bold else ""
     return [
@@ -148,5 +148,5 @@ def _words(alike: list[tuple[int, str, str, str, bool]], y: float, ink: str, *, 
 
 
 def rectangle(x: float, y: float, width: float, height: float, color: str) -> str:
-    """Return a filled SVG rectangle, in pixels."""
+    """Return a filled SVG rectangle. Lengths are in pixels."""
     return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{color}"/>'

@@ -1,4 +1,4 @@
-"""Protocol for the source of a growing recording, so that screens are independent of how steps arrive."""
+"""Protocol for the source of a growing recording, so that screens do not depend on how steps arrive."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Feed(Protocol):
 
     @property
     def quiet_s(self) -> float:
-        """Return the seconds since the last event."""
+        """Seconds since the last event."""
 
     def recent(self) -> Excerpt | None:
-        """Return the last steps, including all steps since the previous call; None before the first step."""
+        """Return the last steps, among them all steps since the previous call; None before the first step."""
 
     def whole(self) -> Excerpt | None:
         """Return all steps that the feed has kept; None before the first step."""
@@ -35,7 +35,11 @@ class Feed(Protocol):
 
 
 def first_excerpt(feed: Feed) -> Excerpt:
-    """Wait for the first step of `feed`, and return it."""
+    """Wait for the first step of `feed`, and return it.
+
+    Raises:
+    RecordingError: the feed ended before its first step.
+    """
     while (excerpt := feed.recent()) is None:
         if feed.ended is not None:
             raise RecordingError(feed.ended)

@@ -1,6 +1,6 @@
 """Application that watches a server through its Prometheus metrics: usage of the KV cache, requests and times.
 
-It draws no pool, because metrics do not state which request holds which block.
+It draws no pool, because metrics do not say which request holds which block.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0
 _QUIET_S = 5.0
-"""Seconds without an answer after which the headline reports it."""
+"""Seconds without an answer from the server after which the headline reports it."""
 
 
 class Words(Widget):
-    """Panel of text; `write` returns its lines for a width and a height."""
+    """Panel of text. `write(width, height)` returns its lines."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "metrics--text",
@@ -59,7 +59,6 @@ class Words(Widget):
         self._write = write
 
     def render(self) -> Text:
-        """Return the lines in the theme's colours."""
         lines = self._write(self.size.width, self.size.height)
         for line in lines:
             line.style = self._style(line.style)
@@ -71,7 +70,7 @@ class Words(Widget):
 
 
 class MetricsApp(Careful, App[None]):
-    """Application that shows the metrics of `feed`."""
+    """Application that shows the metrics of `feed`, and the prefix cache that `cache` follows by KV events, if any."""
 
     CSS_PATH = "../kvsim.tcss"
     TITLE = "kvsim"
@@ -101,7 +100,6 @@ class MetricsApp(Careful, App[None]):
         self.theme = THEMES[0].name
 
     def compose(self) -> ComposeResult:
-        """Compose the headline, the panels and the key line."""
         plain = self.symbols.ascii
         yield Headline(self.symbols)
         with Vertical(id="metrics"):
@@ -118,7 +116,6 @@ class MetricsApp(Careful, App[None]):
         yield KeyLine(self.symbols)
 
     def on_mount(self) -> None:
-        """Start polling."""
         self._polls = self.set_interval(POLL_S, self.poll)
         self.poll()
 
@@ -140,11 +137,10 @@ class MetricsApp(Careful, App[None]):
         return event_lines(self._cache.look(), self._cache.ended, self._load.now.num_blocks, width, height)
 
     def file_name(self) -> str:
-        """Return a file name for a picture of the screen, without extension."""
+        """Return a file name without extension for a picture of the screen."""
         return f"metrics-{file_stem(self._feed.name)}"
 
     def action_save(self) -> None:
-        """Save the screen as SVG in the current folder."""
         try:
             target = save_new(svg_of(self.screen, self.symbols), self.file_name(), "svg")
         except UsageError as error:
@@ -153,7 +149,6 @@ class MetricsApp(Careful, App[None]):
             self.notify(f"Saved {target}.", markup=False)
 
     def _tell(self) -> None:
-        """Update the headline and the titles: connection, model and time span."""
         name, now = printable(self._feed.name), self._load.now
         quiet_s = self._feed.quiet_s
         ended = [f"ENDED: {self._ended}"] if self._ended is not None else []

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _LABEL_WIDTH: Final = 13
 _PLAIN_EIGHTHS: Final = " .:-=+*#@"
 _TIMES: Final = {"ttft": "first token", "inter_token": "between two", "queue": "in the queue", "e2e": "end to end"}
-"""Name of each distribution of times in the table; "between two" means between two output tokens."""
+"""Name of each distribution of times in the table. "between two" means between two output tokens."""
 _QUANTILES: Final = (0.5, 0.9, 0.99)
 
 
 def cache_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
-    """Return two lines about the usage of the KV cache: text, and a bar."""
+    """Return two lines about the usage of the KV cache: a text and a bar."""
     now = load.now
     parts = [f"{100 * now.usage:.1f}% in use"]
     if now.num_blocks is not None:
@@ -47,7 +47,9 @@ def cache_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
 
 
 def event_lines(look: CacheLook, ended: str | None, num_blocks: int | None, width: int, height: int) -> list[Text]:
-    """Return at most `height` lines about the prefix cache: why events `ended`, what is known, and what is not."""
+    """Return at most `height` lines about the prefix cache: the reason why events `ended`, if they did; what is known;
+    what is not.
+    """
     facts = [Text(f"{fact[:1].upper()}{fact[1:]}"[:width], "text") for fact in cache_facts(look, num_blocks)]
     limits = [Text(f"Not known: {limit}"[:width], "weak") for limit in cache_limits(look)]
     ends = [] if ended is None else [Text(ended[:width], "strong")]
@@ -55,7 +57,7 @@ def event_lines(look: CacheLook, ended: str | None, num_blocks: int | None, widt
 
 
 def forecast(load: ServerLoad) -> str:
-    """Return a prediction of when the KV cache will be full: `full in about 5 min`; empty if unknown."""
+    """Predict when the KV cache will be full: `full in about 5 min`. Empty if unknown."""
     if load.is_full:
         return "full"
     if load.full_in_s is None:
@@ -119,7 +121,7 @@ def chart_lines(looks: Sequence[ServerMetrics], width: int, height: int, *, plai
 def _sampled(values: list[float], width: int) -> list[float]:
     """Return at most `width` values: `values` themselves, or the maximum of every n consecutive ones.
 
-    If their number is not a multiple of n, the first values are left out.
+    The first values are left out if their number is not a multiple of n.
     """
     width = max(width, 1)
     if len(values) <= width:
@@ -152,7 +154,7 @@ def _span(low_s: float, high_s: float, dash: str) -> str:
 
 
 def _about(seconds: float) -> str:
-    """Return a predicted time, rounded to multiples of 5 s or 1 min, because predictions are no more precise."""
+    """Format a predicted time, rounded to 5 s or 1 min, because predictions are no more precise."""
     for unit, length_s, step in (("s", 1, 5), ("min", 60, 1)):
         if seconds < 90 * length_s:
             return f"{max(step * round(seconds / length_s / step), step):,} {unit}"
@@ -168,7 +170,7 @@ def _labelled(label: str, value: str, width: int) -> Text:
 
 
 def _fitting(parts: list[str], width: int, *, plain: bool) -> str:
-    """Return `parts` joined into a line; the last parts are left out if they do not fit."""
+    """Join `parts` into a line without the last parts that do not fit."""
     separator = " - " if plain else " · "
     while len(parts) > 1 and len(separator.join(parts)) > width:
         parts = parts[:-1]

@@ -1,6 +1,6 @@
 """Charts of a running server that reach back beyond the steps of the current session.
 
-A live screen opens a session over the last steps again and again; `Past` joins the charts of successive sessions.
+A live screen opens one session over the last steps after the other. `Past` joins the charts of these sessions.
 """
 
 from __future__ import annotations
@@ -18,29 +18,32 @@ if TYPE_CHECKING:
     from kvsim.live.tail import Excerpt
 
 MAX_FRAMES: Final = 50_000
-"""Largest number of earlier frames in the charts of a session."""
+"""Largest number of frames in a session's charts that precede the session's own frames."""
 
 
 class Past:
-    """Opens successive excerpts of a recording, each with the charts and totals of the time before it.
+    """Opens successive excerpts of a recording, each with the charts and totals of the time before the excerpt.
 
     The chart of a frame comes from the last session that contains the frame, because only later steps show which
     reserved slots were used.
     """
 
     def __init__(self, latest: Session | None = None) -> None:
-        """`latest` is a session that has been opened already; None if there is none."""
+        """Continue from the session `latest`, which has been opened without this object; None if there is none."""
         self._latest = latest
 
     def open(self, excerpt: Excerpt) -> Session:
-        """Return a session over `excerpt`; its charts begin with the frames of earlier excerpts."""
+        """Return a session over `excerpt`.
+
+        Its charts begin with the frames of earlier excerpts, if no step is missing in between.
+        """
         self._latest = Session(excerpt.recording, before=self._before(excerpt))
         return self._latest
 
     def _before(self, excerpt: Excerpt) -> Before:
         """Return the charts and totals of the time before `excerpt`.
 
-        If `_latest` does not reach up to `excerpt`, there are no charts, and all totals are 0.
+        Without a session that reaches up to `excerpt`, charts are None and totals 0.
         """
         unknown = Before(first_step=excerpt.first_step, num_summary_frames=excerpt.num_before)
         if (latest := self._latest) is None:

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 1.0
 _GROWTH: Final = 8
-"""While the user looks at earlier steps, all steps are opened again when there are an eighth more."""
+"""While the user looks at earlier steps, all steps are opened again when their number has grown by 1/8."""
 QUIET_S: Final = 5.0
-"""Seconds without an event after which the headline reports it: the server is idle or gone."""
+"""Seconds without an event after which the headline reports it. The server is then idle or gone."""
 
 
 class Live(Watch):
     """Screen that shows the last step of `feed`, until the user goes back.
 
-    While it shows the last step, its session covers only the last steps, with charts of what came before. If the user
-    goes further back, the session covers all steps that the feed has kept.
+    At the last step, the session covers only the last steps, with charts of what came before. If the user goes further
+    back, the session covers all steps that the feed has kept.
     """
 
     def __init__(self, session: Session, symbols: Symbols, feed: Feed) -> None:
@@ -49,11 +49,9 @@ class Live(Watch):
         self._go_to_present()
 
     def on_mount(self) -> None:
-        """Start polling."""
         self._polls = self.set_interval(POLL_S, self.poll)
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """Return the parts of the headline, beginning with the state of the connection."""
         long, short = super().headline()
         name = printable(self._feed.name)
         if self._ended is not None:
@@ -63,51 +61,48 @@ class Live(Watch):
         return [f"LIVE {name}", *quiet, *long], [f"LIVE {name}", *quiet, *short]
 
     def show_transport(self) -> None:
-        """Start or stop the clock, and show on the scrubber whether the screen shows the server's last step."""
+        """Run or stop the clock, and show on the scrubber whether the screen shows the server's last step."""
         if self._scrubber is not None:
-            self._scrubber.following = self._is_at_present() and self._ended is None
+            self._scrubber.following = self._is_paused_at_present() and self._ended is None
         super().show_transport()
 
     async def poll(self) -> None:
-        """Get the newest steps from the feed, and show these if they are due."""
-        at_present = self._is_at_present()
+        """Get the newest steps from the feed, and show them if the user looks at the last step or many are new."""
+        at_present = self._is_paused_at_present()
         try:
             session = await asyncio.to_thread(self._newer, at_present=at_present)
         except KvsimError as error:
             self._end(str(error))
             return
-        if session is not None and at_present == self._is_at_present():  # the user may have moved in the meantime
+        if (
+            session is not None and at_present == self._is_paused_at_present()
+        ):  # the user may have moved in the meantime
             self._replace_session(session)
         self.show_headline()
         if self._feed.ended is not None:
             self._end(self._feed.ended)
 
     def action_go(self, share: int) -> None:
-        """Move to the beginning of the kept steps (0) or the end (1)."""
         self._go(lambda: super(Live, self).action_go(share), further_back=not share)
 
     def action_step(self, frames: int) -> None:
-        """Pause, and move by `frames` engine steps."""
         self._go(lambda: super(Live, self).action_step(frames), further_back=self.player.frame + frames < 0)
 
     def action_event(self, direction: int) -> None:
-        """Pause at the next (1) or previous (-1) notable event."""
         is_first = direction < 0 and not (self.player.notable < self.player.frame).any()
         self._go(lambda: super(Live, self).action_event(direction), further_back=is_first)
 
     def go_to_time(self, time_s: float) -> None:
-        """Show the frame that is current at `time_s`."""
         self._go(lambda: super(Live, self).go_to_time(time_s), further_back=time_s < self.player.begin_s)
 
     def _go(self, move: Callable[[], None], *, further_back: bool) -> None:
-        """Call `move`; if it goes `further_back` than the session reaches, open all kept steps first."""
+        """Call `move`. If it goes `further_back` than the session reaches, open all kept steps first."""
         if further_back and self._has_earlier_steps:
             self.run_worker(self._open_all(move), exclusive=True)
         else:
             move()
 
     async def _open_all(self, move: Callable[[], None]) -> None:
-        """Show a session over all kept steps, and then call `move`."""
         try:
             session = await asyncio.to_thread(self._all_kept)
         except KvsimError as error:
@@ -119,13 +114,12 @@ class Live(Watch):
 
     @property
     def _has_earlier_steps(self) -> bool:
-        """True if the feed has steps before the session's first one, which the charts show."""
         return self.session.before.charts is not None
 
     def _newer(self, *, at_present: bool) -> Session | None:
-        """Return the session to show next; None if the current one stays.
+        """Return the session to show next; None to keep the current one.
 
-        If the screen is `at_present`, the session covers the last steps, otherwise all kept steps.
+        If the screen is `at_present`, the new session covers the last steps, otherwise all kept steps.
         """
         excerpt = self._feed.recent()
         if excerpt is not None and excerpt.end_step != self._present.end_step:
@@ -137,12 +131,11 @@ class Live(Watch):
         return self._all_kept() if self._has_earlier_steps or has_grown else None
 
     def _all_kept(self) -> Session:
-        """Return a session over all steps that the feed has kept."""
         excerpt = self._feed.whole()
         return self.session if excerpt is None else Past().open(excerpt)
 
     def _end(self, sentence: str) -> None:
-        """Stop polling, and show why the feed has ended; the steps stay on the screen."""
+        """Stop polling, and show why the feed has ended. The last picture stays."""
         self._polls.stop()
         self._ended = message(sentence)
         self.show_headline()
@@ -150,9 +143,9 @@ class Live(Watch):
         self.notify(f"{self._ended[0].upper()}{self._ended[1:]} What was seen stays here.", timeout=10, markup=False)
 
     def _replace_session(self, session: Session) -> None:
-        """Show `session` at the time of the current session, or at its last step if the screen shows the last step."""
+        """Show `session` at its last step if the screen shows the last step, otherwise at the current time."""
         old, player = self.session, self.session.player
-        at_present = self._is_at_present()
+        at_present = self._is_paused_at_present()
         session.player.take_over(player)
         session.selected, session.hovered = old.selected, old.hovered
         session.followed = self._same_request(old, session)
@@ -169,7 +162,7 @@ class Live(Watch):
         self.show_headline()
         self.show_frame(everything=True)
 
-    def _is_at_present(self) -> bool:
+    def _is_paused_at_present(self) -> bool:
         """Tell whether the screen shows the last step and playback is paused."""
         return self.player.frame >= self.player.last_frame - 1 and not self.player.playing
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .states import Symbols
 
 EIGHTHS: Final = 8
-"""Number of steps in which block characters divide the height or the width of a cell."""
+"""Number of parts into which block characters divide the height or the width of a character."""
 
 
 def stacked(
@@ -19,9 +19,9 @@ def stacked(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Divide bars of `length` cells among layers, in proportion to `parts`, which has shape (bars, layers).
 
-    A cell shows at most two layers. Return three arrays of shape (bars, length): the layer at the beginning of each
-    cell, the layer at its end, and the eighths of the first layer, which are 8 in a cell of one layer. If all parts of
-    a bar are 0, the last layer fills the bar.
+    Return three arrays of shape (bars, length): the first layer in each cell, the second, and the eighths of the first,
+    8 in a cell of one layer. A cell shows at most two layers. If all parts of a bar are 0, the last layer fills the
+    bar.
     """
     total = parts.sum(axis=1, keepdims=True)
     parts = np.where(total > 0, parts, np.eye(parts.shape[1])[-1])
@@ -42,7 +42,7 @@ def stacked(
 def columns(values: npt.NDArray[Any], most: float, height: int) -> npt.NDArray[np.int64]:
     """Return how many eighths of each cell are filled if `values` are drawn as columns of `height` cells.
 
-    The shape is (height, values), with the top row first. The value `most` fills a column; any value above 0 fills at
+    The shape is (height, values), with the top row first. The value `most` fills a column. Any value above 0 fills at
     least one eighth.
     """
     eighths = np.rint(np.asarray(values) / max(most, 1e-300) * height * EIGHTHS)
@@ -54,7 +54,7 @@ def columns(values: npt.NDArray[Any], most: float, height: int) -> npt.NDArray[n
 def bar_text(share: float, width: int, symbols: Symbols) -> str:
     """Return a bar that fills a `share` of `width` characters, without the blanks after it.
 
-    It ends at an eighth of a character where the terminal shows eighths. A share above 0 is visible.
+    The bar ends at an eighth of a character if the terminal shows eighths. A share above 0 is visible.
     """
     if not symbols.right:
         return symbols.up[EIGHTHS] * max(round(share * width), int(share > 0))

@@ -24,7 +24,7 @@ _GLYPHS: Final = {
     SlotState.EXTERNAL: "~~",
     SlotState.FREE: "·.",
 }
-"""Unicode glyph and ASCII character of each state."""
+"""Unicode glyph, then ASCII character, of each state."""
 
 STACK: Final = (
     SlotState.TOKEN,
@@ -39,7 +39,7 @@ STACK: Final = (
 """Order of the states in bars and charts: use first, then waste, then free memory."""
 
 VOID_COLOR: Final = DARK_GROUND
-"""Background of dark pictures, and dark text on light colours."""
+"""Background of dark pictures, and colour of dark text on light colours."""
 LIGHT_INK: Final = "#ffffff"
 
 
@@ -53,7 +53,7 @@ class Palette:
     kinds: tuple[str, ...]
     """Colours of kinds of layers, and of what a drawing compares."""
     shared: str
-    """Colour of shared units, and of units with the most holders."""
+    """Colour of shared units. Where colour means the number of holders: of units with the most holders."""
     shared_by_two: str
     """Colour of units with two holders, where colour means the number of holders."""
     aged: str
@@ -61,19 +61,18 @@ class Palette:
     changes: tuple[str, str, str, str]
     """Colours of units that have just been taken, freed, hit or evicted."""
     free_glyph: str
-    """Colour of free memory drawn as a glyph."""
+    """Colour of free memory that is drawn as a glyph."""
     void: str
     """Colour of the background."""
     ink: str
     """Colour of text."""
     cursor: str
     followed: str
-    """Colour of the followed request in pools of more requests than there are hues."""
+    """Colour of the followed request, if the pool has more requests than hues."""
     next_free: str
-    """Colour of the free units that are allocated next."""
 
     def on(self, background: str, ink: str) -> Palette:
-        """Return the palette for another dark (or light) background.
+        """Return the palette for another background, as dark or as light as before.
 
         Free memory gets the mixture of `background` and `ink` that has just enough contrast with the background.
         """
@@ -86,7 +85,7 @@ class Palette:
 
 
 LEAST_CONTRAST: Final = 1.65
-"""Smallest contrast between free memory and the background."""
+"""Smallest contrast between free memory and the background, as a contrast ratio of WCAG 2."""
 
 DARK: Final = Palette(
     states=STATES_ON_DARK,
@@ -121,7 +120,7 @@ LIGHT: Final = Palette(
 
 
 def contrast(one: str, other: str) -> float:
-    """Return the contrast ratio of two colours as WCAG 2 defines it: 1 to 21."""
+    """Return the contrast ratio of two colours as WCAG 2 defines it, 1 to 21."""
     low, high = sorted(_luminance(color) for color in (one, other))
     return (high + 0.05) / (low + 0.05)
 
@@ -144,7 +143,7 @@ class Symbols:
     """Characters that a terminal can show, and the palette of the theme. Only the palette changes during a session."""
 
     color: bool
-    """True if states are shown by colours; otherwise, by glyphs."""
+    """True if states are shown by colours, False if by glyphs."""
     states: str
     """One character per state, in the order of `SlotState`."""
     up: str
@@ -161,9 +160,8 @@ class Symbols:
     knob: str
     """Character of the current time on the time line."""
     times: str
-    """Multiplication sign."""
     cut: str
-    """End of a text that was shortened."""
+    """Mark of a shortened text."""
     palette: Palette = DARK
 
     @property

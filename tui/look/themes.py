@@ -56,7 +56,10 @@ THEMES: Final = (
 
 
 def palette_of(theme: Theme) -> Palette:
-    """Return the palette of pictures in `theme`, for the theme's background if that is known."""
+    """Return the palette of pictures in `theme`.
+
+    The palette fits the theme's background, unless the terminal defines that colour.
+    """
     palette = DARK if theme.dark else LIGHT
     colors = theme.to_color_system().generate()
     try:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def listed(names: Sequence[str], noun: str, between: str = ", ") -> str:
-    """Return one or two names, or the number of names for three and more: `first, second`, `3 requests`."""
+    """Return one or two names as a list, three or more as a number: `first, second`, `3 requests`."""
     return between.join(names) if len(names) <= 2 else plural(len(names), noun)
 
 
@@ -23,7 +23,7 @@ def gib(num_bytes: int) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share in percent with one decimal; `<0.1%` if it is positive but would be rounded to 0."""
+    """Return a share in percent with one decimal: `<0.1%` if it would be rounded to 0, `0.0%` if `whole` is 0."""
     share = 100 * part / whole if whole else 0.0
     if 0 < share < 0.05:
         return "<0.1%"
@@ -31,7 +31,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def seconds(time_s: float, resolution_s: float = 1e-3) -> str:
-    """Return a time in seconds, with as many decimals as `resolution_s` has; a dash for NaN."""
+    """Return a time in seconds, with as many decimals as `resolution_s` has (at most 6); a dash for NaN."""
     if math.isnan(time_s):
         return "-"
     decimals = min(max(0, -math.floor(math.log10(resolution_s))), 6) if resolution_s > 0 else 0
@@ -39,19 +39,19 @@ def seconds(time_s: float, resolution_s: float = 1e-3) -> str:
 
 
 def pace(speed: float) -> str:
-    """Return how fast `speed` recorded seconds per second are: `100 times slower`, `as fast as it ran`."""
+    """Return in words how fast `speed` recorded seconds per second are: `100 times slower`, `as fast as it ran`."""
     if speed == 1:
         return "as fast as it ran"
     return f"{speed:,.4g} times faster" if speed > 1 else f"{1 / speed:,.4g} times slower"
 
 
 def ending(text: str, width: int, cut: str) -> str:
-    """Return the last `width` characters of `text`; `cut` replaces the beginning if `text` is longer."""
+    """Return the last `width` characters of `text`. If `text` is longer, they begin with `cut`."""
     return text if len(text) <= width else cut + text[len(text) - max(width - len(cut), 0) :]
 
 
 def shortened(text: str, width: int, cut: str) -> str:
-    """Return the first `width` characters of `text`; `cut` replaces the end if `text` is longer."""
+    """Return the first `width` characters of `text`. If `text` is longer, they end with `cut`."""
     return text if len(text) <= width else text[: max(width - len(cut), 0)] + cut
 
 
@@ -61,7 +61,7 @@ def whole_words(text: str, width: int, cut: str) -> str:
 
 
 def duration(time_s: float) -> str:
-    """Return a time in milliseconds or seconds, with three digits: `989 ms`, `1.67 s`, `231 s`."""
+    """Return a time in milliseconds or seconds: `989 ms`, `1.67 s`, `231 s`."""
     return milliseconds(time_s) if not time_s >= 1 else seconds(time_s, time_s / 100)
 
 
@@ -70,7 +70,7 @@ def _three_digits(value: float, unit: str) -> str:
 
 
 def milliseconds(time_s: float) -> str:
-    """Return a time in milliseconds, or in seconds if it is at least one second; a dash for NaN."""
+    """Return a time in whole milliseconds, or from one second on in seconds; a dash for NaN."""
     if math.isnan(time_s):
         return "-"
     return f"{time_s:,.2f} s" if time_s >= 1 else f"{time_s * 1e3:,.0f} ms"

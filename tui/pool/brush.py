@@ -26,49 +26,54 @@ if TYPE_CHECKING:
 HALF: Final = 0
 """Shape: the first paint in the upper half, the second in the lower half."""
 UP: Final = 0
-"""Shapes `UP + n`, n from 1 to 8: the first paint in n eighths from below, the second above it."""
+"""Shapes `UP + n`, n from 1 to 8: the first paint fills n eighths from below, the second the rest above."""
 RIGHT: Final = 8
-"""Shapes `RIGHT + n`, n from 1 to 8: the first paint in n eighths from the left, the second at its right."""
+"""Shapes `RIGHT + n`, n from 1 to 8: the first paint fills n eighths from the left, the second the rest."""
 GLYPH: Final = 17
-"""Shape: the first paint in the lower seven eighths of the character; without colours, as the paint's glyph."""
+"""Shape: the first paint in the lower seven eighths of the character. Without colours, the paint's glyph."""
 HAIR: Final = 18
-"""Shape: the first paint, and a gap of an eighth in the background's colour at its right."""
+"""Shape: the first paint, with a gap of one eighth at the right, in the background's colour."""
 LEDGE: Final = 19
 """Shape: the first paint in the upper half; the lower half is the gap between two rows of cells."""
 DIGIT: Final = 20
-"""Shapes `DIGIT + n`, n from 0 to 8: the digit n, the number of written eighths, for terminals without colours."""
+"""Shapes `DIGIT + n`, n from 0 to 8: the digit n, for terminals without colours. n is the number of written eighths."""
 CORNER: Final = 29
-"""Shape: the first paint in the upper left quarter, nothing elsewhere: the last character of a unit above a gap."""
+"""Shape: the first paint in the upper left quarter, nothing elsewhere.
+
+It is the last character of a unit above a gap.
+"""
 _GLYPH_SHADE: Final = 0.5
-"""Share of the background's colour that is mixed into the colour of a grey glyph."""
-_SHAPE: Final = 16
+"""Share of the background in the colour of a grey glyph."""
+_SHAPE_SHIFT: Final = 16
 """Position of the shape in a key, in bits."""
 _REVERSE = 1 << 24
-"""Bit that is set in the character key of a character under the cursor."""
+"""Bit of a key: the character is under the cursor."""
 _TEXT = 1 << 30
-"""Bit that is set in the character key of a letter: the code point is in bits 8 and up, the paint in bits 0 to 7."""
+"""Bit of a key: the character is a letter. Its code point is in bits 8 to 28, the paint below it in bits 0 to 7."""
 _STRONG = 1 << 29
-"""Bit that is set in the character key of a letter that is written beside the pool in the colour of text."""
-_PAINT = 0xFF
+"""Bit of a letter's key: the letter is beside the pool, bold and in the colour of text."""
+_BYTE = 0xFF
 """Mask of the eight bits of a paint or of a shape."""
 
 
 def keys_of(shape: KeyArray | int, first: PaintArray, second: PaintArray | int) -> KeyArray:
     """Encode characters as keys: paint `first` in bits 0 to 7, `second` in bits 8 to 15, `shape` from bit 16 on."""
     found: KeyArray = (
-        (np.asarray(shape, np.int32) << _SHAPE) | (np.asarray(second).astype(np.int32) << 8) | first.astype(np.int32)
+        (np.asarray(shape, np.int32) << _SHAPE_SHIFT)
+        | (np.asarray(second).astype(np.int32) << 8)
+        | first.astype(np.int32)
     )
     return found
 
 
 def parts_of(keys: KeyArray) -> tuple[KeyArray, KeyArray, KeyArray]:
     """Return the shape, the first paint and the second paint of each key."""
-    return (keys >> _SHAPE) & _PAINT, keys & _PAINT, (keys >> 8) & _PAINT
+    return (keys >> _SHAPE_SHIFT) & _BYTE, keys & _BYTE, (keys >> 8) & _BYTE
 
 
 def is_divided(key: int) -> bool:
-    """Tell whether two different paints divide the character of the character key `key` from left to right."""
-    shape, second, first = (key >> _SHAPE) & _PAINT, (key >> 8) & _PAINT, key & _PAINT
+    """Tell whether two different paints share the character of `key`, one left of the other."""
+    shape, second, first = (key >> _SHAPE_SHIFT) & _BYTE, (key >> 8) & _BYTE, key & _BYTE
     return RIGHT < shape < RIGHT + 8 and first != second
 
 
@@ -77,9 +82,9 @@ BLANK: Final = int(keys_of(GLYPH, np.array([EMPTY], np.uint8), EMPTY)[0])
 
 
 def half_keys(paints: PaintArray) -> KeyArray:
-    """Return the character keys of pairs of rows of `paints`: the upper row of a pair in the upper half of a character.
+    """Encode pairs of rows of paints as half-block characters: the upper row is the character's upper half.
 
-    If the number of rows is odd, `EMPTY` is below the last one.
+    If the number of rows is odd, `EMPTY` is below the last row.
     """
     if len(paints) % 2:
         paints = np.concatenate((paints, np.full((1, paints.shape[1]), EMPTY, np.uint8)))
@@ -92,7 +97,7 @@ def reverse(keys: KeyArray) -> KeyArray:
 
 
 def text_keys(text: str, under: KeyArray) -> KeyArray:
-    """Return the character keys of `text` written over the characters `under`; a text longer than `under` is cut.
+    """Return the character keys of `text` written over the characters `under`. A `text` longer than `under` is cut.
 
     All letters have one background, the most frequent paint of `under`. Characters under the cursor are not
     overwritten.
@@ -116,7 +121,7 @@ def strong(keys: KeyArray) -> KeyArray:
 
 
 def glyph_paint_color(paint: int, symbols: Symbols) -> str:
-    """Return the colour of `paint` where it is drawn as a glyph; grey glyphs are darker than grey areas."""
+    """Return the colour of a glyph of `paint`. Grey glyphs are darker than grey areas."""
     palette = symbols.palette
     color = paint_colors(palette)[paint]
     if paint % DIM == SlotState.FREE:
@@ -126,7 +131,7 @@ def glyph_paint_color(paint: int, symbols: Symbols) -> str:
 
 
 class Brush:
-    """Maps every character key to a character and a style, and caches the results."""
+    """Map from a character key to a character and its style."""
 
     def __init__(self, symbols: Symbols) -> None:
         self._symbols = symbols
@@ -145,10 +150,10 @@ class Brush:
 
     def _draw(self, key: int) -> tuple[str, RichStyle]:
         if key >= _TEXT:
-            return self._draw_letter((key & (_STRONG - 1)) >> 8, key & _PAINT, strong=bool(key & _STRONG))
+            return self._draw_letter((key & (_STRONG - 1)) >> 8, key & _BYTE, strong=bool(key & _STRONG))
         if key & _REVERSE:
             return self._draw_cursor(key & ~_REVERSE)
-        shape, second, first = key >> _SHAPE, (key >> 8) & _PAINT, key & _PAINT
+        shape, second, first = key >> _SHAPE_SHIFT, (key >> 8) & _BYTE, key & _BYTE
         if not self._symbols.color:
             return self._draw_glyph(shape, first)
         if (shape == GLYPH and first == EMPTY) or (shape < GLYPH and first == second):

@@ -1,7 +1,6 @@
 """Draws the pool as lines of characters, at the chosen level of detail, with the cursor and the followed request.
 
-Only visible lines are drawn, so that the cost does not grow with the pool. Characters are encoded as integers, their
-character keys (`brush.py`).
+Only visible lines are drawn, so that the cost does not grow with the pool. Characters are integers, see `brush.py`.
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ if TYPE_CHECKING:
     from .array_types import IndexArray, KeyArray, MaskArray, PaintArray
     from .unit_changes import Lights
 
-_LEAST_WIDE = 4
-"""Largest width of a cell, in characters, with which it shows its written eighths as a digit, for terminals without
-colours.
+_MOST_DIGIT_WIDTH = 4
+"""Largest width in characters of a cell that shows its written eighths as a digit, without colours.
 
-Wider cells show them by their glyphs.
+A wider cell shows them with glyphs.
 """
 
 
@@ -46,7 +44,7 @@ class Canvas:
         self._paints = Paints(replay, self._states, color_by)
         self._followed: int | None = None
         self.cursor: int | None = None
-        """Unit under the cursor, numbered from 0 in address order; None without a cursor."""
+        """Unit under the cursor, counted from 0 in address order. None without a cursor."""
         self.tiling = tiling
 
     @property
@@ -61,9 +59,9 @@ class Canvas:
 
     @property
     def followed(self) -> int | None:
-        """Request that the user follows, by its row in `requests`; None if there is none.
+        """Request that the user follows: its row in `requests`, or None.
 
-        It alone keeps its colours or, if all lines have names, its name is marked.
+        The picture marks this request by its colour, or by its name if each line of the pool has a name.
         """
         return self._followed
 
@@ -74,7 +72,7 @@ class Canvas:
 
     @property
     def color_by(self) -> ColorBy:
-        """Property of the units that their colours show."""
+        """What the colours of the units mean."""
         return self._paints.by
 
     @color_by.setter
@@ -98,7 +96,7 @@ class Canvas:
         self._repaint(self._paints.update(self._states.update()))
 
     def light_up(self, lights: Lights) -> None:
-        """Highlight the changed units in `lights`, and end older highlights."""
+        """Highlight the changed units of `lights`, and end older highlights."""
         self._repaint(self._paints.light_up(lights))
 
     @property
@@ -116,10 +114,9 @@ class Canvas:
             self._cells.update(units, self._paints.whole)
 
     def shows(self, paint: int) -> bool:
-        """Tell whether a cell shows `paint`, the paint of a state or a mark. A cell of many units may hide a rare
-        state.
+        """Tell whether a cell shows `paint`, the paint of a state or of a mark.
 
-        At the level of single slots, return True for every paint: no state is hidden.
+        A cell of many units may hide a rare state. At the level of single slots, return True for every paint.
         """
         paints, fill = self._paints, self._states.fill
         match self.tiling.detail:
@@ -169,9 +166,8 @@ class Canvas:
         return int(units[0]) if len(units) else unit
 
     def draw(self, top: int, height: int) -> KeyArray:
-        """Return the character keys of `height` lines from line `top` on: shape (lines, characters).
-
-        At the end of the picture, there are fewer lines.
+        """Return the character keys of `height` lines, or fewer at the picture's end, from line `top` on: shape (lines,
+        characters).
         """
         tiling, per_character = self.tiling, self.lines_per_character
         begin, end = top * per_character, min((top + height) * per_character, tiling.height)
@@ -218,12 +214,10 @@ class Canvas:
 
     @property
     def _has_hairlines(self) -> bool:
-        """True if hairlines separate rows of cells."""
         tiling = self.tiling
         return tiling.stride is not None and tiling.detail is Detail.MIX and tiling.down <= 1 and self._half_blocks
 
     def _mix(self, cells: IndexArray) -> KeyArray:
-        """Draw cells of several units with their two most important paints."""
         assert self._cells is not None  # the tiling's setter made them
         lit, request = self._lit(cells), self.lit_request
         first, second, eighths = (part[cells] for part in (self._cells.first, self._cells.second, self._cells.eighths))
@@ -239,7 +233,6 @@ class Canvas:
         return np.where(sideways.repeat(np.diff(self.tiling.column_edges), axis=1), beside, above)
 
     def _piled(self, cells: IndexArray, first: PaintArray, second: PaintArray, eighths: PaintArray) -> KeyArray:
-        """Draw cells that cover several lines of the pool, with the first paint above the second."""
         shape = UP + np.where(first == second, EIGHTHS, EIGHTHS - eighths.astype(np.int32))
         keys = keys_of(shape, second, first)
         keys[first == EMPTY] = BLANK
@@ -248,16 +241,14 @@ class Canvas:
         return keys.reshape(-1, self.tiling.columns).repeat(np.diff(self.tiling.column_edges), axis=1)
 
     def _parts(self, cells: IndexArray) -> KeyArray:
-        """Draw cells of one unit in some eighths of a character's width."""
         return parts(self.tiling, self._one_paint(cells))
 
     def _halves(self, cells: IndexArray) -> KeyArray:
-        """Draw cells of one unit in half a character; return paints, which `draw` combines in pairs."""
         rows = self._one_paint(cells).reshape(-1, self.tiling.columns).astype(np.int32)
         return rows.repeat(np.diff(self.tiling.column_edges), axis=1)
 
     def _one_paint(self, cells: IndexArray) -> PaintArray:
-        """Return the paint of each cell that shows one unit in one paint."""
+        """Return the paint of each cell, for levels of detail at which a cell is one unit in one paint."""
         paints = dimmed(self._paints.whole[np.minimum(cells, self.tiling.num_units - 1)], self._lit(cells))
         paints[cells >= self.tiling.num_units] = EMPTY
         # Beside shared units, which are bright, a bright cursor could hardly be seen.
@@ -265,7 +256,7 @@ class Canvas:
         return paints
 
     def _fill(self, cells: IndexArray) -> KeyArray:
-        """Draw cells of one unit each, with one paint for the written part and one for the rest."""
+        """Draw cells of one unit each: one paint for the written part, one for the rest."""
         tiling, lit = self.tiling, self._lit(cells)
         units = np.minimum(cells, tiling.num_units - 1)
         first, second = (dimmed(paints[units], lit) for paints in (self._paints.written, self._paints.rest))
@@ -275,7 +266,7 @@ class Canvas:
             swapped = (self._states.rest[units] == SlotState.EXPIRED) & (fill > 0) & (fill < EIGHTHS)
             first, second = np.where(swapped, second, first), np.where(swapped, first, second)
             fill = np.where(swapped, EIGHTHS - fill, fill)
-        if tiling.wide > (1 if self._half_blocks else _LEAST_WIDE):
+        if tiling.wide > (1 if self._half_blocks else _MOST_DIGIT_WIDTH):
             return self._spread(cells, first, second, fill, hairlines=True)
         shape: KeyArray = UP + fill.astype(np.int32)
         if not self._half_blocks:
@@ -296,7 +287,7 @@ class Canvas:
     ) -> KeyArray:
         """Draw each cell in all its characters: the left `eighths` in the first paint, the rest in the second.
 
-        With `hairlines`, a thin gap separates cells that would otherwise look like one.
+        With `hairlines`, a thin gap separates cells.
         """
         tiling = self.tiling
         if tiling.cut:
@@ -313,7 +304,7 @@ class Canvas:
         return keys
 
     def _slots(self, cells: IndexArray) -> KeyArray:
-        """Draw units slot by slot; characters after the last slot stay empty."""
+        """Draw units slot by slot. Characters after the last slot stay empty."""
         tiling, num_slots = self.tiling, self._replay.unit_slots
         units = np.minimum(cells, tiling.num_units - 1)
         written = self._paints.written[units]
@@ -331,21 +322,26 @@ class Canvas:
 
     @property
     def is_neutral(self) -> bool:
-        """True if only the followed request has its own colour; others mean states, as there are too few hues."""
+        """True if only the followed request has its own colour, because there are too few hues for all requests.
+
+        Colours of other units mean states.
+        """
         return self._paints.is_neutral
 
     @property
     def lit_request(self) -> int | None:
-        """Request that alone keeps its colours: the followed one, if it holds memory. Otherwise None.
+        """The request whose units alone keep their colours while all others are grey: the followed one, if it holds
+        memory.
 
-        None also if all lines have names, or if colours mean states (`is_neutral`).
+        None if no request is followed, if the followed one holds no memory, if all lines have names, or if
+        `is_neutral`.
         """
         if self.followed is None or self._paints.is_neutral or names_every_line(self.tiling, self._replay):
             return None
         return self.followed if len(self._replay.block_table(self.followed)[1]) else None
 
     def _lit(self, cells: IndexArray) -> MaskArray:
-        """Tell for each cell whether it contains units of the lit request; true for all cells if no request is lit."""
+        """Mark the cells with units of the lit request, or all cells if no request is lit."""
         lit: MaskArray = np.ones(len(cells), np.bool_)
         request = self.lit_request
         if request is not None:

@@ -1,4 +1,4 @@
-"""Draws two paints in the characters of a cell, in eighths from the left, with hairlines between cells and rows."""
+"""Draws the two paints of a cell in its characters, in eighths from the left, with thin gaps between cells and rows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from .tiling import Tiling
 
 _NARROWEST: Final = 2
-"""Width in characters of a cell that has one character and a gap at its right."""
+"""Width in characters of a cell of one character and a gap."""
 
 
 def spread(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray, *, hairlines: bool) -> KeyArray:
     """Return the character keys of rows of cells: shape (rows, characters).
 
-    The first paint fills the left `eighths` of each cell, the second paint the rest. With `hairlines`, each cell ends
-    with a hairline if its last character has one paint.
+    The first paint fills the left `eighths` of each cell, the second paint the rest. With `hairlines`, a thin gap
+    follows each cell whose last character has one paint.
     """
     front, back, filled, offset, width = _by_character(tiling, first, second, eighths)
     shape = RIGHT + np.where(front == back, EIGHTHS, filled)
@@ -34,14 +34,14 @@ def spread(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Paint
 
 
 def cut_apart(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray) -> KeyArray:
-    """Return the character keys of rows of equally wide cells with gaps between them: shape (rows, characters).
+    """Return the character keys of rows of equally wide cells with gaps between cells: shape (rows, characters).
 
-    A cell ends with half an empty character. In cells of one line, it ends with a whole one, and a thin line above it
-    is empty.
+    The gap is half a character wide. If the rows are one line high, the gap is a whole character, and a thin line above
+    each row is empty.
 
     The first paint fills the left `eighths` of each cell, the second paint the rest. If names are written on the cells,
     the border between the paints is at the edge of a character, and never inside a name. Only a cell of one character
-    and one line is divided inside its character; it has no name.
+    and one line, which has no name, is divided inside the character.
     """
     wide, edges = tiling.wide, tiling.column_edges
     column = np.arange(tiling.columns).repeat(np.diff(edges))
@@ -65,8 +65,7 @@ def cut_apart(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Pa
 
 
 def parts(tiling: Tiling, paints: PaintArray) -> KeyArray:
-    """Return the character keys of rows of cells that each take `tiling.eighths` of a character: shape (rows,
-    characters).
+    """Return the character keys of rows of cells, each `tiling.eighths` wide: shape (rows, characters).
 
     A character shows at most two cells, because no cell is narrower than six eighths.
     """
@@ -83,7 +82,7 @@ def parts(tiling: Tiling, paints: PaintArray) -> KeyArray:
 def spread_glyphs(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray) -> KeyArray:
     """Return the character keys of rows of cells for terminals without colours: shape (rows, characters).
 
-    Each character is the glyph of its most frequent paint.
+    Each character is the glyph of the paint that fills most of it.
     """
     front, back, filled, _, _ = _by_character(tiling, first, second, eighths)
     mostly = np.where(filled >= EIGHTHS // 2, front, back)
@@ -95,10 +94,8 @@ def spread_glyphs(tiling: Tiling, first: PaintArray, second: PaintArray, eighths
 def _by_character(
     tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray
 ) -> tuple[PaintArray, PaintArray, IndexArray, IndexArray, IndexArray]:
-    """Return five arrays with a value for every character of rows of cells.
-
-    They are the front paint, the back paint, the eighths of the front paint, the offset of the character in its cell,
-    and the width of that cell.
+    """Return, for every character of rows of cells: front paint, back paint, eighths of the front paint, index of the
+    character in its cell, width of that cell.
     """
     edges = tiling.column_edges
     wide = np.diff(edges)
@@ -113,8 +110,8 @@ def _by_character(
 def settled(keys: KeyArray) -> KeyArray:
     """Return `keys` with each border between two paints moved to the nearest edge of a character.
 
-    Characters of half height can show only one paint, so that a border inside a character would not be straight. A
-    border is moved if the characters at its sides continue its two paints.
+    A row of half height shows one paint per character, so a border inside a character would not be straight. A border
+    is moved only if the characters at its sides continue its two paints.
     """
     shape, first, second = parts_of(keys)
     mixed = (shape > RIGHT) & (shape < RIGHT + EIGHTHS) & (first != second) & (keys < 1 << 24)
@@ -126,10 +123,10 @@ def settled(keys: KeyArray) -> KeyArray:
 
 
 def hairlines_above(keys: KeyArray, *, mixed: bool) -> KeyArray:
-    """Return `keys` with a hairline above cells of one paint, to keep touching rows apart.
+    """Return `keys` with a thin gap above cells of one paint, to separate rows.
 
-    The hairline is the eighth of a line above a `GLYPH`, which is seven eighths high. With `mixed`, characters of two
-    paints get a hairline, too, and show only the paint of their larger part; another line of the cell shows both.
+    The gap is the eighth of a line above a `GLYPH`, which is seven eighths high. With `mixed`, characters of two paints
+    get a gap, too, and show only the paint of their larger part.
     """
     shape, first, second = parts_of(keys)
     paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2), second, first)
@@ -138,7 +135,10 @@ def hairlines_above(keys: KeyArray, *, mixed: bool) -> KeyArray:
 
 
 def ledges(keys: KeyArray) -> KeyArray:
-    """Return `keys` with the paints in the upper half of the line only; the lower half keeps rows of cells apart."""
+    """Return `keys` with the paints in the upper half of the line only.
+
+    The empty lower half separates rows of cells.
+    """
     shape, first, second = parts_of(keys)
     is_end = (shape == RIGHT + EIGHTHS // 2) & (second == EMPTY)
     paint = np.where((shape > RIGHT) & (shape <= RIGHT + EIGHTHS // 2) & ~is_end, second, first)

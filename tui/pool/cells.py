@@ -1,4 +1,4 @@
-"""The two paints that a cell of several units shows, kept up to date from frame to frame."""
+"""The two paints of each cell of several units, updated from frame to frame."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .tiling import Tiling
 
 _UNITS_AT_ONCE = 1 << 18
-"""Number of units that are counted at a time, to bound the memory of temporary arrays."""
+"""Number of units that are counted at a time, which bounds the memory of temporary arrays."""
 
 
 class Cells:
@@ -51,7 +51,10 @@ class Cells:
         self._choose(np.arange(tiling.num_cells))
 
     def update(self, units: IndexArray, paints: PaintArray) -> None:
-        """Update the cells that contain `units`, each listed once. `paints` has the new paints of all units."""
+        """Update the cells of `units`, which has no duplicates.
+
+        `paints` has the new paints of all units of the pool.
+        """
         changed = units[self._paints[units] != paints[units]]
         if not len(changed):
             return
@@ -63,8 +66,9 @@ class Cells:
 
     @staticmethod
     def _with_written(counts: IndexArray, first: IndexArray, second: IndexArray) -> tuple[IndexArray, IndexArray]:
-        """Return the two paints of each cell; if neither is of written slots, the most frequent written paint replaces
-        the paint of reserved slots.
+        """Return the two paints of each cell.
+
+        If neither is of written slots, the most frequent written paint replaces the paint of reserved slots.
         """
         written = WRITTEN[counts[:, WRITTEN].argmax(axis=1)]
         hidden = counts[np.arange(len(counts)), written] > 0
@@ -73,7 +77,9 @@ class Cells:
         return shown[0], shown[1]
 
     def _choose(self, cells: IndexArray) -> None:
-        """Choose the paints of `cells`: the most frequent one, and the one with the largest weight among the others."""
+        """Choose the paints of `cells`: the most frequent one, and among the others the one with the largest count
+        times weight.
+        """
         counts = self.counts[cells].astype(np.int64)
         rows = np.arange(len(cells))
         first = counts.argmax(axis=1)

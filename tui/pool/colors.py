@@ -1,4 +1,4 @@
-"""Choice of the meaning of colour: the default for a recording, and the next one when the user changes it."""
+"""What colour means: the default for a recording, and the next meaning when the user changes it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def paint_of(session: Session, request: int) -> int:
-    """Return the paint of the slots that `request` has written.
+    """Return the paint of the slots that `request` has written: its hue.
 
-    It is the request's hue. If hues cannot identify requests, it is `FOLLOWED` for the marked request, and the paint of
-    tokens for all others.
+    If there are too few hues for all requests, it is `FOLLOWED` for the marked request, and the paint of tokens for
+    others.
     """
     if tells_owners(session.recording):
         return OWNER + hue_of(request)
@@ -29,13 +29,18 @@ def paint_of(session: Session, request: int) -> int:
 
 
 def default_color(replay: Replay) -> ColorBy:
-    """Return the default meaning of colour: the state for static batches, to show padding; otherwise the owner."""
+    """Return the default meaning of colour: the owner, or the state for static batches (shows padding) and coarse
+    recordings.
+    """
     meta = replay.recording.meta
     return ColorBy.STATE if meta.policy_name == "static" or meta.extra.get("coarse") else ColorBy.OWNER
 
 
 def next_color(color_by: ColorBy, replays: Iterable[Replay]) -> ColorBy:
-    """Return the next meaning of colour; skip meanings that would give all units of `replays` one colour."""
+    """Return the meaning of colour after `color_by`.
+
+    Meanings that would give all units of `replays` one colour are skipped.
+    """
     metas = [replay.recording.meta for replay in replays]
     skipped = set()
     if not any(meta.pool.groups for meta in metas):

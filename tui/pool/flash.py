@@ -1,4 +1,4 @@
-"""Highlights of recent changes, which are shown for a fraction of a second so that the eye can follow playback."""
+"""Highlights of recent changes for a fraction of a second, so that the eye can follow playback."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 FLASH_S: Final = 0.3
 """Wall seconds for which changes are highlighted."""
 _MOST_STEPS = 8
-"""Largest number of steps whose changes are highlighted together; after a longer jump, only the last step's."""
+"""Largest number of steps whose changes are highlighted together. After a longer jump, only the last step's are."""
 _MOST_LIT = 1 / 3
-"""Largest share of the pool that is highlighted at once; larger changes are not highlighted."""
+"""Largest share of the pool that is highlighted at once. Larger changes are not highlighted."""
 
 
 class Flash:
-    """Changes of `replay` that the user has seen in the last `flash_s` wall seconds."""
+    """Changes of the pool that the user has seen in the last `flash_s` wall seconds."""
 
     def __init__(self, replay: Replay, flash_s: float) -> None:
         self._replay = replay
@@ -32,7 +32,8 @@ class Flash:
     def see(self, before: int, now_s: float) -> bool:
         """Highlight the units that changed since frame `before`; return True if there are any.
 
-        Nothing is highlighted after a step back, or if more than a third of the pool has changed.
+        Nothing is highlighted after a step back, or if more than a third of the pool has changed. Older highlights of a
+        forward move stay until `flash_s` has passed.
         """
         frame = self._replay.frame
         if frame < before:  # the user stepped back
@@ -47,7 +48,7 @@ class Flash:
         return True
 
     def lights(self, now_s: float) -> Lights:
-        """Return the units to highlight at `now_s`; forget older changes."""
+        """Return the units to highlight at wall time `now_s`, and drop older changes."""
         self._lit = [(when_s, lights) for when_s, lights in self._lit if when_s > now_s - self.flash_s]
         units = [units for _, (units, _) in self._lit]
         paints = [paints for _, (_, paints) in self._lit]

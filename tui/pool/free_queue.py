@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from .array_types import IndexArray
 
 MOST_NEXT: Final = 8
-"""Largest number of free units that are marked as the next ones."""
+"""Largest number of free units that are marked as next to be allocated."""
 _ROWS: Final = (64, 1024)
-"""Numbers of rows of `memory.parquet` to search for allocations; the larger if the smaller has too few."""
+"""Numbers of rows of `memory.parquet` to search: the second if the first has too few allocations."""
 
 
 def next_units(replay: Replay, most: int = MOST_NEXT) -> IndexArray:
-    """Return the free units that will be allocated next, at most `most`, in the recorded order of their allocation.
+    """Return at most `most` free units, from 0 in address order, in the recorded order of their next allocation.
 
-    Units are numbered from 0. Units that become prefix-cache hits before they are allocated are left out, and so are
-    units that are not allocated in the next 1024 rows of `memory.parquet`.
+    Units that are a prefix-cache hit before that, and units that are not allocated in the next 1024 rows of
+    `memory.parquet`, are left out.
     """
     begin = int(np.searchsorted(replay.recording.memory.seq, replay.seq, side="right"))
     found = np.empty(0, np.int64)
@@ -36,7 +36,7 @@ def next_units(replay: Replay, most: int = MOST_NEXT) -> IndexArray:
 
 
 def _allocated_in(replay: Replay, rows: slice) -> IndexArray:
-    """Return the units that are free now and are allocated in `rows` of `memory.parquet`, in that order."""
+    """Return the units that are free now and allocated in `rows` of `memory.parquet`, in the order of these rows."""
     memory = replay.recording.memory
     used = np.isin(memory.kind[rows], (MemoryKind.APPEND, MemoryKind.SHARE))
     run, offset = expanded(memory.length[rows][used].astype(np.int64))

@@ -1,4 +1,4 @@
-"""Map of host memory for KV offloading: the owner of each host block, and the blocks in transfer."""
+"""Map of host memory for KV offloading: the owner of each host block, and the blocks that are being copied."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOING: Final = int(UnitChange.TAKEN)
 COMING: Final = int(UnitChange.HIT)
 """Paint, without colours, of a host block that is being copied back to the GPU."""
 _COMING_HUED: Final = CURSOR
-"""Paint, in colours, of a host block that is being copied back to the GPU; no green, because cached memory is green."""
+"""Paint, in colours, of a host block that is being copied back to the GPU. Not green, the colour of cached memory."""
 OVERWRITTEN: Final = int(UnitChange.EVICTED)
 """Paint of a host block whose previous content was evicted in this step."""
 _MOST_NAMED: Final = 6
@@ -33,7 +33,7 @@ _MOST_NAMED: Final = 6
 
 
 class Transfer(Enum):
-    """Conditions of a host block; the values are shown to users, after the names of the owners."""
+    """Conditions of a host block. The legend shows the value after the name of the block's owner."""
 
     KEPT = "kept"
     GOING = "going there"
@@ -42,12 +42,12 @@ class Transfer(Enum):
 
 
 def title_of(session: Session) -> str:
-    """Return the title of the map: the number of blocks in host memory, and the number of those in transfer."""
+    """Return the title of the map: the number of blocks in host memory, and the numbers that are being copied."""
     return titles_of(session)[0]
 
 
 def titles_of(session: Session) -> tuple[str, ...]:
-    """Return the title, and then shorter titles for narrow places. The transfers are in every title."""
+    """Return the title of the map, then shorter forms for narrow places."""
     host, replay = session.host, session.replay
     assert host is not None
     going, coming = host.copying_at(replay.frame, after_output=replay.after_output)
@@ -62,22 +62,21 @@ def titles_of(session: Session) -> tuple[str, ...]:
 
 
 def slots_now(session: Session) -> HostSlots | None:
-    """Return the contents of host memory at the current frame, or in its gap; None without host memory."""
+    """Return the contents of host memory at the current frame, before or after the output; None without host memory."""
     host, replay = session.host, session.replay
     return None if host is None else host.slots_at(replay.frame, after_output=replay.after_output)
 
 
 def slots_per_cell(num_slots: int, num_cells: int) -> int:
-    """Return the smallest number of host blocks per cell with which all `num_slots` fit into `num_cells` cells."""
+    """Return the smallest number of host blocks per cell with which `num_slots` blocks fit into `num_cells` cells."""
     return max(-(-num_slots // max(num_cells, 1)), 1)
 
 
 def map_keys(slots: HostSlots, width: int, height: int, *, half_blocks: bool) -> KeyArray:
-    """Return the character keys of a map of `height` lines of `width` characters.
+    """Return the character keys of a map of `height` lines of `width` characters, with the host blocks in order.
 
-    The host blocks are in order, the same number in each cell. With `half_blocks`, a character shows two cells, one
-    above the other, in colours. A cell of several host blocks has the colour of the most important one: one that is
-    loaded, otherwise one that was overwritten, one that is stored, one that is kept.
+    With `half_blocks`, a character shows two cells in colours, one above the other. A cell of several host blocks shows
+    the first condition that one of them has: loaded, overwritten, stored, kept.
     """
     rows = height * (2 if half_blocks else 1)
     paints = _cells(_paints(slots, hued=half_blocks), rows * width).reshape(rows, width)
@@ -85,7 +84,7 @@ def map_keys(slots: HostSlots, width: int, height: int, *, half_blocks: bool) ->
 
 
 def owners_of(session: Session, which: Transfer) -> list[str]:
-    """Return the ids of the requests that own host blocks in condition `which` at the current frame."""
+    """Return the ids of the requests with host blocks in condition `which` at the current frame."""
     slots = slots_now(session)
     if slots is None:
         return []
@@ -94,9 +93,9 @@ def owners_of(session: Session, which: Transfer) -> list[str]:
 
 
 def legend_now(session: Session, *, hued: bool) -> list[tuple[list[int], str]]:
-    """Return the paints that the map shows at the current frame, and their meanings; empty without host memory.
+    """Return the paints in the map at the current frame, each with its meaning. Empty without host memory.
 
-    Owners are named if they are few. `hued` is true for maps in colours.
+    Up to 6 owners are named. `hued` is true for maps in colours.
     """
     slots = slots_now(session)
     if slots is None:
@@ -117,7 +116,7 @@ def legend_now(session: Session, *, hued: bool) -> list[tuple[list[int], str]]:
 
 
 def _masks(slots: HostSlots) -> dict[Transfer, BoolArray]:
-    """Return, for each condition, a mask of the host blocks in it; each used block is in exactly one."""
+    """Return a mask of host blocks for each condition. Each used block is in exactly one mask."""
     used = slots.owner != NO_OWNER
     coming = used & slots.is_loading
     overwritten = used & slots.is_overwritten & ~coming
@@ -127,7 +126,10 @@ def _masks(slots: HostSlots) -> dict[Transfer, BoolArray]:
 
 
 def _paints(slots: HostSlots, *, hued: bool) -> PaintArray:
-    """Return the paint of each host block: the hue of its owner, darker during a store; others have their own."""
+    """Return the paint of each host block: the hue of its owner, darker during a store.
+
+    Loaded and overwritten blocks have paints of their own.
+    """
     masks, hue = _masks(slots), slots.owner % NUM_HUES
     paints = np.where(slots.owner == NO_OWNER, int(SlotState.FREE), OWNER + hue)
     paints = np.where(masks[Transfer.GOING], KEPT + hue if hued else GOING, paints)
@@ -137,7 +139,9 @@ def _paints(slots: HostSlots, *, hued: bool) -> PaintArray:
 
 
 def _cells(paints: PaintArray, num_cells: int) -> PaintArray:
-    """Return the paint of each cell: that of its most important host block, the last one if several are equal."""
+    """Return the paint of each cell: that of its most important host block, and of the last one if several are equally
+    important.
+    """
     together = slots_per_cell(len(paints), num_cells)
     rank = np.full(256, 0, np.uint16)
     for order, paint in enumerate((EMPTY, int(SlotState.FREE))):

@@ -1,4 +1,4 @@
-"""Writes names on the picture where they fit: owners of rows and reservations, numbers and owners of blocks."""
+"""Writes names into the picture where there is room: owners of rows and reservations, numbers and owners of blocks."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _LONGEST_NAME = 12
 _FREE = STATE_NAMES[SlotState.FREE]
 
 _WIDE_ENOUGH = 3
-"""Smallest width of a unit with a name, in characters; a name would hide a narrower unit."""
+"""Smallest width of a unit with a name, in characters."""
 
 
 _MOST_UNITS = 4
-"""Largest number of units that one cell may show and still bear its owner's name, in a paged pool.
+"""Largest number of units that one cell of a paged pool may show and still bear its owner's name.
 
 In a fuller cell, a name would hide the colours of too many units.
 """
@@ -52,8 +52,8 @@ def write_names(
 ) -> None:
     """Write the owners' names into `picture`, on the lines that rows of `cells` have for names.
 
-    `picture` begins at line `top`. If each line of the pool has a name, an angle bracket precedes the name of the
-    `marked` request. A margin beside blocks gets their numbers.
+    `picture` begins at line `top` of the whole picture. If each line of the pool has a name, ">" precedes the name of
+    the request `marked`. The margin of a paged pool gets the number of each row's first unit.
     """
     if tiling.margin and tiling.stride is None:
         _number_rows(picture, top, rows, tiling, replay)
@@ -92,10 +92,10 @@ def write_names(
 
 
 def longest_name(replay: Replay, *, shared: bool = True) -> int:
-    """Return the characters of the longest name of a request, with the number of other holders if units can be shared.
+    """Return the length of the longest request name, with the number of other holders if units can be shared.
 
-    Without `shared`, that number is left out. The result is at most 12, and 0 for training batches, whose rows have
-    several sequences each.
+    Without `shared`, that number is left out. The result is at most 12. It is 0 for training batches, because one of
+    their rows has several sequences.
     """
     meta = replay.recording.meta
     if "row_tokens" in meta.policy:
@@ -105,7 +105,7 @@ def longest_name(replay: Replay, *, shared: bool = True) -> int:
 
 
 def names_every_line(tiling: Tiling, replay: Replay) -> bool:
-    """Tell whether each line of the pool is one reservation or row, and has room for its owner's name."""
+    """Tell whether each line of the pool is one row or reservation and has room for its owner's name."""
     if replay.unit_tokens > 1 or tiling.stride is None or tiling.down > 1:
         return False
     if tiling.detail not in (Detail.MIX, Detail.HALF):
@@ -115,9 +115,9 @@ def names_every_line(tiling: Tiling, replay: Replay) -> bool:
 
 
 def _lines_for_names(tiling: Tiling, rows: IndexArray) -> tuple[IndexArray, IndexArray]:
-    """Return the first and the last line of characters that belong to each of `rows` alone.
+    """Return the first and the last line of characters that belong to one row alone, for each of `rows`.
 
-    The last line is before the first if a row shares all its lines with other rows.
+    If a row shares all its lines with other rows, the last is before the first.
     """
     per_character = 2 if tiling.detail is Detail.HALF else 1
     first = -(-tiling.row_edges[rows] // per_character)
@@ -139,10 +139,10 @@ def _count_holders(picture: KeyArray, top: int, cells: IndexArray, tiling: Tilin
 
 
 def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray) -> None:
-    """Write the number, the first holder and the number of other holders of each unit below the unit or left of it.
+    """Write the number, the first holder and the number of other holders of each unit, below the unit or left of it.
 
-    `cells` are the cells with these units. `lines` has the line of characters for the names of each row of cells: shape
-    (rows, characters).
+    `cells` has one unit per cell. `lines` has the line of characters for names of each row of cells: shape (rows,
+    characters).
     """
     digits = len(str(tiling.num_units + replay.first_unit - 1)) if tiling.gutter else 0
     units = cells[cells < tiling.num_units]
@@ -162,11 +162,10 @@ def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArra
 
 
 def name_blocks(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray) -> None:
-    """Write the first holder on each unit among `cells`.
+    """Write the name of its first holder on each unit of `cells`, and the number of other holders if there is room.
 
-    The number of other holders follows the name if there is room for it. A divided unit of one character has no name,
-    which would hide the division. No unit has a name if `tiling.label` is 0. `lines` has one line of characters of each
-    row of cells, with the margin: shape (rows, characters).
+    A divided unit of one character has no name, which would hide the division. No unit has a name if `tiling.label` is
+    0. `lines` has one line of characters of each row of cells, with the margin: shape (rows, characters).
     """
     room = tiling.wide - 1
     for line, row in zip(lines, cells.reshape(-1, tiling.columns), strict=True):
@@ -180,7 +179,9 @@ def name_blocks(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArr
 
 
 def _number_rows(picture: KeyArray, top: int, rows: IndexArray, tiling: Tiling, replay: Replay) -> None:
-    """Write the number of the first unit of each of `rows` left of it, if the row begins at the top of a character."""
+    """Write the number of the first unit of each of `rows` into the margin, if the row begins at the top of a
+    character.
+    """
     per_character = 2 if tiling.detail is Detail.HALF else 1
     for row in rows.tolist():
         line, rest = divmod(int(tiling.row_edges[row]), per_character)
@@ -190,7 +191,10 @@ def _number_rows(picture: KeyArray, top: int, rows: IndexArray, tiling: Tiling, 
 
 
 def _holders(replay: Replay, unit: int) -> str:
-    """Return the name of the first holder of `unit` and the number of other holders; empty for a free unit."""
+    """Return the name of the first holder of `unit`, then "+" and the number of other holders.
+
+    Empty for a free unit.
+    """
     owner, refs = int(replay.owner[unit]), int(replay.refs[unit])
     return "" if owner == NO_OWNER else _name(replay, owner) + (f"+{refs - 1}" if refs > 1 else "")
 
@@ -198,7 +202,7 @@ def _holders(replay: Replay, unit: int) -> str:
 def name_lines(
     lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray, *, marked: int | None = None
 ) -> None:
-    """Write the owner's name left of each row or reservation among `cells`, with a mark before the name of `marked`.
+    """Write the owner's name left of each row or reservation of `cells`, with ">" before the name of `marked`.
 
     A row without an owner is named free. `lines` has one line of characters of each row of cells, with the margin:
     shape (rows, characters).
@@ -224,11 +228,10 @@ def name_extents(
 ) -> None:
     """Write the owner's name on each row or reservation, or on the first of consecutive units with one owner.
 
-    `cells` are the cells to write on. A mark precedes the name of `marked`, and the number of other holders follows a
-    name. If the number of holders is `counted` on each shared unit, shared units have no name.
-
-    The name is written where the characters under it are equal, so that it hides no border; if there are too few, at
-    the beginning. `lines` has one line of characters of each row of cells: shape (rows, characters).
+    ">" precedes the name of `marked`. "+" and the number of other holders follow the name. With `counted`, shared units
+    have no name, because their number of holders is written on them. The name is written where the characters under it
+    are equal, so that no border is hidden; if there are too few, at the beginning. `lines` has one line of characters
+    of each row of cells: shape (rows, characters).
     """
     first = [found[0] if len(found := tiling.units_of(cell)) else -1 for cell in cells.tolist()]
     units = np.array(first, np.int64)
@@ -265,7 +268,7 @@ def _write(text: str, place: KeyArray, *, weak: bool = True) -> None:
 
 
 def _write_where_alike(text: str, place: KeyArray) -> None:
-    """Write `text` over the first long enough sequence of equal characters in `place`, else at the beginning."""
+    """Write `text` over the first long enough run of equal characters in `place`, else at its beginning."""
     begins = np.flatnonzero(np.diff(place, prepend=-1))
     lengths = np.diff(begins, append=len(place))
     long_enough = begins[lengths >= len(text)]

@@ -1,4 +1,4 @@
-"""Kinds of layers of a model, such as full attention and sliding windows, whose blocks the pool keeps apart."""
+"""Kinds of layers of a model, such as full attention and sliding windows, which have separate blocks in the pool."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _PLACES: Final = {
     CacheKind.CHUNKED_LOCAL: (1, 2),
     CacheKind.MAMBA: (3, 4),
 }
-"""Offsets from `KIND` of the paints that each kind of cache may use."""
+"""Offsets from the paint `KIND` that each kind of cache may use."""
 _LAST_PLACE: Final = 5
-"""Offset from `KIND` for a kind of layers if the offsets of its kind of cache are taken."""
+"""Offset from the paint `KIND` for a kind of layers whose offsets in `_PLACES` are taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class LayerKind:
     group: TableGroup
     """Description of the block tables of this kind."""
     numbers: tuple[int, ...]
-    """Indices of the KV-cache groups of this kind; a request has one block table per group."""
+    """Indices of the KV-cache groups of this kind. A request has one block table per group."""
     place: int
     """Offset of the paint from `KIND`."""
 
@@ -48,13 +48,13 @@ class LayerKind:
 
     @property
     def words(self) -> str:
-        """Description: `full attention`, `sliding window of 1,024, 5 tables`."""
+        """Description, such as `full attention` or `sliding window of 1,024, 5 tables`."""
         tables = f", {len(self.numbers)} tables" if len(self.numbers) > 1 else ""
         return group_words(self.group) + tables
 
 
 def layer_kinds(replay: Replay) -> list[LayerKind]:
-    """Return the kinds of layers in the pool of `replay`: full attention, then windows, then states."""
+    """Return the kinds of layers in the pool of `replay`, in the order: full attention, windows, states, others."""
     specs = [group.spec for group in replay.recording.meta.pool.groups] or [0]
     kinds: list[LayerKind] = []
     for spec in dict.fromkeys(specs):
@@ -79,7 +79,7 @@ def places_of_units(replay: Replay, units: IndexArray) -> PaintArray:
 
 
 def group_words(group: TableGroup) -> str:
-    """Describe the tables of a KV-cache group: `sliding window of 1,024`."""
+    """Describe the layers of a KV-cache group, for example `sliding window of 1,024`."""
     kinds = {CacheKind.FULL: "full attention", CacheKind.MLA: "latents", CacheKind.MAMBA: "recurrent state"}
     if group.kind in kinds:
         return kinds[group.kind]

@@ -38,15 +38,14 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _MOST_OWNERS: Final = 8
-"""Largest number of requests that the legend names."""
 
 LegendEntry: TypeAlias = tuple[tuple[int, ...], str]
-"""The paints of an entry of the legend, and their meaning."""
+"""Paints of an entry of the legend, and their meaning in words."""
 
 _MARKS: Final = (FOLLOWED, FOLLOWED_SHARED, PARTLY, NEXT)
-"""Paints that occur only in pools where hues cannot identify requests."""
+"""Paints that occur only in pools with more requests than hues."""
 _UNWRITTEN: Final = int(SlotState.RESERVED) + DIM
-"""Grey paint of the unwritten slots of requests that are not lit, while one request is."""
+"""Grey paint of unwritten slots of requests that are not lit."""
 _SHORTER: Final = (
     ("sliding window", "window"),
     ("full attention", "full"),
@@ -56,7 +55,7 @@ _SHORTER: Final = (
     ("partly written", "partly"),
     ("next to be allocated", "next"),
 )
-"""Words of entries, each with a shorter form."""
+"""Words of entries, each with a shorter form for narrow legends."""
 
 
 def legend_entries(
@@ -115,7 +114,7 @@ def legend_entries(
 def owner_entries(
     session: Session, symbols: Symbols, style: Style, shows: Callable[[int], bool], scale: str
 ) -> list[list[Segment]]:
-    """Return the legend of owners: states in the bars, shared units, the followed request, and the text `scale`."""
+    """Return the legend of owners: states in the bars, shared units, the followed request, then the text `scale`."""
     caches = session.recording.meta.prefix_caching
     states = [_state(SlotState.TOKEN), *_waste([session]), _state(SlotState.RESERVED)]
     states += [((SHARED,), _shared_words(session))] if caches else []
@@ -140,7 +139,10 @@ def _occurs(
     lit: str | None = None,
     shows: Callable[[int], bool] | None = None,
 ) -> bool:
-    """Tell whether a pool now shows the paints of an entry; True for entries of owners, kinds and ages."""
+    """Tell whether a pool shows the paints of an entry now.
+
+    True for entries of owners, kinds and ages, which are not checked.
+    """
     if len(paints) == 1 and paints[0] in _MARKS:
         return shows is not None and shows(paints[0])
     if paints == (SHARED,):
@@ -160,7 +162,9 @@ def _occurs(
 
 
 def _fits(entries: list[LegendEntry], room: int, num_lines: int) -> bool:
-    """Tell whether whole `entries` with gaps of two characters fit into `num_lines` lines of `room` characters."""
+    """Tell whether `entries` fit into `num_lines` lines of `room` characters without dividing one, with gaps of two
+    characters.
+    """
     lines, end = 1, -2
     for paints, text in entries:
         width = len(paints) + len(text) + 1
@@ -178,7 +182,7 @@ def _in_short(text: str) -> str:
 def legend(
     by: ColorBy, sessions: Sequence[Session], lit: str | None = None, marked: str | None = None
 ) -> list[LegendEntry]:
-    """Return all entries of the legend, as for `legend_entries`: the paints of each entry, and their meaning."""
+    """Return all entries of the legend; the arguments are those of `legend_entries`."""
     # The run with the most kinds of layers, and with prefix caching, needs the most entries.
     session = max(sessions, key=lambda each: (len(each.replay.groups), each.recording.meta.prefix_caching))
     caches = session.recording.meta.prefix_caching
@@ -225,7 +229,10 @@ def legend(
 
 
 def _owners(sessions: Sequence[Session], lit: str | None) -> list[LegendEntry]:
-    """Return the entries for the hues of owners; if a request is `lit`, its entry and those of all others in grey."""
+    """Return the entries for the hues of owners.
+
+    If a request is `lit`, they are its own entry and those of all others in grey.
+    """
     hues = tuple(range(OWNER, OWNER + 4))
     if lit is not None:
         known = next(session.recording for session in sessions if lit in session.recording.requests.id)
@@ -238,7 +245,10 @@ def _owners(sessions: Sequence[Session], lit: str | None) -> list[LegendEntry]:
 
 
 def _marked(words: str | None) -> list[LegendEntry]:
-    """Return the entries for tokens if hues cannot identify requests; `words` describe the one with its own colour."""
+    """Return the entries for tokens if there are too few hues.
+
+    `words` describe the request with its own colour, if any.
+    """
     tokens = (int(SlotState.TOKEN),)
     if words is None:
         return [(tokens, "tokens")]
@@ -246,7 +256,7 @@ def _marked(words: str | None) -> list[LegendEntry]:
 
 
 def _named_owners(sessions: Sequence[Session]) -> list[LegendEntry] | None:
-    """Return an entry for each request that holds memory now; None if these are too many."""
+    """Return an entry for each request that holds memory now; None if there are more than `_MOST_OWNERS`."""
     owners = {}
     for session in sessions:
         for request in session.replay.live_requests().tolist():
@@ -256,7 +266,7 @@ def _named_owners(sessions: Sequence[Session]) -> list[LegendEntry] | None:
 
 
 def _lit_and_others(name: str, *paints: int) -> list[LegendEntry]:
-    """Return the entries of the only lit request with its `paints`, and of all others in grey."""
+    """Return the entries of the lit request `name` with its `paints`, and of all others in grey."""
     return [
         (paints, name if paints else f"{name} alone in colour"),
         ((int(SlotState.TOKEN) + DIM,), "all others"),
@@ -283,7 +293,7 @@ def _state(state: SlotState) -> LegendEntry:
 
 
 def sharing(session: Session) -> str:
-    """Describe the memory that sharing saves now: `1,587 blocks in place of 3,763: 2.4×`; empty if it saves none."""
+    """Describe the memory that sharing saves now: `1,587 blocks in place of 3,763: 2.4×`. Empty if it saves none."""
     held, stands_for = _held(session)
     if stands_for <= held:
         return ""
@@ -291,12 +301,11 @@ def sharing(session: Session) -> str:
 
 
 def _shared_words(session: Session) -> str:
-    """Return the meaning of the paint of shared units: `shared, saves 10 blocks`."""
     held, stands_for = _held(session)
     return f"shared, saves {plural(stands_for - held, session.unit_name)}"
 
 
 def _held(session: Session) -> tuple[int, int]:
-    """Return the number of held units, and the number of entries in all block tables."""
+    """Return the number of held units, and the number of entries in all block tables (a shared unit has several)."""
     refs = session.replay.refs
     return int((refs > 0).sum()), int(refs.sum())

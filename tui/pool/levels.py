@@ -1,4 +1,4 @@
-"""Levels of detail of a picture of the pool, from the whole pool at once to single slots, for a given picture size."""
+"""Levels of detail of a picture of the pool, from the whole pool at once to single slots."""
 
 from __future__ import annotations
 
@@ -16,27 +16,31 @@ _MOST_WIDE, _MOST_TALL = 12, 4
 _ROOMY = 12
 """Least number of characters per unit with which units are drawn wider than high."""
 _MOST_MARGIN = 0.25
-"""Largest share of the picture's width that names of lines may take."""
+"""Largest share of the picture's width for the margin."""
 _LEAST_FILL = 0.9
-"""Least share of the picture that a pool of lines should cover."""
+"""Least share of the picture's width that cells of equal width must cover; otherwise widths differ by one character."""
 _LEAST_COVERED = 0.6
-"""Least share of the picture that a pool without lines should cover, if equal cells permit it."""
+"""Least share of the picture that a paged pool with a margin must cover, unless it covers less without the margin, too.
+"""
 _NUMBERS = 0.12
-"""Share of the picture that may stay empty for the numbers at the left."""
+"""Share of the picture that may stay empty for the numbers in the margin."""
 _SHAPE = 0.05
-"""Penalty for badly shaped cells: share of the picture per factor e between the ratio of their sides and the best."""
+"""Penalty for badly shaped cells, as a share of the picture: times |ln(ratio of the sides / best ratio)|."""
 _FILLED = 0.15
-"""Share of the picture that may stay empty for cells that show how full a block is."""
+"""Share of the picture that may stay empty so that cells can show how full a block is."""
 _ROUND_ROW = 0.08
-"""Share of the picture that may stay empty for rows of a multiple of ten units."""
+"""Share of the picture that may stay empty so that rows have a multiple of ten units."""
 _PARTS = (6, 7, 9, 10, 11, 12, 13, 14, 15)
 """Widths of cells in eighths of a character. In a narrower cell, three units could share a character."""
 _ROUND_ROWS = (100, 50, 20, 10, 8, 5, 4, 2)
-"""Round numbers of units in a row, the best first; the number in a row is a multiple of one of these."""
+"""Round numbers of units, the best first. The number of units in a row is a multiple of one of these."""
 _FEW = 4
-"""Least number of columns of units in a picture slot by slot with as many rows; with fewer, a coarser one is shown."""
+"""Least number of columns of units for a picture slot by slot, if it has as many rows.
+
+With fewer, a coarser level is shown.
+"""
 _MOST_CUT = 512
-"""Largest number of units that a picture separates by gaps, to write numbers and holders."""
+"""Largest number of units of a pool that is drawn with gaps between units, numbers and holders."""
 _ROUND = {10: 0.12, 20: 0.12, 40: 0.12, 8: 0.06, 16: 0.06, 5: 0.06}
 """Numbers of columns that make units easy to count, each with the share of the picture that may stay empty for it."""
 
@@ -91,10 +95,10 @@ def levels(
 
 
 def best_level(tilings: list[Tiling], height: int) -> int:
-    """Return the index of the tiling that shows single slots, if it fits into `height` lines; otherwise 0.
+    """Return the index of the level that shows single slots if it fits into `height` lines, otherwise 0 (the whole
+    pool).
 
-    It is 0, too, if single slots have less than `_FEW` columns of units, and the first tiling has the numbers and names
-    of units below them.
+    It is 0, too, if single slots have less than `_FEW` columns, and level 0 has numbers and names below the units.
     """
     finest = tilings[-1]
     if finest.detail is not Detail.SLOTS or finest.height > height:
@@ -109,8 +113,8 @@ def _levels_of_lines(
 ) -> list[Tiling]:
     """Return the levels of a pool of lines, which are drawn one below the other.
 
-    The first level shows all lines in the picture. Each further level has up to twice as many rows and columns of
-    cells; its picture may be larger than the view, and is then scrolled.
+    The first level shows all lines. Each further level has up to twice as many rows and columns of cells, so its
+    picture may be larger than the view.
     """
     num_lines = -(-num_units // stride)
     margin = names + 2 if names and num_lines <= height and names + 2 <= _MOST_MARGIN * width else 0
@@ -153,7 +157,7 @@ def _lines(num_units: int, stride: int, columns: int, rows: int, width: int, hei
 
 
 def _equally_high(rows: int, height: int) -> int:
-    """Return the largest multiple of `rows` up to `height`, but at least `rows`, so that all rows are equally high.
+    """Return the largest multiple of `rows` up to `height`, but at least `rows`.
 
     A higher row would look as if it held more memory.
     """
@@ -161,7 +165,7 @@ def _equally_high(rows: int, height: int) -> int:
 
 
 class _Shape(NamedTuple):
-    """Size of all cells of a picture of a pool without lines, and the number of units in each."""
+    """Size of all cells of a picture of a paged pool, and the number of units in each."""
 
     detail: Detail
     wide: int
@@ -172,21 +176,19 @@ class _Shape(NamedTuple):
 
     @property
     def area(self) -> float:
-        """Characters of the picture for each unit."""
+        """Characters of the picture per unit."""
         return self.wide * self.tall / (EIGHTHS * self.lines_per_character * self.per_cell)
 
     @property
     def lines_per_character(self) -> int:
-        """Number of lines of the tiling in one line of characters: 2 for `Detail.HALF`, otherwise 1."""
         return 2 if self.detail is Detail.HALF else 1
 
     def fits(self, num_units: int, width: int, height: int) -> bool:
-        """Tell whether cells for all units fit into a picture of `width` by `height` characters."""
         columns, rows = EIGHTHS * width // self.wide, height * self.lines_per_character // self.tall
         return columns * rows * self.per_cell >= num_units
 
     def columns(self, num_units: int, width: int, height: int) -> int:
-        """Return the number of columns in a picture: one with which rows have a round number of units, if possible."""
+        """Return the number of columns in a picture, with a round number of units per row if possible."""
         cells = -(-num_units // self.per_cell)
         least = -(-cells // max(height * self.lines_per_character // self.tall, 1))
         most = min(EIGHTHS * width // self.wide, cells)
@@ -200,8 +202,8 @@ class _Shape(NamedTuple):
 def _whole(num_units: int, unit_tokens: int, width: int, height: int, *, half_blocks: bool) -> Tiling:
     """Return the tiling of equal cells that covers most of a picture of `width` by `height` characters.
 
-    Among tilings that cover about as much, one with well-shaped cells is chosen. A margin has the number of each row's
-    first block, unless much less of the picture would be covered, numbers are below the blocks, or there is one row.
+    Well-shaped cells are preferred among tilings that cover about as much. A margin has the number of each row's first
+    block, unless much less of the picture would be covered, numbers are below the blocks, or there is one row.
     """
     margin = len(str(num_units)) + 1 if unit_tokens > 1 else 0
     choices = []
@@ -216,7 +218,6 @@ def _whole(num_units: int, unit_tokens: int, width: int, height: int, *, half_bl
 
 
 def _best_shape(num_units: int, unit_tokens: int, width: int, height: int, *, half_blocks: bool) -> _Shape:
-    """Return the best shape of cells with which the whole pool fits into a picture."""
     room = width * height / num_units
     shapes = [
         shape
@@ -237,7 +238,7 @@ def _best_shape(num_units: int, unit_tokens: int, width: int, height: int, *, ha
 
 
 def _shapes_of_one(room: float, *, blocks: bool, half_blocks: bool) -> Iterator[_Shape]:
-    """Yield the shapes of cells of one unit that have at most `room` characters."""
+    """Yield the shapes of cells of one unit, at most `room` characters large."""
     for tall in range(1, _MOST_TALL + 1):
         wides = range(1, min(int(room / tall), 2 * _MOST_WIDE) + 1)
         if blocks:
@@ -255,7 +256,7 @@ def _shapes_of_one(room: float, *, blocks: bool, half_blocks: bool) -> Iterator[
 
 
 def _of_shape(shape: _Shape, num_units: int, width: int, height: int, margin: int) -> Tiling:
-    """Return the tiling with cells of `shape`, whose rows begin at units with round numbers if possible."""
+    """Return the tiling with cells of `shape`, with a round number of units per row if possible."""
     columns = shape.columns(num_units, width, height)
     rows = -(-num_units // (columns * shape.per_cell))
     return Tiling(
@@ -272,18 +273,19 @@ def _of_shape(shape: _Shape, num_units: int, width: int, height: int, margin: in
 
 
 def _scrolled(shape: _Shape, num_units: int, width: int) -> Tiling:
-    """Return a tiling with cells of `shape` in rows of nearly `width` characters, in as many rows as needed."""
+    """Return a tiling of cells of `shape` that fills rows of nearly `width` characters, with as many rows as needed."""
     margin = len(str(num_units)) + 1
     margin = margin if margin <= _MOST_MARGIN * width else 0
     return _of_shape(shape, num_units, width - margin, num_units, margin)
 
 
 def _cut_apart(num_units: int, most_units: int, width: int, height: int, names: int, bare: int) -> Tiling | None:
-    """Return a tiling with equally large units that bear their numbers and holders; None if there is no room for these.
+    """Return a tiling with gaps between equally large units, which bear their numbers and holders; None if there is no
+    room.
 
-    Numbers and names are below the units; where there is no room, names are on the units, and a margin has the number
-    of each row's first unit. Where there is no room for names either, only the margin has numbers. Pools that are shown
-    together choose as the largest, of `most_units`, so that their names are in the same places.
+    Numbers and names are below the units. With less room, names are on the units, and a margin has the number of each
+    row's first unit. With even less, there are no names. Pools that are shown together all choose as a pool of
+    `most_units` units would.
     """
     digits = len(str(most_units))
     places = [_Place(0, digits + names + 2, 2, _MOST_TALL)]
@@ -296,18 +298,18 @@ def _cut_apart(num_units: int, most_units: int, width: int, height: int, names: 
 
 
 class _Place(NamedTuple):
-    """Place of the numbers and names of units that are cut apart, and the room that these need, in characters."""
+    """Position of the numbers and names of units, and the room in characters that a unit needs for them."""
 
     margin: int
     least_wide: int
     least_tall: int
     most_tall: int
     label: int = 0
-    """Characters of names on the units; 0 if names are below the units, or if there are none."""
+    """Length of names on the units; 0 if names are below the units, or if there are none."""
 
 
 def _best_columns(num_units: int, width: int, height: int, place: _Place) -> Tiling | None:
-    """Return the tiling that covers most of the picture with units of good shape; None if they do not fit."""
+    """Return the tiling that covers most of the picture with well-shaped units; None if the units do not fit."""
     best: tuple[float, Tiling] | None = None
     for columns in range(1, min((width - place.margin) // place.least_wide, num_units) + 1):
         wide, rows = min((width - place.margin) // columns, 2 * _MOST_WIDE), -(-num_units // columns)
@@ -333,9 +335,9 @@ def _best_columns(num_units: int, width: int, height: int, place: _Place) -> Til
 
 
 def _slots_level(num_units: int, unit_tokens: int, width: int, height: int, names: int) -> Tiling:
-    """Return a tiling with a character per slot, or a square of characters per slot if the whole pool fits.
+    """Return a tiling with one character per slot, or more characters per slot if the whole pool fits with them.
 
-    The number and the holder of a unit are left of it, and a gap separates neighbouring units.
+    The number and the holder of a unit are left of it. A gap separates neighbouring units.
     """
     gutter = min(len(str(num_units)) + 1 + (names + 1 if names else 0), max(width - unit_tokens - 1, 0))
     for scale in range(_MOST_TALL, 0, -1):

@@ -1,4 +1,4 @@
-"""Number of units per line, for pools that consist of equal lines, so that a picture can show each line as a row."""
+"""Number of units per line of a pool that consists of equal lines, so that a picture can show each line as a row."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class LineLengths:
     """Lengths of the lines of a pool, over time.
 
-    A line is a row of a static batch or of a training batch, or a reservation if all reservations are equally long. A
-    paged pool has no lines, and neither has a pool of reservations of different lengths.
+    A line is a row of a static batch or of a training batch, or a reservation if all reservations are equally long.
+    Other pools have no lines.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -40,7 +40,7 @@ class LineLengths:
                 self._lengths = [int(lengths[0])]
 
     def length_at(self, seq: int) -> int | None:
-        """Return the number of units in a line at sequence number `seq`; None if the pool has no lines.
+        """Return the number of units in a line after event number `seq`; None if the pool has no lines.
 
         The length of a batch is valid until the next batch begins.
         """

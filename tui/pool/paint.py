@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ColorBy(Enum):
-    """Meanings of colour; the values are shown to users."""
+    """Meanings of colour. The values are shown to users."""
 
     OWNER = "owner"
     STATE = "state"
@@ -48,53 +48,56 @@ OWNER: Final = 16
 AGES: Final = 8
 """Number of paints for the age of a unit."""
 AGE: Final = OWNER + NUM_HUES
-"""First of the paints for the age of a unit, from the longest held to the newest."""
+"""First of the paints for ages; the first is for the units held longest, the last for the newest."""
 HOLDERS: Final = AGE + AGES
-"""First of the paints of numbers of holders."""
+"""First of the paints for numbers of holders, see `HOLDER_STEPS`."""
 HOLDER_STEPS: Final = (1, 2, 4, 8, 32)
-"""Largest number of holders for each paint from `HOLDERS` on; one more paint is for larger numbers."""
+"""Largest number of holders for each paint from `HOLDERS` on. One more paint is for larger numbers."""
 KIND: Final = HOLDERS + len(HOLDER_STEPS) + 1
-"""First of the paints of kinds of layers: full attention, two for windows, two for states, all other kinds."""
+"""First of the paints for kinds of layers: full attention, two for windows, two for states, one for all others."""
 _NUM_KINDS: Final = 6
 DIM: Final = 128
-"""Offset from a paint to its grey version, for requests other than the followed one."""
+"""Offset from a paint to its grey version, for requests that are not lit."""
 KEPT: Final = KIND + _NUM_KINDS
-"""First of the paints of host blocks during a store, one per hue: darker than the hues of owners."""
+"""First of the paints of host blocks during a store, one per hue, darker than the hues of owners."""
 _KEPT_SHARE: Final = 0.55
-"""Share of the background in the colour of a host block during a store."""
+"""Share of the background in the colours from `KEPT` on."""
 FOLLOWED: Final = KEPT + NUM_HUES
-"""Paint of the followed request if more requests hold memory than there are hues."""
+"""Paint of the followed request if the recording has more requests than hues."""
 FOLLOWED_SHARED: Final = FOLLOWED + 1
-"""Paint of the units that the followed request shares with others, if `FOLLOWED` is in use."""
+"""Paint of units that the followed request shares with others, if `FOLLOWED` is in use."""
 PARTLY: Final = FOLLOWED + 2
-"""Paint of a unit that is partly written, in cells that show a unit in one colour."""
+"""Paint of a partly written unit, in cells that show a unit in one colour."""
 NEXT: Final = FOLLOWED + 3
-"""Paint of the free units that are allocated next."""
+"""Paint of the free units that will be allocated next."""
 NUM_PAINTS: Final = FOLLOWED + 4
 assert NUM_PAINTS <= DIM
 
 _HELD_BY_NONE: Final = frozenset((SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL, EMPTY, *UnitChange))
-"""Paints that keep their colour while other units are grey: of units without a holder, and of recent changes."""
+"""Paints that have no grey version: of units without a holder, and of recent changes."""
 _UNWRITTEN: Final = frozenset((SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED))
-"""Paints of held slots without live tokens; they get the darker grey."""
+"""Paints of held slots without live tokens, which get the darker grey."""
 _SHADES_ON_DARK: Final = (0.34, 0.56)
 _SHADES_ON_LIGHT: Final = (0.28, 0.48)
-"""Shares of black in the greys of unwritten and of written slots, in light themes; of white in `_SHADES_ON_DARK`."""
+"""Shares of black in the greys of (unwritten, written) slots in light themes.
+
+In dark themes: of white, in `_SHADES_ON_DARK`.
+"""
 
 _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *UnitChange)
-"""Paints that must be visible in a cell of many units even if a single unit has them."""
+"""Paints that a cell of many units shows even if a single unit has them."""
 
 
 WRITTEN: Final = np.array((SlotState.TOKEN, *range(OWNER, AGE), *range(KIND, KEPT), FOLLOWED, PARTLY))
-"""Paints of written slots of tokens."""
+"""Paints of slots in which a token is written."""
 
 
 MATTERS: Final = 16
-"""Least weight of a paint that is visible in a cell of many units even if a single unit has the paint."""
+"""Least weight of a paint that a cell shows even if the paint's share of the cell is under half an eighth."""
 
 
 def importance() -> list[int]:
-    """Return the weight of each paint: number of units times weight decides which paint a cell shows second."""
+    """Return the weight of each paint. The second paint of a cell has the largest number of units times weight."""
     weights = [4] * NUM_PAINTS
     for paint in WRITTEN.tolist():
         weights[paint] = MATTERS  # written slots weigh more than reserved ones
@@ -108,12 +111,12 @@ def importance() -> list[int]:
 
 
 def hue_of(request: int) -> int:
-    """Return the hue of a request by its row in the recording. Successive requests have the most different hues."""
+    """Return the hue of a request, given by its row in the recording. Successive requests have very different hues."""
     return request % NUM_HUES
 
 
 def paint_colors(palette: Palette) -> tuple[str, ...]:
-    """Return the colour of every paint, followed by the colours of the grey versions from index `DIM` on."""
+    """Return the colour of every paint, then from index `DIM` on the greys of all paints."""
     states = tuple(palette.states[state] for state in SlotState)
     return _colors(
         states,

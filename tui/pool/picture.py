@@ -1,6 +1,6 @@
 """State and paint of every unit of the pool at the replay's current frame.
 
-Both are updated incrementally: from one frame to the next, only the units that changed are recomputed.
+From one frame to the next, only the units that changed are recomputed.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ if TYPE_CHECKING:
     from .unit_changes import Lights
 
 _UNITS_PER_TOUCH = 4
-"""Number of consecutive units that can be recomputed in the time that one scattered unit takes."""
+"""Number of consecutive units that are recomputed in the time of one scattered unit."""
 
 
 class DrawnUnits:
-    """The state of every unit of the pool, kept up to date from frame to frame.
+    """State of every unit of the pool, updated from frame to frame.
 
     Three arrays have one uint8 per unit, in address order: `dominant` is the most frequent state of the unit's slots,
-    `fill` the written part of the unit in eighths, rounded up, and `rest` the most frequent state of the other slots.
+    `fill` the written part of the unit in eighths, rounded up, and `rest` the most frequent state of the unwritten
+    slots.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -73,13 +74,13 @@ class DrawnUnits:
         return units
 
     def _is_far(self, before: int) -> bool:
-        """Tell whether the changes since frame `before` are too numerous: recomputing all units takes less time."""
+        """Tell whether so much changed since frame `before` that recomputing all units takes less time."""
         replay = self._replay
         num_ops = abs(replay.num_ops(replay.frame) - replay.num_ops(before))
         return num_ops > replay.num_units // _UNITS_PER_TOUCH
 
     def _recompute_all(self) -> IndexArray:
-        """Compute the state of every unit; return the units that were occupied before or are occupied now."""
+        """Compute the state of every unit; return the units that were or are occupied."""
         before, now = np.flatnonzero(self.dominant != SlotState.FREE), self._replay.occupied()
         self.dominant[before] = self.rest[before] = SlotState.FREE
         self.fill[before] = 0
@@ -109,10 +110,13 @@ class Paints:
         self.rest = self.written.copy()
         self.whole = self.written.copy()
         self.is_neutral = by is ColorBy.OWNER and not tells_owners(replay.recording)
-        """True if only the followed request has its own colour; others mean states, as there are too few hues."""
+        """True if only the followed request has its own colour, because there are too few hues for all requests.
+
+        Colours of other units mean states.
+        """
         self._followed: int | None = None
         self._own_units = self._next_units = np.empty(0, np.int64)
-        """Units of the followed request, and the free units that are allocated next; empty unless `is_neutral`."""
+        """Units of the followed request, and free units to be allocated next. Empty unless `is_neutral`."""
         self._marks = np.zeros(replay.num_units if self.is_neutral else 0, np.uint8)
         """Mark of each unit: `FOLLOWED`, `NEXT`, or 0 for none; empty unless `is_neutral`."""
         self._is_fragmented = is_fragmented(replay)
@@ -121,7 +125,7 @@ class Paints:
         self.update(np.arange(replay.num_units) if self._is_fragmented else replay.occupied())
 
     def update(self, units: IndexArray) -> IndexArray:
-        """Paint `units` again, whose states have changed; return the units that may look different now."""
+        """Repaint `units`, whose states have changed; return the units that may look different now."""
         fragmented = is_fragmented(self._replay)
         if fragmented != self._is_fragmented:
             self._is_fragmented, units = fragmented, np.arange(len(self.whole))
@@ -141,7 +145,7 @@ class Paints:
         return self.update(np.empty(0, np.int64))
 
     def _mark(self) -> IndexArray:
-        """Find the followed request's units and the next free units; return the units whose mark has changed."""
+        """Mark the followed request's units and the next free units; return the units whose mark has changed."""
         replay, followed, before = self._replay, self._followed, (self._own_units, self._next_units)
         addresses = np.empty(0, np.int64) if followed is None else replay.block_table(followed)[1]
         self._own_units, self._next_units = addresses.astype(np.int64) - replay.first_unit, next_units(replay)
@@ -156,7 +160,7 @@ class Paints:
         return np.concatenate(changed)
 
     def light_up(self, lights: Lights) -> IndexArray:
-        """Highlight `lights` and end older highlights; return the units that may look different now."""
+        """Highlight the units of `lights`, and end older highlights; return the units that may look different now."""
         before, (units, paints) = self._lit_units, lights
         self._lit[before] = 0
         self._lit[units] = paints
@@ -217,9 +221,10 @@ class Paints:
             paints[units] = np.where(lit > 0, lit, values)
 
     def _ages(self, units: IndexArray) -> PaintArray:
-        """Return the age of each of `units` as a level. Level 0 is for units held longer than 1/8 of the recorded time.
+        """Return the age of each of `units` as a level.
 
-        The bound of each further level is half as long. Units without a holder have the highest level.
+        Level 0 is for units held longer than 1/8 of the recorded time. The bound of each further level is half as long.
+        Units without a holder have the highest level.
         """
         replay = self._replay
         births = np.full(replay.num_units, replay.seq, np.int64)
@@ -242,7 +247,7 @@ class Paints:
 
 
 def is_fragmented(replay: Replay) -> bool:
-    """Tell whether all free units lie in extents that are too short for the request at the head of the queue."""
+    """Tell whether all free units lie in extents too short for the request at the head of the queue."""
     steps, frame = replay.recording.steps, replay.frame
     if steps.unusable_units is None or frame >= len(steps) or replay.after_output:
         return False
@@ -250,7 +255,7 @@ def is_fragmented(replay: Replay) -> bool:
 
 
 def dimmed(paints: PaintArray, lit: MaskArray) -> PaintArray:
-    """Return `paints` with the paints that are not `lit` in grey."""
+    """Return `paints` with grey versions of the paints that are not `lit`."""
     shown: PaintArray = paints + np.where(lit | (paints == EMPTY), 0, DIM).astype(np.uint8)
     return shown
 
@@ -258,7 +263,8 @@ def dimmed(paints: PaintArray, lit: MaskArray) -> PaintArray:
 def with_one_owner_lit(
     first: PaintArray, second: PaintArray, eighths: PaintArray, lit: MaskArray, request: int
 ) -> tuple[PaintArray, PaintArray, PaintArray]:
-    """Return the two paints of mixed cells, and the eighths of the first paint, with other requests in grey.
+    """Return the two paints of cells of several units, and the eighths of the first, with requests other than `request`
+    in grey.
 
     `lit` marks the cells in which `request` holds slots.
     """

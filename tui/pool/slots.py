@@ -1,4 +1,4 @@
-"""Paints of single slots, for the finest level of detail: the slots of a unit are ordered by their states."""
+"""Paints of single slots, for the finest level of detail. The slots of a unit are ordered by their states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strips of one line below the pool: the last slots of a request with drafts, and the images in the encoder cache."""
+"""Strips of one line below the pool: the last slots of a request with drafts, or the images in the encoder cache."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ IMAGES: Final = ((NEW, "computed now"), (HELD, "in use"), (KEPT, "kept until roo
 
 
 class DraftSlots(NamedTuple):
-    """Slots of one request after a step was scheduled: first those of known tokens, then under way, then lookahead."""
+    """Slots of one request after a step was scheduled, in the order: known tokens, tokens under way, lookahead."""
 
     request: int
     known: int
-    """Number of slots of known tokens."""
+    """Number of slots whose tokens are known."""
     under_way: int
-    """Number of slots whose tokens are being computed by steps under way: new outputs and drafts."""
+    """Number of slots whose tokens (new outputs and drafts) are computed by steps that have not ended."""
     lookahead: int
     """Number of further slots in the blocks that the request holds."""
     rewritten_from: int
-    """First slot with a rejected draft, counted from 0 in the request's tokens."""
+    """Index of the first slot with a rejected draft among the request's slots, from 0."""
     taken_back: int
-    """Number of slots with rejected drafts. The step writes these again, as far as its tokens reach."""
+    """Number of slots with rejected drafts. The step writes those again that its tokens reach."""
 
 
 def draft_keys(slots: DraftSlots, width: int, *, half_blocks: bool) -> KeyArray:
-    """Return the character keys of one line of `width` characters, one for each of the request's last slots."""
+    """Return the character keys of one line of `width` characters: the last slots of the request, one per character."""
     end = slots.known + slots.under_way + slots.lookahead
     paints = np.full(end, KNOWN, np.uint8)
     paints[slots.known :] = UNDER_WAY
@@ -72,7 +72,8 @@ def draft_keys(slots: DraftSlots, width: int, *, half_blocks: bool) -> KeyArray:
 def encoder_keys(contents: EncoderContents, frame: int, width: int, *, half_blocks: bool) -> KeyArray:
     """Return the character keys of one line of `width` characters: images in use, then kept images, then free space.
 
-    The width of an image is proportional to its tokens. A wide image ends in a free cell, to separate it from the next.
+    The width of an image is proportional to its tokens. A wide image ends with a free character, to separate it from
+    the next.
     """
     paints = np.full(width, int(SlotState.FREE), np.uint8)
     begin = 0

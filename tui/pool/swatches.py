@@ -1,4 +1,4 @@
-"""Bars of states, and samples of colours for legends, as styled characters."""
+"""Bars of states, and samples of colours for legends."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def stack_cells(layers: Iterable[tuple[int, int, int]], eighths: str, symbols: Symbols) -> Iterator[Segment]:
     """Yield the characters of a bar of states.
 
-    `layers` describes each character as `stacked` does: two indices in `STACK`, and the eighths of the first. `eighths`
-    are the nine characters, from empty to full, that grow in the direction of the bar.
+    An item of `layers` describes a character: two indices in `STACK`, and the eighths of the first, see `stacked`.
+    `eighths` are the nine characters, from empty to full, that grow in the direction of the bar.
     """
     palette = symbols.palette
     for low, high, part in layers:
@@ -37,19 +37,19 @@ def stack_cells(layers: Iterable[tuple[int, int, int]], eighths: str, symbols: S
 
 
 def swatch(state: SlotState, symbols: Symbols) -> Segment:
-    """Return a character that looks like `state` in the pictures."""
+    """Return a sample of the colour or glyph of `state`."""
     character = symbols.right[EIGHTHS:] or symbols.states[state]
     return Segment(character, Style(color=glyph_color(state, symbols), bgcolor=symbols.palette.void))
 
 
 def paint_swatch(paint: int, symbols: Symbols) -> Segment:
-    """Return a character that looks like `paint` in the pool."""
+    """Return a sample of the colour or glyph of `paint`."""
     glyph = "■" if symbols.color else paint_glyphs(symbols)[paint % DIM]
     color = paint_colors(symbols.palette)[paint] if symbols.color else glyph_paint_color(paint, symbols)
     return Segment(glyph, Style(color=color))
 
 
 def glyph_color(state: SlotState, symbols: Symbols) -> str:
-    """Return the colour of a state; free memory has a stronger colour where states are drawn as glyphs."""
+    """Return the colour of a sample of `state`. Free memory has a stronger colour where states are drawn as glyphs."""
     palette = symbols.palette
     return palette.free_glyph if state is SlotState.FREE and not symbols.color else palette.states[state]

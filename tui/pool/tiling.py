@@ -1,8 +1,9 @@
 """Division of a pool's units into the cells of a picture.
 
-The cells of a paged pool follow each other in address order, as letters do in a text. A static batch, and equally long
-reservations, consist of lines: there, each row of the picture shows whole lines. The cells of a pool without lines are
-equally large and have equally many units, so that they can be counted; what remains of the picture is empty.
+The cells of a paged pool follow each other in address order, as letters do in a text. They are equally large and have
+equally many units, so that they can be counted; the rest of the picture is empty.
+
+A static batch, and equally long reservations, consist of lines: each row of their picture shows whole lines.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ class Detail(Enum):
     """Level of detail of one cell."""
 
     MIX = auto()
-    """Several units in one character: the two paints that matter most, and how much there is of each."""
+    """Several units in a cell: the two paints that matter most, and the share of each."""
     PART = auto()
-    """One unit in some eighths of a character's width; two units may share a character."""
+    """One unit per cell, some eighths of a character wide. Two units may share a character."""
     HALF = auto()
-    """One unit in half a character."""
+    """One unit per cell, half a line high."""
     FILL = auto()
-    """One unit, and how much of it is written."""
+    """One unit per cell, and how much of it is written."""
     SLOTS = auto()
-    """One unit, drawn slot by slot."""
+    """One unit per cell, slot by slot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
-    """Units of each cell, and the position of each cell in the picture."""
+    """Units of each cell, and position of each cell in the picture."""
 
     num_units: int
     stride: int | None = None
-    """Number of units in one line of the pool; None if the pool does not consist of lines."""
+    """Number of units in one line of the pool; None for a paged pool."""
     columns: int
     """Number of cells in a row."""
     rows: int
@@ -48,24 +49,24 @@ class Tiling:
     width: int
     """Width of the picture in characters."""
     height: int
-    """Height of the picture in lines; for `Detail.HALF`, two of these lines share a line of characters."""
+    """Height of the picture in lines. For `Detail.HALF`, a line of characters has two of these lines."""
     detail: Detail
     per_cell: int = 1
-    """Number of units of a cell, for a pool that does not consist of lines; the last cell may have fewer."""
+    """Number of units of a cell of a paged pool. The last cell may have fewer."""
     eighths: int = 0
-    """Width of a cell in eighths of a character; for `Detail.PART` alone."""
+    """Width of a cell in eighths of a character; 0 unless `Detail.PART`."""
     margin: int = 0
-    """Number of characters left of the picture, for the names of lines, or for the numbers of units."""
+    """Number of characters left of the picture: names of lines, or numbers of units."""
     gutter: int = 0
-    """Number of characters left of each unit, for its number and its holder; for `Detail.SLOTS` alone."""
+    """Number of characters left of each unit for its number and holder; 0 unless `Detail.SLOTS`."""
     cut: bool = False
     """True if gaps separate equally large units, which bear numbers and holders; only for `Detail.FILL`.
 
-    Without a margin, numbers and holders are on an empty line below each unit. With a margin, it has the number of each
-    row's first unit, and the holders are on the units.
+    Without a margin, numbers and holders are on a line below each unit. With a margin, which has the number of each
+    row's first unit, the holders are on the units.
     """
     label: int = 0
-    """Number of characters of the names on units, 0 without; a written part is at least as wide as its name."""
+    """Length of the names on units, 0 without names. The drawn written part of a unit is at least as wide."""
 
     @property
     def span(self) -> int:
@@ -100,7 +101,7 @@ class Tiling:
 
     @cached_property
     def column_edges(self) -> IndexArray:
-        """Character in which each column begins, then the end of the last one."""
+        """First character of each column, then the end of the last column."""
         edges: IndexArray = np.arange(self.columns + 1) * self.width // self.columns
         if self.eighths:
             edges = np.append(np.arange(self.columns) * self.eighths // EIGHTHS, self.width)
@@ -108,7 +109,7 @@ class Tiling:
 
     @cached_property
     def row_edges(self) -> IndexArray:
-        """First line of each row, in lines of the picture, then the end of the last one."""
+        """First line of each row, in lines of the picture, then the end of the last row."""
         edges: IndexArray = np.arange(self.rows + 1) * self.height // self.rows
         return edges
 
@@ -124,7 +125,7 @@ class Tiling:
 
     @property
     def gap(self) -> bool:
-        """True if the last line of each cell stays empty, to keep rows apart."""
+        """True if the last line of each cell is empty, to separate rows."""
         match self.detail:
             case Detail.MIX | Detail.PART | Detail.HALF:
                 return self.detail is Detail.HALF and self.tall >= 3
@@ -136,7 +137,7 @@ class Tiling:
                 return self.tall >= 2
 
     def cell_of(self, units: npt.NDArray[np.integer[Any]]) -> IndexArray:
-        """Return the number of the cell that contains each of `units`; cells are numbered row by row from 0."""
+        """Return the index of the cell with each of `units`. Cells are counted row by row from 0."""
         at: IndexArray = units.astype(np.int64)
         if self.stride is None:
             return at // self.per_cell
@@ -146,7 +147,7 @@ class Tiling:
         return cells
 
     def units_of(self, cell: int) -> IndexArray:
-        """Return the units of one cell in address order; empty for a cell after the last unit."""
+        """Return the units of cell `cell` in address order; empty for a cell after the last unit."""
         if self.stride is None:
             return np.arange(cell * self.per_cell, min((cell + 1) * self.per_cell, self.num_units))
         row, column = divmod(cell, self.columns)
@@ -158,7 +159,7 @@ class Tiling:
 
 
 def one_cell(num_units: int) -> Tiling:
-    """Return a tiling with the whole pool in one character, for use until the size of the picture is known."""
+    """Return a tiling with the whole pool in one character, for the time before the picture's size is known."""
     return Tiling(
         num_units=num_units, columns=1, rows=1, width=1, height=1, detail=Detail.MIX, per_cell=max(num_units, 1)
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 Lights: TypeAlias = tuple[IndexArray, PaintArray]
-"""Units, and the paint of the latest change of each."""
+"""Changed units, and for each the paint of a change. If a unit occurs several times, the last entry counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,7 +26,7 @@ class Changes:
     """Units by kind of change, numbered from 0 in address order. A unit is listed once for each of its changes."""
 
     taken: IndexArray
-    """Units that were allocated to a request, other than prefix hits."""
+    """Units that were allocated to a request; prefix-cache hits are in `hit`."""
     freed: IndexArray
     """Units whose last holder freed them; they may still cache a prefix."""
     hit: IndexArray
@@ -39,7 +39,7 @@ class Changes:
 
     @property
     def lights(self) -> Lights:
-        """Changed units and the paints of their changes. If a unit is listed several times, the last entry counts."""
+        """Changed units and the paints of their changes."""
         parts = (
             (self.freed, UnitChange.FREED),
             (self.taken, UnitChange.TAKEN),
@@ -53,7 +53,7 @@ class Changes:
 
 
 def changes_between(replay: Replay, before: int, after: int) -> Changes:
-    """Return the changes after frame `before` up to frame `after`; a `before` of -1 includes the first frame."""
+    """Return the changes after frame `before` up to frame `after`. A `before` of -1 includes the first frame."""
     memory = replay.recording.memory
     since = int(replay.frame_seq[before]) if before >= 0 else -1
     begin, end = np.searchsorted(memory.seq, (since, int(replay.frame_seq[after])), side="right")

@@ -1,4 +1,4 @@
-"""The level of detail at which a pool is shown: chosen by the user, or the finest that shows the whole pool."""
+"""The level of detail of a pool: chosen by the user, or the finest that shows the whole pool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 _FEW_UNITS = 4
-"""Least mean number of units per cell that is rounded to a whole number."""
+"""A mean number of units per cell below this has one decimal."""
 
 
 class Zoom:
@@ -25,10 +25,10 @@ class Zoom:
     def __init__(
         self, heading: str | None, *, half_blocks: bool, slots: bool = True, longest: int = 0, most_units: int = 0
     ) -> None:
-        """`heading` is the name of the pool if several pools are shown; None for one pool.
+        """Begin without levels: `measure` computes them.
 
-        `longest` is the length of their longest name, and `most_units` the number of units of the largest. Without
-        `slots`, no level shows single slots.
+        `heading` is the name of the pool if several are shown, otherwise None. `longest` is the length of the longest
+        heading, and `most_units` the number of units of the largest pool. Without `slots`, no level shows single slots.
         """
         self._most_units = most_units
         self._heading, self._longest = heading, longest
@@ -39,8 +39,9 @@ class Zoom:
         self._stride: int | None = None
 
     def measure(self, replay: Replay, width: int, height: int, stride: int | None) -> None:
-        """Compute the levels for a picture of `width` by `height` characters. `stride` is the number of units in a line
-        of the pool; None for a paged pool.
+        """Compute the levels for a picture of `width` by `height` characters.
+
+        `stride` is the number of units in a line of the pool; None for a paged pool.
         """
         self._stride = stride
         self._levels = levels(
@@ -84,10 +85,9 @@ class Zoom:
     def title(self, unit_tokens: int, meaning: str, symbols: Symbols, width: int, *, scattered: bool = False) -> str:
         """Return a title: the pool, the size of a cell, and the `meaning` of colour.
 
-        The title of a `scattered` pool also states the order of the units, if there is room.
-
-        If several pools are shown, the title is the name of the pool, followed by the size of a cell if that fits
-        behind the longest name, too, in `width` characters.
+        The title of a `scattered` pool also states the order of the units, if there is room. If several pools are
+        shown, the title is the pool's heading, and the size of a cell if the longest heading leaves room for it in
+        `width` characters.
         """
         cell = self.cell_words(unit_tokens, symbols)
         if self._heading is None:
@@ -99,13 +99,13 @@ class Zoom:
         return self._heading + self.size_in_title(cell, width)
 
     def size_in_title(self, cell: str, width: int) -> str:
-        """Return the size of a `cell` as it follows the name of one of several pools; empty if it does not fit."""
+        """Return the size of a `cell` as it follows the heading of one of several pools; empty if it does not fit."""
         room = width - max(self._longest, len(self._heading or ""))
         texts = (f": 1 cell = {cell}", f": {cell.partition(',')[0]} a cell")
         return next((text for text in texts if len(text) <= room), "")
 
     def cell_words(self, unit_tokens: int, symbols: Symbols) -> str:
-        """Return the size of a cell: `1 block`, `44 blocks`, `12×2 slots`."""
+        """Return the size of a cell, such as `1 block`, `44 blocks` or `12×2 slots`."""
         tiling, unit = self.tiling, _unit_name(unit_tokens)
         match tiling.detail:
             case Detail.SLOTS:
@@ -124,6 +124,6 @@ def _unit_name(unit_tokens: int) -> str:
 
 
 def _about(number: float, noun: str) -> str:
-    """Return a mean number of units in words: `1 block`, `2.5 blocks`, `44 blocks`."""
+    """Return a mean number of units in words, such as `1 block`, `2.5 blocks` or `44 blocks`."""
     number = round(number, 1) if number < _FEW_UNITS else round(number)
     return plural(int(number), noun) if number == int(number) else f"{number} {noun}s"
