@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     """Everything that the interface can play."""
 
 _LONG_ROWS = 200_000
-"""From this number of steps plus memory operations on, a recording is shown before its slots are counted by state."""
+"""Steps plus memory operations from which on a recording is shown before its slots are counted by state."""
 
 __all__ = ["attach", "fleet_of", "open_fleet", "run", "screenshot", "watch_metrics"]
 

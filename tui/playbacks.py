@@ -41,6 +41,7 @@ class Playbacks(AppInterface):
 
     @property
     def playback(self) -> PlaybackScreen:
+        """The topmost `PlaybackScreen`, even if a dialog covers it."""
         return next(screen for screen in reversed(self.screen_stack) if isinstance(screen, PlaybackScreen))
 
     def plays(self, screen: Screen[Any]) -> bool:

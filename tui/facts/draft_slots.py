@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def draft_slots(session: Session) -> DraftSlots | None:
     """Return the draft slots of the followed request or, if none is followed, of the first running one.
 
-    The result is None if the request holds no memory.
+    None if that request holds no memory.
     """
     live, request = session.replay.live_requests().tolist(), session.followed
     if not live or (request is not None and request not in live):
@@ -31,7 +31,9 @@ def draft_slots(session: Session) -> DraftSlots | None:
 
 
 def _taken_back(session: Session, request: int, step: int) -> tuple[int, int]:
-    """Return the first slot with a rejected draft that `step` writes again, and the number of such slots; else 0, 0."""
+    """Return the first slot with a rejected draft that `step` writes again, and the number of such slots; (0, 0)
+    without any.
+    """
     schedule = session.recording.schedule
     rows = np.flatnonzero((schedule.request == request) & (schedule.step <= step))
     if len(rows) < 2 or schedule.step[rows[-1]] != step:

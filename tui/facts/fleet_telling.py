@@ -1,4 +1,4 @@
-"""Texts about a fleet: its headline, the story of the whole run, and the way of a request from server to server."""
+"""Texts about a fleet: its headline, the story of the whole run, and the visits of a request to servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def fleet_headline(fleet: FleetServers, *, short: bool) -> list[str]:
-    """Return the parts of the headline: the properties that all servers share, the most important part first."""
+    """Return the parts of the headline, what all servers share, the most important part first."""
     meta = fleet.servers[0].meta
     num, prefill = len(fleet.servers), sum(server.kind == "prefill" for server in fleet.servers)
     servers = f"{prefill:,} prefill and {plural(num - prefill, 'decode server')}" if prefill else plural(num, "server")
@@ -50,10 +50,9 @@ def fleet_story(fleet: FleetServers) -> Story:
 
 
 def beside_strip(fleet: FleetServers, server: FleetServer, now: ServerNow, room: int) -> list[str]:
-    """Return lines of at most `room` characters about a server: its transfers, its queue, its tokens and preemptions so
-    far.
+    """Return lines of at most `room` characters about a server, the most important first.
 
-    The most important line comes first.
+    They are about transfers, the queue, and tokens and preemptions from the beginning of the run to the clock.
     """
     clock_s = fleet.player.clock_s
     names, line = server.ids[server.queue(clock_s)[: room // 3]].tolist() if now.waiting else [], "first in line:"
@@ -85,18 +84,18 @@ def about_all(fleet: FleetServers, now: Sequence[ServerNow], room: int) -> list[
 
 
 def _balance(fleet: FleetServers, now: Sequence[ServerNow]) -> str:
-    """Return in words the tokens computed so far by the busiest server, relative to the mean of servers of its kind."""
+    """Compare, in words, the tokens computed by the busiest server with the mean of the servers of its kind."""
     times, kind = fleet.imbalance(now)
     return f"busiest {kind}{' ' * bool(kind)}server computed {times:.2f} times {'their' if kind else 'the'} mean"
 
 
 def that_fits(texts: tuple[str, ...], room: int) -> str:
-    """Return the first of `texts` with at most `room` characters; empty if all are longer."""
+    """Return the first of `texts` with at most `room` characters; "" if all are longer."""
     return next((text for text in texts if len(text) <= room), "")
 
 
 def why_waiting(fleet: FleetServers, server: FleetServer, time_s: float) -> tuple[str, ...]:
-    """Return what the head of a server's queue waits for: a long text, then shorter ones; empty if it is unknown."""
+    """Return what the head of a server's queue waits for: a long text, then shorter ones; empty if unknown."""
     step, steps = server.step_at(time_s), server.steps
     limits = Limits.of(server.meta.policy, server.meta.engine)
     if step is None or not steps.waiting[step] or limits is None or server.meta.policy_name == "static":
@@ -105,7 +104,7 @@ def why_waiting(fleet: FleetServers, server: FleetServer, time_s: float) -> tupl
 
 
 def _short_of_memory(fleet: FleetServers, server: FleetServer, step: int, time_s: float) -> tuple[str, ...]:
-    """Return what the head of the queue needs and how much is free, or that its KV is being fetched."""
+    """Return what the head of the queue needs and how much is free, or who it fetches its KV from; empty if unknown."""
     steps, pool, queue = server.steps, server.meta.pool, server.queue(time_s)
     free = int(steps.free_units[step])
     # Preempted requests wait before those that were never scheduled; which ones they are is in no table that is read.
@@ -131,10 +130,10 @@ def _short_of_memory(fleet: FleetServers, server: FleetServer, step: int, time_s
 
 
 def _transfers(fleet: FleetServers, server: FleetServer, time_s: float, room: int) -> str:
-    """Return, in at most `room` characters, the requests of which a prefill server keeps the KV for each decode server.
+    """Count, in at most `room` characters, the requests whose KV a prefill server keeps for each decode server.
 
-    For a decode server, return the number of requests that came from each prefill server. The result is empty for other
-    servers, and without transfers.
+    For a decode server, count the requests that came from each prefill server. Empty for other servers and without
+    transfers.
     """
     kept, came = server.handovers.kept_for(time_s), server.handovers.came_from(time_s)
     if server.kind == "prefill" and kept:
@@ -159,13 +158,13 @@ def _name_of(fleet: FleetServers, server: FleetServer, number: int) -> str:
 
 
 def way(fleet: FleetServers, stops: list[Stop], arrow: str, *, short: bool) -> str:
-    """Return one line about the visits of a request to its servers, in order."""
+    """Describe in one line the visits of a request to servers, in order. `stops` has one item per visit."""
     described = _stop_in_short if short else _stop
     return f" {arrow} ".join(described(fleet, stops, nth) for nth in range(len(stops)))
 
 
 def _stop(fleet: FleetServers, stops: list[Stop], nth: int) -> str:
-    """Describe the visit number `nth`: the tokens found or fetched, and the times of arrival, begin and end."""
+    """Describe visit `nth`: the tokens found or fetched, and the times of arrival, begin and end."""
     stop, server = stops[nth], fleet.servers[stops[nth].server]
     if math.isnan(stop.begin_s):
         return f"{server.name}: came {_at(fleet, stop.arrival_s)}, never began"

@@ -1,4 +1,4 @@
-"""Free memory in one line: the number of free units, and those that are allocated next."""
+"""Free memory in one line: the number of free units, and the units that will be allocated next."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 def free_line(session: Session, width: int) -> str:
-    """Return the number of free units and, in order, the numbers of those that are allocated next.
-
-    As many numbers as fit into `width` are listed.
-    """
+    """Return the number of free units and, as far as `width` permits, those that will be allocated next, in order."""
     replay, unit = session.replay, session.unit_name
     num_free = int((replay.refs == 0).sum())
     if not num_free:

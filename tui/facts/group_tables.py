@@ -30,13 +30,13 @@ class TableRow:
     num_held: int
     """Number of blocks held in these tables."""
     num_released: int
-    """Number of blocks that have been released from these tables, or were never held."""
+    """Number of blocks before the last held one that were released or never held."""
     parts: tuple[int, ...]
-    """States of equally long parts of the sequence, from the first token to the last, in this kind's first table."""
+    """`RELEASED`, `HELD` or `AHEAD` for equally long parts of the sequence, in order, in this kind's first table."""
 
 
 def table_rows(session: Session, request: int, num_parts: int) -> list[TableRow]:
-    """Return one row per kind of layers for `request` at the current frame; a row has `num_parts` parts."""
+    """Return one row per kind of layers for `request` at the current frame. A row has `num_parts` parts."""
     replay = session.replay
     rows = []
     for kind in layer_kinds(replay):
@@ -53,9 +53,9 @@ def table_rows(session: Session, request: int, num_parts: int) -> list[TableRow]
 
 
 def uniform_words(session: Session, request: int) -> str:
-    """Return how much more memory a uniform cache would need for `request`; empty for models with recurrent states.
+    """Return how much more memory a uniform cache, in which every layer keeps all tokens, would need for `request`.
 
-    In a uniform cache, every layer keeps all tokens.
+    The text is empty for models with recurrent states, and if the request holds nothing.
     """
     replay, groups = session.replay, session.recording.meta.pool.groups
     if any(group.state_slots for group in replay.groups):
@@ -68,7 +68,7 @@ def uniform_words(session: Session, request: int) -> str:
 
 
 def _end(replay: Replay, request: int, number: int) -> int:
-    """Return the number of tokens up to the end of the last block in the request's table of group `number`."""
+    """Return the number of tokens up to the end of the last block in the request's table of KV-cache group `number`."""
     positions = replay.block_table(request, number)[0]
     return (int(positions.max()) + 1) * replay.groups[number].block_size if len(positions) else 0
 
@@ -79,7 +79,7 @@ def _num_before(positions: npt.NDArray[np.integer]) -> int:
 
 
 def _parts(positions: npt.NDArray[np.integer], block_size: int, tokens: int, num_parts: int) -> tuple[int, ...]:
-    """Return the states of `num_parts` equal parts of a sequence, of which the blocks at `positions` are held."""
+    """Return the states of `num_parts` equal parts of a sequence whose blocks at `positions` are held."""
     edges = np.linspace(0, max(tokens, 1), num_parts + 1)
     begins = positions.astype(np.int64) * block_size
     # A block overlaps the parts `low` to `high - 1`; a block beyond the tokens counts for the last part.
@@ -92,7 +92,7 @@ def _parts(positions: npt.NDArray[np.integer], block_size: int, tokens: int, num
 
 
 class BlockExtent(NamedTuple):
-    """Consecutive entries of a block table whose block ids rise or fall by one."""
+    """Consecutive entries of a block table whose block ids rise or fall by one from entry to entry."""
 
     position: int
     """Index of the first block in the table."""
@@ -100,10 +100,10 @@ class BlockExtent(NamedTuple):
     """Block id of the first block."""
     length: int
     step: int
-    """1 if block ids rise, -1 if they fall. They fall because blocks that were freed together are reused in reverse."""
+    """1 if block ids rise, -1 if they fall, because blocks that were freed together are reused in reverse order."""
 
     def words(self, symbols: Symbols) -> str:
-        """Return `12→407`, or `13-20 → 408-415` for several blocks."""
+        """Return the entries as text: `12→407` for one block, `13-20 → 408-415` for several."""
         if self.length == 1:
             return f"{self.position}{symbols.arrow}{self.address}"
         last = self.length - 1
@@ -115,7 +115,7 @@ class BlockExtent(NamedTuple):
 
 
 def block_extents(positions: IntArray, addresses: IntArray) -> list[BlockExtent]:
-    """Return the extents of a block table in order of position; each extent is as long as possible."""
+    """Return the extents of a block table in order of position, each as long as possible."""
     order = np.argsort(positions)
     positions, addresses = positions[order].astype(np.int64), addresses[order].astype(np.int64)
     steps = np.where(np.diff(positions) == 1, np.diff(addresses), 0).tolist()

@@ -1,4 +1,4 @@
-"""Headlines: the first line of a screen, about a recording or a comparison, as parts that are joined if they fit."""
+"""Headlines: the first line of a screen, as parts. A narrow screen leaves the last parts out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def selection(session: Session) -> str:
-    """Describe the selected unit and the followed request in one line; empty without either."""
+    """Describe the selected unit and the followed request in one line. Empty without either."""
     parts = []
     if session.selected is not None:
         parts.append(unit_summary(session, session.selected))
@@ -65,7 +65,7 @@ def headline(session: Session, *, short: bool) -> list[str]:
 
 
 def comparison_headline(comparison: ComparedRuns, *, short: bool) -> list[str]:
-    """Return the parts of the headline of a comparison: the properties that all runs share."""
+    """Return the parts of the headline of a comparison: what all runs share."""
     session = comparison.lanes[0].session
     meta, rows = session.recording.meta, session.rows
     if rows is not None:
@@ -89,7 +89,7 @@ def _model(meta: Meta) -> str:
 
 
 def _times(meta: Meta) -> list[str]:
-    """Name the engine whose step times were simulated; empty for vLLM."""
+    """Return the engine whose step times were simulated, in words; empty for vLLM."""
     return ["Hugging Face's step times"] if "(hf-" in str(meta.engine.get("step_time", "")) else []
 
 
@@ -103,12 +103,12 @@ def _num_gpus(session: Session) -> int:
 
 
 def _parallel_size(session: Session, name: str) -> int:
-    """Return the parallel size `name` of the recorded engine, or else that of the model; 1 if neither states it."""
+    """Return the parallel size `name` of the recorded engine, or else that of the model; 1 if neither has it."""
     return int({**session.recording.meta.model, **session.recording.meta.engine}.get(name, 1))
 
 
 def _memory_place(session: Session) -> str:
-    """Return a remark on the GPUs that hold the pool's bytes: all pipeline stages together, or each GPU."""
+    """Return on which GPUs the pool's bytes are: all pipeline stages together, or each GPU; empty for one GPU."""
     if _parallel_size(session, "pipeline_parallel_size") > 1:
         return f" in {_parallel_size(session, 'pipeline_parallel_size')} stages"
     return " on each" if _parallel_size(session, "tensor_parallel_size") > 1 else ""

@@ -1,4 +1,4 @@
-"""Verdict on a run, and a remedy, in one line: the result of `kvsim diagnose` in a few words."""
+"""Verdict on a run, and a remedy, in one line."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _FULL: Final = 0.01
-"""Share of the pool below which free memory counts as none."""
+"""If less than this share of the pool is free, the pool counts as full."""
 _SHORT: Final = 0.1
-"""Share of a run's duration. Shorter times are rounded to a tenth of themselves, longer times to a tenth of it."""
+"""Times under this share of a run's duration are rounded to a tenth of themselves, longer ones to a tenth of the
+duration.
+"""
 _MUCH: Final = 25.0
-"""Percent of the pool, averaged over time, from which waste is a reason to change the policy."""
+"""Percent of the pool that waste must take on average to be a reason for another policy."""
 
 
 class Judgement(NamedTuple):
@@ -45,7 +47,7 @@ def judgement_of(session: Session) -> Judgement:
 def _facts(session: Session, summary: Summary, limit: Limit | None) -> tuple[str, str]:
     """Return what held requests back, as a short text and a long one.
 
-    If nothing did, return the refused requests; without these, the waste, or that nothing waits.
+    If nothing did, the texts are about refused requests, waste, or that nothing waits.
     """
     waits = summary.waiting_for
     if limit is Limit.MEMORY:
@@ -61,7 +63,7 @@ def _facts(session: Session, summary: Summary, limit: Limit | None) -> tuple[str
 
 
 def _memory_facts(session: Session, summary: Summary) -> str:
-    """Return how long memory was short, and the worst effect of that."""
+    """Return how long memory was short, and the worst effect of it."""
     wasted = wasted_percent(summary)
     facts = [_full_words(session)]
     vain = 100 * summary.vain_tokens / max(summary.computed_tokens, 1)
@@ -77,7 +79,7 @@ def _memory_facts(session: Session, summary: Summary) -> str:
 
 
 def _unlimited_facts(summary: Summary) -> tuple[str, str]:
-    """Return the facts about a run that no limit held back: a short text and a long one."""
+    """Return facts about a run in which no limit held requests back, as a short text and a long one."""
     wasted = wasted_percent(summary)
     if summary.num_refused:
         refused = f"{plural(summary.num_refused, 'request')} refused"
@@ -88,7 +90,6 @@ def _unlimited_facts(summary: Summary) -> tuple[str, str]:
 
 
 def _full_words(session: Session) -> str:
-    """Return how long the pool had almost no free memory, in words."""
     assert session.waste is not None
     over_time = session.waste.with_gaps()
     spans_s = np.diff(over_time.time_s)
@@ -104,9 +105,9 @@ def _full_words(session: Session) -> str:
 
 
 def _remedy(session: Session, summary: Summary, limit: Limit | None) -> tuple[str, str]:
-    """Return a remedy in words, and the key that shows its effect; empty if no key does.
+    """Return a remedy in words, and the key that shows its effect ("" if none).
 
-    If the run has been diagnosed, the remedy is the first that was found to be enough.
+    After a diagnosis, it is the first remedy that was found to be enough.
     """
     policy = session.recording.meta.policy_name
     if session.diagnosis is not None:

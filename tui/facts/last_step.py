@@ -1,4 +1,4 @@
-"""Changes of the pool in the step before the current frame, as parts of the line below the picture."""
+"""Changes of the pool in the step before the current frame, as parts of one line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def last_step(session: Session, room: int, *, short: bool = False) -> list[tuple
 def _preemptions(session: Session, frame: int, room: int, *, short: bool) -> list[tuple[UnitChange | None, str]]:
     """Return the preempted requests, the reason, what they lost, and the requests that took the memory.
 
-    The result has two parts if one part would be longer than `room`, and is empty without a preemption.
+    There are two parts if one part would be longer than `room`, and none without a preemption.
     """
     victims = session.events.rows_at(frame, EventKind.PREEMPTED).tolist()
     if not victims or not frame:

@@ -51,28 +51,31 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnerGroup:
-    """Requests that share units, or a single request that shares none. A picture draws a group as one shape."""
+    """Requests that share units, directly or through others, or one request that shares none.
+
+    A picture draws a group as one shape.
+    """
 
     owners: tuple[Owner, ...]
     """Requests of the group, the one with the most tokens first."""
     num_shared: int
-    """Number of units with several holders; each is counted once."""
+    """Number of units with several holders. A unit counts once."""
     shared: Slots
     """Slots in each state, in the units with several holders."""
 
     @property
     def size(self) -> int:
-        """Number of slots of the group; each unit is counted once."""
+        """Number of slots of the group. A unit counts once."""
         return int(self.shared.sum() + sum(owner.slots.sum() for owner in self.owners))
 
     @property
     def num_tokens(self) -> int:
-        """Number of written tokens of the group; each unit is counted once."""
+        """Number of written tokens of the group. A unit counts once."""
         return int(self.shared[SlotState.TOKEN]) + sum(owner.own_tokens for owner in self.owners)
 
 
 def holdings(session: Session) -> list[OwnerGroup]:
-    """Return the groups that hold memory at the current frame, the group with the most tokens first."""
+    """Return the groups that hold memory at the current frame, those with the most tokens first."""
     tables: dict[int, Units] = {
         int(request): units_of(session, int(request)) for request in session.replay.live_requests()
     }
@@ -94,7 +97,7 @@ def units_of(session: Session, request: int) -> Units:
 
 
 def _sharing(session: Session, tables: dict[int, Units]) -> list[list[int]]:
-    """Return the requests in groups: requests that share a unit, directly or through others, are in one group."""
+    """Return groups of requests. Requests that share a unit, directly or through others, are in one group."""
     refs = session.replay.refs
     # The key of a group is one of its shared units, or a negative number for a request alone.
     group_of: dict[int, int] = {}  # key of the group of each shared unit
@@ -112,7 +115,10 @@ def _sharing(session: Session, tables: dict[int, Units]) -> list[list[int]]:
 
 
 def _owner_group(session: Session, tables: dict[int, Units], held: Units, slots: Slots) -> OwnerGroup:
-    """Return the group of the requests of `tables`. `slots` has the slots in each state for each unit in `held`."""
+    """Return the group of the requests of `tables`.
+
+    `slots` has a row for each unit of `held`, with the slots in each state.
+    """
     refs = session.replay.refs
     owners = []
     for request, units in tables.items():
@@ -140,9 +146,9 @@ def largest_owner(found: Sequence[OwnerGroup]) -> Owner | None:
 
 
 def owners_line(session: Session, found: Sequence[OwnerGroup], width: int, dot: str) -> str:
-    """Describe the held memory in one line: requests, the largest one, the units saved by sharing, the free share.
+    """Describe the held memory in one line: requests, the largest one, the units that sharing saves, the free share.
 
-    If the line exceeds `width`, texts are shortened or left out.
+    Texts are shortened or left out to fit into `width` characters.
     """
     unit = session.unit_name
     shared, saved = _shared_and_saved(found)
@@ -159,10 +165,10 @@ def owners_line(session: Session, found: Sequence[OwnerGroup], width: int, dot: 
 
 
 def scatter_lines(session: Session, found: Sequence[OwnerGroup], lit: int | None, width: int, dot: str) -> list[str]:
-    """Return the two lines below the pool in physical order, which describe how the held memory is scattered.
+    """Return the two lines below the pool in physical order, which tell how the held memory is scattered.
 
     The first line is about the request `lit`, which has a colour of its own, and the request with the most tokens. The
-    second line is about all requests, and about sharing.
+    second is about all requests and about sharing.
     """
     shared, saved = _shared_and_saved(found)
     largest = largest_owner(found)
@@ -201,7 +207,6 @@ def _held_words(session: Session, found: Sequence[OwnerGroup]) -> str:
 
 
 def _most_words(session: Session, largest: Owner | None) -> str:
-    """Describe the request with the most tokens; empty without requests."""
     return "" if largest is None else f"most {session.request_name(largest.request)}: {_tokens_words(largest)}"
 
 
@@ -215,18 +220,17 @@ def _owners(found: Sequence[OwnerGroup]) -> list[Owner]:
 
 
 def _shared_and_saved(found: Sequence[OwnerGroup]) -> tuple[int, int]:
-    """Return the number of units with several holders, and the number of further units needed if none were shared."""
+    """Return the number of units with several holders, and the number of units that sharing saves."""
     shared = sum(group.num_shared for group in found)
     return shared, sum(owner.num_shared for owner in _owners(found)) - shared
 
 
 def _num_extents(units: Units) -> int:
-    """Count the extents of adjacent units; `units` are in address order."""
     return int((np.diff(units, prepend=-2) != 1).sum())
 
 
 def _first_that_fits(texts: Sequence[Sequence[str]], width: int, dot: str) -> str:
-    """Return the first of `texts`, each given in parts, that has at most `width` characters; else the last one."""
+    """Return the first of `texts` (parts of a line) with at most `width` characters; the last if none fits."""
     lines = [f" {dot} ".join(filter(None, parts)) for parts in texts]
     return next((line for line in lines if len(line) <= width), lines[-1])
 

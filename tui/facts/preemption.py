@@ -26,11 +26,11 @@ class Preemption:
     num_tokens: int
     """Number of tokens that must be recomputed for the request."""
     takers: tuple[str, ...]
-    """Ids of the requests that allocated memory in that step."""
+    """Ids of the requests that allocated memory in the same step."""
 
 
 def last_preemption(session: Session, request: int) -> Preemption | None:
-    """Return the last preemption of `request` up to the current frame; None if it was never preempted."""
+    """Return the last preemption of `request` up to the current frame; None without one."""
     events = session.events.of_kinds((EventKind.PREEMPTED,)).of_request(request)
     happened = events.frame[events.frame <= session.player.frame]
     return preemption_at(session, request, int(happened[-1])) if len(happened) else None
@@ -53,12 +53,12 @@ def preemption_at(session: Session, request: int, frame: int) -> Preemption:
 
 
 def lack(session: Session) -> str:
-    """Return the reason for preemptions: no free block, or no free slots after a request that must grow."""
+    """Return the reason for preemptions: no free block, or no free slots behind a reservation that must grow."""
     return "short of blocks" if session.replay.unit_tokens > 1 else "no room to grow"
 
 
 def preemption_lines(session: Session, request: int) -> list[tuple[str, str]]:
-    """Return the cause and the cost of a request's last preemption as labels and values; empty without one."""
+    """Return the cause and the cost of a request's last preemption, as labels and values; empty without one."""
     found = last_preemption(session, request)
     if found is None:
         return []

@@ -22,25 +22,25 @@ class RequestFacts:
     """A request at the current frame."""
 
     state: str
-    """State in words: `waiting`, `running`, ..."""
+    """State in words, such as `waiting`."""
     holds: bool
     """True if the request holds memory now."""
     prompt_tokens: int
     generated_tokens: int
-    """Number of output tokens so far; a preemption does not reduce it."""
+    """Number of output tokens up to the current frame. A preemption does not reduce it."""
     output_tokens: int
     """Number of output tokens of the request in the whole recording."""
     computed: int
-    """Number of slots of the block table that have been written."""
+    """Number of the request's slots that are written."""
     full: int
-    """Number of slots that the request will have written when it ends."""
+    """Number of slots that the request will have written at its end."""
     pad: int
     """Number of padding slots before the prompt."""
     num_units: int
     preemptions: int
-    """Number of preemptions so far."""
+    """Number of preemptions up to the current frame."""
     slots: tuple[int, ...]
-    """Number of slots of the request's units in each state, in the order of `SlotState`."""
+    """Number of slots in each state, in the order of `SlotState`, in the request's units."""
 
 
 def request_facts(session: Session, request: int) -> RequestFacts:
@@ -75,14 +75,14 @@ def _computes_again(session: Session, request: int) -> bool:
 
 
 def _preemptions(session: Session, request: int) -> int:
-    """Count the preemptions of `request` so far: the releases of its memory, except for the one at its end."""
+    """Count the preemptions of `request` up to now: the releases of its memory, except for the one at its end."""
     total = int(session.recording.requests.preemptions[request])
     num_releases = sum(end <= session.replay.frame for _, end in session.residencies(request))
     return min(num_releases + _preemptions_before(session, request, total), total)
 
 
 def _preemptions_before(session: Session, request: int, total: int) -> int:
-    """Return how many of the `total` preemptions happened before the session's first frame."""
+    """Return how many of the `total` preemptions of `request` happened before the session's first frame."""
     if not session.before.num_summary_frames:
         return 0
     replay, held = session.replay, session.replay.ledger.tables.residencies
@@ -92,7 +92,6 @@ def _preemptions_before(session: Session, request: int, total: int) -> int:
 
 
 def _state(session: Session, request: int, holds: bool, computed: int) -> str:
-    """Return the state of a request in words; `computed` is the number of its written slots."""
     replay, requests = session.replay, session.recording.requests
     if holds:
         return _doing(session, request, computed)
@@ -106,7 +105,6 @@ def _state(session: Session, request: int, holds: bool, computed: int) -> str:
 
 
 def _doing(session: Session, request: int, computed: int) -> str:
-    """Return the state of a request that holds memory."""
     replay = session.replay
     if computed > replay.full[request]:
         return "complete, row is held"
@@ -120,7 +118,7 @@ def _doing(session: Session, request: int, computed: int) -> str:
 
 
 def comes_from_host(session: Session, request: int) -> bool:
-    """Tell whether `request` waits until blocks of its own have been loaded from host memory."""
+    """Tell whether blocks of `request` are being loaded from host memory."""
     copies, frame = session.recording.copies, session.replay.frame
     if copies is None:
         return False
@@ -130,7 +128,7 @@ def comes_from_host(session: Session, request: int) -> bool:
 
 
 def place_in_row(session: Session, request: int) -> str:
-    """Return, in words, the row of a training batch that contains a sequence, and the sequences before it."""
+    """Describe where a sequence is in its training batch: the row, and the sequences before it in that row."""
     _, addresses = session.replay.block_table(request)
     if not len(addresses) or session.rows is None:
         return "in no row yet"
@@ -173,7 +171,7 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
 
 
 def _end_label(session: Session, request: int, facts: RequestFacts) -> str:
-    """Return the label for a request's end. In a static batch, a request that needs no more tokens is freed later."""
+    """Return the label of a request's end. In a static batch, a request is freed some time after its last token."""
     if session.recording.requests.finished_s[request] <= session.player.clock_s:
         return "finished"
     return "is freed" if facts.holds and facts.computed > facts.full else "will finish"
@@ -185,9 +183,9 @@ def _adapter(session: Session, request: int) -> list[tuple[str, str]]:
 
 
 def _drafts(session: Session, request: int, facts: RequestFacts) -> list[tuple[str, str]]:
-    """Return the slots after a request's known tokens as label and value: slots under way, and lookahead slots.
+    """Return, as label and value, the slots after a request's known tokens: slots under way, and lookahead slots.
 
-    The result is empty without speculative decoding.
+    Empty without speculative decoding.
     """
     if not session.recording.has_drafts:
         return []
@@ -210,7 +208,7 @@ def _times(so_far: int, total: int) -> str:
 
 
 def _wasted(session: Session, facts: RequestFacts) -> str:
-    """Return the number of wasted slots in a request's units, and their share.
+    """Return the number and the share of wasted slots in a request's units.
 
     If several kinds of layers share the pool, a slot is one byte.
     """
@@ -226,7 +224,7 @@ def _wasted(session: Session, facts: RequestFacts) -> str:
 def share_lines(session: Session, request: int) -> list[tuple[str, str]]:
     """Return the number of shared units of `request`, and their other holders, as labels and values.
 
-    The result is empty if the request shares no unit.
+    Empty if the request shares no unit.
     """
     replay, tables = session.replay, session.replay.ledger.tables
     _, addresses = replay.block_table(request)

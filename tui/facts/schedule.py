@@ -1,4 +1,4 @@
-"""Schedule of a run, for the drawings of lessons: when each request waits, runs, or is idle in its batch."""
+"""When each request waits, runs, or is idle in its batch, for the drawings of lessons."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Doing(IntEnum):
     """Activity of a request."""
 
     NOTHING = 0
-    """The request has not arrived yet, or has left."""
+    """The request has not arrived or has left."""
     WAITING = 1
     RUNNING = 2
     IDLE = 3
-    """The request's answer is complete, and its row is held until the batch ends."""
+    """The request's answer is complete, but its row is held until the batch ends."""
 
 
 def schedule(session: Session, width: int, end_s: float) -> npt.NDArray[np.uint8]:
-    """Return the `Doing` of each request in each of `width` equal parts of the time from 0 to `end_s` seconds.
+    """Divide the time from 0 to `end_s` into `width` equal parts, and return the `Doing` of each request in each.
 
     The shape is (requests, width), with requests in order of arrival.
     """

@@ -22,17 +22,15 @@ class StepCost:
     context_tokens: int = 0
     """Number of tokens whose keys and values the step reads."""
     weight_bytes: float = 0.0
-    """Bytes of weights that the step reads; independent of the number of sequences."""
+    """Bytes of weights that the step reads. They do not depend on the number of sequences."""
     kv_bytes: int = 0
-    """Bytes of keys and values that the step reads."""
     weights_s: float = 0.0
     """Seconds to read the weights at the measured memory bandwidth."""
     kv_s: float = 0.0
-    """Seconds to read the keys and values."""
     reading_s: float = 0.0
     """Seconds to read weights, keys and values."""
     gpu_s: float = 0.0
-    """Seconds that the GPU is busy."""
+    """Seconds for which the GPU is busy."""
     captured: StepTime = NO_TIME
     """Times of the step if it is launched as a captured graph."""
     eager: StepTime = NO_TIME
@@ -40,13 +38,19 @@ class StepCost:
 
     @classmethod
     def of(cls, session: Session, model: Model, machine: Roofline) -> StepCost:
-        """Return the cost of a step at the session's frame with vLLM on `machine`; all 0 if no request runs."""
+        """Return the cost of a step of vLLM on `machine` at the session's frame.
+
+        All values are 0 if no request runs.
+        """
         live = session.replay.live_requests()
         return cls.of_batch(len(live), int(session.replay.computed(live).sum()), model, machine)
 
     @classmethod
     def of_batch(cls, num_sequences: int, context_tokens: int, model: Model, machine: Roofline) -> StepCost:
-        """Return the cost of a step of `num_sequences` that read `context_tokens`; all 0 without sequences."""
+        """Return the cost of a step in which `num_sequences` read `context_tokens` in total.
+
+        All values are 0 without sequences.
+        """
         if not num_sequences:
             return cls()
         shape = StepShape(num_sequences, num_sequences, 0, context_tokens, 0)

@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _NOTICED = 1.05
-"""Smallest ratio of two durations that is reported as a number."""
+"""Smallest ratio of two durations for which the part that is due to memory is computed."""
 _NEAR: Final = 1.1
-"""Ratio below which two decimals are printed instead of one."""
+"""Ratios below this have two decimals, larger ones one."""
 _NONE_LEFT: Final = 1.05
-"""Ratio of speeds below which two runs count as equally fast."""
+"""If two runs with ample memory differ in speed by less than this ratio, they count as equally fast."""
 _FULL: Final = 0.01
-"""Share of the pool below which free memory counts as none."""
+"""If less than this share of the pool is free, the pool counts as full."""
 _SOME_WAIT: Final = 0.5
-"""Least mean number of waiting requests with which the story mentions waiting requests."""
+"""Least mean number of waiting requests that the story mentions."""
 _TELLING: Final = 0.05
-"""Share of the pool, averaged over time, from which waste is the story."""
+"""Share of the pool that waste must exceed to be the story."""
 
 
 def story_of(session: Session) -> Story:
-    """Return the story of a complete run: about preemptions, or else waste, or refusals, or the busiest moment."""
+    """Return the story of a complete run: preemptions, or else waste, or refusals, or the busiest moment."""
     steps = session.recording.steps
     waiting = session.counts("waiting")
     preempted = np.flatnonzero(steps.preempted > 0)
@@ -69,14 +69,15 @@ def story_of(session: Session) -> Story:
 
 
 def _whole_run(frame: int, parts: tuple[str, ...]) -> Story:
-    """Return a story about the whole run; playback begins at `frame`."""
+    """Return a story about the whole run that begins at `frame`."""
     return Story(frame=frame, parts=(f"whole run: {parts[0]}", *parts[1:]))
 
 
 def story_of_comparison(comparison: ComparedRuns) -> Story:
-    """Return the story of a comparison: how much longer than the fastest each run takes, and the mean batch of each.
+    """Return the story of a comparison: how much longer than the fastest run each run takes, and the mean batch of
+    each.
 
-    Each ratio is followed by the part that is due to memory, if that is known.
+    The part of a ratio that is due to memory follows it, if known.
     """
     fast, *rivals = comparison.lanes
     fast_s = fast.session.player.duration_s
@@ -95,13 +96,13 @@ def story_of_comparison(comparison: ComparedRuns) -> Story:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Words about the time that a run takes more than the fastest run; empty where they are unknown or do not apply."""
+    """Words about how much longer a run takes than the fastest one. Empty if unknown, or for the fastest run."""
 
     duration: str = ""
     factor: str = ""
-    """Ratio of the durations of this run and the fastest run: `×11.9`. For the fastest run, `the fastest`."""
+    """Duration of this run, divided by the fastest run's: `×11.9`. `the fastest` for the fastest run."""
     reason: str = ""
-    """Reason in a few words: `memory alone`."""
+    """Reason for the difference: `memory alone`."""
 
     @property
     def in_full(self) -> str:
@@ -110,7 +111,7 @@ class Gap:
 
 
 def gap_of(comparison: ComparedRuns, number: int) -> Gap:
-    """Return the gap between lane `number` and the fastest lane, and the part of the gap that is due to memory."""
+    """Return the gap between lane `number` and the fastest lane."""
     words = duration(comparison.lanes[number].session.player.duration_s)
     if not comparison.fastest_first or comparison.lanes[0].session.player.duration_s <= 0:
         return Gap(duration=words)
@@ -120,7 +121,7 @@ def gap_of(comparison: ComparedRuns, number: int) -> Gap:
 
 
 def _reason(comparison: ComparedRuns, number: int) -> str:
-    """Return in a few words why lane `number` takes longer than the fastest run; empty if unknown."""
+    """Return why lane `number` takes longer than the fastest run, in a few words; empty if unknown."""
     by_memory = _by_memory(comparison, number)
     if by_memory is None:
         return ""
@@ -138,7 +139,7 @@ def _factor(comparison: ComparedRuns, number: int) -> str:
 
 
 def _factor_in_short(comparison: ComparedRuns, number: int) -> str:
-    """Return the shortest form of `_factor`, with the reason in one or two words."""
+    """Return `_factor` with the reason in one or two words."""
     factor = _factor(comparison, number)
     return factor.replace(" alone)", ")").replace(", not memory)", ")").replace(" of it)", ")")
 
@@ -148,7 +149,7 @@ def _times(factor: float) -> str:
 
 
 def _gap(comparison: ComparedRuns, number: int) -> float:
-    """Return the duration of lane `number`, divided by the duration of the fastest run."""
+    """Return the duration of lane `number`, divided by that of the fastest run."""
     return comparison.lanes[number].session.player.duration_s / comparison.lanes[0].session.player.duration_s
 
 
@@ -172,7 +173,7 @@ def _by_memory(comparison: ComparedRuns, number: int) -> float | None:
 
 
 def _when_full(session: Session) -> list[str]:
-    """Return the time span in which the pool has almost no free memory; empty if there is none."""
+    """Return from when to when the pool has almost no free memory, in words; empty if it always has some."""
     steps = session.recording.steps
     full = np.flatnonzero(steps.free_units <= max(_FULL * session.replay.num_units, 1))
     if not len(full):
@@ -186,13 +187,13 @@ def _when_full(session: Session) -> list[str]:
 
 
 def _waiting(session: Session) -> list[str]:
-    """Return the average number of waiting requests over time; empty if hardly any request waits."""
+    """Return the mean number of waiting requests in words; empty if hardly any request waits."""
     mean = _mean_of(session, "waiting")
     return [f"{mean:,.0f} wait on average"] if mean >= _SOME_WAIT else []
 
 
 def _held_back_by(session: Session) -> list[str]:
-    """Return the scheduler limit that keeps most requests waiting; empty if hardly any request waits for a limit."""
+    """Return the scheduler limit for which most requests wait, in words; empty if hardly any request waits for one."""
     meta, steps = session.recording.meta, session.recording.steps
     limits = Limits.of(meta.policy, meta.engine)
     if limits is None:
@@ -218,7 +219,7 @@ def _mean_of(session: Session, name: str) -> float:
 
 
 def judged(session: Session, story: Story) -> Story:
-    """Return `story` with its first part replaced by the verdict on the run and a remedy."""
+    """Return `story` with the verdict on the run and a remedy as its first part."""
     if session.rows is not None or not session.added_up:
         return story
     judgement = judgement_of(session)
@@ -228,8 +229,8 @@ def judged(session: Session, story: Story) -> Story:
 def begin_story(session: Session, *, playing: bool) -> Story:
     """Return the story of a run, and move the session to the story's moment.
 
-    If the run is `playing`, the session begins shortly before that moment. It follows the request that is preempted
-    then, or else the newest running one.
+    If the run is `playing`, the session begins shortly before that moment. It follows the request that is preempted at
+    that moment, or else the newest running one.
     """
     story, player = judged(session, story_of(session)), session.player
     player.go_to_frame(story.frame)

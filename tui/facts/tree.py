@@ -1,4 +1,4 @@
-"""Facts about the node of a slot in SGLang's radix tree: its length, who locks it, when it can be evicted."""
+"""Facts about the node of a slot in SGLang's radix tree: its length, who locks it, and when it can be evicted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
     """Return the facts about a unit's node as labels and values; empty without a tree, or if the unit is free.
 
-    A node consists of adjacent entries of one block table that are cached, or that the same number of requests hold.
+    A node consists of consecutive entries of one block table that are all cached, or all have the same number of
+    holders.
     """
     replay, meta = session.replay, session.recording.meta
     if meta.policy_name != "radix" or not meta.prefix_caching:
@@ -52,14 +53,16 @@ def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
 
 
 def in_tree_units(session: Session, request: int) -> int:
-    """Return how many leading units of a running request are in the tree: the full units of prompt computed so far."""
+    """Return how many leading units of a running request are in the tree: the full units of its prompt that are
+    computed.
+    """
     replay, prompt = session.replay, int(session.recording.requests.prompt_tokens[request])
     computed = int(replay.computed(np.array([request]))[0])
     return min(computed, prompt) // replay.unit_tokens
 
 
 def _stretch(alike: npt.NDArray[np.bool_], place: int) -> tuple[int, int]:
-    """Return the longest range [begin, end) around `place` in which all values of `alike` are true."""
+    """Return the longest range [begin, end) around index `place` in which `alike` is true."""
     other = np.flatnonzero(~alike)
     nth = int(np.searchsorted(other, place))
     begin = int(other[nth - 1]) + 1 if nth else 0

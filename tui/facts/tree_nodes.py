@@ -30,43 +30,43 @@ class TreeNode:
     """Node of the radix tree: consecutive units of one path with the same holders."""
 
     begin: int
-    """Number of units on the path before the node."""
+    """Number of units on the path from the root to the node."""
     num_units: int
     num_holders: int
     used_frame: int
     """Frame of the last use: the current frame if a request holds the node."""
     depth: int
-    """Number of nodes on the path before this node."""
+    """Number of nodes on the path from the root to the node."""
     last_request: int
     """Row of the request that used the node last."""
     holders: list[int] = field(default_factory=list)
     """Rows of the requests that hold the node."""
     children: list[TreeNode] = field(default_factory=list)
     num_below: int = 0
-    """Number of units of the node and of all nodes below it."""
+    """Number of units of the node and its descendants."""
 
     @property
     def is_evictable(self) -> bool:
-        """True if the node can be evicted now: no request holds it, and no node is below it."""
+        """True if the node can be evicted now: a leaf that no request holds."""
         return self.num_holders == 0 and not self.children
 
 
 @dataclass(frozen=True, slots=True)
 class Retraction:
-    """The units that were lost by the last retraction, which is SGLang's word for a preemption."""
+    """Units that the last retraction cost. SGLang calls a preemption a retraction."""
 
     frame: int
     request: int
     """Row of the retracted request."""
     num_own: int
-    """Number of units of the request that were not in the tree."""
+    """Number of the request's units that were not in the tree."""
     num_evicted: int
     """Number of units of the tree that were evicted in the same step."""
 
 
 @dataclass(frozen=True, slots=True)
 class RadixTree:
-    """All nodes at one frame: a parent is before its children, and the largest branch comes first."""
+    """All nodes at one frame. A parent precedes its children, and larger branches come first."""
 
     nodes: tuple[TreeNode, ...]
     last_retraction: Retraction | None
@@ -78,12 +78,12 @@ class RadixTree:
 
     @property
     def leaves(self) -> list[TreeNode]:
-        """Runs that can be evicted now, the least recently used first."""
+        """Nodes that can be evicted now, the least recently used first."""
         return sorted((node for node in self.nodes if node.is_evictable), key=lambda node: node.used_frame)
 
     @property
     def num_locked(self) -> int:
-        """Number of units that requests hold."""
+        """Number of units that requests hold, and that cannot be evicted therefore."""
         return sum(node.num_units for node in self.nodes if node.num_holders)
 
 
@@ -93,7 +93,7 @@ def has_tree(session: Session) -> bool:
 
 
 def ago(session: Session, frame: int) -> str:
-    """Return the time between `frame` and the current frame as text."""
+    """Return the time between `frame` and the current frame in words."""
     age_s = float(session.times_s[session.player.frame]) - float(session.times_s[frame])
     return f"{seconds(max(age_s, 0.0), session.player.duration_s / 1000)} ago"
 
@@ -111,7 +111,7 @@ def tree_at(session: Session) -> RadixTree:
 
 
 class _Units:
-    """Predecessor, index on the path, last use and last holder of each unit, at the current frame."""
+    """For each unit at the current frame: predecessor, index on its path, last use, last holder."""
 
     def __init__(self, session: Session) -> None:
         replay, memory = session.replay, session.recording.memory
@@ -130,9 +130,9 @@ class _Units:
                 for unit in self.tables.pop(request, ()):
                     self._used_seq[unit] = seq
         self.before, self.place = np.array(self._before, np.int64), np.array(self._place, np.int64)
-        """Predecessor of each unit on its path (-1 for the first unit), and index of the unit on the path."""
+        """Predecessor of each unit on its path, -1 for the first; index of each unit on its path."""
         self.used_seq, self.last = np.array(self._used_seq, np.int64), np.array(self._last, np.int64)
-        """Sequence number of the last use of each unit, and row of the request whose table it entered last."""
+        """Event number of each unit's last use; row of the request whose table the unit entered last."""
 
     def _enter(self, seq: int, request: int, position: int, first: int, length: int) -> None:
         """Enter `length` units from `first` on into the table of `request`, from `position` on."""
@@ -147,7 +147,7 @@ class _Units:
 
 
 def _nodes(session: Session, units: _Units) -> list[TreeNode]:
-    """Return the nodes that begin at the root, with all other nodes as their descendants."""
+    """Return the nodes at the root. All other nodes are their descendants."""
     replay, frame = session.replay, session.player.frame
     paths = {row: table[: in_tree_units(session, row)] for row, table in units.tables.items()}
     num_holders = np.zeros(replay.num_units, np.int64)
@@ -187,7 +187,7 @@ def _nodes(session: Session, units: _Units) -> list[TreeNode]:
 
 
 def _add_up(top: list[TreeNode]) -> None:
-    """Count the units below each node, and sort the largest branch first."""
+    """Count the units below each node, and sort larger branches first."""
     ordered = [*top]
     for node in ordered:  # the list grows during the iteration, until it contains all descendants
         ordered += node.children
@@ -198,7 +198,7 @@ def _add_up(top: list[TreeNode]) -> None:
 
 
 def _last_retraction(session: Session) -> Retraction | None:
-    """Return the units that were lost by the last retraction up to the current frame; None without one."""
+    """Return the units that the last retraction up to the current frame cost; None without one."""
     events = session.events.of_kinds((EventKind.PREEMPTED,))
     happened = np.flatnonzero(events.frame <= session.player.frame)
     if not len(happened):

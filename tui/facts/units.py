@@ -1,4 +1,4 @@
-"""Facts about one unit of the pool (a block or slot), as labels and values for the inspector."""
+"""Facts about one unit of the pool (a block or a slot), as labels and values for the inspector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
-    """Return the facts about a unit at the current frame as labels and values."""
+    """Return the facts about a unit at the current frame, as labels and values."""
     replay = session.replay
     owner, refs = int(replay.owner[unit]), int(replay.refs[unit])
     slots = replay.slots(np.array([unit]))[0]
@@ -47,7 +47,7 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
 
 
 def _place_in_queue(session: Session, unit: int) -> list[tuple[str, str]]:
-    """Return the position of a unit among the free units that are allocated next; empty for all other units."""
+    """Return when a free unit will be allocated, as label and value; empty unless it is among the next ones."""
     places = np.flatnonzero(next_units(session.replay) == unit).tolist()
     return [("allocated", f"as number {place + 1} from now" if place else "next") for place in places]
 
@@ -57,7 +57,7 @@ def _counted(state: SlotState, number: int) -> str:
 
 
 def _place_in_text(session: Session, request: int, begin: int, length: int) -> tuple[str, str]:
-    """Return the tokens of the prompt or answer that a unit holds, counted from 1, as label and value."""
+    """Return which tokens of the prompt or answer a unit holds, counted from 1, as label and value."""
     prompt, end = int(session.recording.requests.prompt_tokens[request]), begin + length
     if end <= 0:
         return "its row", "before the prompt"
@@ -66,12 +66,12 @@ def _place_in_text(session: Session, request: int, begin: int, length: int) -> t
 
 
 def unit_heading(session: Session, unit: int) -> str:
-    """Return the name of a unit: `block 412`."""
+    """Return the name of a unit, such as `block 412`."""
     return f"{session.unit_name} {unit + session.replay.first_unit:,}"
 
 
 def unit_story(session: Session, unit: int, num_stays: int) -> list[tuple[str, str]]:
-    """Return the history of a unit as labels and values: holders, prefix hash, last `num_stays` former holders."""
+    """Return the history of a unit as labels and values: holders, prefix hash, the last `num_stays` former holders."""
     replay, frame = session.replay, session.player.frame
     past = [stay for stay in session.stays(unit) if stay.begin_frame <= frame]
     lines = []
@@ -94,7 +94,7 @@ def unit_story(session: Session, unit: int, num_stays: int) -> list[tuple[str, s
 
 
 def unit_summary(session: Session, unit: int) -> str:
-    """Describe a unit in one line."""
+    """Describe a unit in one line: its states, its holder, and when it will be allocated."""
     values = dict(unit_lines(session, unit))
     number = unit + session.replay.first_unit
     queue = f", allocated {values['allocated']}" if "allocated" in values else ""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def wait_reason(session: Session) -> tuple[str, ...]:
     """Return the reason why the head of the queue waits now: a long text, then shorter ones for narrow panels.
 
-    The result is empty if no request waits, or if the reason is unknown, as it is after the last step.
+    Empty if no request waits, or if the reason is unknown, as it is after the last step.
     """
     meta, steps, step = session.recording.meta, session.recording.steps, session.replay.frame
     if step >= len(steps) or not steps.waiting[step]:
@@ -43,7 +43,7 @@ def wait_reason(session: Session) -> tuple[str, ...]:
 
 
 def full_step(limits: Limits, steps: Steps, step: int) -> tuple[str, ...]:
-    """Return the reason if requests wait because `step` has no place or no tokens left; otherwise empty."""
+    """Return the reason if requests wait because the batch or the tokens of `step` are full; otherwise empty."""
     now = slice(step, step + 1)
     tokens = steps.prefill_tokens[now] + steps.decode_tokens[now]
     _, by_batch, by_tokens = limits.split(steps.waiting[now], steps.running[now], tokens)
@@ -55,7 +55,7 @@ def full_step(limits: Limits, steps: Steps, step: int) -> tuple[str, ...]:
 
 
 def _short_of_adapters(session: Session) -> tuple[str, ...]:
-    """Return the reason if the head of the queue waits for a slot of its LoRA adapter; otherwise empty."""
+    """Return the reason if the head of the queue waits for a slot for its LoRA adapter; otherwise empty."""
     adapter, slots = session.recording.requests.adapter, session.recording.meta.policy.get("max_loras")
     head = next(iter(session.replay.waiting_requests().tolist()), None)
     if adapter is None or head is None or not isinstance(slots, int):
@@ -68,7 +68,7 @@ def _short_of_adapters(session: Session) -> tuple[str, ...]:
 
 
 def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str, ...]:
-    """Return a text about the memory that the head of the queue needs, and the free memory."""
+    """Return how much memory the head of the queue needs, and how much is free."""
     unknown = ("too little memory is free",)
     head = next(iter(session.replay.waiting_requests().tolist()), None)
     need = None if head is None else units_needed(session, head)
@@ -90,11 +90,11 @@ def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str,
 
 
 def _no_room_for_answer(session: Session) -> tuple[str, ...]:
-    """Return the reason for which SGLang does not admit the head of the queue; empty if that is unknown.
+    """Return the reason for which SGLang does not admit the head of the queue; empty if unknown.
 
-    A request is admitted if its tokens, its longest answer and one more page are fewer than the free slots minus those
-    that running requests are expected to need. These are a share of the rest of their answers, which changes with each
-    step and is not recorded. If the request fits beside the whole rest, it waits for something else.
+    A request is admitted if its tokens, its longest answer and one more page fit into the free slots that are not kept
+    for running requests. These are kept a share of the rest of their answers. The share changes with each step and is
+    not recorded. If the request fits beside the whole rest, it waits for something else.
     """
     replay, policy = session.replay, session.recording.meta.policy
     head, clip = next(iter(replay.waiting_requests().tolist()), None), policy.get("clip_max_new_tokens_estimation")
@@ -120,19 +120,19 @@ def _no_room_for_answer(session: Session) -> tuple[str, ...]:
 
 
 def _rest_of_answer(session: Session, request: int, most: int) -> int:
-    """Return the number of tokens that the answer of a request may still get, at most `most`."""
+    """Return how many tokens the answer of a request may still get, at most `most`."""
     return min(max(int(session.recording.requests.max_tokens[request]) - session.num_put_out(request), 0), most)
 
 
 def needs(name: str, need: int, unit: str, free: str) -> tuple[str, str]:
-    """Return two texts, with and without `name`: the number of units that a request needs, and those `free`."""
+    """Return two texts, with and without `name`: the number of units that a request needs, and `free`."""
     return f"{name} needs {plural(need, unit)}, {free}", f"needs {plural(need, unit)}, {free}"
 
 
 def units_needed(session: Session, request: int) -> int | None:
     """Return the number of units that a waiting request needs to begin; None if unknown.
 
-    These are blocks for all its tokens so far, including tokens that are cached, or the units of its reservation.
+    They are blocks for all its tokens up to now, cached ones included, or the units of its reservation.
     """
     replay, requests = session.replay, session.recording.requests
     tokens = int(requests.prompt_tokens[request]) + session.num_put_out(request)

@@ -1,4 +1,4 @@
-"""The part of the application that screens use; screens cannot import `app.py`, which imports the screens."""
+"""The part of the application that screens use. They cannot import `app.py`, which imports the screens."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ Result = TypeVar("Result")
 
 
 class AppInterface(App[None]):
-    """Application with a stack of playing screens, and a clock that drives the topmost of these."""
+    """Application with a stack of playing screens, and a clock that drives the topmost."""
 
     symbols: Symbols
-    """Characters and colours of the terminal."""
     flash_s: float
     """Wall seconds for which changes are highlighted."""
     _busy = False
@@ -35,7 +34,6 @@ class AppInterface(App[None]):
         raise NotImplementedError
 
     def keep_time(self, *, running: bool) -> None:
-        """Run or stop the clock."""
         raise NotImplementedError
 
     def leave_playback(self) -> None:
@@ -45,7 +43,7 @@ class AppInterface(App[None]):
     def run_in_thread(self, job: Callable[[], Result], then: Callable[[Result], None], what: str) -> None:
         """Run `job` in a thread, and pass its result to `then`. Do nothing while another job runs.
 
-        A notification states `what` the job does, and another one states its error, if it fails.
+        A notification states `what` the job does. If the job fails, another one states its error.
         """
         if self._busy:
             return
@@ -65,7 +63,6 @@ class AppInterface(App[None]):
         self.run_worker(work())
 
     def play_session(self, session: Session) -> None:
-        """Play one run on top of the current playing screen."""
         raise NotImplementedError
 
     def action_compare(self) -> None:
@@ -73,5 +70,4 @@ class AppInterface(App[None]):
         raise NotImplementedError
 
     def action_lessons(self) -> None:
-        """Choose a lesson and play it."""
         raise NotImplementedError

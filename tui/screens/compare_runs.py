@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 _HEIGHT_OF_FOUR: Final = 23
-"""Height of a narrow screen, in lines, from which on its time axis has a row for each of four runs."""
+"""Least height in lines of a narrow screen whose time axis has a row for each of four runs."""
 
 
 class Compare(PlaybackScreen):
-    """Plays a lane for each run. Lanes are beside each other if there is room, or else above each other."""
+    """Plays a lane for each run. Lanes are beside each other if there is room, otherwise above each other."""
 
     compares = True
     PANELS = "HostMap, LaneFigures, ScheduleChart, LessonDrawing, Legend, Race"
@@ -55,7 +55,10 @@ class Compare(PlaybackScreen):
         guided: Guided | None = None,
         ample: Callable[[], Sequence[float]] | None = None,
     ) -> None:
-        """`ample` returns the throughput of each run with ample memory; it is called in a thread. None if unknown."""
+        """`ample` returns the throughput of each run with ample memory, and is called in a thread.
+
+        None if that is unknown.
+        """
         super().__init__(comparison.player, symbols, guided)
         self.comparison = comparison
         self._ample = ample
@@ -65,7 +68,6 @@ class Compare(PlaybackScreen):
         self.story = story if guided is None and story.parts else None
 
     def compose_body(self) -> ComposeResult:
-        """Compose a lane for each run, the legend, and the durations above the time line."""
         num = len(self.comparison.lanes)
         with Container(id="lanes", classes=self._arrangement(num)):
             for number, lane in enumerate(self.comparison.lanes):
@@ -96,15 +98,14 @@ class Compare(PlaybackScreen):
 
     @property
     def _most_units(self) -> int:
-        """Return the number of blocks of the largest pool of blocks."""
+        """Number of blocks of the largest pool of blocks; 0 without one."""
         return max((each.replay.num_units for each in self.sessions() if each.replay.unit_tokens > 1), default=0)
 
     def _arrangement(self, num_lanes: int) -> str | None:
         """Return the CSS class of the lanes, by which the style sheet places them.
 
-        Two pools are beside each other: each then has more lines, with room for names. In a lesson, whose captions are
-        about the pools, three are beside each other, and a narrow screen has four in two rows. Other narrow screens
-        have no pools if there are more than three lanes.
+        Two pools are beside each other. In a lesson, so are three, and a narrow screen has four in two rows. Other
+        narrow screens have no pools if there are more than three lanes.
         """
         if num_lanes == 2 or (self.guided is not None and num_lanes == MOST_POOLS_NARROW):
             return "-two" if num_lanes == 2 else "-two -three"
@@ -113,7 +114,6 @@ class Compare(PlaybackScreen):
         return None
 
     def on_mount(self) -> None:
-        """Show the followed request of every run, and compute the throughput with ample memory."""
         for session, pool in zip(self.sessions(), self.query(PoolView), strict=True):
             pool.follow(session.followed)
         self._tell_gaps()
@@ -121,7 +121,7 @@ class Compare(PlaybackScreen):
             self.call_after_refresh(lambda: self.run_worker(self._learn(ample)))
 
     def on_resize(self) -> None:
-        """Give all lanes the same height if they have no pools; a remainder of lines stays below the last lane."""
+        """Give all lanes without pools the same height. Remaining lines stay empty below the last lane."""
         self.set_class(self.guided is None and self.size.height >= _HEIGHT_OF_FOUR, "-roomy")
         self.call_after_refresh(self._even_out)
 
@@ -149,13 +149,12 @@ class Compare(PlaybackScreen):
         self.query_one(Race).show_transport()
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """Return the parts of the headline: the properties that all runs share, and whether they share step times."""
         long, short = (comparison_headline(self.comparison, short=short) for short in (False, True))
         times = self._step_times()
         return [*long[:1], *times, *long[1:]], [*short[:1], *times, *short[1:]]
 
     def _step_times(self) -> list[str]:
-        """Return whether all runs use the step times of one engine, in words; empty for recordings of real engines."""
+        """Return in words whether all runs use the step times of one engine; empty for recordings of real engines."""
         metas = [lane.session.recording.meta for lane in self.comparison.lanes]
         if any(meta.source != "simulation" or "row_tokens" in meta.policy for meta in metas):
             return []
@@ -163,37 +162,32 @@ class Compare(PlaybackScreen):
         return ["one engine's step times" if len(labels) == 1 else "each its own engine's step times"]
 
     def sessions(self) -> Iterable[Session]:
-        """Return the sessions of all runs."""
         return (lane.session for lane in self.comparison.lanes)
 
     def show_picture(self) -> None:
-        """Draw the pools."""
         self.comparison.show()
         for pool in self.query(PoolView):
             pool.show_frame()
 
     def follow(self, request: int | None) -> None:
-        """Follow, in all runs, the request with the id of row `request` of the first run."""
+        """Follow, in all runs, the request that is row `request` of the first run; None for no request."""
         self.follow_name(None if request is None else self.comparison.lanes[0].session.request_name(request))
 
     def follow_name(self, name: str | None) -> None:
-        """Follow the request with this id in all runs, or none."""
         self.comparison.follow(name)
         for session, pool in zip(self.sessions(), self.query(PoolView), strict=True):
             pool.follow(session.followed)
         self.show_panels()
 
     def file_name(self) -> str:
-        """Return a file name with the time, because the runs share no step number."""
+        """Return a file name with the time. The runs share no step number."""
         return f"kvsim-compare-{self.player.clock_s:.3f}s"
 
     def action_zoom(self, direction: int) -> None:
-        """Show all pools in more or less detail."""
         for pool in self.query(PoolView):
             pool.zoom(direction)
 
     def action_color(self) -> None:
-        """Change the meaning of colour in all pools."""
         color_by = next_color(self.query(PoolView).first().color_by, [session.replay for session in self.sessions()])
         for pool in self.query(PoolView):
             pool.color_by = color_by
@@ -202,7 +196,6 @@ class Compare(PlaybackScreen):
         legend.refresh()
 
     def action_diagnose(self) -> None:
-        """Ask the user to watch a single run first."""
         self.notify("Watch one run to see what would help it.", timeout=3)
 
     @on(PoolView.Selected)
@@ -219,6 +212,6 @@ class Compare(PlaybackScreen):
         return self.comparison.lanes[list(self.query(PoolView)).index(message.pool)].session
 
     def show_found(self, found: tuple[str, int] | None) -> None:
-        """Follow the request that the find dialog returned, in all runs; ignore blocks."""
+        """Follow the request that the find dialog returned in all runs. Ignore blocks."""
         if found is not None and found[0] == "request":
             self.follow(found[1])

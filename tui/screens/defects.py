@@ -1,6 +1,6 @@
-"""Runs an interface so that the terminal is usable afterwards, even if the interface fails or is stopped by a signal.
+"""Runs an interface so that the terminal is usable afterwards, even if the interface fails or a signal stops it.
 
-A failure becomes a `DefectError` with a one-line message instead of a traceback of several screens.
+A failure becomes a `DefectError` with one line, instead of a traceback of several screens.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from textual.app import App
 
 _LEAVE_S = 3.0
-"""Seconds that the interface has to restore the terminal after a signal, before the process ends."""
+"""Seconds from a signal to the end of the process, in which the interface restores the terminal."""
 
 
 class Careful:
-    """Mixin that suppresses Textual's report of a failure, which is a traceback of several screens."""
+    """Mixin without Textual's report of a failure, which is a traceback of several screens."""
 
     def _fatal_error(self) -> None:
         self._close_messages_no_wait()  # type: ignore[attr-defined]
@@ -39,13 +39,13 @@ def play(app: App[Any], keep: Callable[[], None] = lambda: None) -> None:
     """Run `app` until the user quits.
 
     Args:
-        app: the interface.
-        keep: called in another thread as soon as a signal arrives, to save data. The process ends a few seconds after
-            the signal in any case, because an interface may wait forever for a terminal that was closed.
+    app: the interface.
+    keep: saves data. It is called in another thread when a signal arrives. The process ends a few seconds later in any
+    case, because an interface may wait for ever for a terminal that was closed.
 
     Raises:
-        SystemExit: a signal stopped the interface.
-        DefectError: the interface failed.
+    SystemExit: a signal stopped the interface.
+    DefectError: the interface failed.
     """
     received = list[int]()
     with asyncio.Runner() as runner:

@@ -21,26 +21,25 @@ if TYPE_CHECKING:
 
 _REFRESH_S = 0.1
 _BAR_WIDTH = 40
-"""Width of the progress bar in characters."""
 
 
 class OpeningJob(Protocol):
     """Function that loads or simulates the recordings to play. It runs in a thread."""
 
     def __call__(self, report: OpeningProgress) -> Session | ComparedRuns | FleetServers | Guided:
-        """Return the recordings, opened for playing, and report progress to `report`."""
+        """Return what was loaded, opened for playing. Report progress to `report`."""
         ...
 
 
 class OpeningProgress:
-    """Progress of an opening job. The job writes it in a thread, and the screen reads it a few times a second."""
+    """Progress of an opening job, which runs in a thread. The screen reads it a few times a second."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self.done, self.total = 0, 0
 
     def begin(self, what: str) -> None:
-        """Begin the activity `what`, with unknown progress."""
+        """Begin the activity `what`, whose progress is not known yet."""
         self.what, self.done, self.total = what, 0, 0
 
     def __call__(self, done: int, total: int) -> None:
@@ -50,7 +49,7 @@ class OpeningProgress:
 
 
 class Opening(Screen[None]):
-    """Shows the current activity and its progress. It draws little, because drawing slows loading down."""
+    """Shows the current activity and its progress. It draws little, because drawing slows down the job."""
 
     def __init__(self, report: OpeningProgress, symbols: Symbols) -> None:
         super().__init__()
@@ -58,12 +57,10 @@ class Opening(Screen[None]):
         self._shown_text = ""
 
     def compose(self) -> ComposeResult:
-        """Compose a headline, and the progress at the place of the pool."""
         yield Headline(self._symbols)
         yield Static(id="opening", markup=False)
 
     def on_mount(self) -> None:
-        """Show the progress, and update it regularly."""
         self.query_one(Headline).tell(["opening"], ["opening"])
         self._show()
         self.set_interval(_REFRESH_S, self._show)

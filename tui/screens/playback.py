@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from .app_interface import AppInterface
 
 _PANEL_UPDATE_S = 8 / 30
-"""Wall seconds between two updates of a panel during playback, because faster changes of text cannot be read.
+"""Wall seconds between two updates of a panel during playback, because nobody can read faster changes.
 
-Different ticks update different panels, so that no tick has to draw all panels.
+Each tick updates only some of the panels.
 """
 
 
 class Readable(Protocol):
-    """A panel with text, which is updated less often than the picture of the pool."""
+    """Panel with text, which is updated less often than the picture of the pool."""
 
     def show_frame(self) -> None:
         """Draw the player's frame."""
@@ -50,18 +50,18 @@ class PlaybackScreen(Transport):
     PANELS: ClassVar[str]
     """CSS selector of the `Readable` panels."""
     HINTS: ClassVar[tuple[str, ...]] = HINTS
-    """Hints at keys, beside the story, the longest first."""
+    """Hints about keys, beside the story, the longest first."""
     compares: ClassVar[bool] = False
     """True if the screen plays several runs beside each other."""
     app: AppInterface
 
     def __init__(self, player: Player, symbols: Symbols, guided: Guided | None = None) -> None:
-        """`guided` is the lesson that `player` plays; None for other recordings."""
+        """`guided` is the lesson that `player` plays; None outside lessons."""
         super().__init__(player)
         self.symbols = symbols
         self.guided = guided
         self.story: Story | None = None
-        """Story of the run, if the screen shows one."""
+        """Story of the run; None if the screen shows none."""
         self._num_ticks = 0
         self._scrubber: Scrubber | None = None
         self._panels: list[Readable] = []
@@ -74,7 +74,6 @@ class PlaybackScreen(Transport):
             player.stops_at_notable = True
 
     def compose(self) -> ComposeResult:
-        """Compose headline, story, captions, body and keys, and a text that is shown if the terminal is too small."""
         yield Headline(self.symbols)
         if self.story is not None:
             yield StoryLine(self.story, self.symbols, self.HINTS)
@@ -85,7 +84,6 @@ class PlaybackScreen(Transport):
         yield Static("kvsim needs 60 columns and 16 lines.\nPlease enlarge this terminal; q quits.", id="too-small")
 
     def compose_body(self) -> ComposeResult:
-        """Compose the pictures and the panels."""
         raise NotImplementedError
 
     def on_mount(self) -> None:
@@ -98,44 +96,45 @@ class PlaybackScreen(Transport):
 
     @property
     def _ready(self) -> bool:
-        """True if the widgets are mounted; False while screens change, and once the program is ending."""
+        """True if the widgets are mounted. False while screens change, and while the program ends."""
         return self in self.app.screen_stack and self._scrubber is not None and self._scrubber.is_attached
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Refuse actions until all widgets are mounted: keys may arrive earlier."""
+        """Refuse actions until all widgets are mounted, because keys may arrive earlier."""
         return self._ready and super().check_action(action, parameters)
 
     def show_headline(self) -> None:
-        """Show the headline, preceded by the heading of a lesson."""
         lesson = [] if self.guided is None else [self.guided.lesson.heading]
         long, short = self.headline()
         self.query_one(Headline).tell(lesson + long, lesson + short)
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """Return the parts of the headline in a long and in a short form, the most important part first."""
+        """Return the parts of the headline in a long and a short form, the most important part first."""
         raise NotImplementedError
 
     def show_picture(self) -> None:
-        """Draw the player's frame in the pictures, which change with every tick."""
+        """Draw the player's frame in the pictures, which change with every tick, unlike the panels."""
         raise NotImplementedError
 
     def show_panels(self) -> None:
-        """Draw the player's frame in the panels."""
         for panel in self._panels:
             panel.show_frame()
 
     @property
     def followed_name(self) -> str | None:
-        """Id of the followed request; None if there is none."""
+        """Id of the followed request, or None."""
         session = next(iter(self.sessions()))
         return None if session.followed is None else session.request_name(session.followed)
 
     def follow(self, request: int | None) -> None:
-        """Follow one request, or none: show it in colour and all others in grey, and show its figures."""
+        """Follow a request, given by its row: show it in colour, all others in grey, and show its figures.
+
+        None follows no request.
+        """
         raise NotImplementedError
 
     def follow_name(self, name: str | None) -> None:
-        """Follow the request with this id in every run, or none."""
+        """Follow the request with the id `name` in every run. None follows no request."""
         raise NotImplementedError
 
     def numbers(self) -> str:
@@ -147,19 +146,17 @@ class PlaybackScreen(Transport):
         raise NotImplementedError
 
     def action_zoom(self, direction: int) -> None:
-        """Show more or less detail."""
         raise NotImplementedError
 
     def action_color(self) -> None:
-        """Change the meaning of colour: owner, state, kind of layers, sharing, age."""
         raise NotImplementedError
 
     def action_arrange(self) -> None:
-        """Switch between the pool by owner and in physical order, on screens of one run."""
+        """Switch between the pool by owner and in physical order, on a screen of one run."""
         self.notify("Watch one run to see its memory by owner.", timeout=3)
 
     def action_follow_next(self, direction: int) -> None:
-        """Follow the next (1) or previous (-1) running or waiting request; at first, the newest running one."""
+        """Follow the next (1) or previous (-1) running or waiting request. Begin with the newest running one."""
         session = next(iter(self.sessions()))
         requests = [*session.replay.live_requests().tolist(), *session.replay.waiting_requests().tolist()]
         if not requests:
@@ -172,13 +169,12 @@ class PlaybackScreen(Transport):
             self.follow(requests[(requests.index(session.followed) + direction) % len(requests)])
 
     def action_find(self) -> None:
-        """Ask for a request to follow, or a block to select."""
         from ..dialogs.find_dialog import FindScreen  # noqa: PLC0415 - nothing that the first picture needs
 
         self.app.push_screen(FindScreen(next(iter(self.sessions()))), self.show_found)
 
     def action_diagnose(self) -> None:
-        """Simulate changes of the server for some seconds, then show the changes that would help."""
+        """Simulate changes of the server for some seconds, and show the changes that would help."""
         from ..dialogs.remedies import RemediesScreen, diagnosed  # noqa: PLC0415 - nothing that the first picture needs
 
         session = next(iter(self.sessions()))
@@ -197,10 +193,9 @@ class PlaybackScreen(Transport):
         self.app.run_in_thread(lambda: diagnosed(session.recording), show, "Simulating what would help")
 
     def show_verdict(self) -> None:
-        """Show the verdict on the run again, after it was diagnosed."""
+        """Show the verdict on the run again, after a diagnosis."""
 
     def action_tree(self) -> None:
-        """Show the radix tree of SGLang's cache at the current frame."""
         from ..dialogs.tree_page import RadixTreeScreen  # noqa: PLC0415 - nothing that the first picture needs
         from ..facts.tree_nodes import has_tree  # noqa: PLC0415
 
@@ -212,7 +207,7 @@ class PlaybackScreen(Transport):
         self.app.push_screen(RadixTreeScreen(session))
 
     def show_found(self, found: tuple[str, int] | None) -> None:
-        """Follow the request or select the block that the find dialog returned; do nothing if it is None."""
+        """Follow the request or select the block that the find dialog returned; None if the dialog returned neither."""
         raise NotImplementedError
 
     def tick(self, wall_s: float) -> None:
@@ -232,7 +227,7 @@ class PlaybackScreen(Transport):
                 self._show_words()
 
     def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
-        """Draw the player's frame: the picture if the frame has `moved`, and panels and texts if `everything`."""
+        """Draw the player's frame: the picture if the frame has `moved`, panels and texts if `everything`."""
         if not self._ready:
             return
         if moved:
@@ -249,27 +244,25 @@ class PlaybackScreen(Transport):
         self.show_transport()
 
     def keep_time(self) -> None:
-        """Run the clock if this is the playing screen and playback is not paused."""
+        """Run the clock if this is the playing screen and playback is not paused; otherwise stop it."""
         self.app.keep_time(running=self.app.plays(self) and self.player.playing)
 
     def show_transport(self) -> None:
-        """Start or stop the clock, and show on the scrubber whether it runs."""
+        """Run or stop the clock, and update the scrubber."""
         if self._ready:
             self.keep_time()
             assert self._scrubber is not None  # `_ready` implies it
             self._scrubber.show_transport()
 
     def action_back(self) -> None:
-        """Return to the playing screen below this one, if there is one."""
         self.app.leave_playback()
 
     def on_key(self) -> None:
-        """Remove the hint about keys at the first key."""
+        """Remove the hint about keys as soon as a key is pressed."""
         for line in self.query(StoryLine):
             line.stop_hinting()
 
     def action_help(self) -> None:
-        """Explain the screen and the keys."""
         from ..dialogs.help import HelpScreen, idea_of_pool  # noqa: PLC0415 - nothing that the first picture needs
 
         self.app.push_screen(HelpScreen(idea_of_pool(next(iter(self.sessions())).unit_name), self.symbols))

@@ -26,19 +26,17 @@ class Transport(Screen[None]):
         self.player = player
 
     def sessions(self) -> Iterable[Session]:
-        """Return the sessions of all runs that the screen plays."""
         raise NotImplementedError
 
     def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
-        """Draw the player's frame: the picture if the frame has `moved`, and panels and texts if `everything`."""
+        """Draw the player's frame: the picture if the frame has `moved`, panels and texts if `everything`."""
         raise NotImplementedError
 
     def show_transport(self) -> None:
-        """Start or stop the clock, and show on the scrubber whether it runs."""
+        """Run or stop the clock, and update the scrubber."""
         raise NotImplementedError
 
     def action_play(self) -> None:
-        """Play or pause."""
         self.player.toggle()
         self.show_frame(everything=True)
 
@@ -80,6 +78,5 @@ class Transport(Screen[None]):
         self.go_to_time(message.time_s)
 
     def go_to_time(self, time_s: float) -> None:
-        """Show the frame that is current at `time_s`."""
         self.player.go_to_time(time_s)
         self.show_frame(everything=True)

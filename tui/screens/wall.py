@@ -39,7 +39,7 @@ class Wall(PlaybackScreen):
         Binding("down", "pick(1)", "Server below", show=False, id="wall.down"),
     ]
     HIDDEN: ClassVar[frozenset[str]] = frozenset({"color", "arrange", "zoom", "find", "diagnose", "tree"})
-    """Actions that need a single server; they are disabled here."""
+    """Actions that need a single server, and are disabled here."""
 
     def __init__(self, fleet: FleetServers, symbols: Symbols) -> None:
         super().__init__(fleet.player, symbols)
@@ -47,38 +47,34 @@ class Wall(PlaybackScreen):
         self.story = fleet_story(fleet)
 
     def compose_body(self) -> ComposeResult:
-        """Compose the strips and the clock."""
         yield PoolWall(self.fleet, self.symbols)
         yield FleetClock(self.fleet, self.symbols)
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """Return the parts of the headline: the properties that all servers share."""
         return fleet_headline(self.fleet, short=False), fleet_headline(self.fleet, short=True)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Refuse the actions that need a single server."""
         return action not in self.HIDDEN and super().check_action(action, parameters)
 
     def sessions(self) -> Iterable[Session]:
-        """Return no session, because no server is replayed until it is opened."""
+        """Return no session. A server is replayed only after the user opens it."""
         return ()
 
     def show_picture(self) -> None:
-        """Draw the time line. The strips are drawn less often, as panels."""
+        """Draw the time line. The strips are panels, and are drawn less often."""
         self.query_one(FleetClock).move()
 
     @property
     def followed_name(self) -> str | None:
-        """Id of the followed request; None if there is none."""
         return self.fleet.followed
 
     def follow(self, request: int | None) -> None:
-        """Follow no request if `request` is None; a row number means nothing here, because each server has its own."""
+        """Follow no request. Rows mean nothing here, because each server has its own: see `follow_name`."""
         if request is None:
             self.follow_name(None)
 
     def follow_name(self, name: str | None) -> None:
-        """Follow the request with this id from server to server, or none."""
+        """Follow the request with the id `name` from server to server. None follows no request."""
         self.fleet.followed = name
         self.show_panels()
 
@@ -97,7 +93,6 @@ class Wall(PlaybackScreen):
         self.query_one(PoolWall).pick(direction)
 
     def action_open(self) -> None:
-        """Open the selected server on its own screen, at the current time."""
         wall = self.query_one(PoolWall)
         self._open(wall.shown[wall.picked])
 
@@ -117,16 +112,13 @@ class Wall(PlaybackScreen):
         self.app.run_in_thread(opened, self.app.play_session, f"Opening server {server.name}")
 
     def action_one_server(self) -> None:
-        """Ask the user to open a server first."""
         self.notify(_ONE_SERVER, timeout=3)
 
     def jump_to_kind(self, kind: EventKind) -> None:
-        """Ask the user to open a server first."""
         del kind
         self.action_one_server()
 
     def action_help(self) -> None:
-        """Explain the screen and the keys."""
         from ..dialogs.help import FLEET_KEYS, IDEA_OF_FLEET, HelpScreen  # noqa: PLC0415 - nothing that the first picture needs
 
         self.app.push_screen(HelpScreen(IDEA_OF_FLEET, self.symbols, FLEET_KEYS))
@@ -135,16 +127,13 @@ class Wall(PlaybackScreen):
         """Ignore `found`: the find dialog is disabled here."""
 
     def action_zoom(self, direction: int) -> None:
-        """Ask the user to open a server first."""
         del direction
         self.action_one_server()
 
     def action_color(self) -> None:
-        """Ask the user to open a server first."""
         self.action_one_server()
 
     def file_name(self) -> str:
-        """Return a file name with the time."""
         return f"kvsim-fleet-{self.player.clock_s:.3f}s"
 
     def numbers(self) -> str:

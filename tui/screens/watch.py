@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Watch(PlaybackScreen):
-    """Plays one session. The style sheet shows the panels that fit, unless the user shows or hides them by key."""
+    """Plays one session. The style sheet shows the panels that fit, unless the user shows or hides some by key."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*PANEL_BINDINGS]
     PANELS = "BelowPool, WasteBar, TimelineChart, Panel, EventList"
@@ -59,7 +59,6 @@ class Watch(PlaybackScreen):
         self.set_class(guided is not None and guided.draws_beside, "-draws-beside")
 
     def compose_body(self) -> ComposeResult:
-        """Compose the panels."""
         session, symbols = self.session, self.symbols
         with Horizontal(id="body"):
             with Vertical(id="main"):
@@ -86,7 +85,7 @@ class Watch(PlaybackScreen):
                 yield EventList(session, symbols)
 
     def on_mount(self) -> None:
-        """Show the followed request, and count the slots by state in a thread if the session has not counted them."""
+        """Show the followed request. Count the slots by state in a thread, if the session has not done so."""
         # In a static batch, each line of the pool is one request already.
         has_lines = self.session.recording.meta.policy_name == "static"
         exceeds_hues = len(self.session.replay.live_requests()) > MANY
@@ -108,41 +107,34 @@ class Watch(PlaybackScreen):
             self.show_frame(everything=True)
 
     def show_verdict(self) -> None:
-        """Show the verdict on the run again, after it was diagnosed."""
         if self.story is not None:
             self.story = judged(self.session, self.story)
             self.query_one(StoryLine).tell(self.story)
 
     def headline(self) -> tuple[list[str], list[str]]:
-        """Return the parts of the headline: the origin of the recording, and its pool."""
         return headline(self.session, short=False), headline(self.session, short=True)
 
     def sessions(self) -> Iterable[Session]:
-        """Return the session of this screen."""
         return (self.session,)
 
     def show_picture(self) -> None:
-        """Draw the pool."""
         self.session.show()
         self.query_one(PoolView).show_frame()
 
     def follow(self, request: int | None) -> None:
-        """Follow one request, or none: show it in colour and all others in grey, and show its figures."""
         self.session.followed = self.session.marked = request
         self.set_class(request is not None, "-following")
         self.query_one(PoolView).follow(request)
         self.show_panels()
 
     def follow_name(self, name: str | None) -> None:
-        """Follow the request with this id, or none."""
         self.follow(None if name is None else self.session.recording.row_of(name))
 
     def file_name(self) -> str:
-        """Return a file name from the names of the recording and the step."""
         return f"{file_stem(self.session.recording.name)}-step{self.session.step_number(self.player.frame)}"
 
     def action_filter(self) -> None:
-        """Restrict the event list and the jumps to the next selection of events that is not empty."""
+        """Restrict the event list, and the jumps along it, to the next selection of events that is not empty."""
         filters = [each for each in EventFilter if each is EventFilter.ALL or len(self.session.events_through(each))]
         current = filters.index(self.session.event_filter) if self.session.event_filter in filters else -1
         self.session.filter_events(filters[(current + 1) % len(filters)])
@@ -161,7 +153,7 @@ class Watch(PlaybackScreen):
             column.set_class(all(child.has_class("-off") for child in children), "-off")
 
     def action_maximise(self) -> None:
-        """Show the focused panel, or else the pool, on the whole screen; or return to all panels."""
+        """Show the focused panel, or else the pool, on the whole screen. From there, return to all panels."""
         if self.maximized is not None:
             self.minimize()
         else:
@@ -169,13 +161,12 @@ class Watch(PlaybackScreen):
             self.maximize(self.focused or pool, container=False)
 
     def action_zoom(self, direction: int) -> None:
-        """Show the pool in more or less detail."""
         self.remove_class("-by-owner")
         if not self.query_one(PoolView).zoom(direction):
             self.notify("This is the most detail." if direction > 0 else "This is the whole pool.", timeout=3)
 
     def action_color(self) -> None:
-        """Show the next property in colours. The view by owner has only one, so return from there to physical order."""
+        """Show the next property in colours. From the view by owner, which has only one, return to physical order."""
         pool = self.query_one(PoolView)
         if self.has_class("-by-owner"):
             self.action_arrange()
@@ -184,14 +175,12 @@ class Watch(PlaybackScreen):
         self.query_one(BelowPool).show_frame()
 
     def action_arrange(self) -> None:
-        """Switch between the pool by owner and in physical order."""
         self.toggle_class("-by-owner")
         self.show_frame(everything=True)
 
     @on(PoolView.Tiled)
     @on(OwnerStrips.Drawn)
     def _pool_tiled(self) -> None:
-        """Show the legend of the states in the pool's new cells."""
         self.query_one(BelowPool).show_frame()
 
     @on(PoolView.Selected)
@@ -220,7 +209,6 @@ class Watch(PlaybackScreen):
         self.follow(message.request)
 
     def show_found(self, found: tuple[str, int] | None) -> None:
-        """Follow the request or select the block that the find dialog returned; do nothing if it is None."""
         if found is None:
             return
         kind, number = found
