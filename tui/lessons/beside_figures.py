@@ -31,7 +31,10 @@ _MIB = 1 << 20
 
 
 def figure_beside(kind: str, what: str, recording: Recording) -> str | None:
-    """Return the figure `what` of an image (`kind` "image"), else of `recording` with drafts; None if it is unknown."""
+    """Return the figure `what` of the lesson's image if `kind` is "image", otherwise of `recording` with drafts.
+
+    None if `what` is unknown.
+    """
     return _image_figures().get(what) if kind == "image" else _draft_figure(recording, what)
 
 
@@ -58,11 +61,11 @@ def _image_figures() -> dict[str, str]:
 
 
 def _draft_figure(recording: Recording, what: str) -> str | None:
-    """Return a figure of the requests of `recording` with three draft tokens a step, in a pool of the same size.
+    """Return a figure of the requests of `recording` with three draft tokens a step, in a pool of as many blocks.
 
-    `what` has two parts, such as `none_earlier`. The first is the share of accepted drafts: `none` or `most`. The
-    second is `earlier`, the number of steps by which the first preemption happens sooner, or `time`, the time until all
-    requests have ended as a share of the time without drafts.
+    `what` is SHARE_FIGURE, such as `none_earlier`. SHARE tells how many drafts are accepted: `none` or `most`. FIGURE
+    is `earlier`, the number of steps by which the first preemption is earlier than without drafts, or `time`, the time
+    until all requests have ended, in percent of the time without drafts.
     """
     how, _, figure = what.partition("_")
     if how not in _ACCEPTANCE or figure not in ("earlier", "time"):
@@ -75,15 +78,14 @@ def _draft_figure(recording: Recording, what: str) -> str | None:
 
 
 class Drafted(NamedTuple):
-    """Result of the lesson's requests with drafts or without."""
+    """Result of the lesson's requests, with drafts or without."""
 
     name: str
     steps: int
-    """Number of steps before the first preemption; of all steps if there is none."""
+    """Number of steps before the first preemption; all steps if there is none."""
     duration_s: float
-    """Time until the last answer in seconds, without the time that drafting takes."""
+    """Seconds until the last answer, without the time that drafting takes."""
     session: Session
-    """The simulation."""
 
 
 def with_drafts(recording: Recording) -> list[Drafted]:
@@ -101,7 +103,7 @@ def _first_preemption(recording: Recording) -> int:
 
 
 _ACCEPTANCE = {"none": "0", "most": "0.7"}
-"""Shares of accepted drafts: none, and seven of ten."""
+"""Share of accepted drafts, by its name in a figure."""
 
 
 @lru_cache(maxsize=4)

@@ -36,9 +36,11 @@ _FREED: Final = 18
 def hits(
     found: Sequence[tuple[int, Sequence[float]]], labels: Sequence[str], width: int, symbols: Symbols, height: int
 ) -> Lines:
-    """Draw the shares of prompt tokens `found` in the cache: a bar for each label, for each size of the memory.
+    """Draw the shares of prompt tokens found in the cache: for each size of the memory in `found`, a bar for each
+    label.
 
-    The longest bar takes the whole width. An empty line separates sizes if `height` has room.
+    An item of `found` is a size in tokens, and a share for each label. The longest bar takes the whole width. An empty
+    line separates sizes if `height` has room.
     """
     pen, lines = Pen(symbols), list[list[Segment]]()
     room, most = max(width - _LABEL - _SIZE - 8, 8), max(max(shares) for _, shares in found) or 1.0
@@ -61,8 +63,8 @@ def hits(
 def tree(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
     """Draw the nodes of the radix tree, indented below their parents: slots, holders, and the order of eviction.
 
-    The last line counts the slots that are in no node yet, or the remaining nodes if there are more than `height`. An
-    empty line precedes each node without a parent, and bars are thick, if `height` has room.
+    The last line counts the slots that are in no node, or the nodes that do not fit into `height` lines. If there is
+    room, an empty line precedes each node without a parent, and bars are thick.
     """
     pen, found, states = Pen(symbols), tree_at(session), symbols.palette.states
     most, room = max(node.num_units for node in found.nodes), max(width - _NODE - _PART - 42, 8)
@@ -86,7 +88,7 @@ def tree(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
 
 
 def num_lines(session: Session) -> int:
-    """Return the number of lines of the whole tree, without empty lines."""
+    """Return the number of lines of the whole tree without empty lines."""
     found = tree_at(session)
     return len(found.nodes) + (len(session.replay.occupied()) > found.num_units)
 
@@ -118,9 +120,9 @@ def _node(session: Session, found: RadixTree, node: TreeNode, most: int, room: i
 def found_prompt(
     sessions: Sequence[Session], labels: Sequence[str], name: str, width: int, symbols: Symbols, thick: int
 ) -> Lines:
-    """Draw the prompt of the request `name` in each of `sessions`: what was found, in whole units, and the rest.
+    """Draw the prompt of the request `name` in each of `sessions`: the part that was found in the cache, and the rest.
 
-    A blank separates the blocks of a pool of blocks. A bar has `thick` lines.
+    A blank separates blocks. A bar has `thick` lines.
     """
     pen, lines = Pen(symbols), list[list[Segment]]()
     room = max(width - _LABEL - 24, 8)
@@ -144,7 +146,7 @@ def found_prompt(
 
 
 def around_eviction(session: Session, width: int, symbols: Symbols, thick: int) -> Lines:
-    """Draw the slots of the memory by state, now and one step later, each as a bar of `thick` lines below a key."""
+    """Draw the slots of the memory by state, now and one step later: a key, and two bars of `thick` lines."""
     pen = Pen(symbols)
     key = [pen.text("the memory".ljust(_LABEL))]
     for state, words in _STATES:

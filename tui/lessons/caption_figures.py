@@ -48,7 +48,7 @@ _NAMES_SHOWN = 6
 
 
 class UnknownFigureError(ValueError):
-    """Error for a figure that a caption names and that cannot be computed."""
+    """A caption names a figure that cannot be computed."""
 
 
 class Figures:
@@ -65,7 +65,7 @@ class Figures:
         remedies: Callable[[], Sequence[Remedied]] = tuple,
     ) -> None:
         """`others` are all runs by label, `cost` is the cost of a step, and `fleets` has the totals of each fleet by
-        its label.
+        label.
 
         The other arguments are functions that simulate, called only if a caption needs them: `ladder` returns the
         rungs, `found` the prefix-hit shares of each run by size of the memory, `remedies` the remedies.
@@ -79,7 +79,11 @@ class Figures:
         self._remedies = remedies
 
     def fill(self, text: str) -> str:
-        """Return `text` with the names in braces replaced by their figures."""
+        """Return `text` with the names in braces replaced by their figures.
+
+        Raises:
+        UnknownFigureError: a figure cannot be computed.
+        """
         return _FIELD.sub(lambda match: self._figure(match[1]), text)
 
     def _figure(self, name: str) -> str:
@@ -109,7 +113,6 @@ class Figures:
         return found
 
     def _of_simulations(self, name: list[str]) -> str | None:
-        """Return a figure of a fleet, or of a remedy against preemptions; None if `name` is neither."""
         match name:
             case ["fleet", label, what] if label in self._fleets:
                 return _fleet(self._fleets[label]).get(what)
@@ -118,7 +121,6 @@ class Figures:
         return None
 
     def _of_runs(self, name: list[str]) -> str | None:
-        """Return a figure of another run, of several runs, or of an image or drafts; None for other names."""
         match name:
             case ["ladder", *what]:
                 return self._ladder(what)
@@ -135,8 +137,8 @@ class Figures:
     def _waste(self, what: str) -> str | None:
         """Return a number of slots as text; None if `what` is unknown.
 
-        `what` names a state, all states but tokens (`unused`) or all that requests hold (`held`), and then a unit:
-        percent of the pool, slots or GiB. Examples are `token_percent`, `unused_slots` and `held_gib`.
+        `what` is SLOTS_UNIT, such as `token_percent`, `unused_slots` or `held_gib`. SLOTS is a state, `unused` (all but
+        tokens) or `held` (all that requests hold). UNIT is `percent` of the pool, `slots` or `gib`.
         """
         session = self._session
         slots, capacity = session.breakdown, session.capacity
@@ -156,7 +158,6 @@ class Figures:
         }.get(unit)
 
     def _pool(self) -> dict[str, str]:
-        """Return the size of the pool, and the numbers of its free and its cached blocks."""
         replay = self._session.replay
         return {
             "slots": f"{self._session.capacity:,}",
@@ -169,8 +170,8 @@ class Figures:
         }
 
     def _tree(self) -> dict[str, str]:
-        """Return the number of nodes of the radix tree (`nodes`), of those that can be evicted (`leaves`), and
-        the slots of the one that is evicted `first`.
+        """Return the number of nodes of the radix tree, of `leaves` that can be evicted, and the slots of the leaf that
+        goes `first`.
         """
         if not has_tree(self._session):
             return {}
@@ -179,10 +180,9 @@ class Figures:
         return {"leaves": f"{len(tree.leaves):,}", "nodes": f"{len(tree.nodes):,}", "first": first}
 
     def _host(self) -> dict[str, str]:
-        """Return the capacity of host memory in blocks, the blocks that are there (`kept`), and those on their way
-        there and back.
+        """Return numbers of blocks in host memory: capacity (`slots`), `kept` there, `going` there and `coming` back.
 
-        `kept_of` and `going_of` name the requests of the copies that are there, or on their way there.
+        `kept_of` and `going_of` name the requests that own the kept blocks and those on their way.
         """
         host, replay = self._session.host, self._session.replay
         if host is None:
@@ -201,7 +201,6 @@ class Figures:
 
     @staticmethod
     def _rows(rows: RowsNow) -> dict[str, str]:
-        """Return the rows of a training batch, their contents, and the share of their slots with tokens."""
         return {
             "rows": f"{rows.num_rows:,}",
             "row_slots": f"{rows.row_tokens:,}",
@@ -214,7 +213,7 @@ class Figures:
 
     @staticmethod
     def _served(session: Session) -> dict[str, str]:
-        """Return figures of a run as texts: requests, blocks and progress; `step_ms` is the mean duration of a step."""
+        """Return figures of a run: requests, blocks and progress. `step_ms` is the mean duration of a step."""
         frame, time_s = session.player.frame, session.player.clock_s
         waiting = [session.request_name(row) for row in session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()]
         served, total = int(session.served[frame]), int(session.served[-1])
@@ -270,7 +269,7 @@ class Figures:
 
     @staticmethod
     def _rung(rung: Climbed) -> dict[str, str]:
-        """Return the throughput of a rung with its own and with `ample` memory, and its gains over the rung before."""
+        """Return the throughput of a rung, also with `ample` memory, and its gains over the rung before."""
         return {
             "tokens_per_s": f"{rung.tokens_per_s:,.0f}",
             "ample": f"{rung.ample_tokens_per_s:,.0f}",
@@ -281,7 +280,7 @@ class Figures:
         }
 
     def _step(self) -> dict[str, str]:
-        """Return what a decode step reads, and its duration: on the GPU, with a captured graph, and `eager`."""
+        """Return what a decode step reads, and its duration: on the GPU, as a captured graph, and `eager`."""
         cost = self._cost
         return {
             "weights_gib": gib(round(cost.weight_bytes)),
@@ -301,7 +300,7 @@ class Figures:
 def _fleet(totals: FleetTotals) -> dict[str, str]:
     """Return the totals of a fleet as texts.
 
-    `hits` and `one_pool` are percentages of prompt tokens; `one_pool` would be found if all servers shared one endless
+    `hits` and `one_pool` are percentages of prompt tokens. `one_pool` is the hit rate if all servers shared one endless
     cache.
     """
     return {
@@ -316,7 +315,6 @@ def _fleet(totals: FleetTotals) -> dict[str, str]:
 
 
 def _remedy(one: Remedied) -> dict[str, str]:
-    """Return the duration of a remedied run, the tokens that it computes twice, and its longest wait."""
     return {
         "total_time": milliseconds(one.duration_s),
         "twice": f"{one.tokens_twice:,}",

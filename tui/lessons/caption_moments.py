@@ -49,11 +49,15 @@ _OF_REQUEST = {
 
 
 class UnknownMomentError(ValueError):
-    """Error for a phrase that is unknown, or whose moment never comes in the run; the message states the reason."""
+    """A phrase is unknown, or its moment never comes in the run. The message says which."""
 
 
 def frame_of(session: Session, phrase: str) -> int:
-    """Return the first frame at which `phrase` is true."""
+    """Return the first frame at which `phrase` is true.
+
+    Raises:
+    UnknownMomentError: the phrase is unknown, or its moment never comes.
+    """
     base, sign, distance = [*re.split(r" ([+-]) ", phrase, maxsplit=1), "+", "0 steps"][:3]
     steps = re.fullmatch(r"(\d+) steps?", distance)
     if steps is None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Drawing(Enum):
-    """Drawings that a caption may have; the values are used in lesson files."""
+    """Drawings that a caption may have. The values are used in lesson files."""
 
     READS = "reads"
     """Bytes that one step reads, and the parts of its time."""
@@ -44,9 +44,10 @@ class Drawing(Enum):
     TABLE = "table"
     """Block table of the followed request."""
     LADDER = "ladder"
-    """Throughput of each rung, and its cost."""
+    """Throughput of each rung of the ladder, and what the rung costs."""
     MEMORY = "memory"
-    """Throughput of the lesson's rungs with the given memory and with memory for all requests, and what memory held."""
+    """Throughput of three rungs with the lesson's memory and with memory for all requests, and how the memory was used.
+    """
     HITS = "hits"
     """Share of prompt tokens that each run finds in its cache, by the size of the memory."""
     FLEETS = "fleets"
@@ -56,11 +57,11 @@ class Drawing(Enum):
     DRAFTS = "drafts"
     """Steps until the pool runs out, held blocks and the time, with drafts and without."""
     IMAGE = "image"
-    """Slots of the blocks, and of the encoder cache, that one image takes, and for how long."""
+    """Slots that one image takes in blocks and in the encoder cache, and for how long."""
     TREE = "tree"
-    """Nodes of the radix tree: who locks each, in which order leaves are evicted, and what was found."""
+    """Nodes of the radix tree: who locks each, in which order they are evicted, and what was found of a prompt."""
     SCHEDULE = "schedule"
-    """Time in which each request waits and runs."""
+    """When each request waits and runs."""
 
     @property
     def stands_alone(self) -> bool:
@@ -82,14 +83,16 @@ _LABEL: Final = 19
 _RUNG: Final = 26
 _COUNT: Final = 14
 _VALUE: Final = 21
-"""Width in characters of the texts beside the bars of the ladder's memory."""
+"""Width in characters of the text behind a bar, in the drawing of memory."""
 _WHAT, _WHO = 26, 17
 """Widths in characters of the names of figures and of fleets, in the drawing of fleets."""
 _PHASES: Final = ("image encoded", "image read", "text read", "answer")
 
 
 def table(session: Session, request: int, width: int, symbols: Symbols) -> Lines:
-    """Draw the block table of a request: an arrow from every logical block to its place in the pool, and its slots."""
+    """Draw the block table of a request: an arrow from each logical block to its place in the pool, and the block's
+    slots.
+    """
     pen, replay = Pen(symbols), session.replay
     positions, addresses = replay.block_table(request)
     slots, color = replay.slots(), paint_colors(symbols.palette)[OWNER + hue_of(request)]
@@ -108,15 +111,15 @@ def table(session: Session, request: int, width: int, symbols: Symbols) -> Lines
 
 
 def _written(written: int, num_slots: int) -> str:
-    """Return which slots of a block are written: `8 of 16 slots written, not 9 to 16`."""
+    """Return in words which slots of a block are written: `8 of 16 slots written, not 9 to 16`."""
     rest = f", not {written + 1} to {num_slots}" if written < num_slots else ""
     return f"{written} of {num_slots} slots written{rest}"
 
 
 def holders(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw a bar for each request that holds memory, the largest first; then waiting requests.
+    """Draw a bar for each request that holds memory, the largest first, then name waiting requests.
 
-    If there are more than `height` holders, the last line is about all remaining holders.
+    If there are more than `height` holders, the last line is about all that do not fit.
     """
     pen, replay = Pen(symbols), session.replay
     owners = [owner for group in holdings(session) for owner in group.owners]
@@ -167,7 +170,7 @@ def ladder(climbed: Sequence[Climbed], width: int, symbols: Symbols, height: int
 
 
 def _name(rung: str) -> str:
-    """Return the name of a rung as captions have it: `paged memory`."""
+    """Return the name of a rung as captions use it, such as `paged memory`."""
     return {"static": "static batches", "contiguous": "contiguous memory", "paged": "paged memory"}.get(rung, rung)
 
 
@@ -175,8 +178,8 @@ def memory(climbed: Sequence[Climbed], sessions: Sequence[Session], width: int, 
     """Draw two bars for each of the rungs 2 to 4: tokens a second with the lesson's memory, and with memory for all
     requests.
 
-    The bars of rungs 2 and 3 end with the ratio of rung 4's throughput to theirs. Below, a bar for each of the
-    `sessions` shows the mean number of slots in each state. Bars are thick if `height` has room.
+    The bars of rungs 2 and 3 end with the ratio of rung 4's throughput to theirs. Below, a bar for each of `sessions`
+    shows the mean number of slots in each state. Bars are thick if `height` has room.
     """
     pen, rungs = Pen(symbols), climbed[1:4]
     most, last = max(rung.ample_tokens_per_s for rung in rungs), rungs[-1]
@@ -214,7 +217,7 @@ def _mean_slots(session: Session) -> npt.NDArray[np.float64]:
 def _mean_states(
     means: Sequence[npt.NDArray[np.float64]], names: Sequence[str], width: int, height: int, pen: Pen
 ) -> Lines:
-    """Draw a key to the states that occur, and a bar of states for each of `means`, with the share of tokens."""
+    """Draw a key to the states that occur, and for each of `means` a bar of states and the share of tokens."""
     thick = min(max((height - len(means)) // len(means), 1), 3)  # one line less for each bar: the key and the gaps
     gaps = 1 + thick * len(means) + len(means) - 1 <= height
     states = [state for state in STACK if any(slots[state] >= 0.005 * slots.sum() for slots in means)]
@@ -235,7 +238,7 @@ def _mean_states(
 def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols, height: int) -> Lines:
     """Draw bars for each fleet: prefix hits, times, imbalance of the work, and prefixes cached on two servers.
 
-    An empty line separates these figures, and bars are thick, if `height` has room.
+    If `height` has room, an empty line separates these figures, and bars are thick.
     """
     pen, room = Pen(symbols), max(width - _WHAT - _WHO - 12, 8)
     first = next(iter(totals.values()))
@@ -279,10 +282,10 @@ def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols, heig
 
 
 def image(num_tokens: int, cache_tokens: int, block_slots: int, width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw the tokens of an image in KV-cache blocks and in the encoder cache on one scale, and how long both keep the
-    tokens.
+    """Draw the tokens of an image in KV-cache blocks and in the encoder cache on one scale, and for how long both hold
+    them.
 
-    Thin strokes show the free slots. Each bar fills several lines if `height` has room.
+    Thin strokes show free slots. Bars are thick if `height` has room.
     """
     pen, color = Pen(symbols), symbols.palette.states[SlotState.TOKEN]
     room, thick = max(width - _LABEL, 8), min(max((height - 5) // 4, 1), 4)

@@ -43,7 +43,7 @@ _frame = attrgetter("frame")
 _MORE, _WATERMARK = 1.5, 0.4
 """Remedies: a factor on the memory, and the share of the pool that stays free when a request is admitted."""
 _LEAST_AROUND = 4
-"""Least number of lines for the drawing of an eviction: two bars, their key and a gap."""
+"""Least number of lines for the drawing of an eviction: a key, two bars and a gap."""
 _THICKEST = 4
 """Largest number of lines of a bar below the radix tree."""
 _SIZES = (0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 2.0)
@@ -62,7 +62,7 @@ _TITLES: Final = {
     Drawing.TREE: "The radix tree, node by node",
     Drawing.FLEETS: "Two servers behind each router",
 }
-"""Title of each drawing. Only the schedule has none: its drawings have the names of the runs as titles."""
+"""Title of each drawing. A schedule has the name of its run as title."""
 
 
 class Guided:
@@ -75,7 +75,7 @@ class Guided:
     def __init__(self, lesson: Lesson) -> None:
         self.lesson = lesson
         self.fleets: dict[str, FleetTotals] = {}
-        """Sums over the servers of each fleet, by its label."""
+        """Sums over the servers of each fleet, by the fleet's label."""
         self._servers: dict[str, list[Recording]] = {}
         recordings = [self._simulate(run) for run in lesson.runs]
         self.comparison: ComparedRuns | None = None
@@ -110,17 +110,17 @@ class Guided:
 
     @property
     def color_by(self) -> ColorBy:
-        """Return what colours mean at first: the lesson's, else owners in comparisons, else the default."""
+        """What colours mean at first: the lesson's choice, else owners in comparisons, else the default."""
         if self.lesson.color_by is not None:
             return self.lesson.color_by
         return ColorBy.OWNER if self.comparison is not None else default_color(self.sessions[0].replay)
 
     def cost(self, session: Session) -> StepCost:
-        """Return the cost of the step at the session's frame on this lesson's machine."""
+        """Return the cost of the step at the session's frame on the lesson's machine."""
         return StepCost.of(session, self.lesson.model, self._step_times())
 
     def costs(self, session: Session) -> list[StepCost]:
-        """Return the costs of steps with 1, 2, 4 and more of the running requests, and of the step with all."""
+        """Return the costs of steps with 1, 2, 4, ... of the running requests, then of the step with all."""
         cost, times = self.cost(session), self._step_times()
         fewer = [1 << power for power in range((max(cost.num_sequences, 1) - 1).bit_length())]
         contexts = [round(number * cost.context_tokens / cost.num_sequences) for number in fewer]
@@ -131,7 +131,7 @@ class Guided:
 
     @property
     def draws(self) -> set[str]:
-        """Return the names of the drawings of all captions."""
+        """Names of the drawings of all captions."""
         return {caption.draws.value for caption in self.captions if caption.draws is not None}
 
     @property
@@ -141,11 +141,11 @@ class Guided:
 
     @property
     def draws_beside(self) -> bool:
-        """True if a caption has a drawing that is shown beside the pool."""
+        """True if a caption has a drawing beside the pool."""
         return any(caption.draws is not None and not caption.draws.stands_alone for caption in self.captions)
 
     def caption_at(self, frame: int) -> Caption:
-        """Return the latest caption at or before a frame of the player; the first caption if there is none."""
+        """Return the latest caption at or before the player's frame `frame`; the first caption if there is none."""
         return max(
             (caption for caption in self.captions if caption.frame <= frame), key=_frame, default=self.captions[0]
         )
@@ -153,7 +153,7 @@ class Guided:
     def drawing(self, caption: Caption, width: int, symbols: Symbols, height: int = 20) -> list[tuple[str, Lines]]:
         """Return titles and lines of the drawings of `caption` at the current frame, in about `height` lines.
 
-        A caption has one drawing, or none; a schedule is one drawing per run.
+        There is one drawing, or none; for a schedule, one per run.
         """
         if caption.draws is Drawing.SCHEDULE:
             return [
@@ -195,7 +195,9 @@ class Guided:
         return lines
 
     def _tree(self, caption: Caption, width: int, symbols: Symbols, height: int) -> Lines:
-        """Return the radix tree, and below it what was found of the followed request's prompt, or the next eviction."""
+        """Return the radix tree and, if there is room, what was found of the followed request's prompt, or the next
+        eviction.
+        """
         session = next(session for session in self.sessions if has_tree(session))
         if cache_drawings.num_lines(session) + 3 > height:  # the nodes come first
             return cache_drawings.tree(session, width, symbols, height)
@@ -212,7 +214,7 @@ class Guided:
         return [*lines, [], *below]
 
     def timetable(self, session: Session, width: int, symbols: Symbols) -> Lines:
-        """Return the schedule of one run, on a time axis that all runs share."""
+        """Return the schedule of one run, on a time axis for all runs."""
         end_s = max(other.player.duration_s for other in self.sessions)
         return run_drawings.timetable(session, end_s, self.player.clock_s, width, symbols)
 
@@ -241,7 +243,7 @@ class Guided:
             raise LessonError(f"{lesson.file}, run {run.label!r}: {error}") from error
 
     def _fleet(self, run: LessonRun, policy: Policy, machine: Machine) -> list[Recording]:
-        """Return the recordings of all servers of a fleet, each with the lesson's memory, and keep their sums."""
+        """Return the recordings of all servers of a fleet, each with the lesson's memory, and store their sums."""
         if run.fleet not in self._servers:
             servers = Replicas(number=run.num_servers, route=run.route)
             recordings, fleet = simulate_fleet(self.lesson.workload, policy, machine, servers, refuse_misfits=True)
@@ -249,14 +251,14 @@ class Guided:
         return self._servers[run.fleet]
 
     def _linked(self, policy: Policy) -> Policy:
-        """Return `policy` with the host link of the lesson's GPU, if it uses host memory."""
+        """Return `policy` with the host link of the lesson's GPU, if the policy uses host memory."""
         if not isinstance(policy, Paged) or not policy.cache.kv_offloading_size:
             return policy
         link: dict[str, Any] = dict(host_link(card_of(self.lesson.gpu)))
         return replace(policy, cache=replace(policy.cache, **link))
 
     def climb(self) -> list[Climbed]:
-        """Return the rungs of the ladder for the lesson's requests, machine and limits; the result is cached."""
+        """Return the rungs of the ladder for the lesson's requests, machine and limits."""
         if not self._climbed:
             policies = [run.policy for run in self.lesson.runs]
             paged = next((policy for policy in policies if isinstance(policy, Paged)), Paged())
@@ -271,7 +273,7 @@ class Guided:
         return self._climbed
 
     def found(self) -> list[tuple[int, list[float]]]:
-        """Return sizes of the memory in tokens, each with the prefix-hit share of every run; the result is cached."""
+        """Return sizes of the memory in tokens, each with the prefix-hit share of every run."""
         if not self._found:
             lesson, machine = self.lesson, self._machine(self._step_times())
             for factor in _SIZES:
@@ -285,7 +287,7 @@ class Guided:
         return self._found
 
     def remedies(self) -> list[run_drawings.Remedied]:
-        """Return the results of the lesson's requests without and with each remedy; the results are cached."""
+        """Return the results of the lesson's requests with each remedy, and without one."""
         if not self._tried:
             lesson, machine = self.lesson, self._machine(self._step_times())
             paged = lesson.runs[0].policy

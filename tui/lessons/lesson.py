@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonRun:
-    """A policy with one server for all requests of the lesson, or one server of a fleet that shares the requests."""
+    """A policy on one server for all requests of the lesson, or on one server of a fleet that shares the requests."""
 
     label: str
     policy: Policy | TrainingRows
     fleet: str = ""
     """Label of the fleet; empty if one server serves all requests."""
     route: str = ""
-    """Router in front of the fleet."""
+    """Name of the fleet's router; empty without a fleet."""
     server: int = 0
     """Number of the server in its fleet."""
     num_servers: int = 1
@@ -35,34 +35,33 @@ class LessonRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptionSpec:
-    """A caption as it is in the file: its moment is a phrase, and its figures are names in braces."""
+    """A caption as it is in the lesson file: with a phrase for its moment, and names in braces for figures."""
 
     key: str
     """Place in the file, for error messages."""
     at: str
-    """Phrase that names the moment, as `caption_moments` lists these."""
+    """Phrase for the moment, see `caption_moments`."""
     title: str
     text: str
     run: int
-    """Index of the run in which the moment is looked up, and from which the figures are computed."""
+    """Index of the run whose moment and figures are meant."""
     follow: str | None
-    """Id of the request that is followed until the next caption; None for no request."""
+    """Id of the request to follow until the next caption, or None."""
     draws: Drawing | None
-    """Drawing that is shown until the next caption; None for no drawing."""
+    """Drawing to show until the next caption, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caption:
-    """A caption of a simulated lesson, with the frame of its moment, and with figures instead of names."""
+    """A caption of a simulated lesson, with a frame for its moment, and figures in place of names."""
 
     frame: int
     """Frame of the player that plays the lesson."""
     title: str
     text: str
     follow: str | None = None
-    """Id of the followed request; None for no request."""
+    """Id of the followed request, or None."""
     draws: Drawing | None = None
-    """Drawing that is shown; None for no drawing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +80,12 @@ class Lesson:
     runs: tuple[LessonRun, ...]
     workload: Workload
     try_this: str
-    """Exercise for the reader, at the end; may be empty."""
+    """Exercise for the reader; may be empty."""
     color_by: ColorBy | None
-    """Property of the units that colours show at first; None for the default."""
+    """What colours mean at first; None for the default."""
     captions: tuple[CaptionSpec, ...]
 
     @property
     def heading(self) -> str:
-        """Return the number and the title."""
+        """Number and title, such as `Lesson 3: A page at a time`."""
         return f"Lesson {self.number}: {self.title}"

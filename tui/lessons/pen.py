@@ -23,7 +23,7 @@ Lines: TypeAlias = "list[list[Segment]]"
 
 _PARTS: Final = "█▓▒░"
 _PARTS_ASCII: Final = "#=+-"
-"""Characters of the parts of a bar where colours do not tell them apart."""
+"""Characters for the parts of a bar, as in `_PARTS`, where colours do not distinguish the parts."""
 
 
 class Pen:
@@ -35,33 +35,36 @@ class Pen:
         self._full = symbols.up[-2] if symbols.right else symbols.up[-1]
 
     def text(self, words: str, *, weak: bool = False) -> Segment:
-        """Return `words` in the colour of text; with `weak`, in a weaker colour."""
+        """Return `words` in the colour of text, or in a weaker colour."""
         palette = self.symbols.palette
         return Segment(words, Style(color=palette.free_glyph if weak else palette.ink))
 
     def bar(self, share: float, width: int, color: str) -> Segment:
-        """Return a bar that fills a `share` of `width` characters; less than half a character is a thin line."""
+        """Return a bar that fills a `share` of `width` characters.
+
+        A positive share below half a character is a thin line.
+        """
         cells = round(share * width)
         bar = self._full * cells if cells or not share else self.symbols.right[1:2] or self.symbols.states[-1]
         return Segment(bar.ljust(width)[:width], Style(color=color))
 
     def pieces(self, busy: Sequence[bool], color: str) -> Segment:
-        """Return a bar with a full character for each true value of `busy`, and a blank for each other one."""
+        """Return a bar with a full character for each true value of `busy`, and a blank for each false one."""
         return Segment("".join(self._full if is_busy else " " for is_busy in busy), Style(color=color))
 
     def part(self, number: int, cells: int, color: str) -> Segment:
-        """Return the part with this `number` of a bar of several parts, `cells` characters long."""
+        """Return part `number` of a bar of several parts, `cells` characters long."""
         parts = _PARTS_ASCII if self.symbols.ascii else _PARTS
         return Segment((self._full if self.symbols.color else parts[number]) * cells, Style(color=color))
 
     def states(self, slots: npt.NDArray[np.int64] | npt.NDArray[np.float64], width: int) -> list[Segment]:
-        """Return a bar of `width` characters for the `slots` in each state, shape (8,)."""
+        """Return a bar of `width` characters in proportion to the `slots` in each state: shape (8,)."""
         first, second, eighths = stacked(slots[None, list(STACK)], width)
         cells = zip(first[0].tolist(), second[0].tolist(), eighths[0].tolist(), strict=True)
         return list(stack_cells(cells, self.symbols.right, self.symbols))
 
     def thick(self, line: list[Segment], num_lines: int) -> Lines:
-        """Return `num_lines` lines in which the bars of `line` have this height; its texts are on the middle line."""
+        """Return `line` with bars that are `num_lines` lines high. Its texts are on the middle line."""
         middle = (num_lines - 1) // 2
         return [
             [self._tall(segment, is_first=nth == 0, has_text=nth == middle) for segment in line]
@@ -71,7 +74,7 @@ class Pen:
     def _tall(self, segment: Segment, *, is_first: bool, has_text: bool) -> Segment:
         """Return one line of `segment` in a thick bar.
 
-        Only the first line leaves an eighth free above the bar. A text is blank except on the line with `has_text`.
+        An eighth above the bar is free in the first line only. A text is blank except in the line with `has_text`.
         """
         bars = set(self._full + self.symbols.right[1:2] + (_PARTS_ASCII if self.symbols.ascii else _PARTS))
         if not set(segment.text) & bars or set(segment.text) - bars - {" "}:

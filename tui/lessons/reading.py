@@ -30,7 +30,7 @@ _WIDTH, _HEIGHT = 78, 8
 
 
 def as_text(guided: Guided, symbols: Symbols) -> str:
-    """Return the lesson as plain text, at most 78 characters wide, with pictures of the glyphs of `symbols`."""
+    """Return the lesson as plain text, at most 78 characters wide, with pictures made of the glyphs of `symbols`."""
     lesson = guided.lesson
     parts = [lesson.heading, "=" * len(lesson.heading), "", lesson.summary, ""]
     # Without colours, glyphs mean states or kinds of layers. Owners are shown by names on the units.
@@ -57,9 +57,8 @@ def _characters(lines: list[list[tuple[str, Style]]]) -> list[str]:
 
 
 def _digits(session: Session, lines: list[str]) -> str:
-    """Return words that explain the digits in a picture: the number of written eighths of a unit.
-
-    The result is empty if the picture has no such digits.
+    """Explain the digits in a picture, the number of written eighths of a unit; empty if the picture has no such
+    digits.
     """
     drawn = "".join(re.sub(r"^ *\d* ", "", line) for line in lines)  # without the numbers of the rows
     # A picture with a space shows names of requests, which may have digits, too.

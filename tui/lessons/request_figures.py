@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _MOST_LISTED = 12
-"""Largest number of blocks that a table lists one by one."""
+"""Largest number of blocks of a table that are listed one by one."""
 
 
 def request_figures(session: Session, name: str) -> dict[str, str]:
@@ -82,7 +82,7 @@ def layer_figures(session: Session) -> dict[str, str]:
 
 
 def _unwritten(session: Session, positions: IntArray, addresses: IntArray) -> dict[str, str]:
-    """Return the slots that are not written in the last block of a table; empty if there are none."""
+    """Return which slots of a table's last block are not written; empty if all are."""
     replay = session.replay
     if replay.unit_tokens == 1 or not len(positions) or len(replay.groups) > 1:
         return {}
@@ -94,7 +94,7 @@ def _unwritten(session: Session, positions: IntArray, addresses: IntArray) -> di
 
 
 def _expired(session: Session, request: int) -> dict[str, str]:
-    """Name, in two texts, the blocks of `request` whose tokens have all expired, and those with some expired tokens."""
+    """Name the blocks of `request` whose tokens have all expired, and the blocks with some expired tokens."""
     replay = session.replay
     addresses = np.sort(replay.block_table(request)[1]).astype(np.int64)
     slots = replay.slots(addresses - replay.first_unit)

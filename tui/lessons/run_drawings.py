@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from .beside_figures import Drafted
 
 _NAME: Final = 3
-"""Width in characters of the names of requests."""
+"""Width in characters of the name of a request."""
 _REMEDY: Final = 26
 _DRAFTS: Final = 27
 _BAR: Final = "▆"
-"""Character of the bars of a schedule."""
 
 
 class Remedied(NamedTuple):
@@ -39,21 +38,20 @@ class Remedied(NamedTuple):
 
     name: str
     duration_s: float
-    """Time until the last answer in seconds."""
+    """Seconds until the last answer."""
     tokens_twice: int
     """Tokens that were computed again after a preemption."""
     longest_wait_s: float
-    """Longest time from an arrival to the first step, in seconds."""
+    """Longest time in seconds from an arrival to the request's first step."""
     memory: float
-    """Memory of the pool, as a multiple of the lesson's."""
+    """Size of the pool, as a multiple of the lesson's."""
     session: Session
-    """The simulation."""
 
 
 def remedies(tried: Sequence[Remedied], width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw the time until the last answer with each remedy as a bar, and the remedy's cost below the bar.
+    """Draw the time until the last answer with each remedy as a bar, with the remedy's cost below.
 
-    If `height` has room, each bar is replaced by a line for each request, which shows when the request waits and runs.
+    If `height` has room, each bar is replaced by a line for each request that shows when it waits and runs.
     """
     num_requests = len(tried[0].session.recording.requests)
     if len(tried) * (num_requests + 2) <= height:
@@ -93,9 +91,9 @@ def _schedules(tried: Sequence[Remedied], width: int, symbols: Symbols) -> Lines
 
 
 def drafts(tried: Sequence[Drafted], width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw the steps before the first preemption with drafts and without, and the times until the last answer.
+    """Draw the steps before the first preemption, with drafts and without, and the times until the last answer.
 
-    Below each bar, if `height` has room, columns show the blocks that requests hold, on the same axis of steps.
+    If `height` has room, columns below each bar show the blocks that requests hold, on the same axis of steps.
     """
     pen, room = Pen(symbols), max(width - _DRAFTS, 8)
     most, num_lines = max(result.session.player.last_frame for result in tried), height // len(tried) - 2
@@ -115,7 +113,7 @@ def drafts(tried: Sequence[Drafted], width: int, symbols: Symbols, height: int) 
 
 
 def _held(result: Drafted, most: int, room: int, num_lines: int, pen: Pen) -> Lines:
-    """Draw the held share of the pool as columns over `most` steps; the column in which the pool runs out is marked."""
+    """Draw the held share of the pool as columns over `most` steps, with a mark where the pool runs out."""
     session, palette = result.session, pen.symbols.palette
     steps = np.arange(room) * most // room
     held = session.capacity - session.slots[:, [SlotState.FREE, SlotState.CACHED]].sum(axis=1)
@@ -134,9 +132,9 @@ def _held(result: Drafted, most: int, room: int, num_lines: int, pen: Pen) -> Li
 
 
 def timetable(session: Session, end_s: float, clock_s: float, width: int, symbols: Symbols) -> Lines:
-    """Draw a line for each request from 0 to `end_s` seconds: it waits, runs, or is padding; a line marks the clock.
+    """Draw a line for each request from 0 to `end_s` seconds: it waits, runs, or is padding.
 
-    The last line has the times of the axis.
+    A vertical line marks the clock. The last line has the times of the axis.
     """
     pen, room = Pen(symbols), max(width - _NAME, 1)
     lines = _spans(session, end_s, room, pen, clock_s)
@@ -144,7 +142,7 @@ def timetable(session: Session, end_s: float, clock_s: float, width: int, symbol
 
 
 def _axis(end_s: float, clock_s: float | None, room: int, pen: Pen) -> list[Segment]:
-    """Return the times at both ends of the axis, and the clock's time at its column, where it may replace an end."""
+    """Return the times at both ends of the axis, and the clock's time at its column, where it may cover an end."""
     end = duration(end_s)
     line = "0".ljust(room - len(end)) + end
     if clock_s is None:
@@ -157,7 +155,7 @@ def _axis(end_s: float, clock_s: float | None, room: int, pen: Pen) -> list[Segm
 
 
 def _spans(session: Session, end_s: float, room: int, pen: Pen, clock_s: float | None = None) -> Lines:
-    """Draw a line for each request: it waits, runs, or is padding; a line marks the clock."""
+    """Draw a line for each request: it waits, runs, or is padding. A vertical line marks the clock, if given."""
     symbols = pen.symbols
     colors, glyphs = paint_colors(symbols.palette), paint_glyphs(symbols)
     cursor = Segment("│" if not symbols.ascii else symbols.dot, Style(color=symbols.palette.cursor))

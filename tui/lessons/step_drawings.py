@@ -23,12 +23,11 @@ _LABEL: Final = 17
 _CLOCK: Final = 8
 """Width in characters of the names of host and GPU."""
 _THICKEST: Final = 5
-"""Largest number of lines of a bar."""
 _PARTS: Final = ("weights", "keys and values", "other GPU work", "host")
 
 
 def reads(costs: Sequence[StepCost], width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw what the last of the steps `costs` reads, and the parts of the time of every step on one axis.
+    """Draw what the last of the steps `costs` reads, and the parts of the time of every step, on one axis of time.
 
     Bars are thick if `height` has room.
     """
@@ -74,7 +73,6 @@ def _colors(pen: Pen) -> tuple[str, ...]:
 
 
 def _key(pen: Pen) -> list[Segment]:
-    """Return the key to the parts of a step's time."""
     entries = [pen.text("time of a step".ljust(_LABEL))]
     for part, (words, color) in enumerate(zip(_PARTS, _colors(pen), strict=True)):
         entries += [pen.part(part, 1, color), pen.text(f" {words}  ", weak=True)]
@@ -94,9 +92,9 @@ def _ms(time_s: float) -> str:
 
 
 def launches(cost: StepCost, width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw the host and the GPU during one step on one axis of time, for both ways to launch it.
+    """Draw the host and the GPU during one step, launched in both ways, on one axis of time.
 
-    Bars are thick, and the axis has numbers, if `height` has room.
+    If `height` has room, bars are thick, and the axis has numbers.
     """
     pen = Pen(symbols)
     room = max(width - _CLOCK, 8)
@@ -119,7 +117,7 @@ def launches(cost: StepCost, width: int, symbols: Symbols, height: int) -> Lines
 def _clocks(time: StepTime, most_s: float, room: int, pen: Pen) -> Lines:
     """Draw the busy times of host and GPU during a step, without the host's few microseconds after it.
 
-    The GPU is busy for part of the time between its first and last kernel: busy columns are spread evenly over it.
+    Only the sum of the GPU's busy time between its first and last kernel is known, so busy columns are spread evenly.
     """
     palette = pen.symbols.palette
     column_s = most_s / room

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class LessonError(KvsimError):
-    """Error in a lesson file; the sentence names the file and the key."""
+    """Error in a lesson file. The sentence names the file and the key."""
 
 
 class TomlTable:
-    """A table of the file. Each key is read once, and `end` refuses keys that were never read."""
+    """A table of the file. Each key is read once, and `end` refuses keys that were not read."""
 
     def __init__(self, file: Path, key: str, values: dict[str, Any]) -> None:
         self.key = key
@@ -32,30 +32,30 @@ class TomlTable:
         return f"{self.key}.{key}" if self.key else key
 
     def text(self, key: str, otherwise: str | None = None) -> str:
-        """Return a text; the key is required if `otherwise` is None."""
+        """Return the text at `key`. The key is required if `otherwise` is None."""
         return str(self._take(key, str, "text", otherwise))
 
     def whole(self, key: str, otherwise: int | None = None) -> int:
-        """Return a whole number; the key is required if `otherwise` is None."""
+        """Return the whole number at `key`. The key is required if `otherwise` is None."""
         return int(self._take(key, int, "a whole number", otherwise))
 
     def number(self, key: str, otherwise: float) -> float:
-        """Return a number; `otherwise` if the key is missing."""
+        """Return the number at `key`, or `otherwise` if the key is missing."""
         return float(self._take(key, (int, float), "a number", otherwise))
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """Return a truth value; `default` if the key is missing."""
+        """Return the truth value at `key`, or `default` if the key is missing."""
         return bool(self._take(key, bool, "true or false", default))
 
     def choice(self, key: str, allowed: list[str] | tuple[str, ...], otherwise: str | None = None) -> str:
-        """Return one of the `allowed` texts; the key is required if `otherwise` is None."""
+        """Return the text at `key`, one of `allowed`. The key is required if `otherwise` is None."""
         value = self.text(key, otherwise)
         if value not in allowed:
             raise self.error(key, f"should be {' or '.join(allowed)}, not {value!r}")
         return value
 
     def named(self, key: str, find: Callable[[str], Any]) -> Any:
-        """Return the object that `find` returns for the text of a key."""
+        """Return what `find` returns for the text at `key`. An unknown name is a `LessonError`."""
         try:
             return find(self.text(key))
         except UnknownNameError as error:
@@ -66,11 +66,11 @@ class TomlTable:
         return key in self._values
 
     def table(self, key: str) -> TomlTable:
-        """Return the nested table of a key."""
+        """Return the nested table at `key`."""
         return TomlTable(self._file, self._path_of(key), self._take(key, dict, "a table", None))
 
     def tables(self, key: str) -> list[TomlTable]:
-        """Return the tables of a list, at least one."""
+        """Return the list of tables at `key`, at least one."""
         values = self._take(key, list, "a list of tables", None)
         if not values or not all(isinstance(value, dict) for value in values):
             raise self.error(key, f"should be tables, each under [[{key}]]")
@@ -78,7 +78,7 @@ class TomlTable:
         return [TomlTable(self._file, f"{path} {number}", value) for number, value in enumerate(values, start=1)]
 
     def end(self) -> None:
-        """Raise an error for the first key that was never read."""
+        """Raise a `LessonError` if a key was not read."""
         if self._values:
             key = next(iter(self._values))
             raise self.error(key, f"is not a key of this table; there are {', '.join(self._asked)}")

@@ -31,9 +31,12 @@ class TrainingRows:
     packed: bool
 
     def record(self, workload: Workload, machine: Machine) -> Recording:
-        """Write every prompt with its answer and an end token into the token slots of `machine`.
+        """Record how every prompt, its answer and an end token are written into the token slots of `machine`.
 
         Each step takes a nominal second, because the recording format needs times.
+
+        Raises:
+        UsageError: the rows need more slots than `machine` has.
         """
         lengths = (workload.prompt_tokens + workload.output_tokens).tolist()
         width = max(lengths) + 1
@@ -81,7 +84,7 @@ class TrainingRows:
 def _lay(
     builder: RecordingBuilder, extents: list[tuple[int, int, int]], step: int, num_sequences: int, free_slots: int
 ) -> None:
-    """Record a step that writes `extents`: a sequence and then its padding, each as request, address and length."""
+    """Record a step that writes `extents`: a sequence, then its padding, each as (request, address, length)."""
     builder.next_seq()
     for request, address, length in extents:
         builder.append_extent(request, position=0, address=address, length=length, requested=length)

@@ -20,23 +20,22 @@ if TYPE_CHECKING:
 
 
 _LEAST_IDLE = 1 / 400
-"""Shortest idle span, as a share of the run: less cannot be seen on a time axis."""
+"""Shortest idle span, as a share of the run, that can be seen on a time axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Charts:
-    """Series with one row per frame, in order."""
+    """Series with one row per frame, in order of time."""
 
     times_s: FloatArray
     """Times at which the frames begin, in seconds."""
     slots: npt.NDArray[np.int64]
-    """Number of slots of the pool in each state: shape (num_frames, 8); no rows before they have been counted."""
+    """Number of slots of the pool in each state: shape (num_frames, 8). Without rows until they are counted."""
     running: IntArray
-    """Number of requests in the batch with an incomplete answer."""
+    """Number of requests in the batch whose answers are incomplete."""
     waiting: IntArray
-    """Number of requests in the queue."""
     events: Events
-    """Events; their frames are row numbers."""
+    """Events, with row numbers as frames."""
 
     def __len__(self) -> int:
         return len(self.times_s)
@@ -53,7 +52,7 @@ class Charts:
         )
 
     def followed_by(self, later: Charts) -> Charts:
-        """Return these rows followed by the rows of `later`, a recording that numbers its requests differently."""
+        """Return these rows followed by the rows of `later`, whose requests have other row numbers."""
         return Charts(
             times_s=np.concatenate((self.times_s, later.times_s)),
             slots=np.concatenate((self.slots, later.slots)),
@@ -69,7 +68,7 @@ class IdleSpans:
 
     begin_s: FloatArray
     end_s: FloatArray
-    """Times at which the spans end and the next steps begin, in seconds."""
+    """Times in seconds at which the spans end and the next steps begin."""
     slots: npt.NDArray[np.int64]
     """Number of slots of the pool in each state during the span: shape (num_spans, 8)."""
     running: IntArray
@@ -77,7 +76,7 @@ class IdleSpans:
 
     @classmethod
     def none(cls) -> IdleSpans:
-        """Return no spans."""
+        """Return an object without spans."""
         no_spans = np.empty(0, np.int64)
         slots = np.empty((0, len(SlotState)), np.int64)
         return cls(begin_s=np.empty(0), end_s=np.empty(0), slots=slots, running=no_spans, waiting=no_spans)
@@ -97,10 +96,9 @@ class IdleSpans:
         )
 
     def released_s(self, times_s: FloatArray) -> FloatArray:
-        """Return, for frames that begin at `times_s`, when the memory was released that they are the first to show as
-        free.
+        """For frames that begin at `times_s`, return when the memory was released that each shows as newly free.
 
-        That is the beginning of the idle span which ends with the frame; without one, it is the frame's own time.
+        That is the beginning of the idle span before the frame or, if there is none, the frame's own time.
         """
         if not len(self.end_s):
             return times_s
@@ -110,12 +108,12 @@ class IdleSpans:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Before:
-    """Totals of the time before the first frame that a session can show."""
+    """Totals of the time before a session's first frame."""
 
     first_step: int
     """Number of the step that the session's first frame shows, as the server counts steps."""
     num_summary_frames: int = 0
-    """1 if the first frame summarizes everything that happened before, otherwise 0."""
+    """1 if the session's first frame summarizes everything before it, otherwise 0."""
     charts: Charts | None = None
     """Charts of the frames before the session's first frame; None if unknown."""
     num_finished: int = 0

@@ -48,10 +48,10 @@ class ComparedRuns:
         at_s: float | None = None,
         fastest_first: bool = True,
     ) -> None:
-        """`labels` name the runs; without labels, they are named after their policies.
+        """`labels` name the runs, by default after their policies. Playback begins at `at_s`, or at the first frame if
+        that is None.
 
-        Playback begins at `at_s`; None begins with the first frame. The run that takes the least time comes first;
-        without `fastest_first`, runs keep the order of `recordings`.
+        The shortest run comes first. Without `fastest_first`, runs keep the order of `recordings`.
         """
         names = labels or [recording.meta.rules_name for recording in recordings]
         lanes = [ComparedRun(label=name, session=Session(run)) for name, run in zip(names, recordings, strict=True)]
@@ -75,11 +75,11 @@ class ComparedRuns:
         self.show()
 
     def frames_at(self, times_s: FloatArray) -> npt.NDArray[np.intp]:
-        """Return, for each of `times_s`, the number of the player's first frame that begins at that time or later."""
+        """Return, for each of `times_s`, the player's first frame that begins at that time or later."""
         return np.searchsorted(self.player.times_s, times_s)
 
     def learn(self, ample_tokens_per_s: Sequence[float]) -> None:
-        """Set `ample_tokens_per_s` from speeds in the order of the recordings."""
+        """Set `ample_tokens_per_s`. The argument has the order of the recordings, not of the lanes."""
         self.ample_tokens_per_s = tuple(ample_tokens_per_s[place] for place in self._order)
 
     def show(self) -> None:
@@ -89,7 +89,7 @@ class ComparedRuns:
             lane.session.show()
 
     def follow(self, name: str | None) -> None:
-        """Follow the request with the id `name` in every run; follow none where the id is missing or None."""
+        """Follow the request with the id `name` in every run that has it. None follows no request."""
         for lane in self.lanes:
             rows = np.flatnonzero(lane.session.recording.requests.id == (name or ""))
             lane.session.followed = int(rows[0]) if len(rows) else None

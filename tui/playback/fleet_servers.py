@@ -1,4 +1,4 @@
-"""The servers of a fleet on one clock: the pool, queue and prefix hits of each, and the servers a request visits."""
+"""The servers of a fleet on one clock: their pools, queues and prefix hits, and the servers that a request visits."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray, Requests, Steps
 
 _MOST_FRAMES = 20_000
-"""Largest number of frames of the player. A fleet with more steps is divided into this many equally long frames."""
+"""Largest number of frames of the player. A fleet with more steps has this many frames of equal length."""
 _SAMPLES = 400
-"""Number of intervals between the times at which queues are compared to find the busiest moment."""
+"""Number of intervals of the run from whose ends the busiest moment is chosen."""
 
 
 Course: TypeAlias = "tuple[FloatArray, npt.NDArray[Any]]"
-"""Times in seconds, and the values that hold from each time to the next; the last value is 0."""
+"""Times in seconds, and the value from each time to the next. The last value is 0."""
 
 
 class ServerNow(NamedTuple):
@@ -41,17 +41,17 @@ class ServerNow(NamedTuple):
     running: int
     waiting: int
     preempted: int
-    """Number of preemptions so far."""
+    """Number of preemptions up to this time."""
     computed: int
-    """Number of tokens computed so far."""
+    """Number of tokens computed up to this time."""
     prompt_tokens: int
-    """Number of prompt tokens of the requests that have been scheduled so far."""
+    """Number of prompt tokens of all requests that have been scheduled up to this time."""
     hit_tokens: int
     """Number of `prompt_tokens` that were prefix-cache hits."""
 
 
 class Stop(NamedTuple):
-    """A request's visit to one server. Times are seconds of the common clock; NaN if the event did not happen."""
+    """A request's visit to one server. Times are seconds of the common clock, NaN if the event did not happen."""
 
     server: int
     arrival_s: float
@@ -62,16 +62,16 @@ class Stop(NamedTuple):
 
 
 class FleetServer:
-    """Part of one recording that the picture of a fleet needs; the rest is not kept in memory."""
+    """The part of a server's recording that the picture of a fleet needs."""
 
     def __init__(self, recording: Recording | Outline, name: str, reopen: Callable[[], Recording]) -> None:
-        """`reopen` reads the whole recording again, when the user watches this server alone."""
+        """`reopen` reads the whole recording again, to watch this server alone."""
         self.name, self.reopen = name, reopen
         self.meta: Meta = recording.meta
         self.steps: Steps = recording.steps
         self.requests: Requests = recording.requests
         self.kind = next((kind for kind in ("prefill", "decode") if name.startswith(kind)), "")
-        """`prefill` or `decode`, from the name; empty for a server that does both."""
+        """`prefill` or `decode`, from the name. Empty for a server that does both."""
         self.ids = printable_ids(recording.requests.id)
         self.handovers = Handovers(recording.transfers, len(recording.requests))
         self.duration_s = recording.duration_s
@@ -88,7 +88,10 @@ class FleetServer:
         self._hits = np.append(0, np.cumsum(np.maximum(requests.cached_tokens[order], 0).astype(np.int64)))
 
     def at(self, time_s: float) -> ServerNow:
-        """Return the state of the server at `time_s`; it holds nothing before its first step and after its last."""
+        """Return the state of the server at `time_s`.
+
+        Before its first step and after its last, requests hold nothing.
+        """
         step = int(np.searchsorted(self.steps.start_s, time_s, side="right")) - 1
         begun = int(np.searchsorted(self._begin_s, time_s, side="right"))
         held, running, waiting = (
@@ -105,7 +108,7 @@ class FleetServer:
         )
 
     def held_between(self, edges_s: FloatArray) -> FloatArray:
-        """Return the mean share of the pool that requests hold in each interval between consecutive `edges_s`."""
+        """Return the mean share of the pool that requests hold, for each interval between consecutive `edges_s`."""
         return means_between(*self._held, edges_s)
 
     def waiting_at(self, times_s: FloatArray) -> npt.NDArray[np.int64]:
@@ -113,7 +116,7 @@ class FleetServer:
         return _values_at(self.waiting, times_s).astype(np.int64)
 
     def queue(self, time_s: float) -> IntArray:
-        """Return the rows of the requests that have arrived and are not scheduled yet, in order of arrival."""
+        """Return the rows of the requests that have arrived and were never scheduled, in order of arrival."""
         requests = self.requests
         # Times are NaN for what never happens, and comparisons with NaN are false: "not yet" is ~(time <= now).
         rows = np.flatnonzero(
@@ -122,12 +125,12 @@ class FleetServer:
         return rows[np.argsort(requests.arrival_s[rows], kind="stable")]
 
     def step_at(self, time_s: float) -> int | None:
-        """Return the number of the last step begun by `time_s`; None before the first and after the last step."""
+        """Return the index of the last step begun by `time_s`; None before the first step and after the last."""
         step = int(np.searchsorted(self.steps.start_s, time_s, side="right")) - 1
         return step if step >= 0 and time_s < self.duration_s else None
 
     def stop(self, number: int, row: int) -> Stop:
-        """Return the visit of the request in row `row`; `number` is this server's number in the fleet."""
+        """Return the visit of the request in row `row`. `number` is this server's number in the fleet."""
         requests = self.requests
         return Stop(
             server=number,
@@ -140,9 +143,9 @@ class FleetServer:
 
 
 def _courses(recording: Recording | Outline, reopen: Callable[[], Recording]) -> tuple[Course, Course, Course]:
-    """Return, over time, the held share of the pool, the number of running and the number of waiting requests.
+    """Return the held share of the pool, the number of running and the number of waiting requests over time.
 
-    `reopen` reads the whole recording, which is needed if its steps do not state what their outputs leave.
+    `reopen` reads the whole recording, which is needed if the steps do not state what their outputs leave.
     """
     steps, num_units = recording.steps, recording.meta.pool.num_units or 0
     if not len(steps):
@@ -172,11 +175,11 @@ class FleetServers:
     """All servers of a fleet, and the clock that they share.
 
     Raises:
-        RecordingError: there is no server, or none has steps.
+    RecordingError: no server has steps.
     """
 
     def __init__(self, servers: Sequence[FleetServer], *, at_s: float | None = None) -> None:
-        """`at_s` is the time at which playback begins; None begins at the busiest moment."""
+        """Playback begins at `at_s`, or at the busiest moment if that is None."""
         if not any(len(server.steps) for server in servers):
             raise RecordingError("no server of this fleet has a step to show.")
         self.servers = servers
@@ -191,13 +194,13 @@ class FleetServers:
         notable = np.searchsorted(times_s, np.concatenate(preempted_s)) if preempted_s else np.empty(0, np.int64)
         self.player = Player(times_s, np.minimum(notable, len(times_s) - 1))
         self.followed: str | None = None
-        """Id of the followed request; None if there is none."""
+        """Id of the followed request, or None."""
         self._stops: tuple[str | None, list[Stop]] = (None, [])
         self.player.go_to_time(self._busiest_s if at_s is None else at_s)
 
     @classmethod
     def of(cls, recordings: Iterable[Recording], names: Sequence[str], *, at_s: float | None = None) -> FleetServers:
-        """Build a fleet from recordings that are in memory already."""
+        """Return a fleet of recordings that are in memory."""
 
         def kept(recording: Recording) -> Callable[[], Recording]:
             return lambda: recording
@@ -208,7 +211,7 @@ class FleetServers:
 
     @cached_property
     def most_waiting(self) -> int:
-        """Largest number of requests that ever wait on all servers together; at least 1."""
+        """Largest number of requests that wait on all servers together at any time; at least 1."""
         courses = [server.waiting for server in self.servers]
         times_s = np.concatenate([since_s for since_s, _ in courses])
         changes = np.concatenate([np.diff(values.astype(np.int64), prepend=0) for _, values in courses])
@@ -220,7 +223,7 @@ class FleetServers:
 
     @cached_property
     def _busiest_s(self) -> float:
-        """Time in seconds at which most requests wait; if hardly any ever waits, at which the pools are fullest."""
+        """Time in seconds at which most requests wait or, if hardly any ever waits, the pools are fullest."""
         times_s = np.linspace(self.player.begin_s, self.player.duration_s, _SAMPLES + 1)
         waiting = self.waiting_at(times_s)
         if waiting.max() >= len(self.servers):
@@ -229,7 +232,7 @@ class FleetServers:
         return float(times_s[int(held.argmax())])
 
     def waiting_at(self, times_s: FloatArray) -> npt.NDArray[np.int64]:
-        """Return the number of requests that wait on all servers together, at each of `times_s`."""
+        """Return the number of requests that wait on all servers together, for each of `times_s`."""
         return np.asarray(np.sum([server.waiting_at(times_s) for server in self.servers], axis=0), np.int64)
 
     def at(self, time_s: float) -> list[ServerNow]:
@@ -237,11 +240,11 @@ class FleetServers:
         return [server.at(time_s) for server in self.servers]
 
     def fullest(self, now: Sequence[ServerNow]) -> list[int]:
-        """Return the numbers of the servers, the fullest pool first, and among equal pools the longest queue first."""
+        """Return the numbers of the servers, fullest pool first. At equal pools, the longer queue comes first."""
         return sorted(range(len(now)), key=lambda number: (-now[number].held, -now[number].waiting, number))
 
     def hits(self, now: Sequence[ServerNow]) -> tuple[int, int]:
-        """Return the number of prompt tokens that were prefix hits, and of all prompt tokens.
+        """Return the number of prompt tokens that were prefix hits, and the number of all prompt tokens.
 
         Decode servers do not count.
         """
@@ -249,15 +252,15 @@ class FleetServers:
         return sum(state.hit_tokens for state in states), sum(state.prompt_tokens for state in states)
 
     def others_of(self, server: FleetServer) -> list[FleetServer]:
-        """Return the servers of the other kind, prefill or decode, in the order in which transfers number them."""
+        """Return the servers of the other kind (prefill or decode), in the order in which transfers number them."""
         other = {"prefill": "decode", "decode": "prefill"}.get(server.kind)
         return [each for each in self.servers if each.kind == other] if other else []
 
     def imbalance(self, now: Sequence[ServerNow]) -> tuple[float, str]:
-        """Return the largest imbalance among servers, and the kind of the server that has it.
+        """Return the largest imbalance of a server, and the kind of that server.
 
-        The imbalance is the number of tokens computed by a server, divided by the mean of the servers of its kind. The
-        kind is `prefill` or `decode`; empty if servers do both.
+        The imbalance is the number of tokens that a server computed, divided by the mean of the servers of its kind.
+        The kind is `prefill`, `decode`, or empty if servers do both.
         """
         computed: dict[str, list[int]] = {}
         for state, server in zip(now, self.servers, strict=True):
@@ -268,7 +271,7 @@ class FleetServers:
         )
 
     def stops(self, name: str | None) -> list[Stop]:
-        """Return the visits of the request with the id `name`, in order of arrival; the last result is cached."""
+        """Return the visits of the request with the id `name`, in order of arrival."""
         if self._stops[0] != name:
             found = [
                 server.stop(number, int(row))
@@ -279,7 +282,7 @@ class FleetServers:
         return self._stops[1]
 
     def present_ids(self, time_s: float) -> list[str]:
-        """Return the ids of the requests that wait or run at `time_s`, in order of arrival; each id once."""
+        """Return the ids of the requests that wait or run at `time_s`, in order of arrival, without duplicates."""
         arrival_s: dict[str, float] = {}
         for server in self.servers:
             requests = server.requests
@@ -290,5 +293,5 @@ class FleetServers:
 
 
 def shown_name(folder: str) -> str:
-    """Return the name of a server by the name of its recording's folder: `3` gives `server 3`."""
+    """Return the name of a server from the name of its recording's folder: `3` becomes `server 3`."""
     return f"server {folder}" if folder.isdecimal() else printable(folder)

@@ -1,4 +1,4 @@
-"""Transfers of KV between one server of a fleet and the others: which servers send, which fetch, what is under way."""
+"""Transfers of KV between one server of a fleet and the others: who sends, who fetches, what is under way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Handovers:
     def __init__(self, transfers: Transfers | None, num_requests: int) -> None:
         """Keep the `transfers` that name a known server and one of `num_requests` requests.
 
-        The others are left out, because the file was read without a check.
+        The file was read without a check.
         """
         columns = ("kind", "request", "server", "begin_s", "end_s")
         if transfers is None:
@@ -36,15 +36,17 @@ class Handovers:
         self._request, self._server, self._begin_s, self._end_s = request, server, begin_s, end_s
 
     def came_from(self, time_s: float) -> dict[int, int]:
-        """Return the number of requests whose KV was fetched up to `time_s`, for each server that sent some."""
+        """Return, for each server that sent KV, the number of requests whose KV was fetched up to `time_s`."""
         return self._count(self._load & (self._end_s <= time_s))
 
     def kept_for(self, time_s: float) -> dict[int, int]:
-        """Return, for each server that fetches KV later, the ended requests whose blocks it keeps at `time_s`."""
+        """Return, for each server that will fetch KV, the number of ended requests whose blocks are kept for it at
+        `time_s`.
+        """
         return self._count(self._send & self._under_way(time_s))
 
     def fetched_from(self, request: int, time_s: float) -> int | None:
-        """Return the number of the server whose KV of `request` is being fetched at `time_s`; None if there is none."""
+        """Return the number of the server from which KV of `request` is being fetched at `time_s`; None if none is."""
         rows = np.flatnonzero(self._load & (self._request == request) & self._under_way(time_s))
         return int(self._server[rows[0]]) if len(rows) else None
 

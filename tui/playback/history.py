@@ -1,4 +1,4 @@
-"""History of one unit of the pool, for the inspector: the requests that held it, and when."""
+"""History of one unit of the pool: the requests that held it, and when."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
-    """A span of frames during which one request holds one unit."""
+    """Span of frames in which one request holds one unit."""
 
     request: int
     generation: int
-    """Number of allocations of the unit up to the end of this stay; prefix-cache hits are not counted."""
+    """Number of allocations of the unit up to the end of this stay, without prefix-cache hits."""
     begin_frame: int
     end_frame: int
     """First frame after the stay."""
 
 
 def stays(replay: Replay, unit: int) -> list[Stay]:
-    """Return all stays in `unit` (numbered from 0 in address order), in the order in which they begin."""
+    """Return all stays in `unit`, counted from 0 in address order, in the order in which the stays begin."""
     tables = replay.ledger.tables
     address = unit + replay.first_unit
     rows = np.flatnonzero((tables.address <= address) & (address < tables.address + tables.length))

@@ -1,6 +1,6 @@
 """Playback clock: turns wall time into recorded time, and recorded time into the frame to show.
 
-It knows times and frame numbers only, so that one recording, a comparison and a fleet can share it.
+It knows times and frame numbers only, so that recordings, comparisons and fleets can share it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
 
 DEFAULT_PLAY_S = 45.0
-"""Approximate wall seconds that a whole recording takes at the initial speed."""
+"""Wall seconds that a whole recording takes at the initial speed, approximately."""
 _MANTISSAS = (1.0, 2.0, 5.0)
 _SPEED_RANGE = 12
-"""Number of speed changes allowed in either direction: four powers of ten."""
+"""Number of speed changes allowed in either direction. Three are a power of ten."""
 
 
 def speed_at(index: int) -> float:
@@ -26,7 +26,7 @@ def speed_at(index: int) -> float:
 
 
 def speed_index(speed: float) -> int:
-    """Return the index of the fastest speed that is at most `speed`, which must be positive."""
+    """Return the index of the fastest speed of the scale that is at most `speed`, which must be positive."""
     first = 3 * math.floor(math.log10(speed))
     # Rounding can leave a speed slightly below a speed of the scale; it counts as that speed.
     return max(index for index in range(first - 1, first + 4) if speed_at(index) <= speed * 1.000001)
@@ -36,13 +36,12 @@ class Player:
     """Position and speed of a playback."""
 
     def __init__(self, times_s: FloatArray, notable: IntArray, *, span_s: float | None = None) -> None:
-        """`times_s` are the times at which the frames begin, in seconds, ascending; there is at least one frame.
+        """`times_s` has the seconds at which the frames begin, at least one, ascending.
 
         `notable` are the frames at which `jump` stops, in any order. The initial speed plays `span_s` recorded seconds,
         by default the whole recording, in about `DEFAULT_PLAY_S`.
         """
         self.times_s = times_s
-        """Times at which the frames begin, in seconds."""
         self.notable = notable
         self.stops_at_notable = False
         """True if playback pauses at notable frames."""
@@ -59,7 +58,7 @@ class Player:
 
     @property
     def notable(self) -> IntArray:
-        """Return the frames at which `jump` stops, ascending."""
+        """Frames at which `jump` stops, ascending, without duplicates."""
         return self._notable
 
     @notable.setter
@@ -71,12 +70,12 @@ class Player:
 
     @property
     def speed(self) -> float:
-        """Return recorded seconds per wall second."""
+        """Recorded seconds per wall second."""
         return speed_at(self._index)
 
     @property
     def last_frame(self) -> int:
-        """Return the index of the last frame, which shows the end of the last step."""
+        """Index of the last frame, which shows the end of the last step."""
         return len(self.times_s) - 1
 
     @property
@@ -86,7 +85,7 @@ class Player:
 
     @property
     def gap(self) -> int | None:
-        """Return the index of the gap that contains the clock's time; None outside gaps."""
+        """Index of the gap that contains the clock's time; None outside gaps."""
         gap = int(np.searchsorted(self.gap_begins_s, self.clock_s, side="right")) - 1
         return gap if gap >= 0 and self.clock_s < self.gap_ends_s[gap] else None
 
@@ -97,7 +96,7 @@ class Player:
         self.playing = not self.playing
 
     def tick(self, wall_s: float) -> bool:
-        """Advance by `wall_s` wall seconds; return True if the current frame or gap has changed."""
+        """Advance by `wall_s` wall seconds. Return True if the current frame or gap has changed."""
         if not self.playing:
             return False
         before, gap = self.frame, self.gap
@@ -127,7 +126,7 @@ class Player:
         self.go_to_frame(self.frame + frames)
 
     def jump(self, direction: int) -> bool:
-        """Pause at the next (`direction` 1) or previous (-1) notable frame; return True if there is one."""
+        """Pause at the next (1) or previous (-1) notable frame. Return True if there is one."""
         if direction > 0:
             at = int(np.searchsorted(self._notable, self.frame, side="right"))
         else:
@@ -141,14 +140,14 @@ class Player:
     def take_over(self, other: Player) -> None:
         """Continue at the time of `other`, a player of another part of the same run.
 
-        The speed is changed by as many steps of the speed scale as the speed of `other` was.
+        The speed differs from its initial value by as many steps of the scale as that of `other` does.
         """
         self.playing = other.playing
         self.go_to_time(other.clock_s)
         self._index = self._default_index + other._index - other._default_index
 
     def change_speed(self, direction: int) -> None:
-        """Play faster (`direction` 1) or slower (-1), along 1, 2, 5, 10, ..."""
+        """Play faster (1) or slower (-1) by one step of the scale 1, 2, 5, 10, ..."""
         slowest, fastest = self._default_index - _SPEED_RANGE, self._default_index + _SPEED_RANGE
         self._index = min(max(self._index + direction, slowest), fastest)
 

@@ -24,21 +24,24 @@ class EventKind(IntEnum):
 
     FINISHED = 0
     PREEMPTED = 1
-    """A request lost its memory, and its tokens must be computed again."""
+    """A request lost its memory. Its tokens must be computed again."""
     REFUSED = 2
-    """A request was refused, and will never be served."""
+    """A request will never be served."""
     ABORTED = 3
     """The client aborted a request."""
     IDLE = 4
     """A request's answer is complete, but its row of a static batch is held until the batch ends."""
     EVICTED = 5
-    """Free units lost their cached prefix because they were allocated; no request lost memory."""
+    """Free units lost their cached prefix because they were allocated. No request lost memory."""
 
 
 NOTABLE = (EventKind.PREEMPTED, EventKind.REFUSED, EventKind.ABORTED)
 """Kinds of events that indicate a shortage."""
 ENDS = (EventKind.FINISHED, EventKind.ABORTED)
-"""Kinds of events that end a request. They happen at the end of a step, so the next frame is the first to show them."""
+"""Kinds of events that end a request.
+
+They happen at the end of a step, so that the next frame is the first to show them.
+"""
 
 
 WORDS: Final = {
@@ -49,11 +52,11 @@ WORDS: Final = {
     EventKind.IDLE: "is padding now",
     EventKind.EVICTED: "evicted",
 }
-"""Names of the kinds in lists and legends."""
+"""Names of the kinds of events for users."""
 
 
 class EventFilter(Enum):
-    """Selections of events for the list and for jumps; the values are shown to users."""
+    """Selections of events for the list and for jumps. The values are shown to users."""
 
     ALL = "all events"
     SHORTAGES = "preemptions, refusals"
@@ -64,7 +67,7 @@ class EventFilter(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Events:
-    """One row per event, in the order in which they happened."""
+    """One row per event, in the order in which the events happened."""
 
     frame: IntArray
     """First frame that shows the event."""
@@ -72,14 +75,14 @@ class Events:
     request: IntArray
     """Row of the request in the requests table; `NO_OWNER` for an eviction."""
     count: IntArray
-    """Number of units evicted in the event's frame; 1 for an event of a request."""
+    """Number of units evicted in the event's frame, for an eviction; 1 for other events."""
 
     def __len__(self) -> int:
         return len(self.frame)
 
     @property
     def notable(self) -> Events:
-        """Return the events at which jumps stop: shortages, or all events if there is no shortage."""
+        """Events at which jumps stop: shortages, or all events if there is no shortage."""
         shortages = self.of_kinds(NOTABLE)
         return shortages if len(shortages) else self
 
@@ -88,7 +91,7 @@ class Events:
         return self._rows(np.isin(self.kind, kinds))
 
     def rows_at(self, frame: int, kind: EventKind) -> IntArray:
-        """Return the requests with an event of `kind` at `frame`."""
+        """Return the rows of the requests with an event of `kind` at `frame`."""
         begin, end = np.searchsorted(self.frame, (frame, frame + 1))
         requests: IntArray = self.request[begin:end][self.kind[begin:end] == kind]
         return requests
@@ -98,14 +101,14 @@ class Events:
         return self._rows(self.request == request)
 
     def between(self, begin: int, end: int) -> Events:
-        """Return the events in the frames [begin, end), with frames renumbered so that `begin` is 0."""
+        """Return the events in the frames [begin, end), with `begin` renumbered to 0."""
         events = self._rows((self.frame >= begin) & (self.frame < end))
         return replace(events, frame=events.frame - begin)
 
     def followed_by(self, later: Events, num_frames: int) -> Events:
-        """Return these events, followed by the events of a run that continues after `num_frames` frames.
+        """Return these events, followed by those of a run that continues after `num_frames` frames.
 
-        That run numbers its requests differently, so these events lose their request numbers.
+        The requests of `later` have other row numbers, so these events get `NO_OWNER` as request.
         """
         return Events(
             frame=np.concatenate((self.frame, later.frame + num_frames)),
@@ -118,7 +121,7 @@ class Events:
         return Events(frame=self.frame[rows], kind=self.kind[rows], request=self.request[rows], count=self.count[rows])
 
     def up_to(self, frame: int) -> int:
-        """Return the number of events in `frame` and all frames before."""
+        """Return the number of events in `frame` and before."""
         return int(np.searchsorted(self.frame, frame, side="right"))
 
 
@@ -164,7 +167,8 @@ def _evictions(replay: Replay) -> tuple[IntArray, IntArray]:
 
 
 def _idle_rows(replay: Replay) -> tuple[IntArray, IntArray]:
-    """Return the requests that end before their static batch, and the first frame in which each is padding.
+    """Return the requests whose answers are complete before their static batch ends, and the first frame in which each
+    is padding.
 
     Both arrays are empty for other policies.
     """

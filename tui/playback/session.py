@@ -37,7 +37,7 @@ _KINDS = {
     EventFilter.EVICTIONS: (EventKind.EVICTED,),
     EventFilter.FINISHES: (EventKind.FINISHED, EventKind.IDLE),
 }
-"""Kinds of events that an event filter selects; for the filters that do not depend on the request."""
+"""Kinds of events that an event filter selects. `ALL` and `FOLLOWED` are not here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Story:
     parts: tuple[str, ...]
     """Parts of the headline, the most important first."""
     shorter: tuple[str, ...] = ()
-    """Shorter headlines, each shorter than the one before, for screens with room for hardly any part."""
+    """Other headlines, from long to short, for narrow screens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,7 @@ class RowsNow:
     num_rows: int
     """Number of rows with at least one sequence."""
     num_placed: int
+    """Number of sequences that are in a row by now."""
     num_sequences: int
     num_tokens: int
     num_padding: int
@@ -68,7 +69,7 @@ class RowsNow:
 
     @property
     def in_short(self) -> str:
-        """Return the text of `str` without the word "sequences"."""
+        """The text of `str` without the word "sequences"."""
         return f"{self.num_placed:,} in {self._rows_and_padding}"
 
     @property
@@ -82,32 +83,32 @@ class Session:
     Only `show` moves the replay, to the player's frame.
 
     Raises:
-        RecordingError: the recording has no steps.
+    RecordingError: the recording has no steps.
     """
 
     def __init__(
         self, recording: Recording, *, at_s: float | None = None, later: bool = False, before: Before | None = None
     ) -> None:
-        """`at_s` is the recorded time at which playback begins; None begins with the first frame.
+        """Playback begins at `at_s` recorded seconds, or with the first frame if that is None.
 
         `before` has the totals of the time before the first frame; None if nothing came before. With `later`, slots are
-        not counted yet: `add_up` must be called after the first picture has been drawn.
+        not counted yet: call `add_up` after the first picture has been drawn.
         """
         self.replay = Replay(_printable(recording))
         self.recording = self.replay.recording
         self.before = before if before is not None else Before(first_step=0)
         self.slots = np.zeros((0, len(SlotState)), np.int64)
-        """Number of slots of the pool in each state, one row per frame; no rows before `add_up`."""
+        """Number of slots of the pool in each state: shape (num_frames, 8). Without rows until `add_up`."""
         self.times_s = np.append(self.recording.steps.start_s, self.recording.duration_s)
-        """Times at which the frames begin, in seconds."""
+        """Times in seconds at which the frames begin."""
         self.events = events_of(self.replay)
         self.idle = IdleSpans.none()
-        """Idle spans, which no frame shows; none before `add_up`."""
+        """Idle spans, which lie between the frames. None of them until `add_up`."""
         self.charts = self._charts()
         """Series of the charts over time: frames before the session if they are known, then the session's frames."""
         self.player = Player(self.times_s, self.events.notable.frame)
         self.waste: Waste | None = None
-        """Slots of the pool in each state; None before `add_up`."""
+        """Slots of the pool by state over time; None until `add_up`."""
         if not later:
             self.add_up()
         self.event_filter = EventFilter.ALL
@@ -116,25 +117,25 @@ class Session:
         if at_s is not None:
             self.player.go_to_time(at_s)
         self.followed: int | None = None
-        """Row of the request that the user follows; None if there is none."""
+        """Row of the request that the user follows, or None."""
         self.marked: int | None = None
-        """Row of the request that has a colour of its own if hues cannot identify requests; None if there is none."""
+        """Row of the request that has a colour of its own where there are too few hues for all requests, or None."""
         self.diagnosis: Diagnosis | None = None
-        """Diagnosis of the run; None until the user has asked for it."""
+        """Diagnosis of the run; None until the user asks for it."""
         self.story: Story | None = None
-        """Story that the screen shows; None if it shows none."""
+        """Story that the screen shows, or None."""
         self.selected: int | None = None
-        """Unit under the cursor, numbered from 0 in address order; None without a cursor."""
+        """Unit under the cursor, from 0 in address order; None without a cursor."""
         self.hovered: int | None = None
-        """Unit under the mouse, numbered from 0 in address order; None if there is none."""
+        """Unit under the mouse, from 0 in address order, or None."""
         self._stays: tuple[int, list[Stay]] = (-1, [])
         self._breakdown = (-1, self.slots)
         self.show()
 
     def add_up(self) -> None:
-        """Count the slots in each state at every frame, for the charts. This takes about as long as opening does.
+        """Count the slots in each state at every frame, for the charts.
 
-        Thread-safe.
+        This takes about as long as opening the recording. Thread-safe.
         """
         self.replay.warm_up()
         self.waste = waste(self.replay)
@@ -149,12 +150,12 @@ class Session:
 
     @property
     def end_step(self) -> int:
-        """Return the number of the last step plus one."""
+        """Number of the last step, plus one."""
         return self.step_number(len(self.recording.steps))
 
     @property
     def num_frames_before(self) -> int:
-        """Return the row of the session's first frame in `charts`: the number of earlier frames in the charts."""
+        """Number of rows in `charts` before the session's first frame."""
         return 0 if self.before.charts is None else len(self.before.charts) - self.before.num_summary_frames
 
     def _charts(self) -> Charts:
@@ -171,13 +172,13 @@ class Session:
 
     @property
     def mean_slots(self) -> FloatArray:
-        """Return the mean number of slots in each state over the time of the run, shape (8,); needs `add_up`."""
+        """Mean number of slots in each state over the time of the run: shape (8,). Needs `add_up`."""
         assert self.waste is not None
         return self.waste.mean_slots()
 
     @property
     def added_up(self) -> bool:
-        """True if `add_up` has computed `slots`."""
+        """True if `add_up` has counted the slots."""
         return len(self.slots) > 0
 
     def filter_events(self, which: EventFilter) -> None:
@@ -197,12 +198,12 @@ class Session:
 
     @property
     def capacity(self) -> int:
-        """Return the number of slots in the pool."""
+        """Number of slots in the pool."""
         return self.replay.num_units * self.replay.unit_slots
 
     @property
     def rows(self) -> RowsNow | None:
-        """Return the rows of a training batch at the current frame; None for a serving run."""
+        """Rows of a training batch at the current frame; None for a serving run."""
         policy = self.recording.meta.policy
         if "row_tokens" not in policy:
             return None
@@ -218,12 +219,12 @@ class Session:
 
     @property
     def unit_name(self) -> str:
-        """Return the engine's name for a unit of its pool."""
+        """ "block" or "slot", as the engine calls a unit of its pool."""
         return "block" if self.replay.unit_tokens > 1 else "slot"
 
     @property
     def breakdown(self) -> npt.NDArray[np.int64]:
-        """Return the number of slots of the pool in each state at the current frame, or in its gap: shape (8,)."""
+        """Number of slots of the pool in each state at the player's clock: shape (8,)."""
         frame, gap = self.player.frame, self.player.gap
         if gap is not None:
             return np.asarray(self.idle.slots[gap])
@@ -239,28 +240,30 @@ class Session:
 
     @cached_property
     def served(self) -> npt.NDArray[np.int64]:
-        """Return the number of output tokens sampled before each frame: int64[num_frames]."""
+        """Number of output tokens sampled before each frame: int64[num_frames]."""
         return self.before.tokens_served + tokens_served(self.replay)
 
     @property
     def num_held_slots(self) -> int:
-        """Count the slots that requests hold at the current frame."""
+        """Number of slots that requests hold at the player's clock."""
         return int(self.breakdown[list(HELD)].sum())
 
     @cached_property
     def finish_times_s(self) -> npt.NDArray[np.float64]:
-        """Return the times at which requests finished, in seconds, ascending."""
+        """Times in seconds at which requests finished, ascending."""
         finished_s = self.recording.requests.finished_s
         return np.sort(finished_s[~np.isnan(finished_s)])
 
     @property
     def num_finished(self) -> int:
-        """Count the requests that have finished by the player's clock."""
+        """Number of requests that have finished by the player's clock."""
         finished = int(np.searchsorted(self.finish_times_s, self.player.clock_s, side="right"))
         return self.before.num_finished + finished
 
     def _num_held_rows(self) -> IntArray:
-        """Return, for every frame, the rows of a static batch that are held although their answer is complete."""
+        """Return, for every frame, the number of rows of a static batch that are held after their answer is
+        complete.
+        """
         idle, finished = (self.events.of_kinds((kind,)) for kind in (EventKind.IDLE, EventKind.FINISHED))
         released_frame = finished.frame[np.isin(finished.request, idle.request)]
         begun, ended = (np.bincount(frames, minlength=len(self.times_s)) for frames in (idle.frame, released_frame))
@@ -268,7 +271,7 @@ class Session:
 
     @property
     def num_idle(self) -> int:
-        """Count the rows of a static batch that are held at the current frame although their answer is complete."""
+        """Number of rows of a static batch that are held at the current frame although their answer is complete."""
         live = self.replay.live_requests()
         if not len(live) or self.recording.meta.policy_name != "static" or self.rows is not None:
             return 0
@@ -276,9 +279,10 @@ class Session:
 
     @property
     def num_held_back(self) -> int:
-        """Return the number of waiting requests that hold blocks; only host memory causes this.
+        """Number of waiting requests that hold blocks. This happens only with host memory.
 
-        Either the request's blocks are still being loaded, or the current step still uses blocks that it has released.
+        Either the blocks of the request are still being loaded, or the current step uses blocks that the request has
+        released.
         """
         steps, step = self.recording.steps, self.replay.frame
         if self.recording.copies is None or not 0 <= step < len(steps):
@@ -287,39 +291,39 @@ class Session:
 
     @property
     def is_copying(self) -> bool:
-        """Tell whether blocks are being copied to or from host memory."""
+        """True if blocks are being copied to or from host memory."""
         host, replay = self.host, self.replay
         return host is not None and any(host.copying_at(replay.frame, after_output=replay.after_output))
 
     @property
     def loads_in_step(self) -> bool:
-        """True if requests run while their blocks come from the host, as in SGLang; in vLLM they wait."""
+        """True if requests run while their blocks come from the host, as in SGLang. In vLLM, they wait."""
         return self.recording.meta.policy_name == Radix.name
 
     @property
     def num_refused(self) -> int:
-        """Count the requests that have been refused by the player's clock."""
+        """Number of requests that have been refused by the player's clock."""
         requests = self.recording.requests
         refused = (requests.status == RequestStatus.REFUSED) & (requests.arrival_s <= self.player.clock_s)
         return self.before.num_refused + int(refused.sum())
 
     @property
     def num_preempted(self) -> int:
-        """Count the preemptions up to the current frame."""
+        """Number of preemptions up to the current frame."""
         return self.before.num_preempted + int(self.recording.steps.preempted[: self.player.frame + 1].sum())
 
     @cached_property
     def host(self) -> HostMemory | None:
-        """Return the contents of host memory, step by step; None without offloading."""
+        """Contents of host memory, step by step; None without offloading."""
         return host_memory(self.recording)
 
     @cached_property
     def encoder(self) -> EncoderContents | None:
-        """Return the contents of the encoder cache, step by step; None without images."""
+        """Contents of the encoder cache, step by step; None without images."""
         return EncoderContents.of(self.recording)
 
     def num_put_out(self, request: int) -> int:
-        """Return the number of output tokens of `request` so far; a preemption does not reduce it."""
+        """Return the number of output tokens of `request` up to the current frame. A preemption does not reduce it."""
         requests, replay = self.recording.requests, self.replay
         reached = replay.progress.most(request, replay.frame - 1) - int(replay.pad[request])
         # The step that computes the last prompt token puts out the first new one, at its end.
@@ -327,21 +331,21 @@ class Session:
         return min(max(reached - first + 1, 0), int(requests.output_tokens[request]))
 
     def show(self) -> None:
-        """Move the replay to the player's frame, or in a gap to what the frame's output has left."""
+        """Move the replay to the player's frame or, in a gap, to what the frame's output has left."""
         self.replay.seek(self.player.frame, after_output=self.player.gap is not None)
 
     def now(self, name: str) -> int:
-        """Return the number of `running` or of `waiting` requests at the player's clock."""
+        """Return the number of requests at the player's clock. `name` is "running" or "waiting"."""
         gap = self.player.gap
         return int(self.counts(name)[self.player.frame] if gap is None else getattr(self.idle, name)[gap])
 
     def counts(self, column: str) -> IntArray:
-        """Return the column `column` of the steps, one value per frame; the frame after the last step has 0."""
+        """Return a column of the steps, one value per frame. The frame after the last step has 0."""
         steps: IntArray = getattr(self.recording.steps, column)
         return np.append(steps, np.zeros(1, steps.dtype))
 
     def residencies(self, request: int) -> list[tuple[int, int]]:
-        """Return the spans of frames in which `request` holds memory, each as [first frame, first frame after it)."""
+        """Return the spans [first frame, end frame) in which `request` holds memory."""
         held = self.replay.ledger.tables.residencies
         rows = held.request == request
         births, deaths = held.birth_seq[rows], held.death_seq[rows]
@@ -349,7 +353,7 @@ class Session:
         return list(zip(*frames.tolist(), strict=True))
 
     def stays(self, unit: int) -> list[Stay]:
-        """Return all stays in `unit`, in order of time. The result for the last unit is cached."""
+        """Return all stays in `unit`, in order of time."""
         if self._stays[0] != unit:
             self._stays = (unit, stays(self.replay, unit))
         return self._stays[1]
@@ -360,7 +364,7 @@ class Session:
 
 
 def printable_ids(ids: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
-    """Return request ids that are safe to draw."""
+    """Return request ids with control characters escaped."""
     letters = np.ascontiguousarray(ids).view(np.uint32)
     if (((letters > 0) & (letters < 32)) | (letters >= 127)).any():
         return np.array([printable(name) for name in ids.tolist()])
@@ -368,7 +372,7 @@ def printable_ids(ids: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
 
 
 def _printable(recording: Recording) -> Recording:
-    """Return `recording` with texts that are safe to draw: the originals may contain control characters."""
+    """Return `recording` with control characters escaped in all texts that are drawn."""
     meta, requests = recording.meta, recording.requests
     return replace(
         recording,
