@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NUM_CHANGES: Final = 24
 """Largest number of changes of the server that are simulated.
 
-`kvsim diagnose` tries more, because there nobody waits at a screen.
+`kvsim diagnose` tries more, because here a user waits at the screen.
 """
 _COLUMNS: Final = ("", "tokens/s", "TTFT p99", "TPOT p99", "preempted/min")
 _ENOUGH: Final = "Enough: hardly any request is preempted, and hardly any waits."

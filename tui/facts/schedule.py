@@ -1,4 +1,4 @@
-"""When each request waits, runs, or is idle in its batch, for the drawings of lessons."""
+"""Schedule of a run for the drawings of lessons: when each request waits, runs, or is idle in its batch."""
 
 from __future__ import annotations
 

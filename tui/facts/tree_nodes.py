@@ -111,7 +111,7 @@ def tree_at(session: Session) -> RadixTree:
 
 
 class _Units:
-    """For each unit at the current frame: predecessor, index on its path, last use, last holder."""
+    """Predecessor, index on its path, last use and last holder of each unit, at the current frame."""
 
     def __init__(self, session: Session) -> None:
         replay, memory = session.replay, session.recording.memory

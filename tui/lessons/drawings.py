@@ -61,7 +61,7 @@ class Drawing(Enum):
     TREE = "tree"
     """Nodes of the radix tree: who locks each, in which order they are evicted, and what was found of a prompt."""
     SCHEDULE = "schedule"
-    """When each request waits and runs."""
+    """Times in which each request waits and runs."""
 
     @property
     def stands_alone(self) -> bool:

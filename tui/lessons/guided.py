@@ -110,7 +110,7 @@ class Guided:
 
     @property
     def color_by(self) -> ColorBy:
-        """What colours mean at first: the lesson's choice, else owners in comparisons, else the default."""
+        """Initial meaning of colour: the lesson's choice, else the owner in comparisons, else the default."""
         if self.lesson.color_by is not None:
             return self.lesson.color_by
         return ColorBy.OWNER if self.comparison is not None else default_color(self.sessions[0].replay)

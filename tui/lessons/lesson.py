@@ -82,7 +82,7 @@ class Lesson:
     try_this: str
     """Exercise for the reader; may be empty."""
     color_by: ColorBy | None
-    """What colours mean at first; None for the default."""
+    """Initial meaning of colour; None for the default."""
     captions: tuple[CaptionSpec, ...]
 
     @property

@@ -96,7 +96,7 @@ class IdleSpans:
         )
 
     def released_s(self, times_s: FloatArray) -> FloatArray:
-        """For frames that begin at `times_s`, return when the memory was released that each shows as newly free.
+        """Return, for frames that begin at `times_s`, when the memory was released that each shows as newly free.
 
         That is the beginning of the idle span before the frame or, if there is none, the frame's own time.
         """

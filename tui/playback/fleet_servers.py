@@ -179,7 +179,7 @@ class FleetServers:
     """
 
     def __init__(self, servers: Sequence[FleetServer], *, at_s: float | None = None) -> None:
-        """Playback begins at `at_s`, or at the busiest moment if that is None."""
+        """Begin playback at `at_s`, or at the busiest moment if that is None."""
         if not any(len(server.steps) for server in servers):
             raise RecordingError("no server of this fleet has a step to show.")
         self.servers = servers

@@ -89,7 +89,7 @@ class Session:
     def __init__(
         self, recording: Recording, *, at_s: float | None = None, later: bool = False, before: Before | None = None
     ) -> None:
-        """Playback begins at `at_s` recorded seconds, or with the first frame if that is None.
+        """Begin playback at `at_s` recorded seconds, or with the first frame if that is None.
 
         `before` has the totals of the time before the first frame; None if nothing came before. With `later`, slots are
         not counted yet: call `add_up` after the first picture has been drawn.
@@ -103,7 +103,7 @@ class Session:
         """Times in seconds at which the frames begin."""
         self.events = events_of(self.replay)
         self.idle = IdleSpans.none()
-        """Idle spans, which lie between the frames. None of them until `add_up`."""
+        """Idle spans, which lie between the frames; none until `add_up`."""
         self.charts = self._charts()
         """Series of the charts over time: frames before the session if they are known, then the session's frames."""
         self.player = Player(self.times_s, self.events.notable.frame)

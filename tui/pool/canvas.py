@@ -72,7 +72,7 @@ class Canvas:
 
     @property
     def color_by(self) -> ColorBy:
-        """What the colours of the units mean."""
+        """Meaning of the units' colours."""
         return self._paints.by
 
     @color_by.setter

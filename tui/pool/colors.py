@@ -1,4 +1,4 @@
-"""What colour means: the default for a recording, and the next meaning when the user changes it."""
+"""Choice of the meaning of colour: the default for a recording, and the next one when the user changes it."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def map_keys(slots: HostSlots, width: int, height: int, *, half_blocks: bool) ->
     """Return the character keys of a map of `height` lines of `width` characters, with the host blocks in order.
 
     With `half_blocks`, a character shows two cells in colours, one above the other. A cell of several host blocks shows
-    the first condition that one of them has: loaded, overwritten, stored, kept.
+    the most important condition among its blocks: loaded, then overwritten, stored, kept.
     """
     rows = height * (2 if half_blocks else 1)
     paints = _cells(_paints(slots, hued=half_blocks), rows * width).reshape(rows, width)

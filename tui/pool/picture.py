@@ -74,7 +74,7 @@ class DrawnUnits:
         return units
 
     def _is_far(self, before: int) -> bool:
-        """Tell whether so much changed since frame `before` that recomputing all units takes less time."""
+        """Tell whether recomputing all units takes less time than recomputing the changes since frame `before`."""
         replay = self._replay
         num_ops = abs(replay.num_ops(replay.frame) - replay.num_ops(before))
         return num_ops > replay.num_units // _UNITS_PER_TOUCH
@@ -125,7 +125,7 @@ class Paints:
         self.update(np.arange(replay.num_units) if self._is_fragmented else replay.occupied())
 
     def update(self, units: IndexArray) -> IndexArray:
-        """Repaint `units`, whose states have changed; return the units that may look different now."""
+        """Paint `units` again, whose states have changed; return the units that may look different now."""
         fragmented = is_fragmented(self._replay)
         if fragmented != self._is_fragmented:
             self._is_fragmented, units = fragmented, np.arange(len(self.whole))

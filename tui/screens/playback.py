@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .app_interface import AppInterface
 
 _PANEL_UPDATE_S = 8 / 30
-"""Wall seconds between two updates of a panel during playback, because nobody can read faster changes.
+"""Wall seconds between two updates of a panel during playback: faster changes cannot be read.
 
 Each tick updates only some of the panels.
 """

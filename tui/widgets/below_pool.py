@@ -33,9 +33,9 @@ _LEAST_HEIGHT = 20
 
 
 class BelowPool(Widget):
-    """Owners, legend and last step: one line each, or more if needed and if the screen is tall enough.
+    """Owners, legend and last step: one line each, or more if the screen is tall enough.
 
-    If hues cannot identify requests, it also chooses the request that has a colour of its own in the pool.
+    If there are too few hues for all requests, it also chooses the request that has a colour of its own in the pool.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"below--text", "below--weak", "below--strong"}
@@ -48,17 +48,14 @@ class BelowPool(Widget):
         self.open(session)
 
     def open(self, session: Session) -> None:
-        """Show `session` from now on."""
         self._session = session
 
     def on_resize(self) -> None:
-        """Write the lines for this width."""
         if self.size.width != self._width:  # not when the lines themselves have changed the height
             self._width, self._most_legend, self._most_owners = self.size.width, 0, 0
         self.show_frame()
 
     def show_frame(self) -> None:
-        """Show the session's current frame."""
         if not self.size.width:
             return
         roomy = self.screen.has_class("-tall") or self.screen.has_class("-xtall")
@@ -79,7 +76,6 @@ class BelowPool(Widget):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Render a line of the legend, or of the changes below it."""
         rest = self._style("text")
         line = self._lines[y] if y < len(self._lines) else Strip([])
         return line.adjust_cell_length(self.size.width, rest)
@@ -89,7 +85,7 @@ class BelowPool(Widget):
     ) -> list[Strip]:
         """Return at most `num_lines` lines of whole entries after `label`.
 
-        The last line ends with the number of entries without room, and the noun `others` for these.
+        If entries are left out, the last line ends with their number and the noun `others`.
         """
         room, strips = self.size.width - label.cell_length, list[Strip]()
         while not strips or entries:
@@ -134,21 +130,20 @@ class BelowPool(Widget):
 
     @property
     def _holds_nothing(self) -> bool:
-        """True if a request is followed that holds no memory now."""
         followed = self._session.followed
         return followed is not None and not len(self._session.replay.block_table(followed)[1])
 
     def _marked_words(self) -> str | None:
-        """Return words about the request that has a colour of its own in the pool; None if there is none."""
+        """Describe the request that has a colour of its own in the pool; None if there is none."""
         name = self._pool.marked_name
         if name is None:
             return None
         return f"{name}, followed" if self._pool.followed == self._session.followed else f"{name}, which holds most"
 
     def _owners(self, *, roomy: bool) -> list[Strip]:
-        """Return lines about the requests that hold memory, if the colours of the pool do not identify them.
+        """Return lines about the requests that hold memory, if there are too few hues to show them.
 
-        The followed request gets a colour of its own in the pool; if none is followed, the one that holds most.
+        In the pool, the followed request gets a colour of its own or, if none is followed, the one that holds most.
         """
         session = self._session
         if tells_owners(session.recording):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class BlockTable(Panel, can_focus=True, inherit_bindings=False):
-    """Numbers of the followed request's blocks in its table and in the pool, the newest last. The user can scroll."""
+    """Blocks of the followed request, numbered in its table and in the pool, the newest last. The user can scroll."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "scroll_lines(-1)", "Up", show=False, id="table.up"),
@@ -39,7 +39,7 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         """Number of lines that the user has scrolled back from the newest."""
 
     def allow_focus(self) -> bool:
-        """Accept the focus if there are lines to scroll to."""
+        """Accept the focus only if there are lines to scroll to."""
         return self.num_lines > self.size.height
 
     def action_scroll_lines(self, lines: int) -> None:
@@ -48,21 +48,18 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         self.show_frame()
 
     def action_leave(self) -> None:
-        """Remove the focus, so that arrow keys control playback again."""
         self.screen.set_focus(None)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Show earlier lines."""
         event.stop()
         self.action_scroll_lines(-1)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Show later lines."""
         event.stop()
         self.action_scroll_lines(1)
 
     def write(self) -> list[Strip]:
-        """Return the lines that fit. The first and the last line count the units of the lines above and below."""
+        """Return the lines that fit. If lines are left out, the first or last line counts the units on them."""
         lines = self._lines_of_table()
         self.num_lines, height = len(lines), max(self.size.height, 1)
         hidden = max(len(lines) - height, 0)
@@ -82,7 +79,7 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         return Strip([self.text(f"{self.symbols.cut} {plural(number, noun)} {where}, scroll", "weak")])
 
     def _lines_of_table(self) -> list[tuple[Strip, int]]:
-        """Return every line, with the number of units that it lists; 1 for a line about a kind of layers."""
+        """Return every line, with the number of units on it; 1 for a line about a kind of layers."""
         session = self.session
         if session.followed is None:
             return [(Strip([self.text("follow a request to see its table", "weak")]), 0)]

@@ -22,7 +22,6 @@ class DraftStrip(DrawnPanel):
         super().__init__(session, symbols, id="drafts")
 
     def show_frame(self) -> None:
-        """Show the session's current frame; the title has the numbers of slots."""
         slots = draft_slots(self.session)
         if self.size.width:
             titles: tuple[str, ...] = ("drafts: no request holds memory",)
@@ -32,7 +31,6 @@ class DraftStrip(DrawnPanel):
         super().show_frame()
 
     def write(self) -> list[Strip]:
-        """Return the strip, then its legend."""
         slots = draft_slots(self.session)
         if slots is None:
             return []
@@ -40,7 +38,7 @@ class DraftStrip(DrawnPanel):
 
 
 def titles_of(slots: DraftSlots, name: str) -> tuple[str, ...]:
-    """Return the title, and a shorter title for narrow screens."""
+    """Return the title, then a shorter one for narrow screens."""
     figures = f"{slots.known:,} known, {slots.under_way:,} under way"
     return (
         f"drafts of {name}: {figures}, {slots.taken_back:,} were taken back, {slots.lookahead:,} lookahead",

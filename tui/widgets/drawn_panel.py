@@ -29,7 +29,6 @@ class DrawnPanel(Panel):
         self._brush = Brush(symbols)
 
     def notify_style_update(self) -> None:
-        """Redraw in the colours of the current theme."""
         super().notify_style_update()
         self._brush = Brush(self.symbols)
         self._lines = []
@@ -40,7 +39,7 @@ class DrawnPanel(Panel):
         return 1
 
     def drawn(self, keys: KeyArray, legend: Sequence[tuple[int, str]] = ()) -> list[Strip]:
-        """Return the characters of `keys` as lines and, if there is room below, a `legend` of paints with meanings."""
+        """Return the characters of `keys` as lines, then a `legend` of paints with meanings if there is room below."""
         strips = [Strip([Segment(*self._brush[key]) for key in row], len(row)).simplify() for row in keys.tolist()]
         if legend and self.size.height > len(strips):
             segments: list[Segment] = []

@@ -27,14 +27,12 @@ class EncoderStrip(DrawnPanel):
         super().__init__(session, symbols, id="encoder")
 
     def show_frame(self) -> None:
-        """Show the session's current frame; the title states how full the cache is."""
         contents = self.session.encoder
         if contents is not None and self.size.width:
             self.show_title(titles_of(contents, self.session.replay.frame))
         super().show_frame()
 
     def write(self) -> list[Strip]:
-        """Return the strip, then its legend."""
         contents, frame = self.session.encoder, self.session.replay.frame
         if contents is None:
             return []
@@ -42,7 +40,7 @@ class EncoderStrip(DrawnPanel):
 
 
 def titles_of(contents: EncoderContents, frame: int) -> tuple[str, ...]:
-    """Return the title, and a shorter title for narrow screens."""
+    """Return the title, then a shorter one for narrow screens."""
     held, kept = int(contents.held_tokens[frame]), int(contents.kept_tokens[frame])
     images = contents.images_at(frame)
     num_held = sum(1 for image in images if image.users)

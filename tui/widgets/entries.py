@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def num_that_fit(entries: Sequence[list[Segment]], room: int) -> int:
-    """Return the number of leading `entries` that fit into `room` characters; at least 1."""
+    """Return how many of the leading `entries` fit into `room` characters; at least 1."""
     ends = accumulate(sum(segment.cell_length for segment in entry) for entry in entries)
     return max(sum(end <= room for end in ends), 1)
 
 
 def whole_entries(entries: Sequence[list[Segment]], room: int, style: Style, cut: str, others: str = "more") -> Strip:
-    """Return the leading `entries` that fit into `room` characters, followed by the number of entries left out.
+    """Return the leading `entries` that fit into `room` characters, then the number of entries left out.
 
-    `others` is the noun for that number. The first entry is always shown; if it does not fit, `cut` replaces its end.
+    The noun `others` follows that number. The first entry is always shown; if it does not fit, `cut` replaces its end.
     """
     for kept in range(len(entries), 0, -1):
         shown = Strip(segment for entry in entries[:kept] for segment in entry)

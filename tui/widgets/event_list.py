@@ -30,7 +30,7 @@ _NAME_WIDTH = 10
 
 
 class EventList(ScrollView, can_focus=True, inherit_bindings=False):
-    """The events that the session's filter selects; events after the current frame are grey."""
+    """The events that the session's filter selects. Events after the current frame are grey."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"events--past", "events--future", "events--now"}
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -42,7 +42,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
 
     @dataclass
     class Jumped(Message):
-        """Message that the user chose an event; `request` is None for an eviction."""
+        """The user chose an event. `request` is None for an eviction."""
 
         frame: int
         request: int | None
@@ -55,7 +55,6 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         self.open(session)
 
     def open(self, session: Session) -> None:
-        """Show `session` from now on."""
         self._session = session
         ids = session.recording.requests.id
         self._name_width = min(int(np.char.str_len(ids).max(initial=0)), _NAME_WIDTH)
@@ -71,13 +70,11 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         self.virtual_size = Size(self.size.width, len(self._events))
 
     def on_resize(self) -> None:
-        """Keep the current event in view."""
         self.virtual_size = Size(self.size.width, len(self._events))
         self._shown = None
         self._show_line()
 
     def show_frame(self) -> None:
-        """Show the session's current frame."""
         if self._events is not self._session.listed_events:
             self._take_events()
         events, frame = self._events, self._session.player.frame
@@ -87,7 +84,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         self._show_line()
 
     def action_move(self, lines: int) -> None:
-        """Jump by `lines` events, later (positive) or earlier (negative)."""
+        """Jump by `lines` events: later if positive, earlier if negative."""
         self._jump_to(min(max(self._line + lines, 0), len(self._events) - 1))
 
     def action_jump(self) -> None:
@@ -95,17 +92,14 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         self._jump_to(self._line)
 
     def action_leave(self) -> None:
-        """Remove the focus, so that arrow keys control playback again."""
         self.screen.set_focus(None)
 
     def on_click(self, event: events.Click) -> None:
-        """Jump to the clicked event."""
         at = event.get_content_offset(self)
         if at is not None:
             self._jump_to(at.y + self.scroll_offset.y)
 
     def render_line(self, y: int) -> Strip:
-        """Render one event."""
         session, row = self._session, y + self.scroll_offset.y
         width = self.size.width
         if not 0 <= row < len(self._events):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Headline(Widget):
-    """One line of parts. If it is too long, the short form is used, and then the last parts are left out."""
+    """One line of parts. If the long form does not fit, the short form is used, without the last parts if necessary."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"headline--name", "headline--text"}
 
@@ -24,13 +24,12 @@ class Headline(Widget):
         self._short: list[str] = []
 
     def tell(self, long: list[str], short: list[str]) -> None:
-        """Show these parts from now on: a long and a short form, the most important part first."""
+        """Set the parts in a long and a short form, the most important part first."""
         if (long, short) != (self._long, self._short):
             self._long, self._short = long, short
             self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Render the one line."""
         del y
         name, rest = self.get_component_rich_style("headline--name"), self.get_component_rich_style("headline--text")
         room = self.size.width - len(" kvsim ") - 1

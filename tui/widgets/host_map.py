@@ -1,4 +1,4 @@
-"""Panel with the map of host memory, below the pool: the owner of each host block, and blocks in transfer."""
+"""Panel with the map of host memory, below the pool: the owner of each host block, and blocks that are being copied."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class HostMap(DrawnPanel):
         super().__init__(session, symbols, id=id)
 
     def show_frame(self) -> None:
-        """Show the session's current frame; the title states how full host memory is, and the size of a cell."""
         host = self.session.host
         if host is None:
             self.border_title = "no host memory"
@@ -37,11 +36,10 @@ class HostMap(DrawnPanel):
 
     @property
     def _num_lines(self) -> int:
-        """Number of lines of the map: all lines of the widget, less one for the legend if there are two or more."""
+        """Number of lines of the map. The widget's last line is for the legend, if there are two or more."""
         return max(self.size.height - 1, 1)
 
     def write(self) -> list[Strip]:
-        """Return the map, then its legend."""
         slots, width = slots_now(self.session), self.size.width
         if slots is None:
             return []
@@ -52,7 +50,10 @@ class HostMap(DrawnPanel):
         return strips
 
     def _legend(self, entries_now: list[tuple[list[int], str]]) -> Strip:
-        """Return the leading entries that fit; in few columns, a list of owners for each condition of host blocks."""
+        """Return the leading entries that fit.
+
+        If not all fit, each condition of host blocks is one entry with its owners.
+        """
         entries = [self._entry(paints, words) for paints, words in entries_now]
         if sum(segment.cell_length for entry in entries for segment in entry) + 2 * len(entries) - 2 > self.size.width:
             entries = self._by_kind(entries_now)
@@ -68,7 +69,7 @@ class HostMap(DrawnPanel):
         return [*(self.sample(paint) for paint in paints), self.text(f" {words}", "weak")]
 
     def _by_kind(self, entries_now: list[tuple[list[int], str]]) -> list[list[Segment]]:
-        """Return an entry for each condition of host blocks: its name, and then the samples and names of the owners."""
+        """Return an entry for each condition of host blocks: its name, then samples and names of the owners."""
         kinds = list[list[Segment]]()
         for kind in Transfer:
             suffix = f" {kind.value}"

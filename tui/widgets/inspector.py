@@ -37,7 +37,10 @@ class Inspector(Panel):
         self.border_title = "inspector"
 
     def write(self) -> list[Strip]:
-        """Return lines about the unit, then about the request. If room is short, its former holders are left out."""
+        """Return lines about the unit, then about the request.
+
+        Former holders of the unit are left out if room is short.
+        """
         lines = self._everything(num_stays=_MOST_STAYS)
         self.num_lines, height = len(lines), max(self.size.height, 1)
         if len(lines) > height:
@@ -77,12 +80,12 @@ class Inspector(Panel):
         return lines
 
     def _unit_heading(self, unit: int) -> Strip:
-        """Return the name of a unit, with a sample of its owner's colour, which the cursor hides in the picture."""
+        """Return the name of a unit, and a sample of its owner's colour, which the cursor hides in the picture."""
         owner = int(self.session.replay.owner[unit])
         sample = [] if owner == NO_OWNER else self._square(owner)
         return Strip([self.text(f"{unit_heading(self.session, unit)} ", "strong"), *sample])
 
     def _square(self, request: int) -> list[Segment]:
-        """Return a sample of the request's colour; empty if it has the colour of all other requests."""
+        """Return a sample of the request's colour; empty if it is the colour of all other requests."""
         paint = paint_of(self.session, request)
         return [] if paint == SlotState.TOKEN else [self.sample(paint)]

@@ -1,6 +1,6 @@
 """Line at the bottom that shows the active keys. If they do not all fit, the last ones are left out.
 
-It replaces Textual's footer, which has a widget for each key and creates all widgets again when one key changes; that
+It replaces Textual's footer, which has a widget for each key, and creates all of these again when one key changes. That
 took a third of the time of every frame.
 """
 
@@ -31,7 +31,7 @@ class Key:
     """An active key."""
 
     name: str
-    """Textual's name of the key."""
+    """Name of the key in Textual."""
     shown: str
     """Name of the key in the line."""
     help: str
@@ -41,7 +41,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One or more keys with one word for their action: `[] Event`."""
+    """One or more keys with one word for their action, such as `[] Event`."""
 
     keys: tuple[Key, ...]
     word: str
@@ -54,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Entries of the line, the most important first. The entry of the command palette is shown at the right end."""
+    """Entries of the line, the most important first. The command palette's entry is at the right end."""
 
     entries: tuple[Entry, ...]
     palette: Entry | None
@@ -108,26 +108,21 @@ class KeyLine(Widget):
         self._pointed: Key | None = None
 
     def on_mount(self) -> None:
-        """Subscribe to changes of the active keys."""
         self.screen.bindings_updated_signal.subscribe(self, self._tell)
 
     def on_mouse_move(self, event: MouseMove) -> None:
-        """Highlight the key that a click would press."""
         self._point_at(self._key_at(event.x))
 
     def on_leave(self, event: Leave) -> None:
-        """Remove the highlight."""
         del event
         self._point_at(None)
 
     def on_mouse_down(self, event: MouseDown) -> None:
-        """Press the key under the mouse, if it is enabled."""
         key = self._key_at(event.x)
         if key is not None and key.enabled:
             self.app.simulate_key(key.name)
 
     def render_line(self, y: int) -> Strip:
-        """Render the one line."""
         del y
         parts = [(text, self._style(kind, key)) for text, kind, key in self._parts()]
         return Strip([Segment(text, style) for text, style in parts]).adjust_cell_length(

@@ -1,4 +1,4 @@
-"""Figures below the pool of a compared run: progress, states of the slots, requests, duration and its reason."""
+"""Figures below the pool of a compared run: progress, slots by state, requests, duration and its reason."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from ..playback.compared_runs import ComparedRun
 
 _TOO_MANY_TO_NAME = 12
-"""Least number of waiting requests with which their names are left out."""
+"""Smallest number of waiting requests that are not named."""
 MOST_POOLS_NARROW: Final = 3
-"""Largest number of runs whose pools are shown on a narrow screen."""
+"""Largest number of compared runs whose pools a narrow screen shows."""
 _LABEL = 9
 """Width of the label of a line, in columns."""
 _WITHOUT_CELL = 8
-"""Largest height of the widget, in lines, at which the size of a cell is left out."""
+"""Largest height of the widget, in lines, without a line for the size of a cell."""
 _WIDE = 28
-"""Least width of the widget, in columns, with room for the words after the percentage: `of tokens`."""
+"""Least width of the widget, in columns, with room for words after a percentage, such as `of tokens`."""
 
 
 class LaneFigures(Widget):
-    """Lines with the figures of a run, each with a label; a low widget shows the first lines alone."""
+    """Lines with the figures of a run, each with a label. A low widget shows only the first lines."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "lane--text",
@@ -57,8 +57,8 @@ class LaneFigures(Widget):
     ) -> None:
         """`pool` is the picture above the figures, and `num_lanes` the number of lanes on the screen.
 
-        A narrow screen shows no pools for more than `MOST_POOLS_NARROW` runs; then this widget shows the name of its
-        run, too.
+        A narrow screen shows no pools for more than `MOST_POOLS_NARROW` runs. Then this widget also shows the name of
+        its run.
         """
         super().__init__(id=id)
         self._pool, self._num_lanes = pool, num_lanes
@@ -68,16 +68,14 @@ class LaneFigures(Widget):
         self.set_class(lane.session.rows is not None, "-rows")
 
     def learn(self, gap: Gap, ample_tokens_per_s: float = 0.0) -> None:
-        """Set the gap to the fastest run, and the throughput with ample memory, 0 if unknown."""
+        """Set the gap to the fastest run, and the throughput with ample memory (0 if unknown)."""
         self._gap, self._ample = gap, ample_tokens_per_s
         self.refresh()
 
     def show_frame(self) -> None:
-        """Show the current frame of the run."""
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Render the figure of line `y`."""
         kinds = self._kinds()
         line = Strip(self._segments(kinds[y], self.size.width) if y < len(kinds) else [])
         return line.adjust_cell_length(self.size.width, self._style("text"))
@@ -90,7 +88,10 @@ class LaneFigures(Widget):
         return self.screen.query_one("#lanes").has_class("-many") and self.screen.has_class("-narrow")
 
     def _kinds(self) -> list[str]:
-        """Return the names of the figures that have a line, from above; what the user selected always has one."""
+        """Return the names of the figures that have a line, from above.
+
+        What the user selected is among them if there is room.
+        """
         height, session = self.size.height, self._lane.session
         if self._replaces_pool:
             lines = self.screen.query_one("#lanes").size.height // self._num_lanes
@@ -116,7 +117,6 @@ class LaneFigures(Widget):
         return "memory" in self._kinds() and self._pool.color_by is not ColorBy.LAYERS
 
     def _segments(self, kind: str, width: int) -> list[Segment]:
-        """Return the line of the figure `kind`."""
         text, label, room = self._style("text"), self._style("label"), width - _LABEL
         match kind:
             case "name":
@@ -154,7 +154,10 @@ class LaneFigures(Widget):
         return [Segment(name.ljust(_LABEL), label), Segment(shortened(value, room, self._symbols.cut), style)]
 
     def _selected(self, width: int) -> str:
-        """Describe what the user selected, without its size, its activity or its blocks if these do not fit."""
+        """Describe what the user selected.
+
+        Its size, activity and blocks are left out, in this order, if they do not fit.
+        """
         words = [selection(self._lane.session)]
         words.append(re.sub(r" = [\d.,]+ \w+", "", words[0]))
         words.append(re.sub(r"(found|running), .*", r"\1", words[1]))
@@ -163,7 +166,7 @@ class LaneFigures(Widget):
 
     @property
     def _done(self) -> float:
-        """Share of the output tokens that are served; in training, share of the slots of used rows with tokens."""
+        """Share of the output tokens that are served. In training: share of the slots of used rows with tokens."""
         rows, session = self._lane.session.rows, self._lane.session
         if rows is None:
             return float(session.served[session.player.frame] / max(int(session.served[-1]), 1))
@@ -177,7 +180,7 @@ class LaneFigures(Widget):
         return f" {percents:>4}{meaning * (width >= _WIDE)}"
 
     def _progress(self, room: int, share: str) -> list[Segment]:
-        """Return the progress bar of `room` columns, as long as the bar of states, with its `share` in words on it."""
+        """Return the progress bar of `room` columns, with its `share` in words on it."""
         label = "served" if self._lane.session.rows is None else "tokens"
         done = bar_text(self._done, room, self._symbols)
         left = (" " if self._symbols.color else self._symbols.states[-1]) * (room - len(done))
@@ -199,11 +202,13 @@ class LaneFigures(Widget):
 
     @property
     def _on_left(self) -> Style:
-        """Style of the words on that part of the progress bar which is not filled yet."""
+        """Style of words on the unfilled part of the progress bar."""
         return Style(color=self._style("strong").color, bold=True)
 
     def _counts(self, width: int, *, with_rate: bool) -> str:
-        """Return the running and waiting requests in one line, or the end of the run, or the rows of a batch."""
+        """Return the running and waiting requests in one line, or the end of the run, or the rows of a training
+        batch.
+        """
         session, dot = self._lane.session, self._symbols.dot
         if session.rows is not None:
             return str(session.rows) if len(str(session.rows)) <= width else session.rows.in_short
@@ -225,7 +230,7 @@ class LaneFigures(Widget):
 
     @property
     def _rate(self) -> str:
-        """Output tokens per second of the whole run; empty for a run without time."""
+        """Output tokens per second of the whole run, in words; empty for a run without time."""
         session = self._lane.session
         duration_s = session.player.duration_s
         return f"{int(session.served[-1]) / duration_s:,.0f}" if duration_s else ""

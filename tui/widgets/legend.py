@@ -36,7 +36,10 @@ _CHANGES: Final = (
 
 
 class Legend(Widget):
-    """Legend of the colours of the pools. If these mean states, or pools are hidden, it explains the bars of states."""
+    """Legend of the colours of the pools.
+
+    If colours mean states, or pools are hidden, it explains the bars of states.
+    """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"legend--text"}
 
@@ -50,18 +53,17 @@ class Legend(Widget):
         self._is_fleet = is_fleet
         self.color_by = color_by
         self._explains = len(self._sessions) > 2 and self._sessions[0].rows is None
-        """True if the legend explains the percentages beside the bars, because beside the bars there is no room."""
+        """True if the legend explains the percentages beside the bars, which have no room for it."""
 
     def show_frame(self) -> None:
-        """Redraw, because the entries depend on the current frame and on the pools' level of detail."""
         self.refresh()
         if self._has_lights:
             self.set_timer(1.2 * FLASH_S, self.refresh)  # when the highlights have gone
 
     def render_line(self, y: int) -> Strip:
-        """Render the legend; states are explained if there is room, and otherwise only named.
+        """Render the legend (line 0), or what the bars and the highlights mean (line 1).
 
-        A second line explains the bars, and the changes that the pools highlight.
+        States are explained if there is room, otherwise only named.
         """
         return self._below(self.get_component_rich_style("legend--text")) if y else self._first_line()
 
@@ -105,7 +107,7 @@ class Legend(Widget):
 
     @property
     def _bars(self) -> str:
-        """Explanation of the percentages beside the bars of the lanes: what they are shares of."""
+        """Meaning of the percentages beside the bars of the lanes."""
         sizes = {gib(session.recording.meta.pool.num_bytes) for session in self._sessions}
         pool = sizes.pop() if len(sizes) == 1 else "the pool"
         tokens = "a server's tokens" if self._is_fleet else "output tokens"
@@ -113,11 +115,10 @@ class Legend(Widget):
 
     @property
     def _has_lights(self) -> bool:
-        """True if a pool highlights changes at the current frame."""
         return any(pool.lights_changes for pool in self.screen.query(PoolPicture) if pool.size.area)
 
     def _below(self, style: Style) -> Strip:
-        """Return the second line: what the bars show, and the changes that are highlighted in the pools."""
+        """Return the second line: what the bars mean, and the changes that are highlighted in the pools."""
         # Lanes without pools have the throughput beside figures of this moment.
         rates = "; tokens/s: of the whole run" * self.screen.has_class("-narrow")
         segments, width = [Segment(self._bars + rates, style)], self.size.width

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 _MOST_HOLDERS: Final = 6
-"""Largest number of lines about requests that hold memory, on pages without a drawing."""
+"""Largest number of lines about requests that hold memory, for captions without a drawing."""
 
 
 class LessonDrawing(Panel):
     """Drawing of the current caption.
 
-    Drawings beside the pool all get the height of the highest one in the lesson.
+    A drawing beside the pool is as high as the highest one in the lesson.
     """
 
     def __init__(self, guided: Guided, symbols: Symbols) -> None:
@@ -56,7 +56,7 @@ class LessonDrawing(Panel):
 
 
 class ScheduleChart(Panel):
-    """A line for each request of a run, on the time axis that all runs share."""
+    """A line for each request of a run, on a time axis for all runs."""
 
     def __init__(self, guided: Guided, session: Session, symbols: Symbols, *, id: str) -> None:  # noqa: A002
         super().__init__(session, symbols, id=id)
@@ -65,5 +65,4 @@ class ScheduleChart(Panel):
         self.styles.height = len(session.recording.requests) + 1  # and the axis
 
     def write(self) -> list[Strip]:
-        """Return the lines of the schedule, with a vertical line at the current time."""
         return [Strip(line) for line in self._guided.timetable(self.session, self.size.width, self.symbols)]

@@ -33,13 +33,19 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 MANY: Final = 24
-"""Largest number of requests with which a screen begins with the pool in physical order; beyond it, hues repeat."""
+"""Largest number of running requests for which a screen begins with the pool in physical order.
+
+Beyond it, hues repeat.
+"""
 _NAME, _TOKENS = 11, 7
 """Widths in characters of the columns for the name of a request and for its tokens."""
 _LEAST_BAR, _GAP = 10, 2
 """Smallest width of a bar, and width of the gap between two columns of strips, in characters."""
 _MOST_MEMBERS = (1 << 30, 16, 12, 8, 6, 5, 4, 3, 2, 1, 0)
-"""Limits on the number of requests of a group that have their own strips; the first with which all fit is used."""
+"""Limits on the number of requests of a group with a strip of their own.
+
+The first limit with which all strips fit is used.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +55,7 @@ class _OwnerLine:
     name: str
     """Name of a request, or words about several requests."""
     figure: str
-    """Number of tokens, formatted; empty in a blank line."""
+    """Number of tokens as text; empty in a blank line."""
     slots: Slots
     """Number of slots in each state, for the bar."""
     edge: str = " "
@@ -57,15 +63,15 @@ class _OwnerLine:
     owners: tuple[Owner, ...] = ()
     """Requests of the strip; empty for the shared units of a group, and in a blank line."""
     num_tokens: int = 0
-    """Number of tokens that `figure` states."""
+    """Number of tokens in `figure`."""
     num_before: int = 0
-    """Number of slots that the request shares with its group; the bar of its own slots begins where theirs ends."""
+    """Number of slots that the request shares with its group. The bar of its own slots begins after these."""
     group: OwnerGroup | None = None
     """Group whose shared units the strip shows; None for a strip of requests."""
 
     @property
     def request(self) -> int | None:
-        """Row of the request if the strip shows a single one; otherwise None."""
+        """Row of the request, if the strip shows a single one; otherwise None."""
         return self.owners[0].request if len(self.owners) == 1 else None
 
 
@@ -76,24 +82,23 @@ class OwnerStrips(Panel):
 
     @dataclass
     class Drawn(Message):
-        """Message that the bars have another scale or show other states."""
+        """The bars have another scale, or show other states."""
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="owners")
         self._requests: dict[tuple[int, int], int] = {}
-        """Row of the request of each strip, by column and line."""
+        """Row of the request of each strip, by (column, line)."""
         self._column_width = 1
         self._drawn: set[int] = set()
         """States that the bars show."""
         self.scale = ""
-        """Size of a character of a bar, in words."""
+        """Number of slots per character of a bar, in words."""
 
     def shows(self, paint: int) -> bool:
-        """Tell whether the bars show the state with this paint; a rare state may be too narrow to be shown."""
+        """Tell whether the bars show the state with this paint. A rare state may be too narrow."""
         return paint in self._drawn
 
     def write(self) -> list[Strip]:
-        """Return the summary and the strips."""
         found = holdings(self.session)
         dot = self.symbols.dot
         width, height = self.size
@@ -121,7 +126,6 @@ class OwnerStrips(Panel):
         return [summary, *rows]
 
     def _show_title(self, room: int) -> None:
-        """Show the title: what the strips are, when their memory is freed, and the key of the other view."""
         caches, view = self.session.recording.meta.prefix_caching, f" {self.symbols.dot} v: physical"
         first = f"largest{' group' * caches} first: "
         titles = (
@@ -136,8 +140,8 @@ class OwnerStrips(Panel):
     def _fitting_lines(self, found: Sequence[OwnerGroup], room: int, most_columns: int) -> tuple[list[_OwnerLine], int]:
         """Return the lines of all groups, and the number of columns of `room` lines that they need.
 
-        As many requests of each group as fit have lines of their own. If there is no room even for the smallest limit,
-        the last line is for all remaining requests together.
+        As many requests of each group as fit have lines of their own. If not even the groups fit, the last line is for
+        all remaining requests together.
         """
         edges = ("+", "|", "+") if not self.symbols.right and self.symbols.ascii else ("╭", "│", "╰")
         for most_members in _MOST_MEMBERS:
@@ -211,7 +215,9 @@ class OwnerStrips(Panel):
         yield self.text(words * (math.ceil(share * width) + len(words) <= width), "weak")
 
     def _words_of_several(self, line: _OwnerLine, width: int) -> str:
-        """Return the names of the first and the last of several requests with their tokens, or the mean if too long."""
+        """Return the names and tokens of the first and the last of several requests or, if that is too long, the
+        mean.
+        """
         largest, *_, least = sorted(line.owners, key=lambda owner: -owner.own_tokens)
         name = self.session.request_name
         own = sum(owner.own_tokens for owner in line.owners)
@@ -224,8 +230,8 @@ class OwnerStrips(Panel):
     ) -> Iterator[Segment]:
         """Yield a bar of `length` characters of slots by state, the `shared` ones first, with tokens in `token_paint`.
 
-        Before the bar, room for `num_before` slots stays empty; it is a part of `length`. The bar ends at an eighth of
-        a character where the terminal shows eighths.
+        The beginning of the bar is empty, for `num_before` slots. The bar ends at an eighth of a character if the
+        terminal shows eighths.
         """
         total, num_shared = num_before + int(slots.sum()), int(np.sum(shared))
         if not slots.any():
@@ -252,7 +258,6 @@ class OwnerStrips(Panel):
                 yield from [self.sample(paints[low if part >= EIGHTHS // 2 else high])]
 
     def on_click(self, event: events.Click) -> None:
-        """Follow the request of the clicked strip."""
         offset = event.get_content_offset(self)
         if offset is not None:
             request = self._requests.get((offset.x // self._column_width, offset.y - 1))
@@ -261,7 +266,7 @@ class OwnerStrips(Panel):
 
 
 def _unbroken(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
-    """Return `lines` with blank lines inserted, so that columns of `room` lines split no group that fits into one."""
+    """Insert blank lines into `lines`, so that columns of `room` lines split no group that fits into one column."""
     found: list[_OwnerLine] = []
     for group in _groups(lines):
         left = -len(found) % room
@@ -272,13 +277,15 @@ def _unbroken(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
 
 
 def _groups(lines: list[_OwnerLine]) -> list[list[_OwnerLine]]:
-    """Return `lines` in lists, one for each group of requests."""
+    """Divide `lines` into groups of requests."""
     begins = [at for at, line in enumerate(lines) if line.edge == " " or line.group is not None]
     return [lines[begin:end] for begin, end in pairwise([*begins, len(lines)])]
 
 
 def _folded(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
-    """Return the first groups that fit into `room` - 1 lines, and a last line for all other requests together."""
+    """Return the lines of the first groups that fit into `room` - 1 lines, and a last line for all other requests
+    together.
+    """
     kept: list[_OwnerLine] = []
     for nth, group in enumerate(groups := _groups(lines)):
         if len(kept) + len(group) >= room:

@@ -41,16 +41,15 @@ class LineBox(Widget):
         self.symbols = symbols
         self._lines: list[Strip] = []
         self.num_lines = 0
-        """Number of lines that the content needs, including those without room."""
+        """Number of lines that the content needs, also those without room."""
         self._laid_out = 0
         """Value of `num_lines` at the last layout."""
 
     def on_resize(self) -> None:
-        """Write the lines for this size."""
         self.show_frame()
 
     def show_frame(self) -> None:
-        """Show the current frame."""
+        """Write the lines again, and redraw if a line has changed."""
         if not self.size.area:
             return
         rest = self.get_component_rich_style("panel--text")
@@ -64,13 +63,12 @@ class LineBox(Widget):
             self.refresh(layout=resized)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        """Return the number of lines, at least 1; Textual asks for it if the style sheet sets no height."""
+        """Return the number of lines, at least 1. Textual asks for it if the style sheet sets no height."""
         del container, viewport, width
         self._laid_out = self.num_lines
         return max(self._laid_out, 1)
 
     def render_line(self, y: int) -> Strip:
-        """Render one line of the box."""
         return self._lines[y] if y < len(self._lines) else self.blank()
 
     def write(self) -> list[Strip]:
@@ -78,16 +76,15 @@ class LineBox(Widget):
         raise NotImplementedError
 
     def text(self, text: str, kind: str = "text") -> Segment:
-        """Return `text` in the style of the component class `kind`: `text`, `label`, `strong`, `weak`, `track`."""
+        """Return `text` in the style `kind`: "text", "label", "strong", "weak", "track" or "cursor"."""
         return Segment(text, self.get_component_rich_style(f"panel--{kind}"))
 
     def sample(self, paint: int) -> Segment:
-        """Return a character that looks like `paint` in the pool."""
+        """Return a sample of the colour or glyph of `paint`."""
         swatch = paint_swatch(paint, self.symbols)
         return Segment(swatch.text, self.get_component_rich_style("panel--text") + (swatch.style or Style()))
 
     def blank(self) -> Strip:
-        """Return an empty line."""
         return Strip([self.text(" " * self.size.width)], self.size.width)
 
     def labelled(self, lines: list[tuple[str, str]]) -> list[Strip]:
@@ -105,7 +102,7 @@ class Panel(LineBox):
 
     @dataclass
     class Picked(Message):
-        """Message that the user chose a request."""
+        """The user chose a request."""
 
         request: int
 
@@ -114,5 +111,4 @@ class Panel(LineBox):
         self.session = session
 
     def open(self, session: Session) -> None:
-        """Show `session` from now on."""
         self.session = session

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 
 class PoolPicture(ScrollView, inherit_bindings=False):
-    """Scrollable picture of the pool. It repaints only the lines that changed."""
+    """Scrollable picture of the pool. Only changed lines are repainted."""
 
     @dataclass
     class Tiled(Message):
-        """Message that the pool was divided into new cells, because its size or level of detail has changed."""
+        """The pool was divided into new cells, because its size or level of detail has changed."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         self._brush = Brush(symbols)
         self._strips: LRUCache[bytes, Strip] = LRUCache(1024)
         self.num_lines_painted = 0
-        """Number of lines repainted so far; tests bound the work per frame with it."""
+        """Number of lines repainted since the start. Tests limit the work per frame with it."""
         self._take(replay)
 
     def open(self, replay: Replay) -> None:
-        """Show the pool of `replay` from now on; keep the level of detail, the cursor and the followed request."""
+        """Show the pool of `replay`. Keep the level of detail, the cursor and the followed request."""
         cursor, followed = self._canvas.cursor, self._canvas.followed
         self._color_by = self.color_by
         self._take(replay)
@@ -98,12 +98,12 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def cursor(self) -> int | None:
-        """Unit under the cursor, numbered from 0 in address order; None without a cursor."""
+        """Unit under the cursor, from 0 in address order; None without a cursor."""
         return self._canvas.cursor
 
     @property
     def color_by(self) -> ColorBy:
-        """Property of the units that their colours show."""
+        """Meaning of the units' colours."""
         return self._canvas.color_by
 
     @color_by.setter
@@ -120,17 +120,17 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def followed(self) -> int | None:
-        """Request that the user follows: it has its own colour, or alone keeps its colours. None if there is none."""
+        """Row of the request that the user follows, or None."""
         return self._canvas.followed
 
     @property
     def is_neutral(self) -> bool:
-        """True if colours mean states, and only one request has its own, because hues cannot identify requests."""
+        """True if only the followed request has its own colour, because there are too few hues for all requests."""
         return self._canvas.is_neutral
 
     @property
     def marked_name(self) -> str | None:
-        """Id of the request with a colour of its own where hues cannot identify requests; None if there is none."""
+        """Id of the request that has a colour of its own while `is_neutral`; None if no request has one."""
         request = self._canvas.followed
         if request is None or not self._canvas.is_neutral or not len(self._replay.block_table(request)[1]):
             return None
@@ -143,11 +143,11 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def has_grey(self) -> bool:
-        """True if one request alone keeps its colours, so that memory of other requests is grey."""
+        """True if one request alone keeps its colours, so that memory of others is grey."""
         return self.lit_name is not None and len(self._replay.live_requests()) > 1
 
     def shows(self, paint: int) -> bool:
-        """Tell whether the picture shows `paint`, the paint of a state."""
+        """Tell whether the picture shows `paint`, the paint of a state or of a mark."""
         return not self._zoom.ready or self._canvas.shows(paint)
 
     @property
@@ -163,18 +163,17 @@ class PoolPicture(ScrollView, inherit_bindings=False):
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Return Textual's filters without `ANSIToTruecolor`.
 
-        The colours of the pool need no such conversion, and it would take a third of the time of a frame.
+        The pool has no ANSI colours, and this filter would take a third of the time of a frame.
         """
         return [item for item in super().get_line_filters() if not isinstance(item, ANSIToTruecolor)]
 
     def notify_style_update(self) -> None:
-        """Redraw in the colours of the current theme."""
         super().notify_style_update()
         self._brush = Brush(self._symbols)
         self._strips.clear()
 
     def show_frame(self) -> None:
-        """Show the replay's current frame, and highlight what has changed since the frame that was shown before."""
+        """Show the replay's current frame, and highlight what has changed since the previously shown frame."""
         before, self._frame = self._frame, self._replay.frame
         self._canvas.update()
         self._show_title()
@@ -188,7 +187,6 @@ class PoolPicture(ScrollView, inherit_bindings=False):
             self._repaint()
 
     def _light_up(self, before: int) -> None:
-        """Highlight the changes since frame `before`, and set a timer that ends the highlight."""
         if self._flash.see(before, time.monotonic()):
             self.set_timer(self._flash.flash_s * 1.05, self._put_out)
         self._canvas.light_up(self._flash.lights(time.monotonic()))
@@ -198,30 +196,27 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         self._repaint()
 
     def follow(self, request: int | None) -> None:
-        """Show `request` in colour and all others in grey; None shows all in colour."""
+        """Follow `request`: show it in colour and all others in grey. None shows all in colour."""
         self._canvas.followed = request
         self._show_title()
         self._repaint()
 
     def zoom(self, direction: int) -> bool:
-        """Show more (1) or less (-1) detail around the cursor; return True if that level exists."""
+        """Show more (1) or less (-1) detail around the cursor. Return True if that level exists."""
         moved = self._zoom.move(direction)
         if moved:
             self._show_level()
         return moved
 
     def on_resize(self) -> None:
-        """Compute the levels of detail for the new size."""
         self._measure()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Paint the lines that have come into view."""
         super().watch_scroll_y(old_value, new_value)
         if round(old_value) != round(new_value):
             self._repaint()
 
     def render_line(self, y: int) -> Strip:
-        """Render one line of the picture."""
         width = self.size.width
         if not 0 <= y < len(self._keys):
             return Strip.blank(width, self._brush[BLANK][1])
@@ -246,7 +241,6 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         return self._lines.length_at(self._replay.seq)
 
     def _measure(self) -> None:
-        """Compute the levels of detail for the current size, and show the current level."""
         width, height = self.size
         if not width or not height:
             return
@@ -291,7 +285,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
             self.scroll_to_region(Region(x, y, self.tiling.wide, 1), animate=False, force=True)
 
     def _repaint(self) -> None:
-        """Draw the visible lines, and refresh those that changed."""
+        """Draw the visible lines, and refresh those that have changed."""
         width, height = self.size
         if not self._zoom.ready or not width or not height:
             return

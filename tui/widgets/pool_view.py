@@ -1,4 +1,4 @@
-"""Picture of the pool that reacts to keyboard and mouse: the user selects units and follows requests in it."""
+"""Picture of the pool that reacts to keyboard and mouse: the user selects units and follows requests."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
 
     @dataclass
     class Selected(Message):
-        """Message that the cursor is on another unit, or that it was removed (None)."""
+        """The cursor is on another unit, or was removed (None)."""
 
         pool: PoolView
         unit: int | None
 
     @dataclass
     class Hovered(Message):
-        """Message that the mouse is over another unit, or over no unit (None)."""
+        """The mouse is over another unit, or over no unit (None)."""
 
         pool: PoolView
         unit: int | None
 
     @dataclass
     class Follow(Message):
-        """Message that the user wants to follow a request, or no request (None)."""
+        """The user wants to follow a request, or no request (None)."""
 
         pool: PoolView
         request: int | None
 
     _hovered: int | None = None
-    """Unit under the mouse, numbered from 0 in address order; None if there is none."""
+    """Unit under the mouse, from 0 in address order, or None."""
 
     def select(self, unit: int) -> None:
         """Put the cursor on `unit`, and scroll to it."""
@@ -61,7 +61,6 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
         self.post_message(self.Selected(self, unit))
 
     def action_move(self, right: int, down: int) -> None:
-        """Move the cursor by `right` columns and `down` rows of cells."""
         if self.cursor is None:
             self.select(self._unit_at(0, 0) or 0)
         else:
@@ -77,7 +76,7 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
         self.post_message(self.Follow(self, int(held[0]) if len(held) else None))
 
     def action_leave(self) -> None:
-        """Follow no request, remove the cursor, and remove the focus, so that arrow keys control playback again."""
+        """Follow no request, and remove the cursor and the focus, so that arrow keys control playback again."""
         self._canvas.cursor = None
         self._repaint()
         self.post_message(self.Selected(self, None))
@@ -85,7 +84,6 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
         self.screen.set_focus(None)
 
     def on_click(self, event: events.Click) -> None:
-        """Select the unit under the mouse; a double click follows its request."""
         at = event.get_content_offset(self)
         unit = None if at is None else self._unit_at(at.x, at.y)
         if unit is None:
@@ -95,12 +93,10 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
             self.action_follow()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Report the unit under the mouse."""
         at = event.get_content_offset(self)
         self._hover(None if at is None else self._unit_at(at.x, at.y))
 
     def on_leave(self) -> None:
-        """Report that no unit is under the mouse."""
         self._hover(None)
 
     def _hover(self, unit: int | None) -> None:

@@ -41,11 +41,13 @@ _MOST_BAR, _LEAST_AXIS = 10, 56
 _MOST_LINES = 9
 """Largest number of lines of a strip, including the empty line below it."""
 _LEAST_APART = 3
-"""Least height of a strip, in lines, whose last line has no text, to separate it from the next server."""
+"""Least height in lines of a strip whose last line has no text, to separate it from the next server."""
 
 
 def columns_right_of_axis(width: int) -> int:
-    """Return the number of columns right of the time axis, for the figures and, if there is room, the bar."""
+    """Return the number of columns right of the time axis: for figures and, if there is room, the bar of waiting
+    requests.
+    """
     return FIGURES + (_MOST_BAR if width - GUTTER - FIGURES - _MOST_BAR >= _LEAST_AXIS else 0)
 
 
@@ -60,7 +62,7 @@ class PoolWall(LineBox):
 
     @dataclass
     class Opened(Message):
-        """Message that the user wants to watch one server alone."""
+        """The user wants to watch one server alone."""
 
         server: int
 
@@ -70,7 +72,7 @@ class PoolWall(LineBox):
         self.picked = 0
         """Index of the selected strip, from the top."""
         self.shown: list[int] = []
-        """Numbers of the servers that have their own strip, from the top."""
+        """Numbers of the servers with a strip of their own, from the top."""
         self._lines_each = 1
         self._axis: FloatArray = np.empty(0)
         self._held: dict[int, FloatArray] = {}
@@ -130,8 +132,7 @@ class PoolWall(LineBox):
     def _strip(self, place: int, now: Sequence[ServerNow], stops: Sequence[Stop], most_waiting: int) -> list[Strip]:
         """Return the strip at `place` from the top: the server's name, its chart, its figures, and texts about it.
 
-        A strip of several lines ends with a line that marks the stay of the followed request; in a strip of one line,
-        the chart marks it.
+        The last line of a strip marks the stay of the followed request. In a strip of one line, the chart marks it.
         """
         number = self.shown[place]
         server, state = self._fleet.servers[number], now[number]
@@ -236,7 +237,7 @@ class PoolWall(LineBox):
         return lines
 
     def _stay_below(self, stay: npt.NDArray[np.bool_]) -> Strip:
-        """Return the line below a strip: it marks the columns in which the followed request is on the server."""
+        """Return the line below a strip, which marks the columns in which the followed request is on the server."""
         style = Style(color=self.symbols.palette.hues[1])
         return Strip([Segment(self.symbols.held if here else " ", style) for here in stay.tolist()]).simplify()
 
@@ -246,7 +247,7 @@ class PoolWall(LineBox):
         return min(max(int(share * width), 0), width - 1)
 
     def _columns_of(self, stops: Sequence[Stop]) -> npt.NDArray[np.bool_]:
-        """Return the columns of the axis in which the followed request is on a server."""
+        """Mark the columns of the axis in which the followed request is on a server."""
         here = np.zeros(len(self._axis) - 1, np.bool_)
         for stop in stops:
             end_s = self._fleet.player.duration_s if np.isnan(stop.end_s) else stop.end_s
@@ -261,7 +262,7 @@ class PoolWall(LineBox):
         return stop.arrival_s <= clock_s and not stop.end_s <= clock_s  # the end is NaN while the request is there
 
     def _legend(self, stops: Sequence[Stop], width: int) -> Strip:
-        """Return the meanings of the colours, in short words if others are longer than `width`."""
+        """Return the meanings of the colours, shortened if they do not fit into `width`."""
         palette, symbols = self.symbols.palette, self.symbols
         held, free = palette.states[SlotState.TOKEN], palette.states[SlotState.FREE]
         mark, blank = ("■", "■") if symbols.color else (symbols.up[-1], symbols.dot)
@@ -282,7 +283,9 @@ class PoolWall(LineBox):
         return Strip(segments)
 
     def _last_line(self, stops: Sequence[Stop], *, num_folded: int) -> list[Strip]:
-        """Return a line about the way of the followed request, or about the strip that several servers share."""
+        """Return a line about the servers that the followed request visits, or about the strip that several servers
+        share.
+        """
         width, name = self.size.width, self._fleet.followed
         if stops:
             texts = [
@@ -296,7 +299,6 @@ class PoolWall(LineBox):
         return []
 
     def on_click(self, event: events.Click) -> None:
-        """Select the clicked strip; open its server on a double click."""
         offset = event.get_content_offset(self)
         place = -1 if offset is None else (offset.y - 1) // self._lines_each
         if 0 <= place < len(self.shown):
@@ -307,17 +309,16 @@ class PoolWall(LineBox):
 
 
 class FleetClock(Scrubber):
-    """Chart of the waiting requests of all servers, above the scrubber. Its time axis is aligned with the strips."""
+    """Chart of the waiting requests of all servers, above the scrubber, with the time axis of the strips."""
 
     def __init__(self, fleet: FleetServers, symbols: Symbols) -> None:
         super().__init__(fleet.player, symbols, id="fleet-clock")
         self._fleet = fleet
         self._column = -1
         self._drawn: tuple[int, int, npt.NDArray[np.int64], int] = (0, 0, np.empty(0, np.int64), 1)
-        """Width and height of the chart when it was computed last, then the result of `_queue`."""
+        """Width and height of the last computed chart, then the result of `_queue`."""
 
     def show_frame(self) -> None:
-        """Show the player's current frame."""
         self.refresh()
 
     def move(self) -> None:
@@ -331,11 +332,9 @@ class FleetClock(Scrubber):
 
     @property
     def axis_width(self) -> int:
-        """Width of the axis in columns."""
         return max(self.size.width - GUTTER - columns_right_of_axis(self.size.width), 0)
 
     def marks(self) -> list[tuple[str, TextualStyle, str]]:
-        """Return the scale of the chart of waiting requests."""
         if not self.axis_width or self.size.height < 2:
             return []
         style = TextualStyle.from_rich_style(self.get_component_rich_style("timeline--bar"))
@@ -343,11 +342,10 @@ class FleetClock(Scrubber):
         return [("#" if self.symbols.ascii else "■", style, f"full bar: {most:,} waiting")]
 
     def place(self) -> str:
-        """Return an empty text, because the servers share no step number."""
+        """Return an empty text. The servers share no step number."""
         return ""
 
     def render_line(self, y: int) -> Strip:
-        """Render a line of the chart, or the scrubber."""
         width, height = self.axis_width, self.size.height
         rest = self.get_component_rich_style("timeline--text")
         if not width:

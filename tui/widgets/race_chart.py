@@ -25,17 +25,19 @@ if TYPE_CHECKING:
 _LABEL, _LONGEST_LABEL = 14, 20
 """Smallest and largest width of the names of the runs, in columns."""
 _TIME = 9
-"""Number of columns right of the axis, for its last time."""
+"""Number of columns right of the axis for the axis' last time."""
 _GAP = 7
-"""Number of columns right of the time of a run, for its ratio to the fastest run: `, ×11.9`."""
+"""Number of columns right of the duration of a run for its ratio to the fastest run, such as `, ×11.9`."""
 _TICKS = (1, 2, 5, 10)
-"""Distances of the numbers on an axis, times a power of ten."""
+"""Distances of numbers on an axis, times a power of ten."""
 _LEAST_TICK = 12
 """Smallest distance of two numbers on the axis, in columns."""
 _PACE = 28
-"""Width in columns of the title without marks."""
+"""Width in columns of the title without the names of marks."""
 _MOST_TIMES = 4
-"""Length of a shortened axis, as a multiple of the shortest run; used if the longest run needs twice this length."""
+"""If the longest run is more than twice this multiple of the shortest, the axis ends at this multiple of the
+shortest.
+"""
 
 
 class Race(Scrubber):
@@ -53,7 +55,6 @@ class Race(Scrubber):
         self._gaps = [gap_of(comparison, number) for number in range(len(comparison.lanes))]
 
     def show_frame(self) -> None:
-        """Show the current frame of the comparison."""
         self.refresh()
 
     @property
@@ -63,12 +64,11 @@ class Race(Scrubber):
 
     @property
     def axis_begin(self) -> int:
-        """Number of characters to the left of the axis: a name, and a space."""
+        """Number of characters left of the axis: a name and a space."""
         return self._label + 1
 
     @property
     def axis_width(self) -> int:
-        """Width of the axis in columns."""
         more = _GAP * (self._has_lines and self._comparison.fastest_first)
         return max(super().axis_width - (_TIME + more) * self._is_timed, 0)
 
@@ -79,18 +79,17 @@ class Race(Scrubber):
 
     @property
     def _has_lines(self) -> bool:
-        """True if each run has a line of its own."""
         return self.size.height > 1
 
     @property
     def _span_s(self) -> float:
-        """Length of the axis in seconds: shortened if one run takes many times as long as another."""
+        """Length of the axis in seconds. It is shortened if one run takes many times as long as another."""
         durations_s = [lane.session.player.duration_s for lane in self._comparison.lanes]
         whole_s = super()._span_s
         return min(whole_s, _MOST_TIMES * min(durations_s)) if whole_s > 2 * _MOST_TIMES * min(durations_s) else whole_s
 
     def marks(self) -> list[tuple[str, TextualStyle, str]]:
-        """Return the entries of the title: marks at the ends of runs, with their names if no line has them."""
+        """Return the entries of the title: marks at the ends of runs, with the names of runs that no line names."""
         if not self._is_timed:
             return []
         style = TextualStyle.from_rich_style(self._style("value"))
@@ -113,20 +112,19 @@ class Race(Scrubber):
 
     @property
     def _beyond(self) -> str:
-        """Character at the end of a line that continues beyond the axis."""
+        """Mark at the end of a line that continues beyond the axis."""
         return "//" if self.symbols.ascii else "╱╱"
 
     @property
     def pace(self) -> str:
-        """Speed of the playback in words; for a training batch, the way in which its rows are filled."""
+        """Speed of the playback in words; for a training batch, how fast its rows are filled."""
         return super().pace if self._is_timed else f"{self.player.speed:g} sequences a second"
 
     def place(self) -> str:
-        """Return an empty text, because the runs share no step number."""
+        """Return an empty text. The runs share no step number."""
         return ""
 
     def render_line(self, y: int) -> Strip:
-        """Render the line of a run, or the scrubber."""
         width, lanes = self.axis_width, self._comparison.lanes
         rest = self._style("text")
         if not width:
@@ -159,7 +157,7 @@ class Race(Scrubber):
         return self.get_component_rich_style(f"timeline--{name}")
 
     def _span(self, number: int, width: int) -> list[Segment]:
-        """Return the bar of a run's duration: solid up to the clock, thin after it, with the duration at its end."""
+        """Return the bar of a run's duration: solid up to the clock, then thin, with the duration at its end."""
         session = self._comparison.lanes[number].session
         end = self._column_of_end(session, width)
         gone = min(self.cursor_column, end)
@@ -179,7 +177,6 @@ class Race(Scrubber):
         return cells[:width]
 
     def _is_beyond(self, session: Session) -> bool:
-        """Tell whether a run ends beyond the axis."""
         return session.player.duration_s > self.player.begin_s + self._span_s * 1.001
 
     def _column_of_end(self, session: Session, width: int) -> int:
@@ -217,7 +214,6 @@ class Race(Scrubber):
 
 
 def _listed(lanes: Sequence[ComparedRun], *, times: bool) -> str:
-    """Return the names of `lanes`; with `times`, each followed by the duration of its run."""
     return ", ".join(
         f"{lane.label} {duration(lane.session.player.duration_s)}" if times else lane.label for lane in lanes
     )

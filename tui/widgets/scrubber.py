@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from ..playback.player import Player
 
 GUTTER = 15
-"""Characters to the left of the axis, for labels and current values."""
+"""Number of characters left of the axis, for labels and current values."""
 _TINT = 0.4
 """Share of the cursor's colour in the colours under it."""
 
 
 def under_cursor(cell: Segment, symbols: Symbols) -> Segment:
-    """Return a character of a chart as it looks under the cursor: its colours are tinted with the cursor's colour.
+    """Return a character of a chart as it looks under the cursor: tinted with the cursor's colour.
 
-    An empty character becomes a vertical line. Without colours, free memory becomes one, too, and other characters
-    become bold.
+    An empty character becomes a vertical line. Without colours, free memory does, too, and other characters become
+    bold.
     """
     palette, style = symbols.palette, cell.style or RichStyle()
     grounded = style.bgcolor is not None and style.bgcolor.get_truecolor().hex != palette.void
@@ -53,7 +53,7 @@ def under_cursor(cell: Segment, symbols: Symbols) -> Segment:
 
 
 class Scrubber(Widget):
-    """Widget along the time axis of `player`, to the right of a gutter."""
+    """Widget along the time axis of `player`, right of a gutter."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "timeline--text",
@@ -65,7 +65,7 @@ class Scrubber(Widget):
 
     @dataclass
     class Scrubbed(Message):
-        """Message that the user wants to see the time under the mouse."""
+        """The user wants to see the time under the mouse."""
 
         time_s: float
 
@@ -79,7 +79,7 @@ class Scrubber(Widget):
         self._title = Content("")
 
     def show_transport(self) -> None:
-        """Show in the title whether the clock runs, its speed and its time."""
+        """Show in the title whether the clock runs, its speed, and its position."""
         player = self.player
         state = "playing" if player.playing else "paused"
         marks = [
@@ -102,7 +102,7 @@ class Scrubber(Widget):
 
     @staticmethod
     def _marked(title: Content, marks: list[Content], room: int) -> tuple[int, Content]:
-        """Return the number of `marks` that have room behind `title`, and the title followed by these."""
+        """Return how many of the leading `marks` fit into `room` behind `title`, and the title with these marks."""
         number = 0
         for mark in marks:
             if title.cell_length + mark.cell_length <= room:
@@ -111,11 +111,9 @@ class Scrubber(Widget):
         return number, title
 
     def on_resize(self) -> None:
-        """Write the title for the new width."""
         self.show_transport()
 
     def notify_style_update(self) -> None:
-        """Redraw the title in the colours of the current theme."""
         super().notify_style_update()
         if self.is_mounted:
             self._title = Content("")
@@ -123,16 +121,15 @@ class Scrubber(Widget):
 
     @property
     def pace(self) -> str:
-        """Speed of the playback in words."""
         return pace(self.player.speed)
 
     def marks(self) -> list[tuple[str, Style, str]]:
-        """Return entries for the title that explain marks on the axis: a glyph, its style, and its meaning."""
+        """Return entries for the title that explain marks on the axis: (glyph, its style, its meaning)."""
         return []
 
     @property
     def num_on_axis(self) -> int:
-        """Number of entries of `marks`, the first ones, whose marks are on the axis itself."""
+        """Number of leading entries of `marks` whose marks are on the axis itself."""
         return len(self.marks())
 
     def place(self) -> str:
@@ -140,24 +137,21 @@ class Scrubber(Widget):
         return f"step {self.player.frame:,} of {self.player.last_frame:,}"
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        """Move the clock to the mouse, and keep it there until the button is released."""
         self._scrubbing = True
         self.capture_mouse()
         self._scrub(event)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Move the clock to the mouse while the button is down."""
         if self._scrubbing:
             self._scrub(event)
 
     def on_mouse_up(self) -> None:
-        """Stop scrubbing."""
         self._scrubbing = False
         self.release_mouse()
 
     @property
     def axis_begin(self) -> int:
-        """Number of characters to the left of the axis."""
+        """Number of characters left of the axis."""
         return GUTTER
 
     @property
@@ -171,7 +165,7 @@ class Scrubber(Widget):
         return int(self.column_of(np.array([self.player.clock_s]), self.axis_width)[0])
 
     def column_of(self, times_s: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.int64]:
-        """Return the column of each time on an axis of `width` columns."""
+        """Return the column, from 0, of each time on an axis of `width` columns."""
         begin_s, span_s = self.begin_s, self._span_s
         return np.clip(((times_s - begin_s) / max(span_s, 1e-300) * width).astype(np.int64), 0, width - 1)
 
@@ -181,7 +175,7 @@ class Scrubber(Widget):
 
     @property
     def begin_s(self) -> float:
-        """Time at which the axis begins, in seconds."""
+        """Time in seconds at which the axis begins."""
         return self.player.begin_s
 
     @property

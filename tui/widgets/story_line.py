@@ -24,7 +24,7 @@ _GAP: Final = 6
 
 
 class StoryLine(Widget):
-    """Shows the parts of the story that fit, and at the right a hint about keys until a key has been pressed."""
+    """The parts of the story that fit and, until a key is pressed, a hint about keys at the right."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"story--text", "story--hint"}
 
@@ -34,18 +34,15 @@ class StoryLine(Widget):
         self._hints, self._hinting = hints, True
 
     def tell(self, story: Story) -> None:
-        """Show `story` from now on."""
         self._story = story
         self.refresh()
 
     def stop_hinting(self) -> None:
-        """Remove the hint about keys."""
         if self._hinting:
             self._hinting = False
             self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Render the one line."""
         del y
         text_style, hint_style = (self.get_component_rich_style(f"story--{name}") for name in ("text", "hint"))
         width, parts = self.size.width, list(self._story.parts)

@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _FULL_MARK = 4
-"""Number of events that fill the mark of a column; if a column has more, its number fills the mark."""
+"""Number of events that fill the mark of a column, or the largest number of events in a column if that is larger."""
 _MOST_SQUARES = 12
-"""Largest number of columns with events at which squares mark them."""
+"""Largest number of columns with events for which squares mark these columns."""
 _MOST_KINDS = 2
-"""Largest number of kinds of events that are named in the title."""
+"""Largest number of kinds of events that the title names."""
 _LEAST_ROWS = 8
 """Least height of the charts, in lines, with room for a line of events above the axis."""
 _FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
 
 
 _MOSTLY_FILLED = "▅▆▇█"
-"""Characters of charts of which the first colour fills more than half."""
+"""Characters whose first colour fills more than half."""
 
 
 def _with_line(cell: Segment, symbols: Symbols) -> Segment:
-    """Return a character of a chart with the line of the clock: a vertical line on its more frequent colour.
+    """Return a character of a chart with the clock's vertical line, on the colour that fills most of the character.
 
     Without colours, an empty character or free memory becomes a line, and other characters become bold.
     """
@@ -68,7 +68,6 @@ class TimelineChart(Scrubber):
         self.open(session)
 
     def open(self, session: Session) -> None:
-        """Show `session` from now on."""
         self._session, self.player = session, session.player
         self._charts, self._num_before = session.charts, session.num_frames_before
         self._notable = self._charts.events.notable
@@ -77,10 +76,10 @@ class TimelineChart(Scrubber):
         self._followed = session.followed
         self._column = -1
         self._counted: tuple[int, int | None, npt.NDArray[np.int64]] = (0, None, np.empty(0, np.int64))
-        """Width of the axis, followed request, and the number of marked events in each column of the axis."""
+        """Width of the axis, followed request, and the number of marked events in each column."""
 
     def show_frame(self) -> None:
-        """Show the session's current frame and followed request; redraw only what has changed."""
+        """Show the session's current frame and followed request. Redraw only what has changed."""
         column = self.cursor_column if self.axis_width else 0
         if self._followed == self._session.followed and column == self._column:
             labels = (Region(0, y, GUTTER, 1) for y in self._labelled_lines())
@@ -93,12 +92,11 @@ class TimelineChart(Scrubber):
         self.refresh()
 
     def notify_style_update(self) -> None:
-        """Redraw the charts in the colours of the current theme."""
         super().notify_style_update()
         self._drawn_size = Size(0, 0)
 
     def render_line(self, y: int) -> Strip:
-        """Render a line: label and current value at the left, then the chart, with the cursor drawn over it."""
+        """Render a line: label and current value at the left, then the chart with the cursor."""
         if self._drawn_size != self.size:
             self._drawn_size, self._followed = self.size, self._session.followed
             self._lines = self._draw_charts(self.axis_width, self.size.height)
@@ -117,7 +115,7 @@ class TimelineChart(Scrubber):
         )
 
     def place(self) -> str:
-        """Return the step in words, with the number of waiting requests if some ever wait and no line shows it."""
+        """Return the step in words, with the number of waiting requests if some ever wait and no line shows them."""
         session, frame = self._session, self.player.frame
         place = f"step {session.step_number(frame):,} of {session.step_number(self.player.last_frame):,}"
         waiting = self._charts.waiting[self._num_before + frame]
@@ -126,7 +124,7 @@ class TimelineChart(Scrubber):
 
     @property
     def begin_s(self) -> float:
-        """Time at which the charts begin, which may be before the first frame that the player can show."""
+        """Time in seconds at which the charts begin. It may be before the player's first frame."""
         return float(self._charts.times_s[0])
 
     def marks(self) -> list[tuple[str, TextualStyle, str]]:
@@ -171,7 +169,7 @@ class TimelineChart(Scrubber):
         return style if paint == SlotState.TOKEN else style + Style(color=paint_colors(self.symbols.palette)[paint])
 
     def _mark_color(self) -> str:
-        """Return the colour of the marks of events: that of freed units if there is a shortage, else that of text."""
+        """Return the colour of marks of events: that of freed units if there is a shortage, else that of the cursor."""
         shortage = bool(np.isin(self._marked_events().kind, NOTABLE).any())
         palette = self.symbols.palette
         return palette.changes[1] if shortage else palette.cursor
@@ -193,7 +191,7 @@ class TimelineChart(Scrubber):
         return ["time", *["events"] * self._has_event_line(height), *["waiting"] * (height > 3), "running"]
 
     def _has_event_line(self, height: int) -> bool:
-        """Tell whether events have a line of their own, because they are many and there is room."""
+        """Tell whether events have a line of their own: there are many, and there is room."""
         return height >= _LEAST_ROWS and not self._has_squares
 
     def _label(self, y: int) -> list[Segment]:
@@ -266,9 +264,8 @@ class TimelineChart(Scrubber):
         return Strip([Segment(text, style)])
 
     def _track(self, width: int, height: int) -> Strip:
-        """Render the scrubber: marks of notable events, and the time in which the followed request holds memory.
-
-        The marks are left out if events have a line of their own.
+        """Render the scrubber: marks of events, unless they have a line of their own, and when the followed request
+        holds memory.
         """
         symbols = self.symbols
         marks = columns(self._events * (not self._has_event_line(height)), self._full_mark, 1)[0]
@@ -289,7 +286,7 @@ class TimelineChart(Scrubber):
         ).simplify()
 
     def _knob(self, column: int) -> Segment:
-        """Return the character of the clock on the axis, in the colour of events if it hides a mark of these."""
+        """Return the character of the clock on the axis, in the colour of events if it hides a mark."""
         hides = len(self._events) > column and self._events[column] > 0 and self._has_squares
         color = self._mark_color() if hides else self.symbols.palette.cursor
         return Segment(self.symbols.knob, Style(color=color, bold=True))
@@ -313,16 +310,15 @@ class TimelineChart(Scrubber):
 
     @property
     def _has_squares(self) -> bool:
-        """True if events are in few columns, so that squares mark them."""
         return int(np.count_nonzero(self._events)) <= _MOST_SQUARES
 
     def _marked_events(self) -> Events:
-        """Return the notable events; if a request is followed, only the events of that request."""
+        """Return the notable events; while a request is followed, only those of that request."""
         session = self._session
         return self._notable if session.followed is None else self._notable.of_request(session.followed)
 
     def _residency(self, width: int) -> npt.NDArray[np.bool_]:
-        """Return the columns in which the followed request holds memory."""
+        """Mark the columns in which the followed request holds memory."""
         held = np.zeros(width, np.bool_)
         session = self._session
         if session.followed is None:

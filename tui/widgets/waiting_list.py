@@ -30,7 +30,7 @@ _NAME_WIDTH = 12
 
 
 _FIGURES = 13
-"""Width in characters of the figures of a running request: ` 12,345/16,384`."""
+"""Width in characters of the figures of a running request, such as ` 12,345/16,384`."""
 
 
 class Queue(Panel, can_focus=True, inherit_bindings=False):
@@ -56,12 +56,11 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         self.action_move(0)
 
     def on_blur(self) -> None:
-        """Remove the cursor."""
         self._cursor = None
         self.show_frame()
 
     def action_move(self, lines: int) -> None:
-        """Move the cursor by `lines` requests through the waiting and then the running requests."""
+        """Move the cursor by `lines` requests, through the waiting and then the running ones."""
         waiting, running = self._everybody()
         order = [*waiting, *running]
         if order:
@@ -70,16 +69,13 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         self.show_frame()
 
     def action_follow(self) -> None:
-        """Follow the request under the cursor."""
         if self._cursor is not None:
             self.post_message(self.Picked(self._cursor))
 
     def action_leave(self) -> None:
-        """Remove the focus, so that arrow keys control playback again."""
         self.screen.set_focus(None)
 
     def on_click(self, event: events.Click) -> None:
-        """Follow the request on the clicked line."""
         offset = event.get_content_offset(self)
         if offset is not None and offset.y < len(self._requests):
             request = self._requests[offset.y]
@@ -94,7 +90,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return replay.waiting_requests().tolist(), running[np.argsort(self._is_held(running), kind="stable")].tolist()
 
     def _is_held(self, requests: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Tell for each of `requests` whether it still holds memory although its answer is complete."""
+        """Tell for each of `requests` whether it holds memory although its answer is complete."""
         replay = self.session.replay
         if self.session.recording.meta.policy_name != "static" or self.session.rows is not None:
             return np.zeros(len(requests), np.bool_)
@@ -105,7 +101,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return next((text for text in texts if len(text) <= self.size.width), texts[-1] if texts else "")
 
     def write(self) -> list[Strip]:
-        """Return the waiting and the running requests that fit: the first of both lists, or those around the cursor."""
+        """Return the waiting and the running requests that fit: the first of each list, or those around the cursor."""
         height = self.size.height
         waiting, running = self._everybody()
         reasons = [self._fitting(wait_reason(self.session))] if len(waiting) else []
@@ -137,7 +133,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return strips
 
     def _around(self, requests: list[int], room: int) -> list[int]:
-        """Return at most `room` consecutive `requests`, including the one under the cursor."""
+        """Return at most `room` consecutive `requests`, among them the one under the cursor."""
         begin = 0
         if self._cursor in requests:
             begin = min(max(requests.index(self._cursor) - room // 2, 0), max(len(requests) - room, 0))
@@ -164,12 +160,12 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         ]
 
     def _square(self, request: int) -> Segment:
-        """Return a sample of the request's colour; a space if it has the colour of all other requests."""
+        """Return a sample of the request's colour; a space if it is the colour of all other requests."""
         paint = paint_of(self.session, request)
         return self.text(" ") if paint == SlotState.TOKEN else self.sample(paint)
 
     def _need(self, request: int, *, short: bool) -> str:
-        """Return a text about the tokens and blocks that a waiting request needs; if `short`, only about blocks."""
+        """Describe the tokens and blocks that a waiting request needs; if `short`, only the blocks."""
         requests = self.session.recording.requests
         again = requests.first_scheduled_s[request] < self.session.replay.time_s
         tokens = f"{requests.prompt_tokens[request]:,} prompt"
@@ -193,7 +189,10 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return Strip([*self._called(request, _NAME_WIDTH), *bar, self.text(figures, "weak")])
 
     def _full(self, request: int) -> int:
-        """Return the number of tokens that a request has at its end; if it has not ended, the largest possible."""
+        """Return the number of tokens of a request at its end.
+
+        If it has not ended, return the largest possible number.
+        """
         requests, full = self.session.recording.requests, int(self.session.replay.full[request])
         if requests.status[request] != RequestStatus.UNFINISHED:
             return full

@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _FIGURES_WIDTH = 10
-"""Width in characters of an entry of the legend without its texts: a sample, a percentage, and the spaces between."""
+"""Width in characters of an entry of the legend without its texts: a sample, a percentage, and spaces."""
 _GAP = 2
 """Number of spaces between entries of the legend."""
 _TITLE, _TITLE_BESIDE = "where the memory is now", "memory of all requests"
 _LOW = 20
-"""Least number of lines of a screen with room for a legend; with fewer, the pool needs them."""
+"""Least number of lines of a screen with room for a legend."""
 _TALL = 38
 """Least number of lines of a screen with room for a taller legend."""
 
 
 class WasteBar(Widget):
-    """A stacked bar of the pool's slots by state. The legend lists every state that occurs in the recording."""
+    """Stacked bar of the pool's slots by state. The legend lists every state that occurs in the recording."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"waste--text", "waste--meaning"}
 
@@ -51,7 +51,6 @@ class WasteBar(Widget):
         self.open(session)
 
     def open(self, session: Session) -> None:
-        """Show `session` from now on."""
         self._session = session
         ever = session.charts.slots.max(axis=0, initial=0)
         self._listed = [state for state in STACK if ever[state] or not session.added_up]
@@ -59,7 +58,7 @@ class WasteBar(Widget):
             self._take_lines()
 
     def show_frame(self) -> None:
-        """Show the session's current frame; on a narrow screen, the title describes the selection."""
+        """Show the session's current frame. On a narrow screen, the title describes the selection."""
         room = self.size.width - 2
         words = [_TITLE]
         if self.screen.has_class("-narrow") and (inspected := selection(self._session)):
@@ -75,7 +74,6 @@ class WasteBar(Widget):
         self.refresh()
 
     def on_resize(self) -> None:
-        """Set the height to what the legend needs at the new width."""
         self.show_frame()
         self._take_lines()
 
@@ -84,7 +82,6 @@ class WasteBar(Widget):
         self.styles.height = 2 + legend * (self.screen.size.height >= _LOW)
 
     def render_line(self, y: int) -> Strip:
-        """Render the bar, then the legend."""
         if y == 0:
             return state_bar(self._session.breakdown, self.size.width, self._symbols)
         widths, meanings = self._columns()
@@ -97,7 +94,9 @@ class WasteBar(Widget):
         return Strip(segments).adjust_cell_length(self.size.width, self.get_component_rich_style("waste--text"))
 
     def _columns(self) -> tuple[list[int], bool]:
-        """Return the widths of the legend's columns in characters, and whether explanations of states have room."""
+        """Return the widths of the legend's columns in characters, and whether there is room for explanations of
+        states.
+        """
         meanings, number = self._most_columns(meanings=True), len(self._listed)
         most_lines = 4 if meanings > 1 and self.screen.size.height >= _TALL else 2
         explains = meanings > 0 and -(-number // meanings) <= most_lines
@@ -108,13 +107,13 @@ class WasteBar(Widget):
         return [width + max(spare, 0) for width in widths], explains
 
     def _most_columns(self, *, meanings: bool) -> int:
-        """Return the largest number of entries that fit beside each other; 0 if not even one fits."""
+        """Return the largest number of entries that fit beside each other; 0 if not even one does."""
         numbers = range(len(self._listed), 0, -1)
         fitting = (number for number in numbers if sum(self._widths(number, meanings=meanings)) <= self.size.width)
         return next(fitting, 0)
 
     def _widths(self, number: int, *, meanings: bool) -> list[int]:
-        """Return the least widths in characters of `number` columns, including the gaps between the columns."""
+        """Return the least widths in characters of `number` columns, with the gaps between columns."""
         widths = []
         for column in range(number):
             longest = max((len(STATE_MEANINGS[state]) for state in self._listed[column::number]), default=0)
@@ -136,9 +135,9 @@ class WasteBar(Widget):
 
 
 def state_bar(slots: npt.NDArray[np.int64], width: int, symbols: Symbols, *, named: bool = True) -> Strip:
-    """Return a bar of `width` characters for the number of `slots` in each state, shape (8,).
+    """Return a bar of `width` characters in proportion to the `slots` in each state: shape (8,).
 
-    With `named`, the names of states are written on their parts of the bar where they fit.
+    With `named`, the names of states are written on their parts of the bar if they fit.
     """
     first, second, eighths = stacked(slots[None, list(STACK)], width)
     cells = zip(first[0].tolist(), second[0].tolist(), eighths[0].tolist(), strict=True)
@@ -176,6 +175,6 @@ def _named(bar: Strip, layers: npt.NDArray[np.int64], palette: Palette) -> Strip
 
 
 def _spans(values: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
-    """Return the begin and the end index of each sequence of equal values."""
+    """Return the begin and the end index of each run of equal values."""
     ends = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, len(values)).tolist()
     return [0, *ends[:-1]], ends
