@@ -31,7 +31,6 @@ _HOME = by_name({
     "kvsim.recording.tables": "Memory MemoryKind RequestStatus Requests Schedule Steps",
     "kvsim.recording.writer": "RecordingWriter",
 })  # fmt: skip
-"""Module of each name that can be imported from `kvsim.recording`."""
 
 __all__ = [
     "AllocatorHistory",

@@ -28,32 +28,31 @@ class RecordingBuilder:
         self._requests, self._steps = GrowingRequests(), GrowingSteps()
         self._schedule, self._memory = GrowingSchedule(), GrowingMemory()
         self.copies = CopiesUnderWay()
-        """Copies between GPU and host."""
         self.transfers = TransfersUnderWay()
-        """Transfers between this server and others."""
         self._images = ImagesSoFar()
         self._last_token_s = 0.0
-        """Time in seconds of the last output token. The output of a step is reported after its tokens."""
+        """Time of the latest output token. It may be after the last `end_s`, because a step's tokens are reported
+        before its end.
+        """
         self._last_scheduled: list[int] = []
         self._previous_scheduled: list[int] = []
         self._preempted_since: list[int] = []
-        """Requests that were preempted since the last call of `step`. They count in the next step."""
+        """Requests that were preempted since the last call of `step`; the next step counts them."""
         self._begun_since: list[int] = []
-        """Requests that were scheduled for the first time since the last call of `step`."""
 
     @property
     def num_steps(self) -> int:
-        """Number of recorded steps."""
+        """Number of steps recorded up to now, including steps in flight."""
         return self._num_steps
 
     @property
     def num_requests(self) -> int:
-        """Number of requests that have arrived."""
+        """Number of requests that have arrived up to now."""
         return len(self._requests)
 
     @property
     def num_memory_rows(self) -> int:
-        """Number of stored rows of the memory table."""
+        """Number of rows of the memory table up to now."""
         return len(self._memory)
 
     @property
@@ -80,9 +79,11 @@ class RecordingBuilder:
         adapter: int = 0,
         delay_s: float | None = None,
     ) -> int:
-        """Add a request that has arrived at the engine, and return its number. A refused request is never served.
+        """Add a request that arrives at the engine, and return its row in the requests table. A refused request is
+        never served.
 
-        `delay_s` is the time in seconds since the server's front end got the request; None if not known.
+        `delay_s` is the time in seconds since the server's front end got the request; None if not known. `adapter` is 0
+        for none.
         """
         sent = {} if delay_s is None else {"sent_s": round(time_s - delay_s, 9)}
         return self._requests.add(
@@ -107,8 +108,8 @@ class RecordingBuilder:
         """Record that `request` computes `tokens` tokens in each of `repeat` steps, the first of which is being
         scheduled.
 
-        `computed_before` is the number of its tokens that are computed before. In runs with drafts, `known` is the
-        number of its tokens whose values are known.
+        `computed_before` is the number of its tokens that are computed before the first of these steps. `known` is the
+        number of its known tokens (prompt and processed outputs); None in runs without drafts.
         """
         self._last_scheduled.append(request)
         first_scheduled_s = self._requests.columns["first_scheduled_s"]
@@ -124,7 +125,7 @@ class RecordingBuilder:
         self._schedule.add_decode(self._previous_scheduled, self._num_steps)
 
     def check_step(self, columns: Mapping[str, Any]) -> None:
-        """Check the columns of a step that come from a file.
+        """Check the values in `columns` for a step that comes from a file.
 
         Raises:
             ValueError: a column is not a number, is missing, or is given although earlier steps lack it.
@@ -132,16 +133,18 @@ class RecordingBuilder:
         self._steps.check_row(columns, given_elsewhere=("step", "schedule_seq", "output_seq", "end_s"))
 
     def check_output(self, step: int) -> None:
-        """Check that the output of `step` has not been recorded yet, and is the next one.
+        """Check that `step` exists and its output has not been recorded yet.
 
         Raises:
-            IndexError: it is not.
+            IndexError: it does not exist, or its output has been recorded.
         """
         if not (0 <= step < len(self._steps) and self._steps.columns["output_seq"][step] < 0):
             raise IndexError(f"the output of step {step} is not awaited")
 
     def step(self, **columns: float) -> int:
-        """End the scheduling of a step, with values for the columns of the steps table. Return its number."""
+        """End the scheduling of a step: add its row, with values for columns of the steps table. Return the step's
+        number.
+        """
         number = self._num_steps
         columns |= {"step": number, "schedule_seq": self._seq, "output_seq": -1, "end_s": np.nan}
         for name, column in self._steps.columns.items():
@@ -156,7 +159,7 @@ class RecordingBuilder:
     def output(self, step: int, time_s: float, outputs: Mapping[int, int] | None = None) -> None:
         """Record that the output of `step` was processed at `time_s`.
 
-        In runs with drafts, `outputs` has the number of output tokens of each request.
+        `outputs` has the number of output tokens of each request that got any; None in runs without drafts.
         """
         if outputs is not None:
             self._schedule.fill_in("outputs", step, outputs)
@@ -189,23 +192,30 @@ class RecordingBuilder:
         self._preempted_since.append(request)
 
     def transfer(self, is_send: bool, request: int, position: int, blocks: int, tokens: int, time_s: float) -> None:
-        """Record the begin of a transfer of `blocks` blocks of `request`, from index `position` of its table on.
+        """Record that a transfer of `blocks` blocks of `request` begins, from index `position` of its table on.
 
-        It is a load of `tokens` tokens. With `is_send`, the blocks are kept for another server instead.
+        It loads `tokens` tokens from another server. With `is_send`, the blocks are kept for another server instead,
+        and have `tokens` computed tokens.
         """
         kind = TransferKind.SEND if is_send else TransferKind.LOAD
         self.transfers.begin(kind, request, position, blocks, tokens, seq=self._seq, time_s=time_s)
 
     def transferred(self, request: int, time_s: float, failed: int) -> None:
-        """Record the end of a request's transfer. `failed` is the first table index that did not load, or -1."""
+        """Record that the transfer of `request` ended at `time_s`. `failed` is the first table index that did not load,
+        or -1.
+        """
         self.transfers.end(request, seq=self._seq, time_s=time_s, failed=failed)
 
     def has_images(self, request: int, images: Iterable[Sequence[Any]]) -> None:
-        """Record the images of a request that has arrived, by place, in the form of `ImagesSoFar.add`."""
+        """Record the images of a request that has arrived, sorted by place. Each has the form described at
+        `ImagesSoFar.add`.
+        """
         self._images.add(request, images)
 
     def encoder_event(self, kind: str, request: int, image: int) -> None:
-        """Record an event of the encoder cache. `kind` is the name of an `ImageEventKind` in lower case."""
+        """Record an event of the encoder cache. `kind` is the name of an `ImageEventKind` in lower case; `request` is
+        -1 if the image is computed or evicted.
+        """
         self._images.happened(kind, request, image, seq=self._seq, step=self._num_steps)
 
     def ended(self, request: int, status: RequestStatus, time_s: float) -> None:
@@ -215,7 +225,9 @@ class RecordingBuilder:
         self._schedule.end(request)
 
     def append_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
-        """Record that `blocks` were appended to the request's block table of `group`, at index `position`."""
+        """Record that `request` got new `blocks`: its block table of `group` had `position` blocks, and continues with
+        these.
+        """
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.APPEND, request, position, blocks, group)
 
     def share_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
@@ -237,9 +249,9 @@ class RecordingBuilder:
         )  # fmt: skip
 
     def release(self, request: int, num_units: int, num_cached: int, group: int = 0) -> None:
-        """Record that `request` released its whole table in a KV-cache group. The first `num_cached` units stay cached.
+        """Record that `request` released its whole table of `num_units` units in a KV-cache group.
 
-        `num_units` is the number of units in the table.
+        The first `num_cached` of these units stay in the prefix cache.
         """
         self._memory.add(
             self._seq, self._num_steps, MemoryKind.RELEASE, request, 0, -1, num_units, num_units, num_cached,
@@ -249,9 +261,11 @@ class RecordingBuilder:
     def release_skipped(
         self, request: int, positions: Sequence[int], blocks: Sequence[int], kept: Sequence[int], group: int
     ) -> None:
-        """Record that `request` released some `blocks` of its table, at the indices `positions`, in this order.
+        """Record that `request` released some blocks of its table, in the order of `blocks`, before it releases the
+        whole table.
 
-        `kept` has 1 for each block that stays cached, otherwise 0.
+        `positions` are the indices of the blocks in the table. `kept` has 1 for each block that stays cached, otherwise
+        0.
         """
         for position, block, keeps in zip(positions, blocks, kept, strict=True):
             self._memory.add(
@@ -263,7 +277,7 @@ class RecordingBuilder:
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.EVICT, -1, 0, blocks)
 
     def mark(self) -> Mark:
-        """Return the present position in the recording, for `since`. Call it only between steps of the engine."""
+        """Return the present numbers of rows, for `since`. Call it only between steps of the engine."""
         return Mark(
             seq=self._seq,
             num_requests=len(self._requests),
@@ -277,7 +291,7 @@ class RecordingBuilder:
     def since(self, mark: Mark, requests: IntArray) -> Since:
         """Return the rows that were added or changed after `mark`.
 
-        The requests of the result are those that arrived after `mark`, and those in the rows `requests`, which ascend.
+        The result has the requests that arrived after `mark`, and those in the rows `requests`, which must ascend.
         """
         extended = mark.open_rows[self._schedule.last_step(mark.open_rows) >= mark.num_steps]
         rows = np.concatenate((extended, np.arange(mark.num_schedule_rows, len(self._schedule))))
@@ -293,7 +307,7 @@ class RecordingBuilder:
         )
 
     def finish(self, meta: Meta, name: str = "") -> Recording:
-        """Return everything recorded up to now as a recording. Steps without an output get one now."""
+        """Return everything recorded up to now as a recording. Steps in flight get an output now."""
         return Recording(
             meta=meta,
             name=name,
@@ -308,9 +322,9 @@ class RecordingBuilder:
         )
 
     def _without_open_step(self, requests: Requests, rows: IntArray) -> Requests:
-        """Return `requests` without what the step that is being scheduled changed in them.
+        """Undo in `requests`, in place, what the step that is being scheduled has changed. Return `requests`.
 
-        They are changed in place. `rows` has their numbers.
+        `rows` are their rows in the whole requests table, ascending.
         """
         np.subtract.at(requests.preemptions, np.searchsorted(rows, self._preempted_since), 1)
         begun = np.searchsorted(rows, self._begun_since)
@@ -321,7 +335,6 @@ class RecordingBuilder:
         return requests
 
     def _outputs_so_far(self) -> IntArray:
-        """Return each request's number of output tokens in a run with drafts: its known tokens minus its prompt."""
         schedule, prompt = self._schedule.so_far(self._num_steps), np.array(self._requests.columns["prompt_tokens"])
         first, last = prompt.copy(), prompt.copy()
         assert schedule.known is not None

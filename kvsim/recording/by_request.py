@@ -16,7 +16,6 @@ from kvsim.recording.order import sort_key, stable_order
 from kvsim.recording.tables import IntArray, Schedule
 
 _NEVER = np.iinfo(np.int64).max
-"""Number greater than every `sort_key`."""
 
 
 def first_rows(schedule: Schedule) -> tuple[IntArray, IntArray]:
@@ -25,7 +24,7 @@ def first_rows(schedule: Schedule) -> tuple[IntArray, IntArray]:
 
 
 def last_steps(recording: Recording, never: int = 0) -> npt.NDArray[np.int64]:
-    """Return the last step that computes each request; `never` for a request that no step computes."""
+    """Return, for each request, the last step that computes it; `never` if no step does."""
     schedule, last = recording.schedule, np.full(len(recording.requests), never, np.int64)
     np.maximum.at(last, schedule.request, schedule.step + schedule.repeats - 1)
     return last
@@ -54,18 +53,20 @@ def answered_rows(recording: Recording) -> Schedule:
 
 
 class TokenSteps(NamedTuple):
-    """Requests that reach a given number of computed tokens, and the first step after which each has."""
+    """Requests that reach a given number of computed tokens, and the first step after which each has at least that
+    number.
+    """
 
     request: IntArray
     step: IntArray
     is_end: npt.NDArray[np.bool_]
-    """True if the request has computed exactly the given number of tokens after the step; False if more."""
+    """True if the request has exactly the given number of tokens after the step; False if more."""
 
     @classmethod
     def of(cls, schedule: Schedule, tokens: IntArray) -> TokenSteps:
         """Find, for each request, the first step after which it has computed `tokens[request]` tokens.
 
-        Requests with 0, and those that do not reach the number, are left out.
+        Requests for which this number is 0, and those that never reach it, are left out.
         """
         wanted, before = tokens[schedule.request], schedule.computed_before
         rows = np.flatnonzero((before < wanted) & (computed_after(schedule) >= wanted))
@@ -79,9 +80,9 @@ class RowsByRequest(NamedTuple):
     """Rows of the schedule, sorted by request and then by step."""
 
     row: npt.NDArray[np.int32]
-    """Number of each row in the schedule."""
+    """Index in the schedule of each row, in this order."""
     key: npt.NDArray[np.int64]
-    """`sort_key` of the request and the first step of each row, ascending."""
+    """`sort_key` of the request and the first step of each row: ascending."""
 
     @classmethod
     def of(cls, recording: Recording) -> RowsByRequest:
@@ -91,11 +92,13 @@ class RowsByRequest(NamedTuple):
         return cls(row, sort_key(schedule.request[row], schedule.step[row]))
 
     def newest(self, request: IntArray, step: IntArray) -> npt.NDArray[np.int32]:
-        """Return each request's last schedule row that begins before `step`. There must be one."""
+        """Return the index in the schedule of each request's last row that begins before `step`. There must be one."""
         return self.row[np.searchsorted(self.key, sort_key(request, step)) - 1]
 
     def computed_before(self, schedule: Schedule, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
-        """Return the number of tokens that each request has computed before `step`, including steps in flight."""
+        """Return the number of tokens that each request has computed before `step`, including those of steps in
+        flight.
+        """
         row = self.newest(request, step)
         num_steps = np.minimum(schedule.repeats[row], step - schedule.step[row])
         computed: npt.NDArray[np.int64] = (
@@ -107,8 +110,8 @@ class RowsByRequest(NamedTuple):
 def first_rows_since(recording: Recording, request: IntArray, step: IntArray) -> IntArray:
     """Return the first schedule row of each residency; -1 if the residency ends without a step.
 
-    A residency is the time from an admission of a request to the release of its memory. `request` has the request of
-    each residency, and `step` the step in which it begins.
+    A residency is the time from an admission of a request to the release of its memory. `request[i]` is the request of
+    residency i, and `step[i]` the step in which it begins.
     """
     by_request = RowsByRequest.of(recording)
     begins = sort_key(request, step)

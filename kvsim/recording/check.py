@@ -25,14 +25,18 @@ from kvsim.recording.check_schedule import check_agreement, check_schedule, chec
 from kvsim.recording.check_settings import check_settings, check_waiting
 from kvsim.recording.check_times import Ends, check_clock
 from kvsim.recording.model import Recording
-from kvsim.recording.order import MOST_MOMENTS
+from kvsim.recording.order import SORT_KEY_LIMIT
 from kvsim.recording.rules import require, require_inside, require_of, rises, within
 from kvsim.recording.tables import Copies, MemoryKind
 
 
 def check(recording: Recording, folder: Path) -> None:
-    """Check that the tables agree with each other and with the pool. `folder` is named in errors."""
-    _check_moments(recording, folder)
+    """Check that the tables agree with each other and with the pool. `folder` is named in errors.
+
+    Raises:
+        RecordingError: a rule is broken; the message names the file and the first row.
+    """
+    _check_seq(recording, folder)
     check_requests(recording, folder / "requests.parquet")
     check_steps(recording, folder / "steps.parquet")
     check_settings(recording, folder)
@@ -75,16 +79,15 @@ def check_events(recording: Recording, folder: Path) -> None:
         check_reservations(recording, residencies, folder)
 
 
-def _check_moments(recording: Recording, folder: Path) -> None:
-    """Check that sequence numbers are below `MOST_MOMENTS`, as `sort_key` needs."""
+def _check_seq(recording: Recording, folder: Path) -> None:
     for table in recording.tables:
         for name in (name for name, _ in table.columns() if name.endswith("seq")):
-            is_below = getattr(table, name) < MOST_MOMENTS
-            require(is_below, folder / f"{table.name}.parquet", f"{name} should be below {MOST_MOMENTS:,}")
+            is_below = getattr(table, name) < SORT_KEY_LIMIT
+            require(is_below, folder / f"{table.name}.parquet", f"{name} should be below {SORT_KEY_LIMIT:,}")
 
 
 def _check_memory(recording: Recording, file: Path) -> None:
-    """Check each row of the memory table by itself and against its step: its request, `seq`, counts and units."""
+    """Check each row of the memory table by itself and against its step."""
     memory, pool = recording.memory, recording.meta.pool
     has_request = memory.kind != MemoryKind.EVICT
     known = within(memory.request, len(recording.requests))
@@ -125,7 +128,9 @@ def _check_memory(recording: Recording, file: Path) -> None:
 
 
 def _check_growth(recording: Recording, file: Path) -> None:
-    """Check memory rows with a `repeat` above 1: their steps exist, and no unit of the pool is shared or cached."""
+    """Check memory rows that grow over several steps (`repeat` above 1). They need a pool without shared or cached
+    units.
+    """
     memory, meta, steps = recording.memory, recording.meta, recording.steps
     assert memory.repeat is not None
     require(memory.repeat > 0, file, "repeat should be positive")
@@ -144,14 +149,13 @@ def _check_growth(recording: Recording, file: Path) -> None:
 
 
 def _check_first_rows(recording: Recording, file: Path) -> None:
-    """Check that each request computes its tokens from the first one on, for static batches without memory rows."""
     _, rows = first_rows(recording.schedule)
     begins = recording.schedule.computed_before[rows] == 0
     require(begins, file, "computed_before should be what the request has computed in earlier rows", rows)
 
 
 def _check_initial(recording: Recording, file: Path) -> None:
-    """Check that the lists of initial units in `meta.json` name existing units once, and fit the recording."""
+    """Check the lists of units and requests in `meta.json` that state what was there before the recording began."""
     meta, pool = recording.meta, recording.meta.pool
     for name, units in (("initial_free", meta.initial_free), ("initial_cached", meta.initial_cached)):
         if units is None or pool.num_units is None:
@@ -172,7 +176,6 @@ def _check_initial(recording: Recording, file: Path) -> None:
 
 
 def _check_copies(recording: Recording, copies: Copies, file: Path) -> None:
-    """Check each copy by itself: its request, its host block, and that its end is reported after its begin."""
     requests, num_steps = recording.requests, len(recording.steps)
     ordered = within(copies.begun_step, num_steps) & (copies.reported_step < num_steps)
     ordered &= (copies.reported_step < 0) | (copies.reported_step >= copies.begun_step)
@@ -184,9 +187,8 @@ def _check_copies(recording: Recording, copies: Copies, file: Path) -> None:
 def check_windows(recording: Recording, folder: Path) -> None:
     """Check the numbers of units in SGLang's second pool against its size, and against allocations in the first pool.
 
-    With each unit in the first pool, a table allocates one in the second. So a step allocates at most as many units in
-    the second pool as in the first, and the second pool holds at least those units after the step. It never holds more
-    units than the first.
+    With each unit in the first pool, a table allocates one in the second. So the second pool never holds more units
+    than the first, and after a step it holds at least the units that the step allocated.
     """
     steps, pool, file = recording.steps, recording.meta.pool, folder / "steps.parquet"
     windows, free, cached = pool.windows, steps.free_window_units, steps.cached_window_units

@@ -23,16 +23,17 @@ from kvsim.recording.tables import Copies, CopyKind, IntArray, MemoryKind
 
 
 def check_admissions(recording: Recording, residencies: ResidencyRows, folder: Path) -> None:
-    """Check that an admitted request begins to compute right after its hit, the prefix that it shares or loads.
+    """Check that the tokens that an admitted request need not compute are exactly its hit: the prefix that it shares or
+    loads.
 
-    The numbers of copied blocks in the steps are checked as well.
+    The numbers of copied blocks that steps state are checked as well.
     """
     schedule, copies, file = recording.schedule, recording.copies, folder / "schedule.parquet"
     step = np.searchsorted(recording.steps.schedule_seq, residencies.birth_seq)
     rows = first_rows_since(recording, residencies.birth_request, step)
     # Tables of groups may release units before the request computes, so only an immediate start shows the hit.
     is_checked = (rows >= 0) & (schedule.step[rows] == step) if recording.meta.pool.groups else rows >= 0
-    hits = _hits(recording, residencies)
+    hits = _hit_tokens(recording, residencies)
     if copies is not None:
         _check_copies(recording, copies, folder)
         hits += _loaded_units(copies, residencies.birth_request, step) * recording.meta.pool.unit_tokens
@@ -62,8 +63,8 @@ def _is_unread(
 
     No later step reads tokens of earlier chunks. If all KV-cache groups have chunked local attention, these tokens
     count as a hit even if no unit holds them. The last chunk is that of the newest known token: a prompt token at the
-    first admission, an output token after a preemption. With one group, a request begins with the whole unit in which
-    its last chunk begins; with several, at a common multiple of their chunks and blocks.
+    first admission, an output token after a preemption. A request with one group begins to compute at the start of the
+    unit in which its last chunk begins. With several groups, it begins at a common multiple of their chunks and blocks.
     """
     if not recording.meta.prefix_caching:
         return np.zeros(len(before), np.bool_)
@@ -80,15 +81,16 @@ def _is_unread(
 
 
 def _loaded_units(copies: Copies, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
-    """Count the units that each request began to load in its `step`."""
     is_load = copies.kind == CopyKind.LOAD
     loaded, wanted = np.sort(sort_key(copies.request[is_load], copies.begun_step[is_load])), sort_key(request, step)
     # Equal entries of a sorted array lie between its left and its right insertion point.
     return np.searchsorted(loaded, wanted, side="right") - np.searchsorted(loaded, wanted)
 
 
-def _hits(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.int64]:
-    """Return the prefix-hit tokens at the begin of each residency: the longest hit among its groups' tables."""
+def _hit_tokens(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.int64]:
+    """Return the number of hit tokens at the begin of each residency: the most that any of its groups' tables
+    shares.
+    """
     memory, pool = recording.memory, recording.meta.pool
     rows = np.flatnonzero(memory.kind == MemoryKind.SHARE)
     sizes = np.array([group.block_size for group in pool.groups] or [pool.unit_tokens])
@@ -103,7 +105,6 @@ def _hits(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.in
 
 
 def _check_copies(recording: Recording, copies: Copies, folder: Path) -> None:
-    """Check that loads fill new blocks from host blocks that were stored before, and that steps count copies."""
     steps, file = recording.steps, folder / "copies.parquet"
     memory = recording.memory
     rows = np.flatnonzero(memory.kind == MemoryKind.APPEND)

@@ -40,15 +40,13 @@ def check_batches(recording: Recording, file: Path) -> None:
 
 
 class _BatchRows(NamedTuple):
-    """The scheduled requests and their batches, one entry each. Requests that start in the same step are a batch."""
+    """Scheduled requests and their batches, one entry each. Requests whose first step is the same are a batch."""
 
     rows: IntArray
     number: IntArray
-    """Number of the request's batch, from 0."""
     width: IntArray
-    """Tokens of the longest prompt in the request's batch."""
+    """Number of tokens of the longest prompt in the request's batch."""
     length: npt.NDArray[np.int64]
-    """Number of steps from the request's first step to its last."""
 
     @classmethod
     def of(cls, recording: Recording) -> _BatchRows:
@@ -59,17 +57,13 @@ class _BatchRows(NamedTuple):
         return cls(rows, np.unique(begin, return_inverse=True)[1], schedule.tokens[first], length)
 
     def longest(self, values: npt.NDArray[np.float64] | IntArray) -> npt.NDArray[np.float64]:
-        """Return, for each entry, the largest of `values` in its batch. `values` has one for every request."""
+        """Return the largest of `values`, which has one entry per request, in the batch of each of `rows`."""
         most = np.full(self.number.max(initial=-1) + 1, -np.inf)
         np.fmax.at(most, self.number, values[self.rows])
         return most[self.number]
 
 
 def _check_room(recording: Recording, batches: _BatchRows, file: Path) -> None:
-    """Check that no batch exceeds the settings or the pool.
-
-    A batch that fails for lack of memory must have had no room for its next token in every row.
-    """
     requests, memory, policy = recording.requests, recording.memory, recording.meta.policy
     rows, num_units = batches.rows, recording.meta.pool.num_units
     size = np.bincount(batches.number)[batches.number]

@@ -27,9 +27,8 @@ _OF_TABLES = (
 )
 _OF_GROWTH = "the request's table still grows by an earlier row"
 _CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Change of the number of held units per unit of a memory row: 1 for an allocation, -1 for a release, else 0.
-
-A shared unit is held already.
+"""Number of units that a memory row adds to the held ones, per unit of its length. A unit that is shared is held
+already.
 """
 _CHANGE[MemoryKind.APPEND], _CHANGE[MemoryKind.RELEASE] = 1, -1
 
@@ -65,31 +64,28 @@ def check_block_tables(recording: Recording, folder: Path) -> None:
 
 
 class _Tables:
-    """State of all tables after the memory rows processed up to now, and the first row that breaks each rule."""
+    """State of all tables after some of the memory rows, and the first row that breaks each rule.
+
+    `moments` has, for each schedule row, the `seq` at which its request's table is looked up.
+    """
 
     def __init__(self, recording: Recording, moments: IntArray) -> None:
-        """Args:
-        recording: the recording to check.
-        moments: for each schedule row, the `seq` at which the table of its request is looked up.
-        """
         self._memory, self._steps, self._schedule = recording.memory, recording.steps, recording.schedule
         num_requests = len(recording.requests)
         self._held = np.zeros(num_requests, np.int64)
-        """Number of units in each request's table."""
         self._grows_upto = np.full(num_requests, -1, np.int64)
         """Last `seq` at which the request's newest row lengthens its table; -1 if that row does not repeat."""
         self._newest = np.full(num_requests, _NO_ROW, np.int32)
-        """Newest processed memory row of each request; -1 for none."""
         self._replaces = replacing_rows(self._memory)
         self._broken_by: dict[str, int] = {}
         self.newest_row = np.full(len(moments), _NO_ROW, np.int32)
-        """Newest memory row of a schedule row's request when the last step of the schedule row begins; -1 for none."""
+        """For each schedule row, the newest memory row of its request at the time of `moments`; -1 for none."""
         self._upto = np.searchsorted(self._memory.seq, moments, side="right") - 1
-        """Newest memory row of any request when the last step of a schedule row begins; -1 for none."""
+        """For each schedule row, the newest memory row of any request at the time of `moments`; -1 for none."""
         self._in_order = np.argsort(self._upto, kind="stable")
 
     def process(self, part: slice) -> None:
-        """Process the memory rows of `part`, which come right after the rows of the last call."""
+        """Process the memory rows of `part`, which must come right after those of the last call."""
         memory = self._memory
         of_tables = (memory.kind[part] != MemoryKind.EVICT) & ~self._replaces[part]
         rows = np.flatnonzero(of_tables).astype(np.int32) + np.int32(part.start)
@@ -111,17 +107,18 @@ class _Tables:
         self._newest[request[of_request.is_last]] = rows[of_request.is_last]
 
     def require(self, rule: str, file: Path) -> None:
-        """Raise an error if a processed row breaks `rule`."""
         if rule in self._broken_by:
             raise RecordingError(f"{file}, row {self._broken_by[rule]}: {rule}.")
 
     def _check(self, rule: str, holds: npt.NDArray[np.bool_], rows: IntArray) -> None:
-        """Store the first of `rows` that breaks `rule`. Errors are raised at the end, in the order of the rules."""
+        """Store the first of `rows` that breaks `rule`. `require` raises the error, so that rules are reported in a
+        fixed order.
+        """
         if rule not in self._broken_by and not holds.all():
             self._broken_by[rule] = int(rows[~holds].min())
 
     def _find_newest_rows(self, part: slice, rows: IntArray, request: IntArray) -> None:
-        """Set `newest_row` for the schedule rows whose last step begins within `part` of the memory rows.
+        """Set `newest_row` for the schedule rows whose time in `moments` is within `part` of the memory rows.
 
         `rows` are the memory rows of the part, sorted by request, and `request` has their requests.
         """
@@ -138,8 +135,6 @@ class _Tables:
 
 
 class _ByRequest(NamedTuple):
-    """Rows sorted by request and then by time. Marks tell the first and the last row of each request."""
-
     request: IntArray
     is_first: npt.NDArray[np.bool_]
     is_last: npt.NDArray[np.bool_]
@@ -152,7 +147,7 @@ class _ByRequest(NamedTuple):
     def before(self, values: IntArray, newest: IntArray) -> IntArray:
         """Return, for each row, the value of the same request's row before it.
 
-        `newest` has the value of each request's last row in earlier parts. It is updated with this part.
+        `newest` has the value of each request's last row in earlier parts, and is updated in place.
         """
         previous = np.empty_like(newest, shape=len(values))
         previous[1:] = values[:-1]
@@ -162,23 +157,17 @@ class _ByRequest(NamedTuple):
 
 
 def _repeat(memory: Memory, rows: IntArray) -> IntArray | int:
-    """Return the number of steps in which each of `rows` appends units."""
     return 1 if memory.repeat is None else memory.repeat[rows].astype(np.int64)
 
 
 def _check_free_units(recording: Recording, file: Path) -> None:
-    """Check `free_units` of the steps against the units that are allocated and released.
-
-    Skip this if units are shared, or if rows repeat over several steps: the lengths of rows do not add up to held units
-    then.
-    """
     memory, steps, num_units = recording.memory, recording.steps, recording.meta.pool.num_units
     grows = memory.repeat is not None and (memory.repeat > 1).any()
     if num_units is None or grows or (memory.kind == MemoryKind.SHARE).any():
         return
     held = np.zeros(len(steps) + 1, np.int64)
     for rows in in_parts(len(memory)):
-        shown = _shown_in(memory, steps, rows)
+        shown = _shown_first_in(memory, steps, rows)
         first = int(shown.min())
         change = np.bincount(shown - first, weights=memory.length[rows] * _CHANGE.take(memory.kind[rows]))
         held[first : first + len(change)] += change.astype(np.int64)
@@ -190,10 +179,10 @@ def _check_free_units(recording: Recording, file: Path) -> None:
     )  # fmt: skip
 
 
-def _shown_in(memory: Memory, steps: Steps, rows: slice) -> IntArray:
+def _shown_first_in(memory: Memory, steps: Steps, rows: slice) -> IntArray:
     """Return, for each of `rows`, the first step whose `free_units` include it; the number of steps if none does.
 
-    This is the step of the row. For a release after that step was scheduled, it is a later one.
+    This is the step of the row, or a later step for a release after that step was scheduled.
     """
     shown = memory.step[rows].copy()
     back = np.flatnonzero((memory.kind[rows] == MemoryKind.RELEASE) & (shown < len(steps)))

@@ -20,7 +20,6 @@ from kvsim.recording.rules import require, require_inside, within
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 
 _WITHOUT_GAPS = (CacheKind.FULL, CacheKind.MLA)
-"""Kinds of KV-cache groups whose tables have no null blocks."""
 
 
 def check_tables_of_groups(recording: Recording, folder: Path) -> None:
@@ -38,7 +37,6 @@ def check_tables_of_groups(recording: Recording, folder: Path) -> None:
 
 
 def _check_rows(recording: Recording, file: Path) -> None:
-    """Check each memory row by itself: its group, its counts, and the addresses in the release of a part of a table."""
     memory, pool = recording.memory, recording.meta.pool
     owned = memory.kind != MemoryKind.EVICT
     require(~owned | within(memory.groups, len(pool.groups)), file, "group is not one of meta.json's kv_cache_groups")
@@ -56,10 +54,9 @@ def _check_rows(recording: Recording, file: Path) -> None:
 
 
 def _check_growth(recording: Recording, file: Path) -> None:
-    """Check that each memory row appends at the end of its table.
+    """Check that each memory row appends at the end of its table, or after a gap of null blocks.
 
-    A gap may be before the first units of a group with windows, and between the states of a Mamba group. A gap consists
-    of null blocks.
+    A gap may be before the first units of a group with windows, and between the states of a Mamba group.
     """
     memory, groups = recording.memory, recording.meta.pool.groups
     whole = (memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE)
@@ -80,7 +77,6 @@ def _check_growth(recording: Recording, file: Path) -> None:
 
 
 def _check_ends(tables: Holdings, file: Path) -> None:
-    """Check that a request that releases a whole table releases all its tables at the same moment."""
     held = tables.residencies
     end = np.repeat(held.death_seq, np.diff(held.first_extent, append=len(tables.request)))
     is_left = tables.death_seq > end
@@ -90,7 +86,6 @@ def _check_ends(tables: Holdings, file: Path) -> None:
 
 
 def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
-    """Check that the tables of attention groups have room for all tokens that their requests have computed."""
     schedule, pool = recording.schedule, recording.meta.pool
     seq = recording.steps.schedule_seq[schedule.step + schedule.repeats - 1].astype(np.int64)
     computed = computed_after(schedule)
@@ -103,10 +98,7 @@ def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
 
 
 def _newest_runs(tables: Holdings, group: int, request: IntArray, seq: IntArray) -> IntArray:
-    """Return the newest extent that each request holds in its table of `group` at its `seq`; -1 if it holds none.
-
-    Extents are sorted by request and then by time. So one search with a key of both finds the extent of every request.
-    """
+    """Return the newest extent that each request holds in its table of `group` at its `seq`; -1 if it holds none."""
     extents = np.flatnonzero(tables.group == group)
     if not len(extents):
         return np.full(len(request), -1)
@@ -119,7 +111,6 @@ def _newest_runs(tables: Holdings, group: int, request: IntArray, seq: IntArray)
 
 
 def _check_free_units(recording: Recording, tables: Holdings, file: Path) -> None:
-    """Check `free_units` of the steps against allocations and releases. Skip this if units are shared."""
     memory, steps, num_units = recording.memory, recording.steps, recording.meta.pool.num_units
     if num_units is None or (memory.kind == MemoryKind.SHARE).any():
         return

@@ -12,13 +12,16 @@ from kvsim.recording.model import Pool
 
 _MOST_GROUPS = 1 << 10
 _MOST_BYTES = 1 << 56
-"""Largest bytes of a pool, and of a page of a group. Sums over pool and time then fit into 64 bits."""
+"""Largest number of bytes of a pool, and of a page of a group. Sums over pool and time then fit into 64 bits."""
 
 
 def with_groups(pool: Pool, entries: Any) -> Pool:
     """Return `pool` with the KV-cache groups in `entries`, the value of `kv_cache_groups` in `meta.json`.
 
-    A single group of full attention is not stored: `pool` is returned unchanged.
+    If it is a single group of full attention, `pool` is returned unchanged.
+
+    Raises:
+        RecordingError: a group is impossible, or does not fit the pool.
     """
     if isinstance(entries, list) and len(entries) > _MOST_GROUPS:
         raise RecordingError(f"kv_cache_groups lists {len(entries):,} groups; at most {_MOST_GROUPS:,} are read.")

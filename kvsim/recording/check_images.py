@@ -13,7 +13,7 @@ import numpy as np
 from kvsim.errors import RecordingError
 from kvsim.policies.releases import DEFAULT, rules_of
 from kvsim.recording.by_request import computed_after
-from kvsim.recording.check_image_moments import check_moments
+from kvsim.recording.check_image_events import check_image_events
 from kvsim.recording.model import Recording
 from kvsim.recording.rules import require, rises, within
 from kvsim.recording.tables import EncoderEvents, ImageEventKind, PromptImages, RequestStatus
@@ -35,11 +35,10 @@ def check_images(recording: Recording, folder: Path) -> None:
     require(rises(events.step), file, "step should not decrease")
     _Cache(recording, images, events, file).replay()
     _check_computed(recording, images, events, folder / "schedule.parquet")
-    check_moments(recording, images, events, file)
+    check_image_events(recording, images, events, file)
 
 
 def _check_places(recording: Recording, images: PromptImages, file: Path) -> None:
-    """Check that the images of a prompt do not overlap and end inside it, and that equal images have equal sizes."""
     prompt = recording.requests.prompt_tokens
     require(within(images.request, len(prompt)), file, "request is not a row of requests.parquet")
     require(rises(images.request), file, "request should not decrease")
@@ -60,10 +59,6 @@ def _check_places(recording: Recording, images: PromptImages, file: Path) -> Non
 
 
 def _are_runs(runs: np.ndarray, length: int) -> bool:
-    """Tell whether `runs`, pairs of a first token and a number of tokens, are separate ranges in order.
-
-    They must end within the `length` tokens of the image.
-    """
     if len(runs) % 2:
         return False
     begin, number = runs[::2], runs[1::2]
@@ -75,25 +70,20 @@ def _are_runs(runs: np.ndarray, length: int) -> bool:
 class _Cache:
     """State of the encoder cache, to which events are applied one by one.
 
-    The method for each kind of event returns an error message; it is empty if the event is possible.
+    The method for each kind of event returns an error message, empty if the event is possible.
     """
 
     def __init__(self, recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
         self._recording, self._events, self._file = recording, events, file
         initial = recording.meta.initial_images
         self._outputs_of = initial | dict(zip(images.image.tolist(), images.outputs.tolist(), strict=True))
-        """Number of encoder outputs of each image."""
         self._images_of_prompts = set(zip(images.request.tolist(), images.image.tolist(), strict=True))
-        """Pairs of a request and an image in its prompt."""
         self._users: dict[int, set[int]] = {image: set() for image in initial}
-        """Requests that hold each image in the cache."""
         self._idle: dict[int, None] = dict.fromkeys(initial)
-        """Images in the cache that no request holds, the next to be evicted first."""
+        """Images in the cache that no request holds. The first is evicted first."""
         self._num_outputs = sum(initial.values())
-        """Number of encoder outputs in the cache."""
 
     def replay(self) -> None:
-        """Apply all events in order. Raise an error about the first that is not possible."""
         events = self._events
         methods = {
             ImageEventKind.COMPUTE: self._compute,
@@ -151,7 +141,7 @@ class _Cache:
     def _check_budget(self) -> None:
         """Check that no step computes more encoder outputs than the limit in `meta.json`.
 
-        Steps with preemptions are skipped: they used the preempted request's part of the limit twice.
+        Steps with preemptions are skipped: what a preempted request had used of the limit is given to another request.
         """
         events, steps = self._events, self._recording.steps
         rows = np.flatnonzero(events.kind == ImageEventKind.COMPUTE)
@@ -165,7 +155,6 @@ class _Cache:
 
 
 def _check_computed(recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
-    """Check that a request holds an image in the encoder cache in every step that computes tokens of the image."""
     held = _holding_steps(events, len(recording.steps))
     frees_repeated = not rules_of(recording.meta.stated_release or DEFAULT).counts_repeated_images
     # The first step of a recording that begins in the middle stands for all steps before it.
@@ -195,7 +184,7 @@ def _check_computed(recording: Recording, images: PromptImages, events: EncoderE
 
 
 def _places_of_outputs(images: PromptImages, row: int) -> list[tuple[int, int]]:
-    """Return the ranges of prompt tokens of the image in `row` with an encoder output: first token and number."""
+    """Return the ranges of prompt tokens with an encoder output, as pairs of first token and number of tokens."""
     place, length = int(images.place[row]), int(images.tokens[row])
     if images.embedded is None or not len(images.embedded[row]):
         return [(place, length)]
@@ -203,7 +192,7 @@ def _places_of_outputs(images: PromptImages, row: int) -> list[tuple[int, int]]:
 
 
 def _holding_steps(events: EncoderEvents, num_steps: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Return, for each request and image, the ranges of steps [first, end) in which the request holds the image."""
+    """Return the ranges of steps [first, end) in which a request holds an image, by the two."""
     since: dict[tuple[int, int], int] = {}
     held: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     columns = (events.kind, events.step, events.request, events.image)
@@ -218,10 +207,10 @@ def _holding_steps(events: EncoderEvents, num_steps: int) -> dict[tuple[int, int
 
 
 def _steps_over(step: int, begin: int, tokens: int, repeat: int, place: int, length: int) -> tuple[int, int]:
-    """Return the first and the last step of a schedule row that compute tokens of a range of the prompt.
+    """Return the first and the last step in which a schedule row computes tokens of a range of the prompt.
 
     The row begins in `step` with `begin` computed tokens, and computes `tokens` more in each of `repeat` steps. The
-    range has `length` tokens, the first of which is token `place`.
+    range begins at token `place` of the prompt and has `length` tokens.
     """
     first = max(int(place) - int(begin), 0) // int(tokens)
     last = min((int(place) + int(length) - int(begin) - 1) // int(tokens), int(repeat) - 1)

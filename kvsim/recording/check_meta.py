@@ -16,9 +16,9 @@ from kvsim.policies.speculative_config import SpeculativeConfig
 from kvsim.recording.model import HASH_TOKENS
 
 _LARGEST = 1 << 53
-"""Largest integer in `meta.json`. Larger ones are not exact in every program that reads JSON, and none is needed."""
+"""Largest integer accepted in `meta.json`. Larger ones are not exact in every program that reads JSON."""
 _MOST_STEPS = 10_000_000
-"""Largest number of steps in the batches that `generate()` ran before the recording. They are replayed one by one."""
+"""Largest number of steps in the batches that `generate()` ran before the recording, because each step is replayed."""
 _MOST_LAYERS = 1 << 14
 _OF_LAYERS = ("num_layers", "num_hidden_layers", "num_attention_heads", "num_kv_heads")
 """Fields of a model's shape that are at most `_MOST_LAYERS`, because kvsim iterates over them."""
@@ -72,11 +72,15 @@ _RULES = (
     )),
     ("a list of whole numbers from 0 on", _are_whole, ("private_segment_bytes", "given_back_before")),
 )  # fmt: skip
-"""Rules for fields: the form of a value in words, its check, and the fields that must have it if present."""
+"""Form of a value in words, function that checks it, and the fields that must have it if they are present."""
 
 
 def check_meta(document: Mapping[str, Any], file: Path) -> None:
-    """Check `document`, the contents of a `meta.json` or of the first line of a log."""
+    """Check `document`, the contents of a `meta.json` or of the first line of a log.
+
+    Raises:
+        RecordingError: a field has a wrong type or is out of range.
+    """
     policy = document.get("policy", {})
     names = ", ".join(EVERY_POLICY)
     _require(policy.get("name", "paged") in EVERY_POLICY, file, "policy.name", f"one of {names}", document)
@@ -92,7 +96,6 @@ def check_meta(document: Mapping[str, Any], file: Path) -> None:
 
 
 def _check_drafts(config: object, file: Path) -> None:
-    """Check the configuration of speculative decoding: a text in the form of vLLM's `--speculative-config`."""
     try:
         SpeculativeConfig.parse(config if isinstance(config, str) else "")
     except UsageError as error:
@@ -100,7 +103,7 @@ def _check_drafts(config: object, file: Path) -> None:
 
 
 def _check_model(model: Mapping[str, Any], file: Path, document: Mapping[str, Any]) -> None:
-    """Check that all integers in the shape of a model are in range, because sizes are products of these integers."""
+    """Check the range of all integers in the shape of a model, because sizes are products of these integers."""
     for name, value in model.items():
         if isinstance(value, int) and not isinstance(value, bool):
             most = _MOST_LAYERS if name in _OF_LAYERS else _LARGEST
@@ -108,7 +111,6 @@ def _check_model(model: Mapping[str, Any], file: Path, document: Mapping[str, An
 
 
 def _check_batches(batches: object, file: Path, document: Mapping[str, Any]) -> None:
-    """Check the sizes of the batches that `generate()` ran before the recording."""
     counts, name = ("rows", "prompt_width", "new_tokens"), "earlier_batches"
     listed = isinstance(batches, list) and all(
         isinstance(batch, dict)
@@ -125,12 +127,10 @@ def _check_batches(batches: object, file: Path, document: Mapping[str, Any]) -> 
 
 
 def _value_of(field: str, document: Mapping[str, Any]) -> Any:
-    """Return the value of a field such as `pool.num_units`; None if it is absent."""
     part, _, name = field.rpartition(".")
     return (document.get(part, {}) if part else document).get(name)
 
 
 def _require(holds: bool, file: Path, name: str, what: str, document: Mapping[str, Any]) -> None:
-    """Raise an error unless `holds`. It says that the field `name`, such as `pool.num_units`, should be `what`."""
     if not holds:
         raise RecordingError(f"{file}: {name} should be {what}, not {shortened(_value_of(name, document))}.")

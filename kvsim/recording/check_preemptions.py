@@ -23,7 +23,9 @@ _SHORTAGE = "a step should preempt only where the free units are too few for one
 
 
 def check_preemptions(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
-    """Check the preemptions that steps and requests state, and that units were lacking at each."""
+    """Check that steps, requests and memory rows agree on preemptions, and that free units were too few at each
+    preemption.
+    """
     if recording.meta.exchanges_kv:
         _check_numbers(recording, residencies, folder / "requests.parquet")
         return
@@ -38,10 +40,10 @@ def check_preemptions(recording: Recording, residencies: ResidencyRows, ends: En
 
 
 def _check_numbers(recording: Recording, residencies: ResidencyRows, file: Path) -> None:
-    """Check the number of preemptions of a server that exchanges KV.
+    """Check only the number of preemptions, for a server that exchanges KV.
 
-    Memory events cannot show each preemption of such a server: a failed load also frees blocks during scheduling, and
-    blocks that another server reads are freed later.
+    Its memory rows do not show each preemption: a failed load also frees blocks during scheduling, and blocks that
+    another server reads are freed later than their request is preempted.
     """
     requests = recording.requests
     begun = np.bincount(residencies.birth_request, minlength=len(requests))
@@ -51,7 +53,9 @@ def _check_numbers(recording: Recording, residencies: ResidencyRows, file: Path)
 
 
 def _check_without_copies(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
-    """Check each release of a whole table: during scheduling it is a preemption, with an output it ends the request."""
+    """Check each release of a whole table: during scheduling it must be a preemption, with an output the end of the
+    request.
+    """
     requests, steps = recording.requests, recording.steps
     step = np.minimum(residencies.end_step, len(steps) - 1)
     is_victim = (residencies.end_step == step) & (steps.schedule_seq[step] == residencies.end_seq)
@@ -77,8 +81,8 @@ def _check_without_copies(recording: Recording, residencies: ResidencyRows, ends
 def _check_with_copies(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
     """Check the preemptions of an engine that offloads.
 
-    A preempted request may keep its blocks until their copies end. So it is enough that the blocks are freed after the
-    preemption, and before the request resumes or ends.
+    A preempted request may keep its blocks until their copies end. So this only requires that its blocks are freed
+    after the preemption, and before the request resumes or ends.
     """
     requests, steps = recording.requests, recording.steps
     begun = np.bincount(residencies.birth_request, minlength=len(requests))
@@ -98,7 +102,7 @@ def _check_with_copies(recording: Recording, residencies: ResidencyRows, ends: E
     finished = ends.step[requests.preemptions[ends.request] < begun[ends.request]]
     ended = np.diff(so_far(moments, steps.output_seq[finished]), prepend=0)
     running = steps.running.astype(np.int64)
-    preempted = np.append(0, running[:-1]) - running + _begins(recording, residencies) - ended
+    preempted = np.append(0, running[:-1]) - running + _num_beginning(recording, residencies) - ended
     agree(steps.preempted, preempted, folder / "steps.parquet", "preempted", "running, with schedule.parquet,")
     _check_intervals(recording, residencies, end, folder / "steps.parquet")
 
@@ -106,9 +110,9 @@ def _check_with_copies(recording: Recording, residencies: ResidencyRows, ends: E
 def _check_intervals(recording: Recording, residencies: ResidencyRows, end: IntArray, file: Path) -> None:
     """Check that each preemption fits a step after the request's last step, and before the request resumes or ends.
 
-    Several requests may have been preempted in a step. Each step takes those candidates whose intervals end first,
-    which finds an assignment if there is one. If the preempted requests of a step free no units at once, the step must
-    have too few free units for the candidate that needs most.
+    Each step with preemptions takes those candidates whose intervals end first, which finds an assignment if there is
+    one. If the preempted requests of a step free no units at once, the step must have too few free units for the
+    candidate that needs most.
     """
     steps, by_request = recording.steps, RowsByRequest.of(recording)
     # A residency may end by a preemption in one of the steps [since, upto): after its last schedule row, and before
@@ -140,8 +144,7 @@ def _check_intervals(recording: Recording, residencies: ResidencyRows, end: IntA
             raise RecordingError(f"{file}, row {step}: {_SHORTAGE}.")
 
 
-def _begins(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.int64]:
-    """Count, for each step, the requests that compute in it for the first time after an admission."""
+def _num_beginning(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.int64]:
     schedule, by_request = recording.schedule, RowsByRequest.of(recording)
     step = np.searchsorted(recording.steps.schedule_seq, residencies.birth_seq)
     at = np.searchsorted(by_request.key, sort_key(residencies.birth_request, step))
@@ -152,8 +155,8 @@ def _begins(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.
 def _check_shortage(recording: Recording, file: Path) -> None:
     """Check that a step of a paged policy preempts only if too few units were free for the request that needed more.
 
-    When the last preempted request left, the number of free units was at least: the free units after scheduling, plus
-    the units allocated later in the step, minus the table of this request. Units that others share stay held.
+    The free units when the last victim of a step left were at least: those after scheduling, plus the units allocated
+    later in the step, minus the victim's table. Units of the table that others share stay held.
     """
     memory, steps = recording.memory, recording.steps
     ends = memory.ends
@@ -188,10 +191,9 @@ def _check_shortage(recording: Recording, file: Path) -> None:
 def check_retractions(recording: Recording, file: Path) -> None:
     """Check that SGLang retracts only if a pool has too few free units for one more token of each running request.
 
-    A copy between GPU and host may lock units of the radix tree, so steps during copies are not checked.
-
-    The free units before scheduling are those after it, plus all units allocated in the step, minus those released.
-    Units of the second pool are allocated only after retractions, so its free units after the step count.
+    Steps during copies between GPU and host are not checked, because a copy may lock units of the radix tree. The free
+    units before scheduling are those after it, plus the units allocated in the step, minus those released. Units of the
+    second pool are allocated only after retractions, so its free units are those after the step before.
     """
     memory, steps = recording.memory, recording.steps
     rows = np.flatnonzero((steps.preempted > 0) & (steps.free_units >= 0) & ~_during_copies(recording))

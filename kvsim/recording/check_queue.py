@@ -19,11 +19,11 @@ from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 
 class ResidencyRows(NamedTuple):
-    """Rows of `memory.parquet` that begin residencies, and those that end residencies, sorted by request and then by
+    """Rows of `memory.parquet` that begin residencies, and those that end them, each sorted by request and then by
     time.
 
     A residency is the time from an admission of a request to the release of its memory. A preempted request has
-    several. A request whose units move has a release and an allocation with the same `seq`: neither ends or begins a
+    several. A release and an allocation of one request with the same `seq` move its units, and neither end nor begin a
     residency here.
     """
 
@@ -58,7 +58,7 @@ class ResidencyRows(NamedTuple):
 
 
 def check_queue(recording: Recording, residencies: ResidencyRows, ends: Ends, file: Path) -> None:
-    """Check `running` and `waiting` of every step."""
+    """Check the numbers of running and waiting requests that every step states."""
     steps = recording.steps
     moments = steps.schedule_seq
     if recording.meta.pool.num_units is None:  # a batch that runs as a whole
@@ -86,10 +86,10 @@ def check_queue(recording: Recording, residencies: ResidencyRows, ends: Ends, fi
 
 
 def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
-    """Return the `seq` at which each finished or aborted request leaves.
+    """Return the `seq` at which each finished or aborted request leaves; not in the order of requests.
 
     A finished request leaves with its last output. An aborted request leaves with the output that reports its failed
-    load, or otherwise at the next step.
+    load; if no load failed, at the next step.
     """
     requests, steps = recording.requests, recording.steps
     is_aborted, failed_seq = requests.status == RequestStatus.ABORTED, np.empty(0, np.int64)
@@ -105,9 +105,6 @@ def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
 
 
 def so_far(moments: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Count, for each of `moments`, the entries of `seq` up to this moment. `moments` ascend.
-
-    This is faster than to sort `seq`.
-    """
+    """Return, for each of `moments`, the number of entries of `seq` up to it. `moments` must ascend; `seq` need not."""
     count = np.bincount(np.searchsorted(moments, seq), minlength=len(moments) + 1)[:-1]
     return np.cumsum(count, out=count)

@@ -21,7 +21,7 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 
 def replacing_rows(memory: Memory) -> npt.NDArray[np.bool_]:
-    """Tell which memory rows belong to a replacement. They do not change the length of a table."""
+    """Tell, for each memory row, whether it belongs to a replacement. Such rows do not change the length of a table."""
     replaces = memory.parts
     if not replaces.any():
         return replaces
@@ -57,7 +57,6 @@ def check_replaced_units(recording: Recording, file: Path) -> None:
 
 
 def _check_held(recording: Recording, parts: npt.NDArray[np.bool_], file: Path) -> None:
-    """Check that the request held each released unit in the position stated. `parts` marks the releases."""
     memory = recording.memory
     tables, operations = tables_of_groups(memory, len(recording.requests))
     num_units = np.bincount(operations.row, minlength=len(memory))
@@ -77,7 +76,7 @@ def require_positions(memory: Memory, tables: Holdings, operations: Operations, 
 
 
 def _places(memory: Memory, rows: IntArray) -> npt.NDArray[np.int64]:
-    """Return a number for each unit of `rows`: equal for equal request, `seq` and position, otherwise different."""
+    """Return a number for each unit of `rows`. Two are equal only if request, `seq` and position are equal."""
     extent, offset = expanded(memory.length[rows])
     span, width = int(memory.seq[-1]) + 1, int((memory.position + memory.length).max()) + 1
     of = rows[extent]

@@ -18,7 +18,7 @@ _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
 
 
 def check_requests(recording: Recording | Outline, file: Path) -> None:
-    """Check all rules that need no other table than the requests."""
+    """Check all rules that need only the requests table and `meta.json`."""
     requests = recording.requests
     require(requests.request == np.arange(len(requests)), file, "request should count the rows from 0")
     _check_names(requests, file)
@@ -58,7 +58,8 @@ def _check_names(requests: Requests, file: Path) -> None:
 def _check_lengths(requests: Requests, hash_tokens: int, ahead_tokens: int, file: Path) -> None:
     """Check the numbers of tokens, preemptions and prompt hashes.
 
-    Each hash covers `hash_tokens` more tokens than the hash before it, and `ahead_tokens` tokens after those.
+    Each hash covers `hash_tokens` more tokens than the hash before it. In addition, it covers the next `ahead_tokens`
+    tokens.
     """
     require(requests.prompt_tokens > 0, file, "prompt_tokens should be positive")
     require(requests.output_tokens >= 0, file, "output_tokens should not be negative")
@@ -77,7 +78,6 @@ def _check_lengths(requests: Requests, hash_tokens: int, ahead_tokens: int, file
 
 
 def _check_status(requests: Requests, file: Path) -> None:
-    """Check that the status of each request agrees with its output tokens and with the times that it has."""
     status, has_output = requests.status, requests.output_tokens > 0
     began, answered, ended = (~np.isnan(getattr(requests, name)) for name in _TIMES[1:])
     require(answered == has_output, file, "first_token_s should be there if output_tokens are, and only then")

@@ -18,11 +18,13 @@ from kvsim.recording.rules import NO_LIMIT, agree, require
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 _POOL = -1
-"""Key in place of a request for the two ends of the pool, which bound the first and the last hole."""
+"""Key of the pool itself among requests: its ends bound the first and the last hole."""
 
 
 def check_reservations(recording: Recording, residencies: ResidencyRows, folder: Path) -> None:
-    """Check the extents that kvsim's contiguous policies reserved, and the unusable units that steps state."""
+    """Check the lengths of extents that kvsim's contiguous policies reserve, and the unusable units that steps
+    state.
+    """
     memory, meta = recording.memory, recording.meta
     if meta.policy_name != "contiguous" or "rules" in meta.policy or memory.requested is None:
         return
@@ -38,7 +40,6 @@ def check_reservations(recording: Recording, residencies: ResidencyRows, folder:
 
 
 def _check_requested(recording: Recording, rows: IntArray, requested: IntArray, file: Path) -> None:
-    """Check the requested length of the extent in each of `rows` against the policy's setting `reserve`."""
     requests, policy = recording.requests, recording.meta.policy
     request, longest = recording.memory.request[rows], policy.get("max_model_len", NO_LIMIT)
     prompt, output = requests.prompt_tokens.astype(np.int64), requests.output_tokens.astype(np.int64)
@@ -66,7 +67,10 @@ def _check_requested(recording: Recording, rows: IntArray, requested: IntArray, 
 
 
 def _check_unusable(recording: Recording, stated: IntArray, residencies: ResidencyRows, file: Path) -> None:
-    """Check `stated`: all free units if they suffice for the head of the queue but no hole does, otherwise 0."""
+    """Check `stated`, the unusable units of each step.
+
+    All free units are unusable if they suffice for the first request of the queue but no hole does; otherwise none is.
+    """
     memory, steps = recording.memory, recording.steps
     assert memory.requested is not None
     buddies = recording.meta.policy.get("fit") == "buddy"
@@ -82,11 +86,10 @@ def _check_unusable(recording: Recording, stated: IntArray, residencies: Residen
 
 
 def _births_of_heads(recording: Recording, residencies: ResidencyRows, steps: IntArray) -> IntArray:
-    """Return, for each of `steps`, the memory row that admits the first request in the queue; -1 if it is never
-    admitted.
+    """Return, for each of `steps`, the memory row that admits the first request of the queue.
 
-    The first request is the waiting request that is admitted next. A preempted request asks for more slots once its
-    token in flight arrives. Before that, the result is -1 too.
+    The first request is the waiting request that is admitted next. The result is -1 if it is never admitted, or if it
+    was preempted and its token in flight has not arrived yet: then it will ask for more slots.
     """
     request, birth_seq = residencies.birth_request, residencies.birth_seq
     since = recording.requests.arrival_seq[request].astype(np.int64)
@@ -110,7 +113,9 @@ def _births_of_heads(recording: Recording, residencies: ResidencyRows, steps: In
 
 
 def _longest_holes(recording: Recording, steps: IntArray, *, buddies: bool) -> IntArray:
-    """Return the slots of the longest hole in each of `steps`; with `buddies`, of the largest free buddy block."""
+    """Return the number of slots of the longest hole in each of `steps`; with `buddies`, of the largest free buddy
+    block.
+    """
     memory, pool = recording.memory, recording.meta.pool
     assert pool.num_units is not None
     request, position, length = memory.request.tolist(), memory.position.tolist(), memory.length.tolist()
@@ -150,5 +155,4 @@ def _longest_buddies(begin: IntArray, end: IntArray) -> npt.NDArray[np.int64]:
 
 
 def _power_of_two_from(values: IntArray) -> IntArray:
-    """Return the smallest power of two that is at least each of `values`."""
     return np.asarray(1 << np.frexp(values - 1)[1].astype(np.int64))

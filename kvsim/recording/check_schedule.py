@@ -17,12 +17,12 @@ from kvsim.recording.tables import IntArray, RequestStatus, Schedule, Steps
 AFTER_OUTPUT = (
     "running_after", "waiting_after", "free_units_after", "free_window_units_after", "cached_window_units_after",
 )  # fmt: skip
-"""Columns with the state after the output of a step. They are -1 if another step is in flight at that moment."""
+"""Columns with the state after the output of a step. They are -1 if another step is in flight at that time."""
 _COUNTS = ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted")
 
 
 def check_steps(recording: Recording | Outline, file: Path) -> None:
-    """Check all rules that need no other table than the steps."""
+    """Check all rules that need only the steps table and `meta.json`."""
     steps, pool = recording.steps, recording.meta.pool
     require_of(
         lambda rows: steps.step[rows] == np.arange(rows.start, rows.stop),
@@ -65,7 +65,7 @@ def check_steps(recording: Recording | Outline, file: Path) -> None:
 
 
 def check_schedule(recording: Recording, file: Path) -> None:
-    """Check each schedule row by itself: its request and steps exist, and its counts are in range."""
+    """Check each schedule row by itself."""
     schedule = recording.schedule
     require(within(schedule.request, len(recording.requests)), file, "request is not a row of requests.parquet")
     require(within(schedule.step, len(recording.steps)), file, "step is not a row of steps.parquet")
@@ -77,7 +77,7 @@ def check_schedule(recording: Recording, file: Path) -> None:
 
 
 def check_agreement(recording: Recording, ends: Ends, folder: Path) -> None:
-    """Check that schedule and steps agree, and the requests with both. `ends` has the steps that ended requests."""
+    """Check that schedule, steps and requests agree with each other. `ends` has the steps that ended requests."""
     _check_rows_of_requests(recording, folder / "schedule.parquet")
     _check_steps_against_schedule(recording, folder / "steps.parquet")
     _check_requests_against_schedule(recording, ends, folder / "requests.parquet")
@@ -85,7 +85,6 @@ def check_agreement(recording: Recording, ends: Ends, folder: Path) -> None:
 
 
 def _check_adapters(recording: Recording, file: Path) -> None:
-    """Check that no step computes requests of more adapters (LoRA) than `max_loras`."""
     adapter, slots = recording.requests.adapter, recording.meta.policy.get("max_loras")
     if adapter is None:
         return
@@ -107,7 +106,6 @@ def _check_adapters(recording: Recording, file: Path) -> None:
 
 
 def _check_steps_against_schedule(recording: Recording, file: Path) -> None:
-    """Check that the numbers of requests and tokens of each step are sums over the schedule."""
     schedule, steps = recording.schedule, recording.steps
     repeats = schedule.repeats.astype(np.int64)
     scheduled = _per_step(schedule, len(steps), np.ones(len(schedule), np.int32), repeats)
@@ -124,7 +122,9 @@ def _check_steps_against_schedule(recording: Recording, file: Path) -> None:
 
 
 def _prefill_steps(recording: Recording) -> npt.NDArray[np.int64]:
-    """Return how many steps of each schedule row compute prompt tokens, or tokens that a preemption discarded."""
+    """Return, for each schedule row, the number of its steps that compute prompt tokens, or tokens that a preemption
+    discarded.
+    """
     schedule, requests = recording.schedule, recording.requests
     repeats = schedule.repeats.astype(np.int64)
     left_tokens = requests.prompt_tokens[schedule.request].astype(np.int64) - schedule.computed_before
@@ -139,7 +139,7 @@ def _prefill_steps(recording: Recording) -> npt.NDArray[np.int64]:
 def _per_step(schedule: Schedule, num_steps: int, amount: IntArray, repeats: IntArray) -> IntArray:
     """Return, for each step, the sum of `amount` over the schedule rows that count in it.
 
-    A row counts in the first `repeats` of its steps.
+    Row i counts in the first `repeats[i]` of its steps.
     """
     change = np.zeros(num_steps + 1, amount.dtype)
     np.add.at(change, schedule.step, amount)
@@ -148,7 +148,6 @@ def _per_step(schedule: Schedule, num_steps: int, amount: IntArray, repeats: Int
 
 
 def _check_rows_of_requests(recording: Recording, file: Path) -> None:
-    """Check that a request is scheduled after its arrival, once per step, and computes its tokens without gaps."""
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     arrived = requests.arrival_seq[schedule.request] <= steps.schedule_seq[schedule.step]
     require(arrived, file, "the request has not arrived yet")
@@ -174,7 +173,7 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
 
 
 def _after_drafts(recording: Recording, rows: IntArray, after: IntArray) -> npt.NDArray[np.int64]:
-    """Return the `computed_before` that each of `rows` but the first must have if the row before is of the same
+    """Return, for each of `rows` but the first, the `computed_before` that it must have if the row before is of its
     request.
 
     `after` has the computed tokens after each row. In prefill, a row begins where the row before ended. In decode,
@@ -190,10 +189,6 @@ def _after_drafts(recording: Recording, rows: IntArray, after: IntArray) -> npt.
 
 
 def _check_known(recording: Recording, known: IntArray, file: Path) -> None:
-    """Check `known`, the number of known tokens in each schedule row.
-
-    It is at least the length of the prompt, and grows from row to row by at most the tokens that the step verified.
-    """
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     rows = stable_order(schedule.request, len(requests))
     request, tokens = schedule.request[rows], schedule.tokens[rows].astype(np.int64)
@@ -217,7 +212,6 @@ def _check_known(recording: Recording, known: IntArray, file: Path) -> None:
 
 
 def _check_outputs(recording: Recording, known: IntArray, outputs: IntArray, file: Path) -> None:
-    """Check that each row's known tokens are the prompt and the outputs that came before it was scheduled."""
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     rows = stable_order(schedule.request, len(requests))
     request, step, num_outputs = (
@@ -237,7 +231,6 @@ def _check_outputs(recording: Recording, known: IntArray, outputs: IntArray, fil
 
 
 def _check_requests_against_schedule(recording: Recording, ends: Ends, file: Path) -> None:
-    """Check the outputs, times and cached tokens of each request against its schedule rows."""
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     final = np.zeros(len(requests), np.int64)
     np.maximum.at(final, schedule.request, computed_after(schedule))

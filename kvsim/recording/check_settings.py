@@ -41,8 +41,8 @@ def check_settings(recording: Recording, folder: Path) -> None:
 def check_waiting(recording: Recording, file: Path) -> None:
     """Check that no request waits while the limits and the free units leave room for the longest request.
 
-    If one waits, the engine has a lower limit than `meta.json` states. Engines in which a request may wait for another
-    reason are not checked.
+    Such a request would mean that the engine has a lower limit than `meta.json` states. Engines in which a request may
+    wait for another reason are not checked.
     """
     requests, steps, meta = recording.requests, recording.steps, recording.meta
     settings = {**meta.engine, **meta.policy}
@@ -73,7 +73,6 @@ def check_waiting(recording: Recording, file: Path) -> None:
 
 
 def _add_up_to(columns: tuple[IntArray, ...], most: int, rows: slice) -> np.ndarray:
-    """Tell, for each of `rows`, whether the sum of `columns` is at most `most`."""
     total = np.zeros(rows.stop - rows.start, np.int64)
     for column in columns:
         total += column[rows]
@@ -81,7 +80,6 @@ def _add_up_to(columns: tuple[IntArray, ...], most: int, rows: slice) -> np.ndar
 
 
 def _check_unit(recording: Recording, file: Path) -> None:
-    """Check that a unit has the tokens of the policy's block, and as many bytes per token as the model's KV cache."""
     meta, pool = recording.meta, recording.meta.pool
     size = {"paged": "block_size", "radix": "page_size"}.get(meta.policy_name)
     unit_tokens = 1 if size is None else meta.policy.get(size, pool.unit_tokens)

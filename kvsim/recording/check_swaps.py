@@ -33,7 +33,7 @@ class Admissions(NamedTuple):
 def check_swaps(recording: Recording, residencies: ResidencyRows, admitted: Admissions, file: Path) -> None:
     """Check that an admitted request begins with its hits, or with its swapped-out tokens if these are more.
 
-    The numbers of swapped units in the steps are checked as well. A recording without these columns is not checked.
+    The numbers of swapped units that steps state are checked as well. A recording without these columns is not checked.
     """
     steps = recording.steps
     if steps.swapped_in_units is None or steps.swapped_out_units is None:
@@ -57,7 +57,7 @@ class _SwapEvent(NamedTuple):
     step: int
     kind: int
     row: int
-    """Number of the event among those of its kind, from 0. For an admission, this is its index in `Admissions`."""
+    """Index of the event among those of its kind; for an admission, its index in `Admissions`."""
     request: int
     computed: int = 0
     """Number of computed tokens of a preempted request; 0 for other events."""
@@ -67,7 +67,6 @@ _ABORT, _VICTIM, _ADMISSION = range(3)
 
 
 def _events(recording: Recording, residencies: ResidencyRows, admitted: Admissions) -> list[_SwapEvent]:
-    """Return the events that change the host memory, in order."""
     steps, requests = recording.steps, recording.requests
     aborted = np.flatnonzero(requests.status == RequestStatus.ABORTED)
     aborted_step = np.searchsorted(steps.start_s, requests.finished_s[aborted])
@@ -89,20 +88,18 @@ def _events(recording: Recording, residencies: ResidencyRows, admitted: Admissio
 
 
 class _HostRoom:
-    """State of the host memory. It stores all computed tokens of a preempted request, or without room none."""
+    """State of the host memory. It stores all computed tokens of a preempted request, or none if it has no room for
+    them all.
+    """
 
     def __init__(self, recording: Recording, admitted: Admissions) -> None:
         self._unit_tokens, self._admitted = recording.meta.pool.unit_tokens, admitted
         self._num_free = int(recording.meta.policy["swap_gib"] * _GIB) // recording.meta.pool.bytes_per_unit
         self._parked: dict[int, int] = {}
-        """Number of tokens of each swapped-out request."""
         self.swapped_out = np.zeros(len(recording.steps), np.int64)
-        """Number of units that are swapped out in each step."""
         self.wrong_steps: list[int] = []
-        """Steps in which a request begins with another number of computed tokens than it should."""
 
     def apply(self, event: _SwapEvent) -> None:
-        """Apply the next event."""
         if event.kind == _VICTIM:
             num_units = -(-event.computed // self._unit_tokens)
             if num_units <= self._num_free:

@@ -19,14 +19,13 @@ from kvsim.recording.rules import CLOCK_S, agree, require, require_of
 from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStatus, TransferKind
 
 _OWN_READING_S = 0.01
-"""Longest seconds from the end of a step to an event of its output, if each event has its own clock reading."""
+"""Longest seconds from the end of a step to an event of its output, if the recorder reads the clock for each event."""
 
 
 def check_clock(recording: Recording, folder: Path) -> None:
     """Check that times rise from event to event, as `seq` does.
 
-    A request gets its `seq` when the engine takes it in. This may be later than `arrival_s`, but not later than the
-    next step.
+    A request gets its `seq` when the engine takes it in: at `arrival_s` or later, but before the next step.
     """
     requests, steps = recording.requests, recording.steps
     if not len(steps):
@@ -69,9 +68,9 @@ class Ends(NamedTuple):
     def of(cls, recording: Recording) -> Ends:
         """Find the step that ended each finished request.
 
-        If the schedule has outputs, it is the step of the last output. With drafts, it is the step whose output frees
-        the memory of the request. In a static batch, it is the request's last step. Otherwise it is the step that
-        computes the last output token.
+        If the schedule has the column `outputs`, it is the step of the last output. Otherwise, with drafts, it is the
+        step whose output frees the memory of the request. In a static batch, it is the request's last step. In all
+        other recordings, it is the step that computes the last output token.
         """
         requests = recording.requests
         finished = (requests.status == RequestStatus.FINISHED) & ~begun_before(recording)
@@ -104,7 +103,7 @@ class Ends(NamedTuple):
 
 
 def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
-    """Check that each request got its first and last token with the outputs of the steps that computed them.
+    """Check that requests got their first and last tokens with the outputs of the steps that computed them.
 
     Requests that were scheduled before the recording began are skipped.
     """
@@ -131,9 +130,9 @@ def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
 
 
 def _begins_with_drafts(recording: Recording, first: TokenSteps) -> npt.NDArray[np.bool_]:
-    """Tell, for each request in `first`, whether its step computes only the last prompt token, and drafts.
+    """Tell, for each request in `first`, whether its step computes only the last prompt token, and drafts after it.
 
-    All other tokens of the prompt were a hit. Such a step ends after the prompt, not with it.
+    This is so after a hit of all other prompt tokens. Such a step ends behind the prompt, not with it.
     """
     if not recording.has_drafts:
         return np.zeros(len(first.request), np.bool_)
@@ -142,9 +141,8 @@ def _begins_with_drafts(recording: Recording, first: TokenSteps) -> npt.NDArray[
 
 
 def _last_seq(recording: Recording) -> int:
-    """Return the last `seq` up to which all events are certainly recorded.
-
-    It is the last `seq` of all. If all requests have ended, it is that of the last output.
+    """Return the last `seq` up to which all events are certainly recorded: that of the last output if all requests have
+    ended.
     """
     requests, steps, memory = recording.requests, recording.steps, recording.memory
     if not (len(memory) and (requests.status == RequestStatus.UNFINISHED).any()):
@@ -153,7 +151,6 @@ def _last_seq(recording: Recording) -> int:
 
 
 def _check_aborted(recording: Recording, file: Path) -> None:
-    """Check that an aborted request did not leave with the output of its last step."""
     requests, last_step = recording.requests, last_steps(recording, never=-1)
     if recording.has_failed_loads:  # the request may end with an error then
         return
@@ -167,7 +164,7 @@ def _check_aborted(recording: Recording, file: Path) -> None:
 def _are_of_one_reading(recording: Recording, late_s: FloatArray) -> bool:
     """Tell whether the recorder read the clock once for an output and all its events, as most recorders do.
 
-    `late_s` has the seconds from the end of each step to an event of its output. With one reading, their median is
+    `late_s` has the seconds from the end of each step to an event of its output; with one reading, their median is
     about 0.
     """
     return recording.meta.source == "simulation" or bool(np.median(np.abs(late_s)) <= CLOCK_S if len(late_s) else True)
@@ -206,7 +203,6 @@ def _step_of_last_release(recording: Recording) -> npt.NDArray[np.int64]:
 
 
 def _last_release(recording: Recording) -> IntArray:
-    """Return the `seq` of each request's last release of memory; -1 if it released none."""
     memory, last = recording.memory, np.full(len(recording.requests), -1)
     rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
     np.maximum.at(last, memory.request[rows], memory.seq[rows])
@@ -214,22 +210,21 @@ def _last_release(recording: Recording) -> IntArray:
 
 
 def least_tokens_for_outputs(recording: Recording) -> npt.NDArray[np.int64]:
-    """Return the fewest tokens of each request that must be computed to sample its last output."""
+    """Return, for each request, the least number of tokens that must be computed to sample its last output."""
     tokens, unsure = _tokens_for_outputs(recording)
     return tokens - unsure
 
 
 def _tokens_for_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64], IntArray]:
-    """Return two numbers of tokens for each request: those computed when its last output is sampled, and an
-    uncertainty.
+    """Return two arrays with an entry for each request: the tokens computed when its last output is sampled, and how
+    many fewer may suffice.
 
-    The uncertainty is how many fewer computed tokens may suffice. Normally it is 0, and all tokens but the last output
-    are computed. But with pipeline parallelism, vLLM may resume a preempted request while one of its tokens is in
-    flight. The resumed steps may sample this token again. Whether the request then has one more output without one more
-    computed token depends on when the first sample arrives:
+    Usually all tokens but the last output are computed, and no fewer suffice. But with pipeline parallelism, vLLM may
+    resume a preempted request while one of its tokens is in flight. The resumed steps may sample this token again. The
+    request then has one more output without one more computed token, depending on when the first sample arrives:
 
     - After the resumed steps reached the token's position: it has one more, unless it ends before the second sample.
-    - Earlier, but after the request resumed: it may have one more. This is the uncertain case.
+    - Earlier, but after the request resumed: it may have one more. Only in this case the second number is above 0.
     """
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     tokens = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1

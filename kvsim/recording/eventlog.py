@@ -86,7 +86,9 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:
 
 
 def _report(builder: RecordingBuilder, event: list[Any]) -> None:
-    """Call the method of `builder` for an event. An event with wrong values raises an error of any Python type."""
+    """Call the method of `builder` for an event. Wrong values raise exceptions of many types, which `apply`
+    converts.
+    """
     match event:
         case ["emit", request, time_s, count]:  # first, because most events are of this kind
             builder.emitted(_row(builder, request), time_s, count)
@@ -125,7 +127,6 @@ def _report(builder: RecordingBuilder, event: list[Any]) -> None:
 
 
 def _report_tokens(builder: RecordingBuilder, time_s: float, rows: list[Any]) -> None:
-    """Report the tokens that each request computes in the step being scheduled."""
     requests = [row[0] for row in rows]
     for extreme in (min(requests), max(requests)) if requests else ():
         _row(builder, extreme)  # the others lie between these two
@@ -134,7 +135,6 @@ def _report_tokens(builder: RecordingBuilder, time_s: float, rows: list[Any]) ->
 
 
 def _report_memory(builder: RecordingBuilder, event: list[Any]) -> None:
-    """Call the method of `builder` for an event about blocks: who holds them, copies and transfers."""
     match event:
         case ["append", request, position, list(units), *group]:
             builder.append_blocks(_row(builder, request), position, units, *group)
@@ -161,7 +161,6 @@ def _report_memory(builder: RecordingBuilder, event: list[Any]) -> None:
 
 
 def _report_images(builder: RecordingBuilder, event: list[Any]) -> None:
-    """Call the method of `builder` for an event about images in prompts or the encoder cache."""
     match event:
         case ["images", request, list(images)]:
             builder.has_images(_row(builder, request), images)
@@ -172,14 +171,15 @@ def _report_images(builder: RecordingBuilder, event: list[Any]) -> None:
 
 
 def _row(builder: RecordingBuilder, request: int) -> int:
-    """Return `request` if such a request has arrived. Python would count a negative number from the end."""
+    """Return `request` if such a request has arrived. A negative index would be valid in Python, so it is refused
+    here.
+    """
     if not 0 <= request < builder.num_requests:
         raise IndexError(f"there is no request {shortened(request)}")
     return request
 
 
 def _configure(builder: RecordingBuilder, meta: dict[str, Any], source: str) -> None:
-    """Tell `builder` which optional tables the recording has. `meta` is from the first line of `source`."""
     for name in ("policy", "engine"):
         if not isinstance(meta.get(name) or {}, dict):
             raise RecordingError(f"{source}, line 1: {name} should be an object, not {shortened(meta[name])}.")

@@ -24,12 +24,11 @@ from kvsim.recording.tables import Requests
 from kvsim.recording.writer import RecordingWriter
 
 _ATTEMPTS, _PAUSE_S = 20, 0.005
-"""Number of attempts to read a folder that is being replaced, and seconds added to each pause between attempts.
+"""Number of attempts to read a folder that is being replaced, and seconds by which each pause is longer than the last.
 
 All pauses together take one second.
 """
 _SERVER = re.compile(r"\d+|(prefill|decode)-\d+(-rank-\d+)?|server-\d+-rank-\d+")
-"""Pattern of the folder names of a fleet's servers."""
 _NUMBER = re.compile(r"\d+")
 _Read = TypeVar("_Read", Recording, Outline)
 
@@ -43,7 +42,8 @@ class RecordedRequests(NamedTuple):
 
 
 def read(path: str | os.PathLike[str], *, check_shipped: bool = False) -> Recording:
-    """Read and check the recording in the folder `path`. If another process replaces it meanwhile, read it again.
+    """Read and check the recording in the folder `path`. Repeat this if another process replaces the recording
+    meanwhile.
 
     Args:
         path: folder of the recording.
@@ -106,7 +106,10 @@ def read_requests(path: str | os.PathLike[str]) -> Recording | RecordedRequests:
 
 
 def server_folders(path: str | os.PathLike[str]) -> list[Path]:
-    """Return the folders of a fleet's servers in `path`, sorted by number; empty if `path` is itself a recording."""
+    """Return the folders of a fleet's servers in `path`; empty if `path` is itself a recording, or has no such folders.
+
+    Prefill servers come first, then decode servers, then others, each sorted by number.
+    """
     folder = Path(path)
     try:
         if (folder / provenance.FILE_NAME).exists() or not folder.is_dir():
@@ -141,7 +144,6 @@ def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool
 
 
 def _read_undisturbed(folder: Path, read_once: Callable[[Path], _Read]) -> _Read:
-    """Return what `read_once` reads from `folder`. Read again if the folder was changed meanwhile."""
     for attempt in range(_ATTEMPTS):
         before = _stamp(folder)
         try:
@@ -185,7 +187,6 @@ def _read_outline_once(folder: Path) -> Outline:
 
 
 def _read_log(folder: Path) -> Recording:
-    """Read the log of a recording that is still growing, or whose engine was killed."""
     file = folder / eventlog.FILE_NAME
     try:
         with open_file(file) as log:

@@ -32,7 +32,7 @@ class Operations:
 
 
 def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Operations]:
-    """Return the extents of all tables, each of one unit, and all operations on units."""
+    """Return all extents, each of one unit, and all operations on units."""
     ends = _TableReleases.of(memory)
     placed = (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE)
     run_row, offset = _units(memory, placed)
@@ -74,16 +74,14 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
 class _TableReleases:
     """Releases of whole tables, sorted by request and then by time.
 
-    A request releases all its tables at once. The fields `request` and `seq` have one entry for each such release,
-    which is called an end.
+    A request releases all its tables at once, which is called an end. `request` and `seq` have one entry for each end.
     """
 
     request: npt.NDArray[np.int64]
     seq: IntArray
     key: npt.NDArray[np.int64]
-    """Key of each released table: the index of its end times `num_groups`, plus the number of its group; ascending."""
+    """Key of each released table: the index of its end times `num_groups`, plus the index of its group; ascending."""
     row: npt.NDArray[np.int64]
-    """Memory row that releases each table, in the order of `key`."""
     num_groups: int
 
     @classmethod
@@ -99,12 +97,12 @@ class _TableReleases:
     def following(self, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
         """Return the index of the first end of `request` at `seq` or later.
 
-        If there is none, the index is that of another request's end, or the number of ends (see `is_of`).
+        If there is none, it is the index of another request's end, or the number of ends. `is_of` tells these cases
+        apart.
         """
         return np.searchsorted(sort_key(self.request, self.seq), sort_key(request, seq))
 
     def is_of(self, request: IntArray, end: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell, for each index in `end`, whether such an end exists and is an end of `request`."""
         exists = end < len(self.request)
         exists[exists] = self.request[end[exists]] == request[exists]
         return exists
@@ -121,7 +119,6 @@ class _TableReleases:
 
 
 def _units(memory: Memory, chosen: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int64], IntArray]:
-    """Return two arrays with an entry for each unit in the chosen memory rows: the row, and the unit's offset in it."""
     rows = np.flatnonzero(chosen)
     extent, offset = expanded(memory.length[rows])
     return rows[extent], offset
@@ -152,7 +149,7 @@ def _released_early(
 
 
 def _place(request: IntArray, group: IntArray, address: IntArray, memory: Memory) -> npt.NDArray[np.int64]:
-    """Return a number that is different for each combination of request, group and address."""
+    """Return a number for each combination of request, group and address: equal only for equal combinations."""
     num_groups, end = int(memory.groups.max(initial=0)) + 1, int((memory.address + memory.length).max(initial=0)) + 1
     return (request.astype(np.int64) * num_groups + group) * end + address
 

@@ -17,7 +17,7 @@ _ALL = slice(None)
 
 
 class GrowingTable:
-    """Growing table whose columns are numbers. A subclass adds columns of texts and lists."""
+    """Growing table of numbers. A subclass adds columns of texts and lists."""
 
     __slots__ = ("_first_column", "_specs", "columns")
 
@@ -41,6 +41,9 @@ class GrowingTable:
         """Check that the values in `columns` are numbers, and that the same columns are present as in earlier rows.
 
         Columns in `given_elsewhere` are not checked, because their values are added to the row later.
+
+        Raises:
+            ValueError: a column is not a number, is missing, or is given although earlier rows lack it.
         """
         for name, spec in self._specs.items():
             if name in given_elsewhere:
@@ -89,9 +92,9 @@ class GrowingRequests(GrowingTable):
         return len(self._hashes)
 
     def add(self, name: str, prompt_hashes: Iterable[int], **columns: float) -> int:
-        """Add a request and return its row. A column that is not passed is 0.
+        """Add a request and return its row. A column that is not passed gets 0.
 
-        An optional column stays empty until its first value other than 0. Then it gets 0 in all earlier rows.
+        An optional column stays empty until a request has a value other than 0; then all earlier rows get 0.
         """
         row = len(self._ids)
         self._ids.append(name)
@@ -127,10 +130,10 @@ class GrowingSteps(GrowingTable):
         super().__init__(Steps)
 
     def so_far(self, next_seq: int, heard_s: float, first: int = 0) -> Steps:
-        """Return the steps from row `first` on, with an output for each.
+        """Return the steps from row `first` on, as if the outputs of steps in flight were processed now.
 
-        Steps in flight get outputs now. Their sequence numbers begin with `next_seq`; their time is the latest end of a
-        step, or `heard_s` seconds if that is later.
+        These outputs get the sequence numbers from `next_seq` on, and as their time the latest start or end of a step,
+        or `heard_s` seconds if that is later.
         """
         steps = self.rows(slice(first, None))
         awaited = steps["output_seq"] < 0
@@ -141,8 +144,8 @@ class GrowingSteps(GrowingTable):
 
 
 class GrowingSchedule(GrowingTable):
-    """Growing table of the schedule: a row for a request and consecutive steps, in each of which it computes equal
-    tokens.
+    """Growing table of the schedule. Each row is for one request in consecutive steps, and the same number of tokens in
+    each.
 
     The last row of a request is open: the next step extends it if the step continues the row.
     """
@@ -164,8 +167,9 @@ class GrowingSchedule(GrowingTable):
     ) -> None:
         """Record that `request` computes `tokens` tokens in `step` and in each of the next `repeat - 1` steps.
 
-        `computed_before` is the number of its tokens that are computed before. In runs with drafts, `known` is the
-        number of its tokens whose values are known. Then `repeat` is 1, and later steps do not extend the row.
+        `computed_before` is the number of its tokens that are computed before `step`. `known` is the number of its
+        known tokens in a run with drafts, and None in other runs. With `known`, `repeat` must be 1, and later steps do
+        not extend the row.
         """
         open_row = self._open_row.get(request)
         if known is not None:
@@ -190,14 +194,18 @@ class GrowingSchedule(GrowingTable):
                 column.append(0)
 
     def fill_in(self, name: str, step: int, numbers: Mapping[int, int]) -> None:
-        """Set the column `name` in the rows of `step`. `numbers` has a value for each request; without one it is 0."""
+        """Set the column `name` in the rows of `step` to the numbers of their requests; to 0 for a request without
+        one.
+        """
         column = self.columns[name]
         column.extend([0] * (len(self) - len(column)))
         for row in range(bisect_left(self._step, step), bisect_right(self._step, step)):
             column[row] = numbers.get(self._request[row], 0)
 
     def add_decode(self, requests: Iterable[int], step: int) -> None:
-        """Record that each of `requests` computes one token in `step`. The step before must have computed them too."""
+        """Record that each of `requests` computes one token in `step`. The step before must have computed the same
+        requests.
+        """
         for request in requests:
             row = self._open_row[request]
             if self._tokens[row] == 1:
@@ -211,7 +219,7 @@ class GrowingSchedule(GrowingTable):
 
     @property
     def open_rows(self) -> IntArray:
-        """Numbers of the rows that later steps may still extend, ascending."""
+        """Indices of the rows that later steps may still extend, ascending."""
         return np.sort(np.fromiter(self._open_row.values(), np.int64, len(self._open_row)))
 
     def last_step(self, rows: IntArray) -> IntArray:
@@ -220,9 +228,9 @@ class GrowingSchedule(GrowingTable):
         return last
 
     def so_far(self, num_steps: int, chosen: slice | IntArray = _ALL) -> Schedule:
-        """Return the rows, or those `chosen`, without steps from `num_steps` on.
+        """Return the rows, or those `chosen`, up to step `num_steps` - 1.
 
-        Rows may cover such a step, because a log may end before the step is complete.
+        Rows may cover the next step too, because a log may end before that step is complete.
         """
         columns = self.rows(chosen)
         steps_left = num_steps - columns["step"]
@@ -240,12 +248,12 @@ class GrowingMemory(GrowingTable):
         super().__init__(Memory)
         self._has_groups = False  # whether the column `group` is filled, from the first group other than 0
         self.has_repeats = False
-        """True if rows have the column `repeat`. Set it before the first row is added."""
+        """True if rows have the column `repeat`. It must be set before the first row is added."""
 
     def add_runs(
         self, seq: int, step: int, kind: MemoryKind, request: int, position: int, units: Iterable[int], group: int = 0
     ) -> None:
-        """Add one row for each run of consecutive addresses in `units`."""
+        """Add the units `units`, one row for each range of consecutive addresses."""
         begin, length = -1, 0
         for unit in units:
             if unit == begin + length:

@@ -18,7 +18,11 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Residencies:
-    """Times in which requests hold memory, each from an admission to the release of the memory."""
+    """Times in which requests hold memory, one entry each, from an admission to the release of the memory.
+
+    `first_extent` is an index in `Holdings`. Births and deaths are allocations and releases: `birth_row` is the row of
+    `memory.parquet`; a `death_seq` above all others means that the memory is never released.
+    """
 
     request: IntArray
     first_extent: IntArray
@@ -28,8 +32,9 @@ class Residencies:
 
     @property
     def is_moved(self) -> npt.NDArray[np.bool_]:
-        """True for a residency that continues the one before. The request's units moved, by a release and an allocation
-        with the same `seq`.
+        """Tell, for each residency, whether it continues the one before: the request's units moved.
+
+        A move is a release and an allocation with the same `seq`.
         """
         moved = np.zeros(len(self.request), np.bool_)
         moved[1:] = (self.request[1:] == self.request[:-1]) & (self.birth_seq[1:] == self.death_seq[:-1])
@@ -38,19 +43,19 @@ class Residencies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deaths:
-    """Memory row that releases each extent, stored in one of two ways."""
+    """Memory row that releases each extent; the number of rows if none does. It is stored in one of two ways."""
 
     by_birth_row: IntArray | None
-    """Row of the release, for each row that allocates. None if extents of one row are released at different times."""
+    """Row of the release by row of the allocation. None if extents of one row are released at different times."""
     by_extent: IntArray | None = None
-    """Row of the release for each extent; None if `by_birth_row` is not None."""
+    """Row of the release by extent; None if `by_birth_row` is not None."""
 
     def at(self, extents: IntArray | slice) -> Deaths:
-        """Return the releases of a part of the extents, given by indices or a slice."""
+        """Return the releases of some extents, given by indices or a slice."""
         return self if self.by_extent is None else Deaths(None, self.by_extent[extents])
 
     def rows_of(self, birth_row: IntArray) -> IntArray:
-        """Return the row that releases each extent. `birth_row` has the row that allocates it."""
+        """Return the row that releases each extent. `birth_row` has the row that allocates each."""
         if self.by_extent is not None:
             return self.by_extent
         assert self.by_birth_row is not None
@@ -58,8 +63,8 @@ class Deaths:
 
 
 class Extents:
-    """Extents of units: which request holds each, where and when. An extent is a range of units that one memory row
-    allocates.
+    """Extents of units: which request holds each, where and when. An extent is one unit, or all units of one memory
+    row.
 
     A long recording has tens of millions of extents. So each column is computed on first use, in the smallest type.
     """
@@ -68,15 +73,14 @@ class Extents:
         """Args:
         memory: the memory table.
         birth_row: the row of `memory` that allocates each extent.
-        offset: offset of the extent's only unit in that row; None if an extent is a whole row.
+        offset: offset of each extent's only unit in that row; None if each extent is a whole row.
         death: the rows that release the extents.
         """
         self._memory, self._offset, self._death = memory, offset, death
         self.birth_row = birth_row
-        """Row of `memory.parquet` that allocates each extent."""
 
     def at(self, extents: IntArray | slice) -> Extents:
-        """Return a part of these extents, given by indices or a slice."""
+        """Return some of these extents, given by indices or a slice."""
         offset = None if self._offset is None else self._offset[extents]
         return Extents(self._memory, self.birth_row[extents], offset, self._death.at(extents))
 
@@ -92,28 +96,28 @@ class Extents:
 
     @cached_property
     def group(self) -> IntArray:
-        """KV-cache group of each extent's table."""
+        """Index of the KV-cache group of each extent's table."""
         group = self._memory.group
         return np.broadcast_to(np.int32(0), len(self.birth_row)) if group is None else group.take(self.birth_row)
 
     @cached_property
     def position(self) -> IntArray:
-        """Index of each extent's first unit in its table, in units."""
+        """Index in its table of each extent's first unit."""
         return self._from_offset(self._memory.position)
 
     @cached_property
     def address(self) -> IntArray:
-        """Address of the first unit of the extent."""
+        """Address of each extent's first unit."""
         return self._from_offset(self._memory.address)
 
     @cached_property
     def length(self) -> IntArray:
-        """Number of units of each extent, at the end of its growth."""
+        """Number of units of each extent, after all its growth."""
         return self._of_rows(self._memory.length)
 
     @cached_property
     def requested(self) -> IntArray:
-        """Number of units of each extent that the request asked for; an allocator may round up."""
+        """Number of units that the request asked for with each extent; an allocator may round up."""
         return self._of_rows(self._memory.length if self._memory.requested is None else self._memory.requested)
 
     @cached_property
@@ -131,7 +135,7 @@ class Extents:
 
     @cached_property
     def death_seq(self) -> IntArray:
-        """`seq` of each extent's release. If it is never released, a number above all others."""
+        """`seq` of each extent's release; a number above all others if it is never released."""
         return seq_of(self._memory, self.death_row)
 
     def _from_offset(self, column: IntArray) -> IntArray:
@@ -141,7 +145,6 @@ class Extents:
         return values
 
     def _of_rows(self, column: IntArray) -> IntArray:
-        """Return the units of each extent after its growth, from the units per step in `column`; 1 for single units."""
         if self._offset is not None:
             return np.broadcast_to(np.int32(1), len(self.birth_row))
         return column.take(self.birth_row) * self.repeat
@@ -156,19 +159,19 @@ class Holdings(Extents):
     ) -> None:  # fmt: skip
         super().__init__(memory, birth_row, offset, death)
         self.first_of_request = first_of_request
-        """Index of the first extent of each request; and at the end, the number of extents."""
+        """Index of the first extent of each request, and at the end the number of extents."""
         self.first_of_table = first_of_table
         """Index of the first extent of each table, ascending. There is one table per residency and KV-cache group."""
         self.residencies = residencies
 
     @cached_property
     def table(self) -> IntArray:
-        """Number of each extent's table, from 0."""
+        """Index of each extent's table, in the order of `first_of_table`."""
         lengths = np.diff(self.first_of_table, append=len(self.birth_row))
         return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
 
     def held(self, request: int, seq: int) -> IntArray:
-        """Return the indices of the extents that `request` holds after all events up to `seq`."""
+        """Return the indices of the extents that `request` holds right after event `seq`."""
         first, end = self.first_of_request[request : request + 2].tolist()
         extents: IntArray = first + np.flatnonzero(
             (self.birth_seq[first:end] <= seq) & (self.death_seq[first:end] > seq)
@@ -176,10 +179,10 @@ class Holdings(Extents):
         return extents
 
     def together(self) -> IntArray:
-        """Index of the first extent of each range of adjacent extents that are allocated together and released
+        """Return the index of the first extent of each group of adjacent extents that are allocated and released
         together.
 
-        A growing extent is a range by itself.
+        A growing extent is a group by itself.
         """
         parts = list[IntArray]()
         for part in in_parts(len(self.birth_row)):
@@ -208,10 +211,11 @@ class Releases:
 
 
 def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple[Holdings, Releases, IntArray]:
-    """Return the extents of every table, the rows that release tables, and the releasing row for each row of `memory`.
+    """Return the extents of every table, the rows that release tables, and for each row of `memory` the row that
+    releases it.
 
-    With `unit_by_unit`, each unit is an extent. The releasing row is the number of rows if the extent is never
-    released, and 0 for rows without an allocation.
+    Each extent is a whole memory row, or with `unit_by_unit` one unit. The releasing row is the number of rows if none
+    releases the row, and 0 for rows that allocate nothing.
     """
     birth_row, released = _rows_by_request(memory, num_requests)
     until = np.zeros(len(memory), np.int32)
@@ -248,7 +252,7 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
 
 
 def _offsets_in_runs(length: IntArray, end: IntArray) -> IntArray:
-    """Return the offset of each unit in its extent. `length` has the units of each, `end` their running sum."""
+    """Return the offset of each unit in its extent, from the extents' lengths and their running sum."""
     narrow = np.int16 if length.max(initial=0) <= np.iinfo(np.int16).max else np.int32
     # The running sum of ones counts 0, 1, 2, ...; at the first unit of each extent, it falls back to 0.
     offset: IntArray = np.ones(int(end[-1]) if len(end) else 0, narrow)
@@ -267,10 +271,10 @@ class _ReleaseRows:
     releases: npt.NDArray[np.int32]
     request: IntArray
     begin: npt.NDArray[np.int64]
-    """Index of the first extending row that each release frees. It frees the rows [begin, end)."""
+    """Index of the first extending row that each release frees. The release frees the rows [begin, end)."""
     end: npt.NDArray[np.int64]
     first_of_request: npt.NDArray[np.int64]
-    """Index of the first extending row of each request; and at the end, the number of extending rows."""
+    """Index of the first extending row of each request, and at the end the number of extending rows."""
 
     def death_rows(self, num_extending: int, *, nothing: int) -> npt.NDArray[np.int32]:
         """Return the memory row that releases each of the `num_extending` extending rows; `nothing` if none does."""
@@ -310,7 +314,7 @@ def _rows_by_request(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.
 def seq_of(memory: Memory, rows: IntArray) -> IntArray:
     """Return the `seq` of each of `rows`: int32 if that suffices for the recording, otherwise int64.
 
-    A row number equal to the number of rows gets the largest number of the type.
+    A row equal to the number of rows, which means "never", gets the largest number of the type.
     """
     narrow = np.int32 if not len(memory) or memory.seq[-1] < np.iinfo(np.int32).max else np.int64
     seq: IntArray = np.full(len(rows), np.iinfo(narrow).max, narrow)

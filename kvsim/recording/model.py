@@ -53,7 +53,7 @@ class WindowPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Memory pool. It consists of units, each of `unit_slots` slots."""
+    """Memory pool of equal units. A unit consists of `unit_slots` slots."""
 
     unit_tokens: int
     """Number of tokens in a unit: the block size of a paged cache, or 1 for allocation without blocks.
@@ -61,18 +61,20 @@ class Pool:
     With several KV-cache groups, it is the smallest number of tokens that fills whole blocks of every group.
     """
     num_units: int | None
-    """Number of units in the pool. None for an engine without a pool, whose cache grows with its requests."""
+    """Number of units in the pool; None for an engine without a pool, whose cache grows with its requests."""
     first_unit: int = 0
     """Address of the first unit. It is 1 for vLLM, which keeps block 0 as its null block."""
     bytes_per_unit: int
     groups: tuple[KVCacheGroup, ...] = ()
     """KV-cache groups that share the units; empty if all layers are in one group of full attention."""
     windows: WindowPool | None = None
-    """SGLang's second pool, for layers with windows; the first is then for the others. None: there is one pool."""
+    """SGLang's second pool, for layers with windows; the first is then for all other layers. None if there is one
+    pool.
+    """
 
     @property
     def units_in_words(self) -> str:
-        """Description of the units: "slots", "blocks of 16 tokens" or "blocks of 2.00 MiB for 3 tables a sequence"."""
+        """Description such as "slots", "blocks of 16 tokens" or "blocks of 2.00 MiB for 3 tables a sequence"."""
         if self.groups:
             tables = f"{len(self.groups)} tables" if len(self.groups) > 1 else "one table"
             return f"blocks of {self.bytes_per_unit / 2**20:.2f} MiB for {tables} a sequence"
@@ -87,7 +89,7 @@ class Pool:
 
     @property
     def layout(self) -> KVCacheLayout | None:
-        """Layout of the KV-cache groups in a unit; None if all layers are in one group of full attention."""
+        """How the KV-cache groups share the bytes of a unit; None if all layers are in one group of full attention."""
         if not self.groups:
             return None
         return KVCacheLayout(
@@ -105,7 +107,7 @@ class Pool:
 
     @property
     def bytes_per_slot(self) -> float:
-        """Number of bytes in one slot."""
+        """Number of bytes of one slot; 1 if a slot is a byte."""
         return self.bytes_per_unit / self.unit_slots
 
     @property
@@ -137,9 +139,9 @@ class Meta:
     initial_cached: IntArray | None = None
     """Addresses of the free units with a cached prefix when the recorder joins a running engine; None for none."""
     initial_computed: IntArray | None = None
-    """Largest number of computed tokens that each request had before the recording began. None without such requests.
+    """Largest number of computed tokens that each request had before the recording began; None without such requests.
 
-    A preemption may have discarded computed tokens whose outputs are known.
+    It may exceed the request's computed tokens at the begin, because a preemption may have discarded some.
     """
     command: str = ""
     created: str = ""
@@ -160,15 +162,15 @@ class Meta:
 
     @property
     def rules_name(self) -> str:
-        """Name of the policy for display: the custom policy's if there is one, otherwise the built-in policy's."""
+        """Name of the policy for display: that of a custom policy, otherwise that of the built-in policy."""
         return str(self.policy.get("rules", self.policy_name))
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of KV memory with which a new run gets a pool of the same size.
 
-        They are more than the bytes of the units. For vLLM they include the null block. SGLang divides them between its
-        two pools by a fixed ratio, so a part of the second pool may stay unused.
+        They may be more than the bytes of the units. For vLLM they include the null block. SGLang divides them between
+        its two pools by a fixed ratio, so a part of the second pool may stay unused.
         """
         pool = self.pool
         if self.policy_name != Radix.name:
@@ -216,11 +218,12 @@ class Meta:
 
     @property
     def initial_images(self) -> dict[int, int]:
-        """Number of encoder outputs of each image that was cached when the recording began, by image. The next to be
-        evicted is first.
+        """Number of encoder outputs of each image that was cached when the recording began, by image.
+
+        The order is that of eviction.
 
         Raises:
-            RecordingError: `meta.json` states something else than such numbers.
+            RecordingError: `meta.json` states something else than pairs of such numbers.
         """
         pairs = self.extra.get(INITIAL_IMAGES, [])
         are_pairs = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
@@ -235,7 +238,7 @@ class Meta:
 
 
 class Outline(NamedTuple):
-    """Provenance, requests, steps and transfers of a recording, for views of many recordings."""
+    """Provenance, requests, steps and transfers of a recording. Views of many recordings need no other tables."""
 
     meta: Meta
     requests: Requests
@@ -291,7 +294,10 @@ class Recording:
 
     @property
     def recorded_s(self) -> float:
-        """Duration in seconds of what was recorded; below `duration_s` if the recorder joined a running engine."""
+        """Seconds from the begin of the recording to the end of the last step.
+
+        It is below `duration_s` if the recorder joined a running engine.
+        """
         begin_s = float(self.steps.start_s[0]) if self.meta.begins_in_the_middle and len(self.steps) else 0.0
         return self.duration_s - begin_s
 

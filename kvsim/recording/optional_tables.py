@@ -26,7 +26,6 @@ from kvsim.recording.tables import (
 from kvsim.workload import Ragged
 
 _NEVER = -1
-"""Value in place of a step, a server or a table entry that does not exist."""
 
 
 @dataclass(slots=True)
@@ -39,18 +38,17 @@ class _Copy:
 
 
 class CopiesUnderWay:
-    """Growing table of block copies between GPU and host. A copy's rows are added when its end is reported."""
+    """Growing table of block copies between GPU and host. The rows of a copy are added when its end is reported."""
 
     def __init__(self) -> None:
         self._rows = GrowingTable(Copies)
         self._under_way: dict[int, _Copy] = {}
         self._reported: list[int] = []
-        """Rows of the copies whose end was reported since the last output."""
         self._offloads = False
         self._units_per_slot = 1
 
     def configure(self, policy: Any) -> None:
-        """Set whether there is host memory, and the size of its blocks, from the policy's settings."""
+        """Set whether the engine offloads, and the size of its host blocks, from the policy in `meta.json`."""
         if isinstance(policy, dict) and isinstance(size := policy.get("kv_offloading_block_size"), int):
             self._offloads = "host_blocks" in policy
             self._units_per_slot = max(size // max(int(policy.get("block_size") or 1), 1), 1)
@@ -58,9 +56,10 @@ class CopiesUnderWay:
     def begin(
         self, number: int, is_load: bool, request: int, units: Sequence[int], slots: Sequence[int], step: int
     ) -> None:
-        """Record that the step being scheduled decides on copy `number`, of GPU blocks `units` and host blocks `slots`.
+        """Record copy `number`, which `step` begins, between GPU blocks `units` and host blocks `slots`.
 
-        It is a load to the GPU, or a store to the host. A load may begin inside the first host block.
+        It is a load to the GPU, or a store to the host. The units of a load may lack the first units of its first host
+        block.
         """
         missing = len(slots) * self._units_per_slot - len(units)
         if number in self._under_way or not 0 <= missing < self._units_per_slot or (missing and not is_load):
@@ -74,26 +73,31 @@ class CopiesUnderWay:
         self._under_way[number] = _Copy(kind, request, step, units_of_slot)
 
     def awaited(self, numbers: Sequence[int], step: int) -> None:
-        """Record that the step being scheduled waits for the copies `numbers`."""
+        """Record that `step` waits for the copies `numbers`."""
         for number in numbers:
             copy = self._under_way[number]
             copy.awaited_step = step if copy.awaited_step == _NEVER else copy.awaited_step
 
     def report(self, number: int, slots: Sequence[int]) -> None:
-        """Record that copy `number` has ended. Its host blocks are idle from now on, in the order of `slots`."""
+        """Record that the end of copy `number` is reported. Its host blocks become idle in the order of `slots`."""
         copy = self._under_way.pop(number)
         if sorted(slots) != sorted(copy.units_of_slot):
             raise ValueError(f"copy {number} is of other host blocks")
         self._add(number, copy, slots)
 
     def processed(self, step: int) -> None:
-        """Record that the output of `step` was processed. It reported the ends of the copies in `_reported`."""
+        """Record that the output of `step` was processed. The ends of copies since the last output were reported with
+        it.
+        """
         for row in self._reported:
             self._rows.columns["reported_step"][row] = step
         self._reported.clear()
 
     def so_far(self) -> Copies | None:
-        """Return all copies up to now; those without a reported end are last. None without host memory."""
+        """Return all copies up to now, those whose end is not reported last. None for an engine without offloading.
+
+        The end of a copy cannot be reported after this call.
+        """
         if not self._offloads and not len(self._rows) and not self._under_way:
             return None
         for number, copy in self._under_way.items():
@@ -115,19 +119,19 @@ class TransfersUnderWay:
     def __init__(self) -> None:
         self._rows = GrowingTable(Transfers)
         self._under_way: dict[int, int] = {}
-        """Row of the transfer of each request that has one under way."""
         self._exchanges = False
 
     def configure(self, exchanges: bool) -> None:
-        """Set whether the server exchanges KV. If it does, its recording has the table, even without rows."""
+        """Set whether the server exchanges KV. If it does, its recording has the table even if it has no rows."""
         self._exchanges = exchanges
 
     def begin(
         self, kind: TransferKind, request: int, position: int, blocks: int, tokens: int, *, seq: int, time_s: float
     ) -> None:
-        """Record that a transfer of `blocks` blocks begins, from index `position` of the request's table on.
+        """Record that a transfer of `blocks` blocks of `request` begins, from index `position` of its table on.
 
-        A load brings `tokens` tokens. Blocks that are kept to be sent have `tokens` computed tokens.
+        `tokens` is the number of tokens that a load brings. If the blocks are kept to be sent, it is the number of
+        computed tokens in them. `seq` is the number of the event, `time_s` its time.
         """
         if request in self._under_way:
             raise ValueError(f"a transfer of request {request} is under way")
@@ -135,10 +139,10 @@ class TransfersUnderWay:
         self._rows.append(kind, request, _NEVER, seq, _NEVER, time_s, np.nan, position, blocks, tokens, _NEVER)
 
     def end(self, request: int, *, seq: int, time_s: float, failed: int = _NEVER) -> None:
-        """Record that the request's transfer has ended. `seq` is that of the event that reports it, `time_s` the time
-        of the end.
+        """Record that the transfer of `request` ended at `time_s`. `seq` is the number of the event that reports the
+        end.
 
-        `failed` is the first index in the request's table that did not load; -1 if all loaded.
+        `failed` is the index of the first entry of the request's table that did not load; -1 if all loaded.
         """
         row = self._under_way.pop(request)
         for name, value in (("ended_seq", seq), ("end_s", time_s), ("failed", failed)):
@@ -164,14 +168,15 @@ class ImagesSoFar:
 
     @property
     def num_events(self) -> int:
-        """Number of events of the encoder cache."""
+        """Number of events of the encoder cache up to now."""
         return len(self._events)
 
     def add(self, request: int, images: Iterable[Sequence[Any]]) -> None:
-        """Record the images of a request, in the order of their places.
+        """Record the images of a request, sorted by place.
 
-        An image is a number, a place in the prompt, and a number of tokens. If only some of its tokens have an encoder
-        output, their ranges follow, each as first token and number of tokens.
+        An image is a list: its number, its place in the prompt, and its number of tokens. If only some of its tokens
+        have an encoder output, a fourth element has their ranges, each as first token and number of tokens, in one flat
+        list.
         """
         for image, place, tokens, *runs in images:
             self._images.append(request, image, place, tokens)
@@ -180,7 +185,9 @@ class ImagesSoFar:
         self._are_reported = True
 
     def happened(self, kind: str, request: int, image: int, *, seq: int, step: int) -> None:
-        """Record an event of the encoder cache. `kind` is the name of an `ImageEventKind` in lower case."""
+        """Record an event of the encoder cache during `step`. `kind` is the name of an `ImageEventKind` in lower
+        case.
+        """
         self._events.append(seq, step, ImageEventKind[kind.upper()], request, image)
 
     def images(self, requests: IntArray | None = None) -> PromptImages | None:
@@ -195,6 +202,8 @@ class ImagesSoFar:
         return PromptImages(**{name: column[chosen] for name, column in columns.items()}, embedded=runs)
 
     def events(self, first: int = 0) -> EncoderEvents | None:
-        """Return the encoder cache's events from row `first` on. None without images or without such a cache."""
+        """Return the events of the encoder cache from row `first` on. None if neither images nor events were
+        recorded.
+        """
         is_there = self._are_reported or len(self._events) > 0
         return EncoderEvents(**self._events.rows(slice(first, None))) if is_there else None

@@ -11,14 +11,14 @@ from kvsim.recording.tables import IntArray
 
 ROWS_AT_ONCE = 1 << 16
 """Number of rows that are processed together, so that intermediate results stay in a CPU cache."""
-MOST_MOMENTS = 1 << 32
-"""Number above all sequence numbers, steps, rows and numbers of tokens, so that `sort_key` can combine two numbers."""
+SORT_KEY_LIMIT = 1 << 32
+"""Number above all sequence numbers, steps, rows and token counts, so that `sort_key` can combine two of them."""
 _DIGIT_BITS = 16
 """Largest number of bits for which NumPy has a radix sort. Sorting longer numbers takes many times longer."""
 
 
 def in_parts(num_rows: int) -> Iterator[slice]:
-    """Yield slices of `ROWS_AT_ONCE` rows that together are a table of `num_rows` rows."""
+    """Yield consecutive slices of at most `ROWS_AT_ONCE` rows that cover a table of `num_rows` rows."""
     for begin in range(0, num_rows, ROWS_AT_ONCE):
         yield slice(begin, min(begin + ROWS_AT_ONCE, num_rows))
 
@@ -36,15 +36,16 @@ def stable_order(keys: IntArray, bound: int) -> npt.NDArray[np.int32]:
 
 
 def sort_key(first: IntArray, then: IntArray | int) -> npt.NDArray[np.int64]:
-    """Return one number for each pair, such as a request and a `seq`. It sorts by `first`, and then by `then`.
+    """Return one integer for each pair of numbers, such as a request and a `seq`. It sorts by `first`, and then by
+    `then`.
 
-    `then` must be below `MOST_MOMENTS`.
+    `then` must be below `SORT_KEY_LIMIT`.
     """
-    return first.astype(np.int64) * MOST_MOMENTS + then
+    return first.astype(np.int64) * SORT_KEY_LIMIT + then
 
 
 def is_new(values: IntArray) -> npt.NDArray[np.bool_]:
-    """Tell, for each of `values`, whether it differs from the value before it. It is True for the first value."""
+    """Tell, for each of `values`, whether it differs from the value before it. True for the first value."""
     new = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=new[1:])
     return new

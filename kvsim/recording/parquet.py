@@ -40,14 +40,12 @@ from kvsim.recording.tables import (
 from kvsim.workload import Ragged
 
 _ROWS_READ = 1 << 17
-"""Number of rows of a column that are converted at a time. Only these are in memory twice."""
+"""Number of rows of a column that are converted, and therefore in memory twice, at a time."""
 
 AnyTable = TypeVar("AnyTable", bound=ColumnTable)
 
 
 class _Hashing(BufferedWriter):
-    """Output file that computes a digest of the bytes written to it."""
-
     def __init__(self, file: Path) -> None:
         super().__init__(FileIO(file, "wb"))
         self.digest = hashlib.blake2b(digest_size=16)
@@ -60,16 +58,15 @@ class _Hashing(BufferedWriter):
 class TableFile:
     """Parquet file to which any number of rows can be appended at a time. Its bytes depend only on the rows.
 
-    The identity of a recording is computed from the digests of all its tables, and each file contains the identity. So
-    a complete file is closed in two calls: `finish` returns its digest, and `close` writes the identity. `abandon`
-    closes a file that will be deleted.
+    Each file contains the identity of its recording, a digest of all tables. So a complete file is closed in two calls:
+    `finish` returns the digest of the file, and `close` writes the identity. `abandon` closes a file that will be
+    deleted.
     """
 
     rows_per_group = 1 << 17
     """Number of rows in every row group but the last."""
 
     def __init__(self, file: Path) -> None:
-        """`file` is created when the first row group is written."""
         self._file = file
         self._writer: pq.ParquetWriter | None = None
         self._bytes: _Hashing | None = None
@@ -80,7 +77,7 @@ class TableFile:
         self._num_waiting = 0
 
     def append(self, table: ColumnTable) -> None:
-        """Append the rows of `table`. All tables with rows must have the same optional columns."""
+        """Append the rows of `table`. All appended tables that have rows must have the same optional columns."""
         if not self._num_waiting and self._writer is None:
             self._waiting.clear()  # an empty table may lack optional columns of later tables
         elif not len(table):
@@ -96,15 +93,15 @@ class TableFile:
     def finish(self) -> bytes:
         """Write the remaining rows, and return a digest of the file.
 
-        A table without rows creates a file without rows. If no table was appended, no file is created and the digest is
-        empty.
+        If only tables without rows were appended, the file has no rows. If none was appended, no file is created, and
+        the digest is empty.
         """
         if self._num_waiting or (self._waiting and self._writer is None):
             self._write(self._num_waiting)
         return b"" if self._bytes is None else self._bytes.digest.digest()
 
     def close(self, identity: str) -> None:
-        """Write the recording's `identity` into the file, and close it. `finish` must have been called."""
+        """Write the recording's `identity` into the file, and close it. `finish` must be called before."""
         if self._writer is not None and self._bytes is not None:
             self._writer.add_key_value_metadata({provenance.IDENTITY_KEY: identity})
             self._writer.close()
@@ -119,7 +116,6 @@ class TableFile:
                 self._bytes.close()
 
     def _write(self, num_rows: int) -> None:
-        """Write the first `num_rows` of the rows that wait."""
         rows = pa.concat_tables(self._waiting)
         if self._writer is None:
             self._bytes = _Hashing(self._file)
@@ -144,10 +140,7 @@ class TableFile:
         self._waiting, self._num_waiting = [rows.slice(num_rows)], len(rows) - num_rows
 
     def _check_order(self, group: pa.Table) -> None:
-        """Check that no column with `Column.counts` falls in `group`, which is about to be written.
-
-        Earlier it cannot be checked, because rows may change while they wait.
-        """
+        """Check that no column with `Column.counts` falls in `group`, whose rows cannot change any more."""
         if not len(group):
             return
         for name, last in self._last_counts.items():
@@ -158,7 +151,7 @@ class TableFile:
 
 
 def _encodings(table: ColumnTable) -> dict[str, str]:
-    """Return the Parquet encodings of columns whose values rarely repeat. All other columns use a dictionary.
+    """Return the Parquet encodings of columns whose values rarely repeat; all other columns use a dictionary.
 
     This makes a file of steps a third as large, twice as fast to read and four times as fast to write.
     """
@@ -175,7 +168,10 @@ def identity_in(metadata: pq.FileMetaData) -> str:
 def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
     """Read the file of `table` in `folder`, without checking its values.
 
-    `identity` is that in the recording's `meta.json`; empty if it has none. A file with another identity is refused.
+    `identity` is that of the recording's `meta.json`; empty if it has none.
+
+    Raises:
+        RecordingError: the file is missing, damaged, lacks a column, or is of a recording with another identity.
     """
     file = folder / f"{table.name}.parquet"
     specs = dict(table.columns())
@@ -201,7 +197,6 @@ def read_table(folder: Path, table: type[AnyTable], identity: str) -> AnyTable:
 
 
 def _check_metadata(metadata: pq.FileMetaData, file: Path, identity: str) -> None:
-    """Check that `file` declares possible sizes, and that it is of the recording with `identity`."""
     declared = oversized(file)
     if declared is not None:
         raise RecordingError(f"{file} is damaged: it declares {declared}.")
@@ -212,7 +207,6 @@ def _check_metadata(metadata: pq.FileMetaData, file: Path, identity: str) -> Non
 
 
 def _check_columns(present: list[str], specs: dict[str, Column], file: Path) -> None:
-    """Check that each required column is `present` in the file, and no column twice."""
     missing = [name for name, spec in specs.items() if not spec.optional and name not in present]
     if missing:
         raise RecordingError(f"{file} lacks the column {', '.join(missing)}.")
@@ -234,14 +228,13 @@ def read_outline_tables(folder: Path) -> Outline:
 
 
 def _read_meta(folder: Path) -> tuple[Meta, str]:
-    """Return the provenance of the recording in `folder`, and its identity."""
     file = folder / provenance.FILE_NAME
     document = provenance.read_document(file)
     return provenance.meta_from_document(document, file), provenance.identity_of(document)
 
 
 def read_tables(folder: Path) -> Recording:
-    """Read all tables in `folder`, without checking that they agree."""
+    """Read all tables of the recording in `folder`, without checking that they agree."""
     meta, identity = _read_meta(folder)
     has_memory = (folder / "memory.parquet").exists()
     if not has_memory and meta.pool.num_units is not None:
@@ -262,7 +255,6 @@ def read_tables(folder: Path) -> Recording:
 
 @contextmanager
 def _as_recording_error(file: Path) -> Iterator[None]:
-    """Turn errors about the content of `file` into a `RecordingError` that names the file."""
     try:
         yield
     except FileNotFoundError:
@@ -272,7 +264,6 @@ def _as_recording_error(file: Path) -> Iterator[None]:
 
 
 def _read_column(chunks: Iterable[pa.Array], num_rows: int, file: Path, name: str, spec: Column) -> Any:
-    """Return a whole column of `num_rows` rows, in the type of `spec`. `chunks` are its parts in the file."""
     parts = _parts(chunks, num_rows, file, name, spec)
     if spec.dtype.startswith("list"):
         return end_to_end([Ragged.empty(0, np.int64), *parts])
@@ -289,7 +280,6 @@ def _read_column(chunks: Iterable[pa.Array], num_rows: int, file: Path, name: st
 
 
 def _parts(chunks: Iterable[pa.Array], expected: int, file: Path, name: str, spec: Column) -> Iterator[Any]:
-    """Yield a column in parts, and check that it has `expected` rows."""
     num_rows = 0
     for data in chunks:
         if data.null_count and spec.dtype != "float64":
@@ -307,7 +297,7 @@ def _parts(chunks: Iterable[pa.Array], expected: int, file: Path, name: str, spe
 
 
 def _all_chunks(parquet: pq.ParquetFile, names: list[str]) -> Callable[[str], Iterable[pa.Array]]:
-    """Read all columns of a small file. Return a function that yields the chunks of a column.
+    """Read all columns of a small file. Return a function that returns the chunks of a column by its name.
 
     Reading the columns one by one would take three times as long.
     """
@@ -316,7 +306,7 @@ def _all_chunks(parquet: pq.ParquetFile, names: list[str]) -> Callable[[str], It
 
 
 def _chunks(parquet: pq.ParquetFile, name: str) -> Iterator[pa.Array]:
-    """Yield a column in parts of at most `_ROWS_READ` rows. No other column is in memory meanwhile.
+    """Yield a column in parts of at most `_ROWS_READ` rows, without reading other columns.
 
     Row groups are read one by one, because `ParquetFile.iter_batches` keeps all decoded pages in memory until its end.
     """
@@ -328,7 +318,6 @@ def _chunks(parquet: pq.ParquetFile, name: str) -> Iterator[pa.Array]:
 
 
 def _converted(data: pa.Array, spec: Column, file: Path, name: str, num_rows: int) -> Any:
-    """Convert a part of the column `name`, which has `num_rows` rows in all, to the type of `spec`."""
     if spec.dtype.startswith("list"):
         return _lists(data, file, name)
     if spec.is_text:
@@ -354,7 +343,9 @@ def _members(encoded: pa.DictionaryArray, names: type[IntEnum], file: Path, name
 
 
 def _numbers(data: pa.Array, spec: Column) -> Any:
-    """Convert a part of a column of numbers; raise a TypeError if a value is not in the range of the column's type."""
+    """Convert a part of a column of numbers, or raise a TypeError for a value outside the range of the column's
+    type.
+    """
     wanted = pa.type_for_alias(spec.dtype)
     if not (pa.types.is_integer(wanted) and pa.types.is_integer(data.type)):
         return to_numpy(_cast(data, wanted))  # a null time becomes NaN
@@ -377,7 +368,6 @@ def _cast(data: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _lists(data: pa.Array, file: Path, name: str) -> Ragged[np.int64]:
-    """Convert a part of a column of lists. All such columns are lists of int64."""
     offsets = to_numpy(data.offsets).astype(np.int64)
     values = _cast(data.values[int(offsets[0]) : int(offsets[-1])], pa.int64())
     if values.null_count:

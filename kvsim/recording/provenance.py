@@ -44,7 +44,9 @@ _META_KEYS = frozenset((
 
 
 def are_of_one(identity: str, other: str) -> bool:
-    """Tell whether two files may be of one recording: their identities are equal, or one has none (empty)."""
+    """Tell whether two files may be of one recording. An empty identity, of a file without one, agrees with all
+    others.
+    """
     return not identity or not other or identity == other
 
 
@@ -62,7 +64,11 @@ def identity_of(document: Any) -> str:
 
 
 def read_document(file: Path) -> Any:
-    """Return the content of `meta.json` as parsed JSON."""
+    """Return the content of `meta.json` as parsed JSON.
+
+    Raises:
+        RecordingError: the file is missing, or is not JSON.
+    """
     try:
         text = _decoded(content_of(file, META_BYTES))
         return parse(text, parse_constant=refuse_constant, parse_float=_finite)
@@ -75,7 +81,12 @@ def read_document(file: Path) -> Any:
 
 
 def meta_from_document(document: Any, file: Path) -> Meta:
-    """Return the provenance in `document`, the content of a `meta.json` or of the first line of a log."""
+    """Return the provenance in `document`, the content of a `meta.json` or of the first line of a log.
+
+    Raises:
+        RecordingVersionError: this kvsim does not know the version.
+        RecordingError: a field is missing or wrong; the message names `file`.
+    """
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RecordingError(f'{file} is not a kvsim recording: it should say "format": "{FORMAT}".')
     if document.get("version") != VERSION:
@@ -112,7 +123,7 @@ def meta_from_document(document: Any, file: Path) -> Meta:
 
 
 def meta_as_text(meta: Meta, identity: str = "") -> str:
-    """Return the text of `meta.json`. `identity` is that of the recording; empty: the text has none."""
+    """Return the text of `meta.json` with the recording's `identity`, or without if it is empty."""
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -154,7 +165,6 @@ def refuse_constant(name: str) -> float:
 
 
 def _finite(text: str) -> float:
-    """Convert the text of a JSON number. Refuse one that is too large for a float, which would become infinite."""
     number = float(text)
     if not isfinite(number):
         raise ValueError(f"{text[:20]} is larger than any number")
@@ -162,7 +172,7 @@ def _finite(text: str) -> float:
 
 
 def _decoded(content: bytes) -> str:
-    """Decode the text. Refuse lone surrogates, which JSON can contain but which cannot be written to a file."""
+    """Decode UTF-8. Refuse lone surrogates, which JSON can contain but which cannot be written to a file."""
     text = content.decode("utf-8")
     if _SURROGATE.search(text):
         json.dumps(parse(text), ensure_ascii=False).encode()  # raises an error for a surrogate without its other half
@@ -170,7 +180,6 @@ def _decoded(content: bytes) -> str:
 
 
 def _mapping(document: Mapping[str, Any], key: str, file: Path) -> Mapping[str, Any]:
-    """Return the object in field `key` of `document`; an empty one if the field is absent."""
     value = document.get(key, {})
     if not isinstance(value, dict):
         raise RecordingError(f"{file}: {key!r} should be an object, not {shortened(value)}.")
@@ -178,7 +187,6 @@ def _mapping(document: Mapping[str, Any], key: str, file: Path) -> Mapping[str, 
 
 
 def _pool(value: Mapping[str, Any], groups: object, file: Path) -> Pool:
-    """Return the pool that the object `value` describes, with the KV-cache groups in `groups`."""
     integer = partial(_integer, value, file, "pool")
     num_units = None if value.get("num_units") is None else integer("num_units", None, 1)
     pool = Pool(
@@ -202,7 +210,7 @@ def _pool(value: Mapping[str, Any], groups: object, file: Path) -> Pool:
 
 
 def _window_pool(pool: Mapping[str, Any], groups: object, file: Path) -> WindowPool | None:
-    """Return SGLang's second pool; None without one. A pool with KV-cache groups cannot have a second pool."""
+    """Return SGLang's second pool; None if there is none. A pool with KV-cache groups cannot have a second pool."""
     if pool.get("windows") is None:
         return None
     value, names = _mapping(pool, "windows", file), ("num_units", "bytes_per_unit", "window_tokens")
@@ -212,9 +220,8 @@ def _window_pool(pool: Mapping[str, Any], groups: object, file: Path) -> WindowP
 
 
 def _integer(value: Mapping[str, Any], file: Path, where: str, key: str, default: int | None, minimum: int) -> int:
-    """Return the integer in field `key` of the object `value`. `where` is the name of the object in errors.
-
-    `default` is for an absent field; None: the field must be there. `minimum` is the smallest allowed integer.
+    """Return the integer in a field of `value`, which errors call `where`. The field is required if `default` is
+    None.
     """
     number = value.get(key, default)
     if not is_integer(number, minimum):
@@ -229,7 +236,7 @@ def _integer(value: Mapping[str, Any], file: Path, where: str, key: str, default
 
 
 def _units(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None:
-    """Return the unit addresses in a field, which may be packed (`unit_runs`). None if the field is absent."""
+    """Return the unit addresses in a field, as a list or packed by `unit_runs`; None if the field is absent."""
     value = document.get(key)
     if value is None:
         return None
@@ -242,7 +249,6 @@ def _units(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None
 
 
 def _counts(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None:
-    """Return the token counts in a field; None if the field is absent."""
     value = document.get(key)
     if value is None:
         return None

@@ -40,7 +40,7 @@ def requests_at_hand(folder: Path) -> Requests | None:
 
 
 def as_text(requests: Requests, folder: Path) -> str:
-    """Return the JSON text with the requests of the recording in `folder`."""
+    """Return the content of the JSON file with `requests`, those of the recording in `folder`."""
     columns = {
         name: _plain(column) for name, _ in Requests.columns() if (column := getattr(requests, name)) is not None
     }

@@ -9,25 +9,25 @@ from kvsim.recording.model import Meta, Recording
 from kvsim.recording.tables import ColumnTable
 
 _PARTS_JOINED = 256
-"""Number of parts of a table after which these are joined. Many small arrays take several times the memory of one."""
+"""Number of parts of a table that are joined into one, because small arrays take several times their own memory."""
 
 
 class RowSink(Protocol):
     """Receiver of rows that do not change any more."""
 
     def append(self, table: ColumnTable) -> None:
-        """Add the rows of `table` to the end of the table of this type."""
+        """Add the rows of `table` to those of the same type. Its arrays must not change afterwards."""
 
 
 class RowsInMemory:
-    """Receiver that keeps all rows in memory, for a `Recording`."""
+    """Row sink that keeps all rows in memory, and makes a `Recording` of them."""
 
     def __init__(self) -> None:
         self._parts: dict[type[ColumnTable], list[Any]] = defaultdict(list)
         self._latest: dict[type[ColumnTable], list[Any]] = defaultdict(list)
 
     def append(self, table: ColumnTable) -> None:
-        """Add the rows of `table` to the end of the table of this type. Its arrays must not change afterwards."""
+        """Add the rows of `table` to those of the same type. Its arrays must not change afterwards."""
         latest = self._latest[type(table)]
         latest.append(table)
         if len(latest) == _PARTS_JOINED:
@@ -35,7 +35,7 @@ class RowsInMemory:
             latest.clear()
 
     def finish(self, meta: Meta, name: str = "") -> Recording:
-        """Return the recording. It has those optional tables that were appended."""
+        """Return the recording. It has the optional tables that were appended."""
         kinds = self._latest.items()
         tables: dict[str, Any] = {kind.name: kind.joined(self._parts[kind] + latest) for kind, latest in kinds}
         return Recording(meta=meta, name=name, **tables)

@@ -18,15 +18,15 @@ from kvsim.recording.tables import ColumnTable, IntArray, Memory
 from kvsim.workload import LONGEST_S
 
 CLOCK_S = 1e-6
-"""Largest difference in seconds, due to rounding, between two recorded times of one event."""
+"""Largest difference in seconds between two recorded times of one event, due to rounding."""
 NO_LIMIT = 1 << 40
-"""Value for a limit that is not set: more tokens or requests than a recording can have."""
+"""Value of a limit that is not set: above all numbers of tokens or requests in a recording."""
 
 
 def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = None) -> None:
     """Raise an error with the message `rule` if an entry of `holds` is False. It names the first such row.
 
-    `holds` has one entry for each row of the file, or with `rows` one for each of these rows.
+    `holds` has one entry for each row of the file; with `rows`, for each of these rows.
     """
     if not holds.all():
         row = np.argmin(holds) if rows is None else rows[~holds].min()
@@ -39,8 +39,8 @@ def agree(
 ) -> None:  # fmt: skip
     """Raise an error if a `stated` value differs from the value `found` in another table. It names the first such row.
 
-    `stated` is the column `column` of `file`, and `source` the file from which `found` follows. With `rows`, the values
-    are those of these rows only. Differences up to `within` are no errors.
+    `stated` is the column `column` of `file`; with `rows`, only its values in these rows. `found` follows from the file
+    `source`. Differences up to `within` are no errors.
     """
     wrong = stated != found if not within else ~(np.abs(stated - found) <= within)
     if wrong.any():
@@ -52,10 +52,10 @@ def agree(
 
 
 def require_of(holds: Callable[[slice], np.ndarray], table: ColumnTable, file: Path, rule: str) -> None:
-    """Check a rule as `require` does, for a part of the table at a time.
+    """Check a rule as `require` does, for one part of the table at a time.
 
-    This is for rules whose intermediate results would take more memory than the columns. `holds` is called with a slice
-    of rows, and returns bool[rows].
+    It is for rules whose intermediate results would take more memory than the columns. `holds` is called with a slice
+    of rows, and returns a bool for each.
     """
     for rows in in_parts(len(table)):
         kept = holds(rows)
@@ -78,10 +78,7 @@ def require_inside(memory: Memory, pool: Pool, chosen: np.ndarray, file: Path) -
 
 
 def is_time(values: np.ndarray) -> np.ndarray:
-    """Tell, for each value, whether it is a finite time, at most about thirty thousand years from the first event.
-
-    Negative times are accepted; NaN is not.
-    """
+    """Tell, for each value, whether it is a finite time, at most `LONGEST_S` before or after the first event."""
     is_near: np.ndarray = np.abs(values) <= LONGEST_S
     return is_near
 
@@ -92,9 +89,9 @@ def within(values: IntArray, size: int) -> np.ndarray:
 
 
 def rises(values: np.ndarray, than: np.ufunc = np.greater_equal, *, least: float = 0) -> np.ndarray:
-    """Tell, for each value, whether it is at least the value before it. The first value is compared with `least`.
+    """Tell, for each value, whether it is at least the value before it; with `than=np.greater`, whether it is above.
 
-    With `than=np.greater`, it must be above the value before it.
+    The first value must be at least `least`.
     """
     holds = np.ones(len(values), np.bool_)
     holds[:1] = values[:1] >= least

@@ -30,11 +30,13 @@ class Since:
     """Rows that were added after a mark. They have the same numbers as in the whole run."""
 
     rows: IntArray
-    """Row of each entry of `requests` in the requests table of the whole run; ascending."""
+    """For each entry of `requests`, its row in the requests table of the whole run; ascending."""
     requests: Requests
     steps: Steps
     schedule: Schedule
-    """Rows that were added after the mark, and those that were open at the mark, each with all its steps."""
+    """Rows that were added after the mark, and rows that were open at the mark and were extended, with all their
+    steps.
+    """
     memory: Memory
     images: PromptImages | None
     """Images of the requests in `rows`; None if no prompt has an image."""

@@ -17,7 +17,7 @@ def shipped_names() -> list[str]:
 
 
 def is_shipped(folder: Path) -> bool:
-    """Tell whether the recording in `folder` comes with kvsim. Such a recording was checked by kvsim's tests."""
+    """Tell whether the recording in `folder` comes with kvsim, whose tests have checked it."""
     return folder.resolve().parent in _PLACES
 
 

@@ -29,8 +29,7 @@ FloatArray = npt.NDArray[np.float64]
 WHOLE_TABLE = -1
 """Value of `Memory.address` in a release of a whole table."""
 _LETTER_BYTES = 4
-_TEXT_BYTES = 1 << 30
-"""Largest number of bytes of a text column in memory."""
+_MOST_TEXT_BYTES = 1 << 30
 
 
 class RequestStatus(IntEnum):
@@ -65,13 +64,15 @@ class TransferKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Type of a column: its NumPy type, or an enumeration. Files have the names of its members in lower case."""
+    """Type of a column in memory. A column with `names` is an enumeration; files have the names of its members in lower
+    case.
+    """
 
     dtype: str
     names: type[IntEnum] | None = None
     optional: bool = False
     counts: bool = False
-    """True if the values never fall and rise by small steps. Files store their differences, which are smaller."""
+    """True if the values never fall and rise by small steps. Files store their differences, which take fewer bytes."""
 
     @property
     def is_text(self) -> bool:
@@ -90,12 +91,15 @@ def optional_column(dtype: str) -> Any:
 
 
 def text_column(values: list[str], num_rows: int) -> npt.NDArray[np.str_]:
-    """Convert `values` to an array of texts. They are a part of a column of `num_rows` rows.
+    """Convert `values`, a part of a column of `num_rows` rows, to an array of texts.
 
-    All entries take as much memory as the longest text. A column that would be too large is refused.
+    All entries take as much memory as the longest text.
+
+    Raises:
+        RecordingError: the whole column would be too large.
     """
     longest = max(map(len, values), default=0)
-    if longest * num_rows * _LETTER_BYTES > _TEXT_BYTES:
+    if longest * num_rows * _LETTER_BYTES > _MOST_TEXT_BYTES:
         raise RecordingError(f"a text of {longest:,} letters is too long to be the id of one of {num_rows:,} requests.")
     return np.asarray(values, np.str_) if values else np.empty(0, np.str_)
 
@@ -118,7 +122,7 @@ class ColumnTable:
     is_optional: ClassVar[bool] = False
     """True for a table that recordings of some engines lack."""
     derived: ClassVar[tuple[str, ...]] = ()
-    """Names of properties that are computed from columns."""
+    """Names of properties that `table[name]` accepts like columns."""
 
     @classmethod
     def columns(cls) -> Iterator[tuple[str, Column]]:
@@ -135,7 +139,7 @@ class ColumnTable:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return a table with the rows of all `parts`. All parts that have rows must have the same optional columns."""
+        """Return a table with the rows of all `parts`. Those that have rows must have the same optional columns."""
         filled = [part for part in parts if len(part)]
         if not filled:
             return cls.empty()
@@ -150,7 +154,7 @@ class ColumnTable:
         """Return the column `name`, or the property of that name in `derived`.
 
         Raises:
-            UnknownNameError: the table has no such column.
+            UnknownNameError: there is no such column.
         """
         known = [each for each, _ in self.columns()] + list(self.derived)
         if name not in known:
@@ -225,13 +229,13 @@ class Requests(ColumnTable):
     after: IntArray | None = optional_column("int32")
     """Row of the request whose end this turn of a session waited for; -1 for a first turn. Absent without sessions."""
     pause_s: FloatArray | None = optional_column("float64")
-    """Seconds from the end of request `after` to the arrival of this request."""
+    """Seconds from the end of request `after` until its session sent this request; 0 for a first turn."""
     history_tokens: IntArray | None = optional_column("int32")
     """Number of leading prompt tokens that repeat the prompt and the answer of request `after`."""
     adapter: IntArray | None = optional_column("int32")
     """Number of the request's adapter (LoRA), from 1; 0 for none. Absent if no request has an adapter."""
     sent_s: FloatArray | None = optional_column("float64")
-    """Time in seconds at which the server's front end got the request. The engine takes it in later, between two steps.
+    """Time in seconds at which the server's front end got the request, before the engine took it in.
 
     It may be negative, because times count from the first event in the engine. Absent if the recorder did not know it.
     """
@@ -250,7 +254,7 @@ class Requests(ColumnTable):
 
     @property
     def wait_s(self) -> FloatArray:
-        """Seconds in the queue, from `asked_s` until first scheduled; NaN for a request that was never scheduled."""
+        """Seconds from `asked_s` until the request was first scheduled; NaN if it never was."""
         return self.first_scheduled_s - self.asked_s
 
     @property
@@ -260,7 +264,7 @@ class Requests(ColumnTable):
 
     @property
     def tpot_s(self) -> FloatArray:
-        """Seconds per output token after the first; NaN for a single output token."""
+        """Seconds per output token after the first; NaN for fewer than two output tokens."""
         later_tokens = self.output_tokens - 1
         tpot_s = np.full(len(self), np.nan)
         np.divide(self.finished_s - self.first_token_s, later_tokens, out=tpot_s, where=later_tokens > 0)
@@ -292,21 +296,23 @@ class Steps(ColumnTable):
     free_units: IntArray = column("int32")
     """Number of free units after scheduling, including those with a cached prefix; -1 for an engine without a pool."""
     unusable_units: IntArray | None = optional_column("int32")
-    """Number of free units that suffice for the first request in the queue, but lie in too small pieces."""
+    """Number of free units that would suffice for the first request in the queue, but lie in too small pieces; else
+    0.
+    """
     running_after: IntArray | None = optional_column("int32")
-    """Number of running requests after the output of the step; -1 if another step is in flight at that moment."""
+    """Number of running requests after the output of the step; -1 if another step is in flight at that time."""
     waiting_after: IntArray | None = optional_column("int32")
-    """Number of waiting requests after the output of the step; -1 if another step is in flight at that moment."""
+    """Number of waiting requests after the output of the step; -1 if another step is in flight at that time."""
     free_units_after: IntArray | None = optional_column("int32")
-    """Number of free units after the output of the step; -1 if another step is in flight at that moment."""
+    """Number of free units after the output of the step; -1 if another step is in flight at that time."""
     free_window_units: IntArray | None = optional_column("int32")
     """Number of free units in the second pool after scheduling, including cached ones; absent without a second pool."""
     cached_window_units: IntArray | None = optional_column("int32")
     """Number of units in the second pool that only the radix tree holds; absent without a second pool."""
     free_window_units_after: IntArray | None = optional_column("int32")
-    """`free_window_units` after the output of the step; -1 if another step is in flight at that moment."""
+    """`free_window_units` after the output of the step; -1 if another step is in flight at that time."""
     cached_window_units_after: IntArray | None = optional_column("int32")
-    """`cached_window_units` after the output of the step; -1 if another step is in flight at that moment."""
+    """`cached_window_units` after the output of the step; -1 if another step is in flight at that time."""
     swapped_out_units: IntArray | None = optional_column("int32")
     """Number of units that the step copied to the host; absent without host memory."""
     swapped_in_units: IntArray | None = optional_column("int32")
@@ -321,7 +327,9 @@ class Steps(ColumnTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Schedule(ColumnTable):
-    """Table of what steps compute: a row for a request and consecutive steps with `tokens` tokens in each."""
+    """Table of what steps compute. A row is for one request, and `tokens` tokens in each of one or more consecutive
+    steps.
+    """
 
     name: ClassVar[str] = "schedule"
 
@@ -335,11 +343,13 @@ class Schedule(ColumnTable):
     outputs: IntArray | None = optional_column("int32")
     """Number of output tokens that the step gave the request. Only in runs with drafts."""
     proposed: IntArray | None = optional_column("int32")
-    """Number of tokens drafted after the step. Only in captured runs that schedule a step when its drafts are known."""
+    """Number of tokens drafted after the step. Only in captured runs whose engine knows the drafts before the next
+    step.
+    """
 
     @property
     def repeats(self) -> IntArray:
-        """Number of steps of each row. It is 1 if the file lacks the column `repeat`."""
+        """Number of steps of each row: 1 if the file lacks the column `repeat`."""
         return np.ones(len(self.step), np.int32) if self.repeat is None else self.repeat
 
 
@@ -364,11 +374,11 @@ class Memory(ColumnTable):
     group: IntArray | None = optional_column("int32")
     """KV-cache group of the table; 0 for evictions, which concern no table. Absent with one group."""
     repeat: IntArray | None = optional_column("int32")
-    """Number of consecutive steps in which the row appends `length` units, right after those of the step before."""
+    """Number of consecutive steps in which the row appends `length` units, each time right after the units before."""
 
     @property
     def groups(self) -> IntArray:
-        """KV-cache group of each row. It is 0 if the file lacks the column `group`."""
+        """KV-cache group of each row: 0 if the file lacks the column `group`."""
         return np.zeros(len(self.step), np.int32) if self.group is None else self.group
 
     @property
@@ -378,7 +388,9 @@ class Memory(ColumnTable):
 
     @property
     def ends(self) -> IntArray:
-        """Rows that release whole tables. If a request releases several tables together, the last row."""
+        """Rows that release whole tables. If a request releases several tables together, only the last of these
+        rows.
+        """
         rows = np.flatnonzero((self.kind == MemoryKind.RELEASE) & (self.address == WHOLE_TABLE))
         if self.group is None or not len(rows):
             return rows
@@ -390,7 +402,8 @@ class Memory(ColumnTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Copies(ColumnTable):
-    """Table of copies between GPU and host: a row per GPU block, in the order in which the ends of copies are reported.
+    """Table of copies between GPU and host, a row for each GPU block, in the order in which the ends of copies are
+    reported.
 
     Rows of one copy are in the order in which its host blocks become idle, which decides evictions. Copies whose end is
     never reported come last.
@@ -400,13 +413,13 @@ class Copies(ColumnTable):
     is_optional: ClassVar[bool] = True
 
     copy: IntArray = column("int32")
-    """Number of the copy, from 0, in the order in which steps decided on copies."""
+    """Number of the copy: copies count from 0 in the order in which they begin."""
     kind: IntArray = column("uint8", names=CopyKind)
     request: IntArray = column("int32")
     begun_step: IntArray = column("int32")
     """Number of the step that decided on the copy."""
     awaited_step: IntArray = column("int32")
-    """First step that waited for the copy, because it allocated blocks that were being copied; -1 for none."""
+    """Step that waited for the copy first, because it allocated blocks that were being copied; -1 for none."""
     reported_step: IntArray = column("int32")
     """Step whose output reported the end of the copy; -1 if the recording ends before."""
     address: IntArray = column("int32")
@@ -431,7 +444,9 @@ class Transfers(ColumnTable):
     ended_seq: IntArray = column("int64")
     """`seq` of the output that reports the end of the transfer; -1 if the recording ends before."""
     begin_s: FloatArray = column("float64")
-    """Time in seconds at which a load begins to use the link, or from which on blocks are kept to be sent."""
+    """Time in seconds at which a load begins to use the link, or at which blocks begin to be kept for another
+    server.
+    """
     end_s: FloatArray = column("float64")
     """Time in seconds at which all blocks are transferred; NaN if the recording ends before."""
     position: IntArray = column("int32")
@@ -440,7 +455,7 @@ class Transfers(ColumnTable):
     tokens: IntArray = column("int32")
     """Number of tokens that a load brings; for sent blocks, the number of computed tokens in them."""
     failed: IntArray = column("int32")
-    """First index in the request's table that failed to load; -1 for none."""
+    """Index of the first entry of the request's table that failed to load; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -485,7 +500,7 @@ class EncoderEvents(ColumnTable):
     step: IntArray = column("int32", counts=True)
     kind: IntArray = column("uint8", names=ImageEventKind)
     request: IntArray = column("int32")
-    """Request that starts or stops holding the image; -1 if the image is computed or evicted."""
+    """Request that begins or ceases to hold the image; -1 if the image is computed or evicted."""
     image: IntArray = column("int32")
 
 

@@ -14,7 +14,6 @@ from kvsim.recording.order import expanded
 from kvsim.recording.tables import IntArray
 
 _SHORTEST_RUN = 3
-"""Smallest number of consecutive addresses that are shorter as a pair than as a list."""
 
 Packed = list[int | list[int]]
 
@@ -38,7 +37,11 @@ def pack(units: IntArray) -> Packed:
 
 
 def unpack(value: object) -> IntArray:
-    """Return the unit addresses in `value`, which `pack` returned; a plain list is accepted too."""
+    """Return the unit addresses in `value`, a list that may have pairs, as `pack` returns.
+
+    Raises:
+        ValueError: `value` is not such a list, or has more units than a pool can have.
+    """
     # A pair is [first, last]; a single unit is both its first and its last.
     items: list[Any] = value if isinstance(value, list) else [value]
     first = _units([item[0] if _is_pair(item) else item for item in items])

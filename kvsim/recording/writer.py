@@ -26,13 +26,11 @@ if TYPE_CHECKING:
 _MOST_ROWS_CHECKED = 1 << 22
 """Largest number of rows of a recording that is read back and checked before its folder is renamed.
 
-This takes a second or two. For a longer recording, only the order of the rows is checked, because the other checks need
-memory for all rows. They are made when the recording is read.
+This takes a second or two. The checks of a longer recording need memory for all rows, so they are made when it is read.
 """
 _MOST_ROWS_REPLAYED = 200_000
-"""Largest number of rows of a recording that is also replayed before its folder is renamed.
-
-This takes some tenths of a second.
+"""Largest number of rows of a recording that is also replayed before its folder is renamed, in some tenths of a
+second.
 """
 
 
@@ -55,7 +53,6 @@ class RecordingWriter:
         self._num_rows = 0
 
     def __enter__(self) -> Self:
-        """Create the scratch folder."""
         from kvsim.recording.parquet import TableFile  # noqa: PLC0415  costs more than the rest of kvsim together
 
         target = self._target
@@ -109,7 +106,6 @@ class RecordingWriter:
         return self._target
 
     def _check_what_was_written(self, play: Callable[[Recording, Path], object] | None) -> None:
-        """Read the written recording, and check it as every reader will."""
         from kvsim.recording.check import check, check_events  # noqa: PLC0415  as above
         from kvsim.recording.parquet import read_tables  # noqa: PLC0415  as above
 
@@ -127,7 +123,7 @@ class RecordingWriter:
     def _refuse_anything_else(self, source: str = "") -> None:
         """Raise an error if the target exists and may not be replaced.
 
-        Only a recording may be replaced, and without `overwrite` only one of the same `source`; empty for any source.
+        It must be a recording, and without `overwrite` one of the same `source`, unless `source` is empty.
         """
         target = self._target
         if not target.exists():
@@ -148,7 +144,6 @@ class RecordingWriter:
 
     @contextmanager
     def _as_recording_error(self) -> Iterator[None]:
-        """Turn errors of the operating system into a `RecordingError` that names the target."""
         try:
             yield
         except (FileExistsError, NotADirectoryError) as error:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.order import MOST_MOMENTS, sort_key
+from kvsim.recording.order import SORT_KEY_LIMIT, sort_key
 from kvsim.replay.few_units import FewUnits
 from kvsim.replay.ledger import Ledger
 from kvsim.replay.unfolding import NO_OWNER
@@ -129,7 +129,7 @@ def apply_operations(
             left = unit[is_release & is_held]
             if len(left):
                 # As long as a unit is held, the request that will free it last is one of its holders: show it as owner.
-                heirs = ledger.at((freed_last[left] % MOST_MOMENTS).astype(np.int32))
+                heirs = ledger.at((freed_last[left] % SORT_KEY_LIMIT).astype(np.int32))
                 owner[left], position[left] = heirs.owner, heirs.position
                 if heirs.group is not None and len(group):
                     group[left] = heirs.group

@@ -13,7 +13,7 @@ from kvsim.recording.rules import require
 from kvsim.recording.tables import EncoderEvents, ImageEventKind, IntArray, MemoryKind, PromptImages
 
 
-def check_moments(recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
+def check_image_events(recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
     """Check that images are computed in steps, and released with the first output after which they are not needed."""
     steps, kind, seq = recording.steps, events.kind, events.seq
     following = np.searchsorted(steps.schedule_seq, seq)
@@ -44,20 +44,18 @@ def check_moments(recording: Recording, images: PromptImages, events: EncoderEve
 
 
 def _released(recording: Recording) -> set[tuple[int, int]]:
-    """Return pairs: a request, and the `seq` at which it releases a table."""
     memory = recording.memory
     rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
     return set(zip(memory.request[rows].tolist(), memory.seq[rows].tolist(), strict=True))
 
 
 def _rows_of(events: EncoderEvents, chosen: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return the row, the request and the image of each chosen event."""
     rows = np.flatnonzero(chosen)
     return list(zip(rows.tolist(), events.request[rows].tolist(), events.image[rows].tolist(), strict=True))
 
 
 def _sole_ends(images: PromptImages) -> dict[tuple[int, int], int]:
-    """Return the number of prompt tokens up to the end of each image, by request and image.
+    """Return, for each pair of a request and an image, the number of prompt tokens up to the end of the image.
 
     An image that occurs several times in a prompt is left out.
     """
@@ -69,8 +67,6 @@ def _sole_ends(images: PromptImages) -> dict[tuple[int, int], int]:
 
 
 class _RequestSteps:
-    """Steps of one request, and how many of its tokens are computed when each output is processed."""
-
     def __init__(self, recording: Recording, request: int) -> None:
         schedule, steps = recording.schedule, recording.steps
         rows = np.flatnonzero(schedule.request == request)
@@ -88,9 +84,9 @@ class _RequestSteps:
     def may_let_go(self, seq: int, step: int, end: int | None) -> bool:
         """Tell whether the request may release an image at `seq`. `step` is the first step scheduled at `seq` or later.
 
-        A request releases an image in a step that does not schedule it, or with the first output after which it does
-        not need the image. `end` is the number of prompt tokens up to the end of the image; None if the image occurs
-        several times. In this case, and after a preemption, it may be released with any output.
+        A request releases an image in a step that does not schedule the request, or with the first output after which
+        it does not need the image. `end` is the number of prompt tokens up to the end of the image; None if the image
+        occurs several times. With None, and after a preemption, any output may release the image.
         """
         outputs = self._done[self._done <= seq]
         if not len(outputs) or outputs[-1] != seq:
@@ -101,9 +97,8 @@ class _RequestSteps:
         return self._processed(seq) >= end > (self._processed(before) if before >= 0 else 0)
 
     def _processed(self, seq: int) -> int:
-        """Return the number of tokens that are computed when the output at `seq` is processed.
-
-        Tokens whose output is still awaited do not count.
+        """Return the number of tokens whose computation and output are complete when the output at `seq` is
+        processed.
         """
         begun = self._scheduled < seq
         awaited = int((begun & self._yields & (self._done >= seq)).sum())
