@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvsim.conformance.variants import Document, Variant
 
 UNAWAITED = "num_output_placeholders >= 0"
-"""Text of a failed assertion of vLLM: its asynchronous scheduler got an output that it did not await."""
+"""Text of the assertion that fails in vLLM if its asynchronous scheduler gets an output that it did not await."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,12 +49,14 @@ class AnswerComparison:
 
     @property
     def equal(self) -> bool:
-        """True if nothing differs."""
+        """True if no decision differs."""
         return self.verdict.equal
 
 
 def answer(engine: DrivenVllm, name: str, document: Document) -> AnsweredWorkload:
-    """Serve a workload with vLLM. Return it with the records of vLLM's decisions."""
+    """Serve a workload with vLLM, and return it with the records of vLLM's decisions. A failure of vLLM is not
+    raised.
+    """
     records: list[dict[str, Any]] = []
     try:
         records.extend(record for _, record in engine.records(document))
@@ -66,10 +68,10 @@ def answer(engine: DrivenVllm, name: str, document: Document) -> AnsweredWorkloa
 def compare(
     answered: AnsweredWorkload, release: str, variants: Sequence[Variant] = (), *, decisions_only: bool = False
 ) -> AnswerComparison:
-    """Compare vLLM's decisions for a workload with kvsim's decisions under the rules of a release.
+    """Compare vLLM's decisions for a workload with kvsim's decisions under the rules of `release`, changed by
+    `variants`.
 
-    Values of `variants` replace those of the release and of the workload. With `decisions_only`, the settings in the
-    first record are not compared.
+    With `decisions_only`, the settings in the first record are not compared.
     """
     num_read = 0
 
@@ -102,7 +104,6 @@ def compare(
 
 
 def _is_foreseen(answered: AnsweredWorkload, verdict: Verdict) -> bool:
-    """Tell whether vLLM failed because of an output that its scheduler did not await, as kvsim predicted."""
     return UNAWAITED in answered.failure and verdict.num_failures > 0
 
 

@@ -18,14 +18,18 @@ from kvsim.recording import MemoryKind, Meta, Recording, RequestStatus
 Settings = TypeVar("Settings", ContinuousSettings, PagedSettings, Pipeline)
 
 _VLLM_NAMES = {"order": "policy", "reserve_full_prompt": "scheduler_reserve_full_isl"}
-"""Names in vLLM of settings that have another name in kvsim."""
+"""Names in vLLM of the settings that have another name in kvsim."""
 _LIKE_A_LIMIT = 16384
-"""Example of a limit whose real default depends on the machine. A recorded limit must have its Python type."""
+"""Example of a limit whose default depends on the machine: a recorded limit must have the same Python type."""
 _DEPEND_ON_THE_GPU = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
 def check_comparable(recording: Recording) -> None:
-    """Check that a recording is of a paged engine, and has all data that the comparison needs."""
+    """Check that a recording is of a paged engine, and has all data that the comparison needs.
+
+    Raises:
+        RecordingError: it is not, or lacks some; the message says which.
+    """
     meta, pool = recording.meta, recording.meta.pool
 
     def refuse(applies: object, problem: str) -> None:
@@ -66,7 +70,11 @@ def check_comparable(recording: Recording) -> None:
 
 
 def check_prompts(recording: Recording, max_model_len: int) -> None:
-    """Check that an engine with this `max_model_len` accepts every prompt of the recording."""
+    """Check that an engine with this `max_model_len` accepts every prompt of the recording.
+
+    Raises:
+        RecordingError: a prompt is too long.
+    """
     requests = recording.requests
     too_long = (requests.prompt_tokens >= max_model_len) & (requests.status != RequestStatus.REFUSED)
     if too_long.any():
@@ -98,14 +106,21 @@ def release_of(recording: Recording) -> str:
 
 
 def retention_of(recording: Recording, release: str) -> int | None:
-    """Return how many tokens apart the boundaries are at which windows and states are kept; None for all boundaries."""
+    """Return the number of tokens between two positions at which windows and recurrent states stay cached.
+
+    None means every block boundary.
+    """
     usual = defaults_of(release).retention_tokens
     stated = recording.meta.engine.get("prefix_cache_retention_interval", usual)
     return None if stated is None else int(stated)
 
 
 def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Settings:
-    """Return the settings of the recorded engine. Values in `known` replace recorded ones."""
+    """Return the settings of the recorded engine. Values in `known` replace recorded ones.
+
+    Raises:
+        RecordingError: a setting is missing or invalid.
+    """
     stated = (*recording.meta.engine.items(), *recording.meta.policy.items())
     recorded = {name: value for name, value in stated if value is not None}
     values = ({"vllm": recording.meta.stated_release or UNSTATED} if kind is ContinuousSettings else {}) | known
@@ -147,7 +162,11 @@ def _check_hashes(recording: Recording) -> None:
 
 
 def host_blocks_of(meta: Meta) -> int:
-    """Return the number of blocks in the recorded engine's host memory; 0 without offloading."""
+    """Return the number of blocks in the recorded engine's host memory; 0 without offloading.
+
+    Raises:
+        RecordingError: the engine does not store every block.
+    """
     policy = meta.policy
     if int(policy.get("store_threshold") or 0) > 1:
         raise RecordingError(
@@ -163,7 +182,6 @@ def host_blocks_of(meta: Meta) -> int:
 
 
 def _types(default: object) -> tuple[type, ...]:
-    """Return the Python types that a JSON value of a setting may have. `default` is the setting's default."""
     if isinstance(default, Enum):
         return (str,)
     return (int, float) if isinstance(default, float) else (type(default),)

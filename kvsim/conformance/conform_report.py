@@ -24,7 +24,7 @@ def sentence_of(result: Conformity) -> str:
 
 
 def words_of(finding: Finding) -> str:
-    """Return a sentence about the variants that explain a finding."""
+    """Return a sentence that names the variants that explain a finding."""
     if not finding.variants:
         return "No known variant explains it."
     explanations = [" and ".join(map(str, variants)) for variants in finding.variants]
@@ -32,7 +32,7 @@ def words_of(finding: Finding) -> str:
 
 
 def place_of(finding: Finding) -> str:
-    """Return a clause: in how many workloads a finding occurs, and where its example first differs."""
+    """Return a clause: the number of workloads with a finding, and where its example first differs."""
     shown = "workload shows" if finding.num_workloads == 1 else "workloads show"
     return f"{finding.num_workloads:,} {shown} it first, such as {finding.example.name} at {finding.difference.moment}"
 

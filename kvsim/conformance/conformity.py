@@ -31,10 +31,7 @@ _KINDS: dict[str, tuple[tuple[Callable[[Random], Document], int], ...]] = {
 }
 """Generators of workloads with one KV-cache group and with several, each with its weight in the random choice."""
 _MOST_EQUAL = 120
-"""Largest number of workloads without a difference that are kept to test explanations.
-
-A variant that explains a difference must not make any of these workloads differ.
-"""
+"""Largest number of equal workloads that are kept to test explanations: a variant must keep each of these equal."""
 _LONGEST = 150
 """Largest number of records of a workload that is kept to test explanations."""
 
@@ -44,36 +41,33 @@ class Conformity:
     """Result of the comparison of an installed vLLM with kvsim."""
 
     installed: str
-    """Version of the installed vLLM."""
     release: str
     """vLLM release whose rules kvsim followed."""
     notes: list[str] = field(default_factory=list)
     num_workloads: int = 0
     num_refused: int = 0
-    """Number of workloads that both vLLM and kvsim refuse."""
+    """Number of workloads that vLLM and kvsim both refuse."""
     totals: Counter[str] = field(default_factory=Counter)
-    """Numbers of equal steps, allocations, preemptions, hits, evictions and aborts. The keys are those in `COUNTS`."""
+    """Sums of the counts named in `COUNTS` over all workloads, each counted up to its first difference."""
     differing: list[str] = field(default_factory=list)
-    """Names of the workloads that differ."""
     findings: list[Finding] = field(default_factory=list)
-    """Rules in which vLLM and kvsim differ."""
 
     @property
     def equal(self) -> bool:
-        """True if nothing differs."""
+        """True if no workload differs."""
         return not self.differing
 
 
 def golden_workloads() -> list[tuple[str, Document]]:
-    """Return names and documents of the golden workloads: small, each with one rule in which releases differ."""
+    """Return the name and the document of each golden workload: small, for one rule in which releases differ."""
     text = files(__package__).joinpath("golden.json").read_text(encoding="utf-8")
     return list(json.loads(text).items())
 
 
 def workloads(*, count: int, seed: int, groups: str) -> Iterator[tuple[str, Document]]:
-    """Yield names and documents of workloads: the golden ones, then `count` generated ones.
+    """Yield the name and the document of each workload: the golden ones, then `count` generated ones.
 
-    `generated` makes the same workload again from its name.
+    `groups` is one of `GROUPS`. `generated` makes a workload again from its name.
     """
     for name, document in golden_workloads():
         if groups == "both" or ("groups" in document) == (groups == "several"):
@@ -84,9 +78,9 @@ def workloads(*, count: int, seed: int, groups: str) -> Iterator[tuple[str, Docu
 
 
 def generated(name: str) -> tuple[str, Document]:
-    """Generate the workload called `name`; return the name and the document.
+    """Generate the workload called `name`, and return the name and the document.
 
-    A name such as `several-0-17` states the KV-cache groups, the seed, and the number of the workload.
+    A name such as `several-0-17` states the KV-cache groups, the seed, and the index of the workload.
     """
     makers, weights = zip(*_KINDS[name.partition("-")[0]], strict=True)
     random = Random(name)

@@ -32,7 +32,10 @@ def connector_of(document: Any, where: str) -> Connector | None:
 
 
 def exchange_of(document: Mapping[str, Any], connector: Connector, rank: int) -> Exchange:
-    """Return a request's exchange of KV. Of requests whose loads fail in one step, the lowest `rank` ends first."""
+    """Return a request's exchange of KV, from the request's JSON `document`.
+
+    Of requests whose loads fail in one step, the one with the lowest `rank` ends first.
+    """
     bad = tuple(int(place) for place in document.get("bad") or ())
     if not connector.is_store:
         return Exchange(remote=_REMOTES[document.get("remote")], bad=bad, rank=rank)

@@ -32,7 +32,7 @@ class EngineFailedError(KvsimError):
 
 
 class DrivenVllm:
-    """A process that serves workloads with vLLM's engine. `release` is the version of that vLLM."""
+    """Process that serves workloads with vLLM's engine. `release` is the version of that vLLM."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class DrivenVllm:
         return lines[-1].strip().rstrip(".")[:_MOST_LETTERS]
 
     def close(self) -> None:
-        """End the process."""
+        """Close the standard input of the process, and wait for its end."""
         with self._process:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -98,7 +98,9 @@ class DrivenVllm:
         self._log.close()
 
     def records(self, workload: Mapping[str, Any], **order: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Serve `workload`, and yield the records of the scheduler's decisions with their numbers.
+        """Serve `workload`, and yield the records of the scheduler's decisions, each with its number from 1.
+
+        Fields in `order` are passed to the driver beside the workload.
 
         Raises:
             EngineFailedError: vLLM failed. It is raised after vLLM's last record.

@@ -1,6 +1,7 @@
 """Events of an engine as columns, so that two engines are compared by a single pass over arrays.
 
-The moment of an event is its number in the order of the recording's events; see `timeline`.
+Events are ordered by moment: the index of an event of the recording, such as an arrival, a scheduled step or a
+processed output (`timeline`). Moments are not times.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 Rows = npt.NDArray[np.int64]
 Change: TypeAlias = tuple[int, int, int, int, int]
-"""Change of a block table: kind, request, index in the table, block, KV-cache group.
+"""Change of a block table: kind (`MemoryKind`), request, index in the table, block, KV-cache group.
 
 For the release of a whole table, the index is `WHOLE_TABLE`. In place of the block it has the number of blocks, or
 `UNKNOWN_LENGTH`.
@@ -33,24 +34,25 @@ WHOLE_TABLE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventColumns:
-    """Events of one engine in five tables. Each row is an event, in order. The first column is the event's moment."""
+    """Events of one engine in five tables of integers. The first column of each is the moment, which ascends."""
 
     steps: Rows
-    """int[n, 5], one row per scheduled step: moment, running, waiting and preempted sequences, free blocks.
-
-    Free blocks are -1 if they are not compared.
+    """int[n, 5], one row per scheduled step: moment; numbers of running, waiting and preempted sequences; number of
+    free blocks, or -1 if it is not compared.
     """
     batch: Rows
-    """int[n, 4], one row per scheduled request: moment, request, tokens that the step computes, tokens computed before.
+    """int[n, 4], one row per scheduled request, in order of scheduling.
 
-    Rows are in the order of scheduling.
+    Columns: moment, request, number of tokens that the step computes, number of tokens computed before.
     """
     changes: Rows
     """int[n, 6], one row per change of a block table: moment, and the five numbers of a `Change`."""
     evicted: Rows
-    """int[n, 2], one row per eviction: moment, block."""
+    """int[n, 2], one row per block whose prefix is evicted: moment, block."""
     encoder: Rows
-    """int[n, 4], one row per event of the encoder cache: moment, kind, request (-1 for none), image."""
+    """int[n, 4], one row per event of the encoder cache: moment, kind (`ImageEventKind`), request (-1 for none),
+    image.
+    """
 
     def first_difference(self, other: EventColumns) -> int | None:
         """Return the first moment at which the events of two engines differ; None if all are equal."""
@@ -62,7 +64,7 @@ class EventColumns:
         return bool(_at(self.steps, moment))
 
     def step_at(self, moment: int, names: Sequence[str]) -> dict[str, Any]:
-        """Return the figures of the step scheduled at `moment` and its changes of block tables, for a report.
+        """Return what the step at `moment` decided, and its changes of block tables, in words for a report.
 
         `names` are those of the requests.
         """
@@ -79,7 +81,7 @@ class EventColumns:
         } | self.images_at(moment, names)
 
     def images_at(self, moment: int, names: Sequence[str]) -> dict[str, Any]:
-        """Return the events of the encoder cache at `moment`, for a report; empty if there are none."""
+        """Return the events of the encoder cache at `moment`, in words for a report; empty if there are none."""
         verbs = {kind: kind.name.lower().replace("_", " ") for kind in ImageEventKind}
         words = [
             f"{verbs[ImageEventKind(kind)]} image {image}" + (f" by {names[request]}" if request >= 0 else "")
@@ -104,7 +106,7 @@ class EventColumns:
 
 
 def between(column: IntArray, begin: int, end: int) -> tuple[int, int]:
-    """Return the slice [first, last) of an ascending column that has the values in [begin, end)."""
+    """Return the begin and the end of the slice of an ascending column that has values in [begin, end)."""
     first, last = np.searchsorted(column, np.array((begin, end), column.dtype))
     return int(first), int(last)
 
@@ -119,7 +121,7 @@ def joined(parts: list[EventColumns]) -> EventColumns:
 
 
 def stacked(*columns: IntArray) -> Rows:
-    """Stack integer columns side by side."""
+    """Return integer columns side by side: int[rows, columns]."""
     return np.stack([column.astype(np.int64) for column in columns], axis=1)
 
 
@@ -127,10 +129,10 @@ def block_by_block(
     moment: IntArray, kind: IntArray, request: IntArray, position: IntArray, address: IntArray, length: IntArray,
     group: IntArray, *, with_lengths: bool,
 ) -> Rows:  # fmt: skip
-    """Return the changes of block tables, evictions included, with one row for each block: int[n, 6].
+    """Return changes of block tables and evictions, one row for each block: int[n, 6], as `EventColumns.changes`.
 
-    Each input row is about `length` consecutive blocks. The release of a whole table stays one row. With
-    `with_lengths`, it has the number of blocks in place of the block, otherwise `UNKNOWN_LENGTH`.
+    Each row of the arguments is about `length` consecutive blocks. The release of a whole table stays one row. In place
+    of the block, it has the number of blocks if `with_lengths`, otherwise `UNKNOWN_LENGTH`.
     """
     released = (kind == MemoryKind.RELEASE) & (address == WHOLE_TABLE)
     row, offset = expanded(np.where(released, 1, length))
@@ -140,13 +142,13 @@ def block_by_block(
 
 
 def without_evictions(changes: Rows) -> tuple[Rows, Rows]:
-    """Split the result of `block_by_block` into changes of block tables, and evictions (moment, block)."""
+    """Split the result of `block_by_block` into changes of block tables, and evictions: int[n, 2], moment and block."""
     evicted = changes[:, 1] == MemoryKind.EVICT
     return changes[~evicted], changes[evicted][:, [0, 4]]
 
 
 def first_moment(ours: Rows, theirs: Rows) -> int | None:
-    """Return the first moment at which one table differs between two engines; None if all rows are equal."""
+    """Return the first moment at which a table differs between two engines; None if all rows are equal."""
     if np.array_equal(ours, theirs):
         return None
     both = min(len(ours), len(theirs))
@@ -163,9 +165,9 @@ def _at(rows: Rows, moment: int) -> list[list[int]]:
 
 
 def changes_in_words(changes: Sequence[Change], names: Sequence[str]) -> list[str]:
-    """Return a text for each change. `r5[12] gets 345`: block 345 is put at index 12 of the block table of request r5.
+    """Return a text for each change. `r5[12] gets 345` means that block 345 becomes entry 12 of request r5's table.
 
-    For KV-cache groups after the first, the number of the group follows the request: `r5/2[12]`.
+    For KV-cache groups after the first, the index of the group follows the request: `r5/2[12]`.
     """
     verbs = {MemoryKind.APPEND: "gets", MemoryKind.SHARE: "shares", MemoryKind.RELEASE: "gives back"}
     words = []

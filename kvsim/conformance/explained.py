@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _MOST_FINDINGS = 12
 _MOST_IN_PAIRS = 3
-"""Number of differing workloads on which pairs of variants are tried; the shortest ones are taken.
+"""Number of differing workloads, the shortest, on which pairs of variants are tried.
 
-No variant changes the last-token rule, so workloads that differ in that rule are left out.
+Workloads that differ in the last-token rule are left out, because no variant changes this rule.
 """
 _RULES: tuple[tuple[str, str], ...] = (
     ("kind", "the engine's loop: when a step is scheduled, and when an output is processed"),
@@ -50,10 +50,10 @@ _RULES: tuple[tuple[str, str], ...] = (
     ("start", "the workloads that are refused at the start"),
     ("end", "the workloads that vLLM itself fails on"),
 )
-"""Fields of a record, each with the rule that decides it. The first field in this order that differs names the rule."""
+"""Fields of a record, each with the rule that decides it. The first of these fields that differs names the rule."""
 _SETTINGS = "the settings that an engine makes of its flags"
 _NOTHING_LEFT = "num_new_tokens > 0"
-"""Text of a failed assertion of vLLM: an admitted request has no token to compute after its prefix hit."""
+"""Text of an assertion that fails in vLLM: an admitted request has no token to compute after its prefix hit."""
 _LAST_TOKEN = "the last-token rule of prefix hits: a hit ends before the last token of a request"
 
 
@@ -64,20 +64,22 @@ class Finding:
     rule: str
     """Rule that decides the first field that differs."""
     variants: tuple[tuple[Variant, ...], ...]
-    """Equally good explanations. Each is one variant, or two together. Empty if nothing explains the difference."""
+    """Equally good explanations of the difference, each one variant or a pair of variants. Empty if there is none."""
     num_workloads: int
-    """Number of workloads that `variants` explain; if these are empty, that first differ in `rule`."""
+    """Number of workloads that `variants` explain. If there is no explanation, number of workloads that first differ in
+    `rule`.
+    """
     example: AnsweredWorkload
-    """The shortest workload with this finding, and vLLM's decisions for it."""
+    """Shortest workload with this finding, and vLLM's decisions for it."""
     difference: Difference
 
 
 def explain(differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkload], release: str) -> list[Finding]:
-    """Find the rules in which vLLM differs from the rules of a release.
+    """Return the rules in which vLLM differs from the rules of a release.
 
-    A variant is accepted if the first difference of some workloads comes later or disappears, that of no workload comes
-    earlier, and all `equal` workloads stay equal. The search for the next variant keeps the accepted ones. Differences
-    that no variant explains are grouped by the rule that decides the field.
+    A variant is accepted if the first difference of some workloads comes later or disappears, no first difference comes
+    earlier, and all `equal` workloads stay equal. Each further variant is sought on top of the accepted ones.
+    Differences that no variant explains are grouped by the rule that decides the field.
     """
     search = _VariantSearch(differing, equal, release)
     findings: list[Finding] = []
@@ -90,14 +92,14 @@ def explain(differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkl
 
 
 class _VariantSearch:
-    """Search for variants one by one. It keeps the accepted variants, and the workloads that still differ."""
+    """Search for variants one by one. It keeps the accepted variants, and the workloads that differ under them."""
 
     def __init__(self, differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkload], release: str) -> None:
         self._release, self._equal = release, equal
         self._accepted: tuple[Variant, ...] = ()
         ordered = sorted(differing, key=lambda answered: len(answered.records))
         self.open = self._outcomes(ordered)
-        """Workloads that still differ, the shortest first, each with the comparison under the accepted variants."""
+        """Workloads that differ under the accepted variants, the shortest first, each with its comparison."""
         whole = {answered: compare(answered, release) for answered in ordered}
         self._settings = {answered: outcome for answered, outcome in whole.items() if _is_of_settings(outcome)}
 
@@ -109,7 +111,7 @@ class _VariantSearch:
         return compare(answered, self._release, (*self._accepted, *more), decisions_only=True)
 
     def next_variants(self) -> list[tuple[Variant, ...]]:
-        """Return the single variants that explain most differences, all if several explain as many.
+        """Return the single variants that explain most differences: all that explain equally many.
 
         If no single variant explains any, return pairs of variants.
         """
@@ -158,7 +160,7 @@ class _VariantSearch:
         return all(self._compare(answered, variants).equal for answered in self._equal)
 
     def accept(self, found: list[tuple[Variant, ...]]) -> Finding:
-        """Accept the first of the equally good explanations `found`, and return a finding that lists all of `found`."""
+        """Apply the first of the equally good explanations `found`, and return a finding that lists them all."""
         before = self.open
         self._accepted = (*self._accepted, *found[0])
         self.open = self._outcomes(before)
@@ -201,7 +203,7 @@ def _finding(
 
 
 def rule_of(answered: AnsweredWorkload, outcome: AnswerComparison) -> str:
-    """Return the rule that decides the first field in which a workload differs."""
+    """Return the rule that decides the first field in which the workload of `outcome` differs."""
     difference = outcome.verdict.difference
     assert difference is not None
     if _is_of_settings(outcome):

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import IntArray
 
 MAX_MOMENTS = 1 << 14
-"""Largest number of moments that the engine processes in one call."""
+"""Largest number of moments that the engine processes in one call, so that its buffers suffice."""
 
 
 class Follower:
-    """A simulated engine with the settings and the requests of a recording."""
+    """Simulated engine with the settings and the requests of a recording, which repeats the recording's moments."""
 
     def __init__(self, recorded: Recorded, *, compiled: bool) -> None:
         self._recorded, self._timeline = recorded, recorded.timeline
@@ -53,9 +53,10 @@ class Follower:
         self.driver = Driver(plan.build(compiled=compiled), compiled=compiled)
 
     def play(self, begin: int, end: int) -> tuple[int, list[EventColumns]]:
-        """Simulate the moments [begin, end). Return the next moment, and the engine's events in parts.
+        """Simulate the moments [begin, end). Return the moment after the last one simulated, and the engine's events in
+        parts.
 
-        Stop early after a call that schedules a step where the recording has none.
+        The simulation stops early after a call that schedules a step where the recording has none.
         """
         timeline, parts, at = self._timeline, [], begin
         while at < end:
@@ -68,7 +69,6 @@ class Follower:
         return at, parts
 
     def _done(self, begin: int, num_moments: int) -> EventColumns:
-        """Return the engine's events at the last `num_moments` moments, the first of which is `begin`."""
         engine, state = self.driver.engine, self.driver.engine.state
         num_steps, since = state.num_steps - state.first_step, int(state.seq) - num_moments + 1 - begin
         of_steps = [
@@ -92,7 +92,7 @@ class Follower:
         return EventColumns(stacked(*of_steps), stacked(*of_batch), *without_evictions(changes), encoder)
 
     def _reported_at(self, moments: IntArray) -> IntArray:
-        """Return the moments at which the recording reports changes that were made at `moments`.
+        """Return the moments at which the recording reports changes that the engine makes at `moments`.
 
         If a request leaves at a moment, the recording reports the changes with the next step or output.
         """
@@ -108,7 +108,6 @@ class Follower:
 
 
 def _demand(recorded: Recorded) -> Demand:
-    """Return the requests as the recorded engine got them, with their outputs and prefix keys."""
     requests, block_size, longest = (
         recorded.recording.requests,
         recorded.cache.block_size,

@@ -14,7 +14,7 @@ Document = dict[str, Any]
 
 
 def small(random: Random) -> Document:
-    """Generate a few requests for a pool that is too small for them, with random engine settings."""
+    """Generate a few requests for a pool that is too small for them, with random settings."""
     block_size = random.choice([1, 1, 2, 2, 3, 4, 4, 5, 8, 16])
     num_blocks = random.randint(4, 14) if random.random() < 0.5 else random.randint(8, 60)
     capacity = (num_blocks - 1) * block_size
@@ -55,7 +55,7 @@ def staged(random: Random) -> Document:
 
 
 def with_stages(random: Random, document: Document) -> Document:
-    """Return `document` with a pipeline of two to six stages.
+    """Give `document` a pipeline of two to six stages, in place, and return it.
 
     With more than two stages, a synchronous scheduler may resume a sequence while one of its tokens is in flight. vLLM
     then outputs that token twice, and the output after it is unknown. So stop tokens, and prompts that contain an
@@ -70,7 +70,7 @@ def with_stages(random: Random, document: Document) -> Document:
 
 
 def realistic(random: Random) -> Document:
-    """Generate requests with realistic lengths for a pool of a few hundred blocks. They fill the pool."""
+    """Generate requests with realistic lengths, which fill a pool of a few hundred blocks."""
     max_model_len = random.choice([2048, 4096, 8192])
     num_blocks = random.randint(150, 900)
     block_size = random.choice([16, 16, 16, 32])
@@ -105,10 +105,7 @@ def realistic(random: Random) -> Document:
 
 
 def random_settings(random: Random, *, chunked: bool) -> Document:
-    """Generate random values for an engine's on/off settings and for the order of its queue.
-
-    `chunked` is the value for chunked prefill.
-    """
+    """Generate random values of an engine's on/off settings and of the order of its queue."""
     return {
         "enable_prefix_caching": random.random() < 0.75,
         "async_scheduling": random.random() < 0.6,
@@ -120,7 +117,7 @@ def random_settings(random: Random, *, chunked: bool) -> Document:
 
 
 def random_request(random: Random, row: int, prompt: int, output: int, *, span: int) -> Document:
-    """Generate request number `row`, which arrives before one of the first `span` engine calls.
+    """Generate the request in `row`, which arrives before one of the first `span` engine calls.
 
     It has `prompt` prompt tokens and at most `output` output tokens.
     """

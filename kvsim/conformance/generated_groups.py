@@ -21,7 +21,7 @@ def staged_groups(random: Random) -> Document:
 
 
 def grouped(random: Random) -> Document:
-    """Generate a small workload for a model with several kinds of layers."""
+    """Generate a small workload for a model with layers of several kinds."""
     document = small(random)
     block_size = document["block_size"] = random.choice([1, 2, 2, 3, 4, 4, 8, 16])
     layers, changes = random.choice(_FAMILIES)(random, block_size)
@@ -129,11 +129,11 @@ _FAMILIES = (
     *(_gemma, _gemma, _two_windows, _block_sizes, _padded, _alike, _chunked),
     *(_recurrent, _recurrent, _recurrent, _recurrent_sizes, _two_kinds_of_full),
 )
-"""Functions that generate the layers of a family of models. Those listed several times are chosen more often."""
+"""Functions that generate the layers of a family of models. Those that occur several times are chosen more often."""
 
 
 def _fit(random: Random, document: Document, longest: int) -> None:
-    """Shorten requests of more than `longest` tokens, and adapt all fields that depend on lengths."""
+    """Shorten requests of more than `longest` tokens in place, and adapt all fields that depend on lengths."""
     for request in document["requests"]:
         total = request["prompt_len"] + request["output_len"]
         if total > longest:
@@ -146,7 +146,7 @@ def _fit(random: Random, document: Document, longest: int) -> None:
 
 
 def _settings(random: Random, document: Document, block_size: int) -> None:
-    """Change those settings that vLLM would refuse for layers of these kinds."""
+    """Change, in place, those settings that vLLM would refuse for layers of these kinds."""
     longest = document["max_model_len"]
     mode = document.get("mamba_cache_mode")
     if mode is not None:

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 _LIVE = (RUNNING, LOADING, WAITING, PREEMPTED)
 _WORTH_LOADING, _WORTH_COMPILING = 2_000, 300_000
-"""Smallest numbers of steps for which loading machine code from disk, and compiling it, save time."""
+"""Smallest numbers of steps for which it saves time to load machine code from disk, and to compile it."""
 
 
 def verify_recording(
     recording: Recording, progress: Callable[[int, int], None] | None = None, *, compiled: bool | None = None
 ) -> Verdict:
-    """Simulate the engine of `recording` and compare every decision.
+    """Simulate the engine of `recording`, and compare every decision up to the first difference.
 
     Compared at every step: the scheduled requests in order, with their tokens before and in this step; the blocks that
     each request allocated or shared, in order; releases, preemptions and (if recorded) evictions; the numbers of
@@ -53,7 +53,7 @@ def verify_recording(
     Args:
         recording: a recording of vLLM, or of a simulation of the paged policy.
         progress: function called from time to time with the number of compared steps and of all steps.
-        compiled: run the engine as machine code, with the same verdict; None to do so if it saves time.
+        compiled: True to run the engine as machine code, with the same verdict; None to do so if it saves time.
 
     Raises:
         RecordingError: the recording is not of a paged engine, or lacks data that the comparison needs.
@@ -73,13 +73,13 @@ def _is_worth_compiling(recorded: Recorded) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Range:
-    """Events of both engines from the last comparison up to, not including, moment `end`."""
+    """Events of both engines from the last comparison up to, but not including, moment `end`."""
 
     end: int
     ours: EventColumns
     theirs: EventColumns
     outside: Differing | None
-    """Copies or transfers at the range's last moment, as recorded and as simulated; None if they are equal."""
+    """Copies or transfers at the last moment of the range, as recorded and as simulated; None if they are equal."""
 
     def first_difference(self) -> int | None:
         """Return the first moment at which the two engines differ; None if they are equal."""
@@ -103,7 +103,7 @@ class _Lockstep:
         ]
         self._names: list[str] = recording.requests.id.tolist()
         self._aborts: dict[int, int] = {}
-        """Moment at which each aborted request was aborted, by the request's row."""
+        """Moment of each abort, by the row of the aborted request."""
 
     def run(self, progress: Callable[[int, int], None] | None) -> Verdict:
         verdict, done = Verdict(), 0
@@ -139,7 +139,8 @@ class _Lockstep:
     def _play_with_outside(self, begin: int, end: int) -> tuple[int, list[EventColumns], Differing | None]:
         """Simulate the moments [begin, end) one by one, until copies or transfers differ.
 
-        Return the next moment, the engine's events, and the copies or transfers that differ (None if they are equal).
+        Return the moment after the last one simulated, the engine's events, and the differing copies or transfers or
+        None.
         """
         parts: list[EventColumns] = []
         for moment in range(begin, end):
@@ -155,9 +156,9 @@ class _Lockstep:
         return end, parts, None
 
     def _abort(self, moment: int, done: list[Change], recorded: list[Change]) -> list[EventColumns]:
-        """Abort requests in the simulated engine, if that explains changes at `moment` that only the recording has.
+        """Abort requests in the simulated engine if that explains changes at `moment` that only the recording has.
 
-        `done` are the simulated changes at that moment, and `recorded` the recorded ones.
+        `done` are the simulated changes at `moment`, and `recorded` the recorded ones.
         """
         rest = recorded[len(done) :]
         if recorded[: len(done)] != done or not all(map(self._is_abort, rest)):
@@ -214,7 +215,7 @@ class _Lockstep:
         return f"a call before {output}" if timeline.kind[moment] == LOOK else output
 
     def _broken_off(self, moment: int) -> Difference:
-        """Return the difference at `moment`, where the recording has more steps in flight than the engine can have."""
+        """Return the difference at `moment`, where the recording has more steps in flight than an engine can have."""
         timeline = self._timeline
         before = timeline.kind[:moment]
         if timeline.kind[moment] == UPDATE:
@@ -228,7 +229,6 @@ class _Lockstep:
         return difference(self._moment_in_words(moment), recorded, most)
 
     def _left_over(self) -> Difference | None:
-        """Return the requests that have finished only in the recording, as a difference; None without any."""
         requests, ends_s = self._recording.requests, self._recording.steps.end_s
         num_outputs = int((self._timeline.kind == UPDATE).sum())
         # A recording that breaks off has requests that finished with outputs that are not compared.

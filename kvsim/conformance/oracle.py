@@ -61,7 +61,7 @@ def verify_oracle(
     Args:
         workload: the workload that the oracle served.
         records: the oracle's records, each with its line number.
-        compiled: run the engine as machine code; the verdict is the same.
+        compiled: True to run the engine as machine code; the verdict is the same.
 
     Raises:
         RecordingError: the first record names a release of vLLM that kvsim does not know.
@@ -88,7 +88,9 @@ def verify_oracle(
 
 
 def difference_of(line: int, recorded: Mapping[str, Any], ours: Mapping[str, Any]) -> Difference | None:
-    """Return the difference between a recorded record, in line `line`, and ours; None if they are equal."""
+    """Return the difference between a recorded record, which is in line `line`, and kvsim's `ours`; None if they are
+    equal.
+    """
     # Records of different kinds are compared only by kind. Fields that one side lacks are not compared: the order of
     # the free queue is optional in a file, and only the oracle has timings.
     fields = ours.keys() & recorded.keys() if ours["kind"] == recorded["kind"] else {"kind"}
@@ -100,7 +102,10 @@ def difference_of(line: int, recorded: Mapping[str, Any], ours: Mapping[str, Any
 
 
 class OracleRun:
-    """Simulated engine that serves an oracle's workload, and writes the records that the oracle would write."""
+    """Simulated engine that serves an oracle's workload, and writes the records that the oracle would write.
+
+    `lease` is passed to `TransferEngine`.
+    """
 
     def __init__(self, workload: OracleWorkload, *, lease: int | None = None, compiled: bool = False) -> None:
         self._workload = workload
@@ -127,7 +132,7 @@ class OracleRun:
         self._images = EncoderRecords(workload.encoding, self._driver, self._name) if workload.encoding else None
         self._second_keys = SecondKeys(workload, self._driver)
         self._num_units: Counter[int] = Counter()
-        """Number of blocks that were allocated, shared, freed or evicted up to now, by kind of change."""
+        """Number of blocks that were allocated, shared, freed or evicted, by `MemoryKind`."""
         self._due = deque(sorted(enumerate(requests), key=lambda numbered: numbered[1].arrival_step))
         self._aborts = deque(
             sorted(
@@ -137,16 +142,22 @@ class OracleRun:
             )
         )
         self._arrived: list[int] = []
-        """Rows of the arrived requests, in order of arrival. A request's number in the engine is its row plus 1."""
+        """Rows of the requests that have arrived, in order of arrival. A request's number in the engine is its row plus
+        1.
+        """
         self._lengths: dict[int, dict[int, int]] = {}
-        """Lengths of block tables before the last step was scheduled, for each running sequence and KV-cache group."""
+        """Lengths of block tables before the last step was scheduled, by running sequence and KV-cache group."""
         self._copies = CopyEngine(workload) if workload.cache.kv_offloading_size else None
         self.transfers = TransferEngine(workload, lease) if workload.connector is not None else None
         """Transfers with a store or another server; None without a connector."""
         self._pending: deque[tuple[int, list[int], list[int]]] = deque()
-        """Steps in flight: number, sequences in the batch, and sequences that get an output."""
+        """Steps in flight, each as its number, the sequences in its batch, and the sequences that get an output from
+        it.
+        """
         self._unsent: list[str] = []
-        """Names of requests that left since the scheduler's last call. vLLM tells its workers at the next call."""
+        """Names of requests that left since the scheduler's last call; vLLM reports them to its workers at the next
+        call.
+        """
         self._num_steps = self._num_preemptions = self._num_aborts = 0
 
     def equal_so_far(self) -> Verdict:
@@ -163,11 +174,11 @@ class OracleRun:
 
     @property
     def num_failures(self) -> int:
-        """Number of outputs that the asynchronous scheduler did not await. Each would stop vLLM."""
+        """Number of outputs that the asynchronous scheduler did not await. Each of these would stop vLLM."""
         return int(self._state.num_failures)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records that the oracle would write. They never end if a request can never be scheduled."""
+        """Yield the records that the oracle would write. There is no last one if a request can never be scheduled."""
         yield self.meta()
         call = 0
         while self.has_work() or self._due:
@@ -182,11 +193,11 @@ class OracleRun:
         yield {"kind": "end", "engine_calls": call}
 
     def has_work(self) -> bool:
-        """Tell whether another engine call is due."""
+        """Tell whether the engine has requests, or steps in flight."""
         return bool(self._pending) or self._driver.has_work()
 
     def step(self) -> Iterator[dict[str, Any]]:
-        """Yield the records of one engine call: of the step that it schedules, and of the output it processes."""
+        """Yield the records of one engine call: of the step that it schedules, and of the output that it processes."""
         driver, state, pending = self._driver, self._state, self._pending
         while True:
             before = self._outputs_due(*pending[0][1:]) if pending else {}
@@ -206,7 +217,7 @@ class OracleRun:
                 return
 
     def _scheduled(self) -> dict[str, Any]:
-        """Return the record of the last scheduled step, and start the step's copies and transfers."""
+        """Return the record of the last scheduled step, and begin the step's copies and transfers."""
         driver = self._driver
         record = self._schedule_record(driver.batch())
         if self._copies is not None:
@@ -220,10 +231,10 @@ class OracleRun:
         return record
 
     def _updated(self, before: dict[str, Any], num_ended: int) -> dict[str, Any]:
-        """Return the record of the last processed output.
+        """Return the record of the output that was processed last.
 
-        `before` has the fields that `_outputs_due` read before the output was processed. `num_ended` is the number of
-        requests that had ended before.
+        `before` is the result of `_outputs_due` before the output was processed, and `num_ended` the number of requests
+        that had ended at that time.
         """
         driver, state = self._driver, self._state
         step, batch, _ = self._pending.popleft()
@@ -280,7 +291,6 @@ class OracleRun:
             self._num_units[int(row.kind)] += int(row.length)
 
     def _schedule_record(self, batch: dict[int, int]) -> dict[str, Any]:
-        """Return the record of the last scheduled step. `batch` has the tokens of each sequence in it."""
         driver = self._driver
         preempted = driver.preempted()
         self._num_steps += 1
@@ -312,14 +322,14 @@ class OracleRun:
         )
 
     def _admitted(self, batch: dict[int, int]) -> list[int]:
-        """Return the sequences of the last scheduled step's `batch` that were waiting before the step."""
+        """Return the sequences of `batch`, that of the last scheduled step, that were waiting before the step."""
         return list(batch)[len(batch) - self._state.num_new_seqs :]
 
     def _transfers_ended(self, step: int, ended: list[int], outputs: Mapping[str, int]) -> dict[str, Any]:
         """Return the record fields about the transfers that ended with `step`.
 
-        `ended` are the sequences that ended with its output. `outputs` has the earlier number of outputs of each
-        request.
+        `ended` are the sequences that ended with the step's output. `outputs` has each request's number of outputs
+        before it.
         """
         assert self.transfers is not None
         received, sent, bad = self.transfers.ended.pop(step)
@@ -331,7 +341,6 @@ class OracleRun:
         }
 
     def _drafts_of_step(self) -> dict[str, Any]:
-        """Return the record fields with the number of drafts that the step verifies per request, and proposes next."""
         engine = self._driver.engine
         first = in_flight.earlier(engine, self._state.next_launched) * engine.settings.max_num_seqs
         verified = {
@@ -354,9 +363,9 @@ class OracleRun:
         }
 
     def _outputs_of(self, before: dict[str, Any]) -> dict[str, Any]:
-        """Return the record field with the number of outputs, accepted drafts included, that a step gave each request.
+        """Return the record field with the number of outputs that a step gave each request, accepted drafts included.
 
-        `before` has the fields that `_outputs_due` read before the output was processed.
+        `before` is the result of `_outputs_due` before the output was processed.
         """
         numbers = {request.name: row + 1 for row, request in enumerate(self._workload.requests)}
         gained = {name: self._num_outputs(numbers[name]) - before["prev_outputs"][name] for name in before["tokens"]}
@@ -377,7 +386,7 @@ class OracleRun:
         return record
 
     def _state_record(self, proposed: Collection[str] = ()) -> dict[str, Any]:
-        """Return the record fields about the scheduler after a call. `proposed` is as in `_drafts_record`."""
+        """Return the record fields about the scheduler after a call. `proposed` is that of `_drafts_record`."""
         driver, num_free = self._driver, int(self._state.num_free)
         live = {self._name(row + 1): row + 1 for row in self._arrived if self._is_live(row + 1)}
         if self._copies is not None:
@@ -416,8 +425,8 @@ class OracleRun:
         return self._by_group([self._driver.blocks(number, group) for group in groups])
 
     def _new_entries(self, number: int) -> list[list[int]]:
-        """Return, for each KV-cache group, the blocks that the last step appended to a sequence's table, null blocks
-        included.
+        """Return, for each KV-cache group, the blocks that the last step appended to a sequence's table, with null
+        blocks.
 
         If the sequence did not run before the step, these are all blocks of the table.
         """
@@ -429,7 +438,6 @@ class OracleRun:
         return tables[0] if self._workload.layout is None else tables
 
     def _is_held(self, number: int) -> bool:
-        """Tell whether a request has ended but keeps its blocks until another server has read them."""
         return self.transfers is not None and bool(self._driver.engine.connector.transfers[number].is_held)
 
     def _is_live(self, number: int) -> bool:
@@ -450,7 +458,6 @@ class OracleRun:
 
 
 def _demand(workload: OracleWorkload, drafts: Drafts | None) -> Demand:
-    """Return the requests of the workload as an engine's demand. The arrival time of a request is its row."""
     requests, longest = workload.requests, workload.scheduler.max_model_len
     prompt = np.array([len(request.prompt) for request in requests], np.int64)
     limit = np.array([request.output_tokens for request in requests], np.int64)
@@ -467,7 +474,7 @@ def _demand(workload: OracleWorkload, drafts: Drafts | None) -> Demand:
 
 
 def _keys(workload: OracleWorkload, ahead: int) -> list[list[int]]:
-    """Return the prefix keys of each request's full blocks. Trailing keys that no other request has are left out."""
+    """Return the prefix keys of each request's full blocks, without trailing keys that no other request has."""
     keys = PrefixKeys(workload.cache.block_size)
     rows = [
         keys.from_tokens(_tokens(row, request), (request.adapter, request.salt), ahead, request.images)
@@ -481,7 +488,7 @@ def _keys(workload: OracleWorkload, ahead: int) -> list[list[int]]:
 
 
 def _tokens(row: int, request: OracleRequest) -> list[int]:
-    """Return the token ids of a request: its prompt, and all outputs that the fake model can give it."""
+    """Return the token ids of a request's prompt, and of all outputs that the fake model can give it."""
     first = _FIRST_OUTPUT + _TOKENS_PER_REQUEST * (row + 1)
     outputs = list(range(first, first + request.output_tokens))
     if request.stop_at is not None:

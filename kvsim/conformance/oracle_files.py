@@ -49,52 +49,52 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 """Required fields of each kind of record. The order of the free queue is optional."""
 _FIRST: Mapping[str, Mapping[str, tuple[str, ...]]] = {"meta": FIELDS, "engine": SGLANG_FIELDS}
-"""Required fields of all records, by the kind of the first record: `meta` for vLLM's records, `engine` for SGLang's."""
+"""Required fields of each kind of record, by the kind of the first one: `meta` if vLLM's, `engine` if SGLang's."""
 _ENDS = ("end", "failed")
 
 _RECORDS_BYTES = 1 << 29
-"""Largest number of bytes of a file of records after decompression. A run of half an hour has some megabytes."""
+"""Largest number of bytes of a file of records when decompressed. A run of half an hour has some megabytes."""
 _BY_GROUP = {"groups", "ncached", "crc"}
-"""Fields that only an oracle with several KV-cache groups writes."""
+"""Fields that only records with several KV-cache groups have."""
 _LEFT_OUT = ("block_size", "reserve_full_isl", "blocks", "prev_outputs")
-"""Required fields that an oracle with several KV-cache groups may leave out."""
+"""Required fields that records with several KV-cache groups may leave out."""
 _UNSUPPORTED_SETTINGS: Mapping[str, Any] = {"prefix_match_unit": None, "enable_mamba_shared_prefix_checkpoint": False}
-"""Settings of newer releases that kvsim does not simulate. Only these values, which have no effect, are accepted."""
+"""Settings of newer releases that kvsim does not simulate, each with the only accepted value, which has no effect."""
 _LONGEST_MODEL = 131_072
-"""Largest default of `max_model_len`; a pool with fewer tokens has its number of tokens as default."""
+"""Largest default of `max_model_len`. The default is the number of tokens in the pool if that is smaller."""
 OFFLOAD_BLOCK_BYTES = 1 << 20
 """Bytes of a block on the host. It is a power of two, so that sizes in GiB are exact."""
 _TOKENS_PER_REQUEST = 1_000_000
 _NO_EXCHANGE = Exchange()
 _LARGEST = 1 << 24
-"""Largest number of blocks, tokens or calls in an oracle's workload. With more, the oracle would run for days."""
+"""Largest number of blocks, tokens or calls in a workload; the oracle would need days for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OracleRequest:
-    """One request of an oracle workload."""
+    """One request of an oracle's workload."""
 
     name: str
     prompt: tuple[int, ...]
-    """Token ids of the prompt."""
     output_tokens: int
     """Maximum number of output tokens: vLLM's `max_tokens`."""
     stop_at: int | None
-    """Number of output tokens up to and including the stop token; None if the model gives no stop token."""
+    """Number of output tokens up to and including the stop token; None if the model outputs no stop token."""
     arrival_step: int
-    """Number of the engine call, from 0, before which the request arrives."""
+    """Index of the engine call before which the request arrives."""
     abort_step: int | None
-    """Number of the engine call before which the request is aborted; None: it is not aborted."""
+    """Index of the engine call before which the request is aborted; None if it is not aborted."""
     priority: int
     accepted_drafts: tuple[int, ...] = ()
-    """Number of drafts that are accepted when the request has i outputs, at index i. Empty: all drafts are accepted."""
+    """Number of accepted drafts, at index i in the step that begins with i outputs of the request. Empty: all are
+    accepted.
+    """
     images: tuple[ImageInput, ...] = ()
     proposed_drafts: tuple[int, ...] = ()
-    """Number of drafts that are proposed when the request has i outputs, at index i. Empty: the maximum is proposed."""
+    """Number of proposed drafts, at index i when the request has i outputs. Empty: as many as the settings allow."""
     exchange: Exchange = _NO_EXCHANGE
-    """The request's exchange of KV with a store or with another server."""
     load_steps: int = 1
-    """Number of steps that a load of the request takes, including the step that starts it."""
+    """Number of steps that a load takes, including the step that begins it."""
     send_steps: int = 1
     """Number of steps from the end of the request until another server has read its blocks."""
     adapter: int = 0
@@ -111,21 +111,21 @@ class OracleWorkload:
     scheduler: ContinuousSettings
     cache: PagedSettings
     pipeline: Pipeline
-    """Pipeline stages and the version of the model runner. Version 2 handles resumed requests like new ones."""
+    """Pipeline stages, and the version of the model runner. Version 2 gets resumed requests like new ones."""
     requests: tuple[OracleRequest, ...]
     layout: KVCacheLayout | None = None
-    """Layout of the KV-cache groups; None for one group of full attention."""
+    """Layout of the KV-cache groups in blocks; None for one group of full attention."""
     retention_tokens: int | None = None
-    """Number of tokens between two boundaries at which windows and states are kept. None: at every boundary."""
+    """Number of tokens between two positions at which windows and states stay cached; None: at every block boundary."""
     encoding: Encoding | None = None
     """Images of the prompts, and the limits of their encoder; None without images."""
     drafting: SpeculativeConfig | None = None
     connector: Connector | None = None
     """Settings of the KV connector; None without one. `OracleRequest.exchange` says what it does for a request."""
     load_steps: int = 1
-    """Number of steps that a copy from host memory takes, including the step that starts it."""
+    """Number of steps that a copy from host memory takes, including the step that begins it."""
     store_steps: int = 1
-    """Number of steps that a copy to host memory takes, including the step that starts it."""
+    """Number of steps that a copy to host memory takes, including the step that begins it."""
 
     def of_release(self, release: str) -> OracleWorkload:
         """Return the workload with the rules and defaults of a vLLM release.
@@ -174,7 +174,7 @@ class OracleWorkload:
         )
 
     def drafts(self, release: str) -> Drafts | None:
-        """Return the effects of speculative decoding in a vLLM release; None for a workload without it."""
+        """Return how speculative decoding changes a vLLM release; None for a workload without it."""
         if self.drafting is None:
             return None
         drafts = Drafts.of(
@@ -212,7 +212,11 @@ def read_workload(file: Path) -> OracleWorkload:
 
 
 def read_document(file: Path) -> Any:
-    """Read the JSON of an oracle's workload."""
+    """Read the JSON of an oracle's workload.
+
+    Raises:
+        WorkloadError: the file is missing or not JSON.
+    """
     try:
         text = content_of(file, TEXT_BYTES).decode()
     except FileNotFoundError:
@@ -344,7 +348,6 @@ def _object(name: str, value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _offload(fields: _Fields, block_size: int) -> dict[str, Any]:
-    """Return offload settings with which kvsim has as many host blocks as the oracle. `block_size` is in tokens."""
     if not fields.document:
         return {}
     if fields.integer("store_threshold", 0) > 1:
@@ -359,7 +362,9 @@ def _offload(fields: _Fields, block_size: int) -> dict[str, Any]:
 
 
 def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of an oracle run, each with its line number. The kind of the first record names the scheduler.
+    """Yield the records of an oracle run, each with its line number.
+
+    The kind of the first record tells vLLM's records (`meta`) from SGLang's (`engine`).
 
     Raises:
         RecordingError: the file is missing or truncated, or a line is not a record; the message names file and line.
@@ -374,7 +379,7 @@ def read_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_pair_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of a prefill and a decode engine, each with its line number. Each record names its engine."""
+    """Yield the records of a prefill and a decode engine, each with its line number. Field `engine` is "P" or "D"."""
     line, kind = 0, None
     for line, text in _lines_of(file):
         record = _object_with(("kind",) if line > 1 else ("kind", "vllm"), text, f"{file}, line {line}")
@@ -384,7 +389,7 @@ def read_pair_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_rank_records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of a front end's choices of data-parallel ranks, each with its line number."""
+    """Yield the records of a front end that chooses data-parallel ranks, each with its line number."""
     for line, text in _lines_of(file):
         record = _object_with(("add", "rank", "counts", "start", "inflight"), text, f"{file}, line {line}")
         if not isinstance(record["counts"], list) or not all(isinstance(each, list) for each in record["counts"]):
@@ -428,8 +433,8 @@ def _object_with(names: tuple[str, ...], text: str, where: str) -> dict[str, Any
 def _record(text: str, where: str, fields: Mapping[str, tuple[str, ...]] | None, *, after_end: bool) -> dict[str, Any]:
     """Parse a record, and check its kind and fields.
 
-    `fields` are the required fields of each kind; None for the first record of a file. `after_end` is True if the
-    record that ends the run came before, which is an error.
+    `fields` are the required fields of each kind; None for the first record of a file. `after_end` is True if the end
+    of the run was already recorded, so that this record is an error.
     """
     record = _parsed(text, where)
     kind = str(record.get("kind")) if isinstance(record, dict) else "none"
@@ -511,7 +516,9 @@ def _request(row: int, document: Any, where: str) -> OracleRequest:
 
 
 def _made_up_prompt(row: int, fields: _Fields) -> list[int]:
-    """Return the token ids that the oracle makes for prompt `row`: of its prefix group first, then its own."""
+    """Return the token ids that the oracle makes for the prompt in `row`: first those of its prefix group, then its
+    own.
+    """
     # The driver (`vllm_driver.py`) gives every group and every request its own range of token ids.
     group = 0
     num_shared = 0
@@ -526,7 +533,7 @@ def _made_up_prompt(row: int, fields: _Fields) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Fields of a JSON object, which are checked for type and range when they are read. `where` begins every error."""
+    """Fields of a JSON object, checked for type and range when they are read. `where` begins every error."""
 
     document: Mapping[str, Any]
     where: str

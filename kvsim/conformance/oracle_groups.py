@@ -29,7 +29,11 @@ _STATE_PAGE = 4096
 def layout_of(
     document: dict[str, Any], where: str, scheduler: ContinuousSettings, cache: PagedSettings
 ) -> KVCacheLayout:
-    """Return the layout of the KV-cache groups that vLLM makes of the layers in `document["groups"]`."""
+    """Return the layout of the KV-cache groups that vLLM makes of the layers in `document["groups"]`.
+
+    Raises:
+        WorkloadError: the layers are invalid or not simulated; `where` begins the message.
+    """
     try:
         entries: list[dict[str, Any]] = [dict(entry) for entry in document["groups"]]
         _check_ranks(entries, int(document.get("dcp", 1)))
@@ -54,7 +58,9 @@ def layout_of(
 
 
 def _check_ranks(entries: list[dict[str, Any]], num_ranks: int) -> None:
-    """Check that the layers allow decode context parallelism, and multiply their block sizes by the number of ranks."""
+    """Check that the layers allow decode context parallelism. Multiply their block sizes, in place, by the number of
+    ranks.
+    """
     for entry in entries:
         if num_ranks > 1 and entry["type"] not in (_INDEXER, CacheKind.FULL.value, CacheKind.MLA.value):
             raise UsageError(
@@ -65,7 +71,7 @@ def _check_ranks(entries: list[dict[str, Any]], num_ranks: int) -> None:
 
 
 def _attention(entry: dict[str, Any], block_size: int) -> LayerSpec | None:
-    """Return the spec of the attention layers that `entry` describes; None if these are recurrent layers."""
+    """Return the attention layers that `entry` describes; None if it describes recurrent layers."""
     if entry["type"] == _INDEXER:
         return LayerSpec(
             kind=CacheKind.MLA,

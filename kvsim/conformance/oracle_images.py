@@ -34,7 +34,7 @@ def images_of(documents: Any, where: str) -> tuple[ImageInput, ...]:
 def encoding_of(settings: Mapping[str, Any], inputs: Sequence[Sequence[ImageInput]], where: str) -> Encoding | None:
     """Return the images of all requests, and the encoder's budget and cache size; None without images.
 
-    `inputs` has the images of each request.
+    `settings` is the object `mm` of the workload; `inputs` has the images of each request.
     """
     if not settings:
         return None
@@ -56,7 +56,9 @@ class EncoderRecords:
         self._inputs = encoding.inputs
 
     def of_step(self, batch: Iterable[int]) -> dict[str, Any]:
-        """Return the record fields with the images that a step encodes for each sequence, and the evicted ones."""
+        """Return the record fields with the images that a step encodes for each sequence of `batch`, and with evicted
+        images.
+        """
         engine = self._driver.engine
         cache, step = engine.encoder, int(engine.state.num_scheduled)
         encoded = {}
@@ -74,7 +76,7 @@ class EncoderRecords:
         return {"encoder": encoded, "encoder_freed": [self._hashes[number] for number in evicted]}
 
     def state(self) -> dict[str, Any]:
-        """Return the record fields with the cache's free slots, its order of eviction, and each image's users."""
+        """Return the record fields with the cache's free slots, its order of eviction, and the users of each image."""
         cache = self._driver.engine.encoder
         users: dict[str, list[str]] = {
             self._hashes[number]: [] for number in range(1, len(self._hashes)) if cache.images[number].is_cached

@@ -35,7 +35,7 @@ def verify_pair(
 ) -> Verdict:
     """Run a workload for two engines in lockstep with the oracle's records, and compare the records.
 
-    Each record has its line number. `where` begins every error. With `compiled`, the engines run as machine code.
+    `where` begins every error. Each of `records` has its line number.
     """
     records = iter(records)
     first = next(records, None)
@@ -52,7 +52,7 @@ def verify_pair(
 
 
 class PairRun:
-    """A prefill and a decode engine that serve a workload, and write the records that an oracle would write."""
+    """Prefill and decode engine that serve a workload, and write the records that an oracle would write."""
 
     def __init__(self, document: Any, where: str, release: str, *, compiled: bool = False) -> None:
         sides = {side: _side(document, side, where).of_release(release) for side in _ROLES}
@@ -113,7 +113,6 @@ class PairRun:
 
 
 def _side(document: Any, side: str, where: str) -> OracleWorkload:
-    """Return the workload of one of the two engines. `side` is "prefill" or "decode"."""
     settings, requests = document[side], document.get("requests")
     if not isinstance(settings, dict) or not isinstance(requests, list):
         raise WorkloadError(f"{where}: a pair of engines is an object with prefill, decode and a list of requests.")

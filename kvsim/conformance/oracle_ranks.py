@@ -13,10 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _WITH_USAGE, _WITHOUT_USAGE = "0.33.0", "0.25.1"
-"""Examples of two kinds of releases: those in which the coordinator tells front ends how full pools are, and those
-without.
+"""A release whose coordinator tells front ends how full pools are, and one whose coordinator does not.
 
-The records of a front end name no release, so their number of fields shows which kind it is.
+The records of a front end name no release. Their number of fields shows which of the two they follow.
 """
 
 
@@ -26,9 +25,9 @@ def is_choice_of_ranks(document: Any) -> bool:
 
 
 def verify_ranks(document: Any, where: str, records: Iterable[tuple[int, Mapping[str, Any]]]) -> Verdict:
-    """Choose a rank for each request, and compare the choices with vLLM's records.
+    """Choose a rank for each request, and compare the choices with vLLM's `records`, each of which has its line number.
 
-    Each record has its line number. `where` begins every error.
+    `where` begins every error.
     """
     verdict, simulated = Verdict(), None
     for line, recorded in records:

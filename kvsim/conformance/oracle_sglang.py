@@ -47,18 +47,19 @@ _MODES = ("", "extend", "decode", "mixed")
 _STUCK = 1000
 """Number of consecutive passes without a batch or an arrival after which the oracle gives up on waiting requests."""
 _LISTED_PAGES = 1024
-"""Largest number of pages of a pool whose whole free list is recorded."""
+"""Largest number of pages of a pool whose whole free list is recorded; of larger pools, both ends are recorded."""
 _END_PAGES = 16
-"""Number of pages at each end of the free list that are recorded for larger pools."""
+"""Number of pages that are recorded of each end of the free list of a larger pool."""
 
 
 def verify_sglang(
     workload: SGLangWorkload, records: Iterable[tuple[int, Mapping[str, Any]]], *, compiled: bool = False
 ) -> Verdict:
-    """Run `workload` in lockstep with the records of SGLang's scheduler, and compare the records.
+    """Run `workload` in lockstep with the records of SGLang's scheduler. Return a verdict on the steps before a
+    difference.
 
-    Each record has its line number; the first has the scheduler's settings. Return a verdict on the steps before the
-    first difference. With `compiled`, the engine runs as machine code.
+    Each record has its line number; the first record has the scheduler's settings. With `compiled`, the engine runs as
+    machine code.
     """
     listed = list(expanded(records))
     run = SGLangRun(workload, compiled=compiled)
@@ -91,7 +92,7 @@ class SGLangRun:
         self._num_pages = workload.num_slots // self._unit
         context = min(workload.policy.scheduler.context_length, workload.num_slots) - 1
         self._most_prompt_tokens = context - 5
-        """Smallest number of prompt tokens with which SGLang refuses a request."""
+        """Number of prompt tokens from which on SGLang refuses a request."""
         self._is_refused = [len(request.prompt) >= self._most_prompt_tokens for request in self._requests]
         self._driver = Driver(self._plan(context).build(compiled=compiled), compiled=compiled)
         self._engine, self._radix = self._driver.engine, self._driver.engine.radix
@@ -108,17 +109,16 @@ class SGLangRun:
         )
         self._arrived: list[int] = []
         self._left: set[int] = set()
-        """Requests that SGLang serves without the last tokens of their prompts; see `_move_stops`."""
+        """Requests that SGLang serves without the last tokens of their prompts (`_move_stops`)."""
         self._unsampled: set[int] = set()
-        """Requests without room for an output: SGLang samples nothing in a batch that has only such requests."""
+        """Requests that were scheduled without room for an output, in a batch in which no request had room."""
         self._has_launched = False
-        """True if the last pass launched a batch."""
         self._copies: dict[int, Mapping[str, Any]] = {}
-        """Records of the passes in which SGLang found that copies had ended, by the number of the pass."""
+        """Records of the passes in which SGLang noticed the end of copies, by pass."""
         self._num_steps = self._num_pages_taken = self._num_retracted = self._num_evicted = self._num_aborted = 0
 
     def _plan(self, longest: int) -> EnginePlan:
-        """Return the plan of an engine in which no sequence has more than `longest` tokens."""
+        """Return the plan of an engine whose sequences have at most `longest` tokens."""
         workload = self._workload
         num_window_slots = workload.policy.num_window_slots(workload.num_slots, workload.window_tokens)
         return EnginePlan(
@@ -144,7 +144,9 @@ class SGLangRun:
         )
 
     def tell_copies(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Let copies between GPU and host end as `records` state. Without this, each ends in the next pass."""
+        """Let copies between GPU and host end as `records` state. Without this call, each ends in the pass after its
+        begin.
+        """
         self._radix.settings.copies_end = REPORTED
         self._copies = {record["pass"]: record for record in records if isinstance(record["pass"], int)}
 
@@ -209,7 +211,9 @@ class SGLangRun:
                 return
 
     def _end_copies(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """End the oldest copies, at most as many as `record` states. Return it with the number of ended copies."""
+        """End the oldest copies, at most as many as `record` states. Return `record` with the numbers of copies that
+        ended.
+        """
         state, ended = self._radix.state, {}
         for name, under_way in (("written", state.num_written), ("loaded", state.num_loading)):
             ended[name] = min(max(record[name], 0), int(under_way)) if isinstance(record[name], int) else 0
@@ -219,8 +223,8 @@ class SGLangRun:
     def _move_stops(self) -> None:
         """Move the stop token of each request that SGLang serves without the last tokens of its prompt.
 
-        SGLang drops these tokens if it cuts two prompts in one pass. The fake model finds the stop token by its
-        position in the sequence, so the answer gets longer by the number of dropped tokens.
+        SGLang drops these tokens if it cuts two prompts in one pass. The fake model counts positions in the sequence to
+        find the stop token, so the answer gets longer by the number of dropped tokens.
         """
         for number in self._driver.batch():
             sequence, request = self._driver.sequence(number), self._requests[number - 1]
@@ -299,7 +303,6 @@ class SGLangRun:
         return {number for number in retracted if not self._is_live(number)}
 
     def _update(self, batch: list[int], dropped: set[int]) -> dict[str, Any]:
-        """Return the record fields about the output of `batch`. Requests in `dropped` are not listed as finished."""
         ended = [number for number in batch if number not in dropped and not self._is_live(number)]
         return {
             "outputs": {self._name(number): self._num_outputs(number) for number in batch},
@@ -326,9 +329,8 @@ class SGLangRun:
         return self._events() | self._sizes() | lists | free
 
     def _free_list(self, pool: int, num_pages: int, suffix: str) -> dict[str, Any]:
-        """Return the record field with the free pages of a pool of `num_pages` pages; `suffix` ends its name.
-
-        For a large pool, it has only the two ends of the free list.
+        """Return the record field with the free pages of a pool of `num_pages` pages; `suffix` ends the field's
+        name.
         """
         free = self._free_pages(pool)
         if num_pages > _LISTED_PAGES:
@@ -344,7 +346,7 @@ class SGLangRun:
         }
 
     def _events(self) -> dict[str, Any]:
-        """Return the record fields about new evictions, duplicates and retractions, and forget these events."""
+        """Return the record fields about evictions, duplicates and retractions since the last call."""
         evicted: list[dict[str, Any]] = []
         duplicates: list[list[int]] = []
         retracted: list[dict[str, Any]] = []
@@ -384,7 +386,6 @@ class SGLangRun:
         ]
 
     def _free_pages(self, pool: int) -> list[int]:
-        """Return the free pages of a pool in the order of its free list, counted from 1."""
         before = self._num_pages if pool == WINDOWS else 0
         return [page - before for page in free_pages_in_order(self._engine, pool)]
 
@@ -417,7 +418,9 @@ class SGLangRun:
         return NO_PRIORITY if scheduler.schedule_low_priority_values_first else -NO_PRIORITY
 
     def _demand(self, longest: int) -> Demand:
-        """Return the requests as the engine's demand. A refused prompt is served as a prompt of one token."""
+        """Return the requests as the engine's demand, with at most `longest` tokens. A refused prompt becomes one of
+        one token.
+        """
         unit, slots = self._unit, self._workload.num_slots
         whole = np.array([len(request.prompt) for request in self._requests], np.int64)
         asked = np.array([request.limit for request in self._requests], np.int64)

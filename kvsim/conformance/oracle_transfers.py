@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TransferEngine:
-    """Transfers that end after a given number of steps, including the step that begins them.
+    """Transfers that end after a fixed number of steps, including the step that begins them.
 
     With a `lease`, every send ends after that number of steps, or earlier if another server has read the blocks.
     """
@@ -26,18 +26,20 @@ class TransferEngine:
     def __init__(self, workload: OracleWorkload, lease: int | None = None) -> None:
         self._requests, self._lease, self._step = workload.requests, lease, -1
         self._loads: dict[int, int] = {}
-        """Number of the last step of each load, by the number of the sequence."""
+        """Last step of each load, by sequence."""
         self._sends: dict[int, int] = {}
-        """Number of the last step of each send, by the number of the sequence."""
+        """Last step of each send, by sequence."""
         self.read: set[int] = set()
-        """Numbers of the sequences whose blocks another server has read."""
+        """Sequences whose blocks another server has read."""
         self.fetched: list[int] = []
-        """Sequences whose blocks the sender may free after the last step, because they are loaded or not needed."""
+        """Sequences whose blocks the other server may free after the last step: they are loaded here, or not needed."""
         self.ended: dict[int, tuple[list[int], list[int], list[int]]] = {}
-        """Lists for each step: sequences with an ended load, with an ended send, and blocks that failed to load."""
+        """Three lists for each step: sequences whose load ended, sequences whose send ended, blocks that failed to
+        load.
+        """
 
     def run_step(self, driver: Driver) -> None:
-        """Start the transfers of the last scheduled step, and report to the engine those that end with this step."""
+        """Begin the transfers of the last scheduled step, and report to the engine those that end with this step."""
         connector = driver.engine.connector
         state = connector.state
         self._step += 1
@@ -60,9 +62,9 @@ class TransferEngine:
         self.ended[self._step] = received, sent, sorted({int(each.block) for each in bad if each.reported_in == call})
 
     def _pop_ended(self, last_steps: dict[int, int], ended_early: set[int]) -> list[int]:
-        """Remove and return the sequences whose transfers end by this step, ordered by the names of the requests.
+        """Remove and return the sequences whose transfers end by this step, sorted by the names of their requests.
 
-        `last_steps` is `_loads` or `_sends`. The transfers of `ended_early` end at once.
+        `last_steps` is `_loads` or `_sends`. Transfers of `ended_early` end at once.
         """
         done = [number for number, last in last_steps.items() if last <= self._step or number in ended_early]
         for number in done:
@@ -70,7 +72,6 @@ class TransferEngine:
         return sorted(done, key=lambda number: self._request(number).name)
 
     def _request(self, number: int) -> OracleRequest:
-        """Return the request of a sequence. Sequences are numbered from 1."""
         return self._requests[number - 1]
 
 
@@ -79,14 +80,16 @@ def loads_of_step(
 ) -> dict[str, Any]:
     """Return the record field with the number of tokens that each sequence gets through the connector.
 
-    The sequences are those that got blocks in the last scheduled step, because they were admitted or begin to load.
+    `admitted` and `loading` are the sequences that got blocks in the last scheduled step.
     """
     transfers = driver.engine.connector.transfers
     return {"external": {name(number): int(transfers[number].external_tokens) for number in (*admitted, *loading)}}
 
 
 def connector_state(driver: Driver, arrived: list[int], name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the record fields with loading requests, ended ones that keep blocks, and blocks freed late."""
+    """Return the record fields with loading requests, ended requests that keep blocks, and blocks that are freed
+    later.
+    """
     connector = driver.engine.connector
     waiting = [*driver.waiting(), *driver.skipped()]
     return {
@@ -134,18 +137,18 @@ def handed_out(
 class CopyEngine:
     """Copies between GPU and host that take a fixed number of steps.
 
-    A load begins in the step that decides on it, and a store in the step after it. If a step waits for a copy, the copy
-    ends with that step.
+    A load begins in the step that decides on it, a store in the step after. A copy for which a step waits ends with
+    that step.
     """
 
     def __init__(self, workload: OracleWorkload) -> None:
         self._load_steps, self._store_steps = workload.load_steps, workload.store_steps
         self._last_step: dict[int, int] = {}
-        """Number of the step whose output reports the end of each copy; copies are in the order of their begin."""
+        """Step whose output reports the end of each copy. Copies are in the order of their begin."""
         self._stores: list[int] = []
 
     def run_step(self, driver: Driver) -> None:
-        """Start the copies of the last scheduled step, and report to the engine those that end with its output."""
+        """Begin the copies of the last scheduled step, and report to the engine those that end with its output."""
         step, jobs = int(driver.engine.state.num_scheduled), driver.jobs()
         begun = {record: job for record, job in jobs.items() if job.decided_in == step}
         self._last_step |= dict.fromkeys(self._stores, step + self._store_steps - 1)
@@ -160,7 +163,7 @@ class CopyEngine:
 
 
 def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the record fields with the copies that the last scheduled step begins, and those it waits for."""
+    """Return the record fields with the copies that the last scheduled step begins, and those for which it waits."""
     step, jobs = driver.engine.state.num_scheduled, driver.jobs().values()
     begun: dict[str, dict[str, Any]] = {"load_jobs": {}, "store_jobs": {}}
     for job in jobs:
@@ -172,7 +175,9 @@ def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
 
 
 def offload_state(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the record fields with skipped requests, the number of used host blocks, and blocks freed late."""
+    """Return the record fields with skipped requests, the number of used host blocks, and blocks that are freed
+    later.
+    """
     host, sequences = driver.engine.host, driver.engine.external.sequences
     return {
         "skipped": [name(number) for number in driver.skipped()],

@@ -54,7 +54,9 @@ class Recorded:
         release = release_of(recording)
         self.scheduler = settings_of(ContinuousSettings, recording)
         self.retention_tokens = retention_of(recording, release)
-        """Number of tokens between two boundaries at which windows and states were kept. None: at every boundary."""
+        """Number of tokens between two positions at which windows and states stay cached; None: at every block
+        boundary.
+        """
         block_size = meta.hash_block_size
         host_bytes = host_blocks_of(meta) * OFFLOAD_BLOCK_BYTES
         host_bytes *= int(meta.policy.get("kv_offloading_block_size") or block_size) // block_size
@@ -64,27 +66,24 @@ class Recorded:
         self.policy = Paged(scheduler=self.scheduler, cache=self.cache)
         layout = meta.pool.layout
         self.layout = None if layout is None else replace(layout, hash_block_size=meta.hash_block_size)
-        """Layout of the KV-cache groups; None if one group of full attention has all layers."""
+        """Layout of the KV-cache groups in blocks; None for one group of full attention."""
         check_prompts(recording, self.scheduler.max_model_len)
         self.num_blocks = meta.pool.num_units + meta.pool.first_unit
-        """Number of all blocks of the pool, including the null block."""
+        """Number of blocks in the pool, including the null block."""
         self.initial_free: list[int] | None = None if meta.initial_free is None else meta.initial_free.tolist()
         self.has_free = bool((recording.steps.free_units >= 0).all())
-        """True if the number of free blocks was recorded."""
+        """True if the number of free blocks was recorded for every step."""
         self.has_evictions = meta.source == "simulation" or bool((recording.memory.kind == MemoryKind.EVICT).any())
-        """True if evictions were recorded, so that a step without a recorded eviction had none."""
+        """True if evictions were recorded, so that a step without recorded evictions had none."""
         known = (recording.memory.length > 0) | (recording.memory.kind == MemoryKind.RELEASE)
         self.has_lengths = bool(known.all()) and (self.layout is not None or bool((recording.memory.length > 0).all()))
-        """True if the recording states the length of every change of a table, and of every released table."""
+        """True if the recording states the number of blocks in each of its memory rows."""
         self.pipeline = settings_of(Pipeline, recording)
         self.depth = self.pipeline.most_in_flight(async_scheduling=self.scheduler.async_scheduling)
         """Largest number of steps in flight."""
         self.drafts = drafts_of(recording, self.scheduler)
-        """Effects of speculative decoding; None without it."""
         self.connector = connector_of(recording, self.drafts, release)
-        """KV connector of the server; None if it exchanges no KV."""
         self.encoding = encoding_of(recording)
-        """Images of the prompts, and the limits of their encoder; None without images."""
         # Steps that compute nothing are recorded if they may start copies or transfers, or if there is a pipeline.
         has_every_step = (
             recording.copies is not None or self.connector is not None or self.pipeline.pipeline_parallel_size > 1
@@ -95,12 +94,12 @@ class Recorded:
         self._is_schedule = self.timeline.kind == SCHEDULE
         self._schedule = _ScheduleRows(recording)
         self._taken = np.zeros(self.num_blocks, np.bool_)
-        """bool[num_blocks]: True for blocks that were allocated at the moments read up to now."""
+        """bool[num_blocks]: True for blocks that were allocated at the moments read before."""
 
     def arrival_ranks(self) -> list[float]:
         """Return the rank of each request by the time at which it was sent, as in vLLM's priority queue.
 
-        Requests with equal times are ranked in the order in which the engine received them.
+        Equal times are ranked in the order in which the engine received the requests.
         """
         requests = self.recording.requests
         rank = np.empty(len(requests))
@@ -108,7 +107,7 @@ class Recorded:
         return list(rank.tolist())
 
     def aborts(self, begin: int, end: int) -> IntArray:
-        """Return the moments in [begin, end) at which an aborted request releases a table."""
+        """Return the moments in [begin, end) at which aborted requests release tables."""
         memory, rows = self.recording.memory, self._rows_of_memory(begin, end)
         aborted = self.recording.requests.status[memory.request[rows]] == RequestStatus.ABORTED
         return np.unique(self.timeline.of_change[rows][(memory.kind[rows] == MemoryKind.RELEASE) & aborted])
@@ -142,7 +141,7 @@ class Recorded:
         return changes, evicted if self.has_evictions else evicted[:0]
 
     def _evicts_unknown(self, changes: Rows) -> npt.NDArray[np.bool_]:
-        """Tell which of `changes` are evictions of prefixes that were cached before the recording began.
+        """Tell, for each of `changes`, whether it evicts a prefix that was cached before the recording began.
 
         The simulated engine does not know such prefixes. Their blocks have not been allocated since the recording
         began.
@@ -158,7 +157,7 @@ class Recorded:
 
 
 class _ScheduleRows:
-    """Reader of a recording's schedule table, step by step. A row of the table may be about several steps."""
+    """Reader of a schedule table, one range of steps after the other. A row of the table may be about several steps."""
 
     def __init__(self, recording: Recording) -> None:
         schedule = recording.schedule
@@ -168,7 +167,7 @@ class _ScheduleRows:
         # of these, so then the order in the table is not that of admission.
         self._rank = _admission_rank(recording) if schedule.repeat is not None else np.arange(len(schedule))
         self._open = np.empty(0, np.int64)
-        """Rows that began before the next step to read, and that also cover this step."""
+        """Rows that began before the next step to be read, and cover it."""
 
     def batches(self, steps: IntArray, moments: IntArray) -> Rows:
         """Return the rows of `EventColumns.batch` for consecutive `steps`, which were scheduled at `moments`."""
@@ -190,7 +189,9 @@ class _ScheduleRows:
 
 
 def _admission_rank(recording: Recording) -> IntArray:
-    """Return, for each schedule row, the first row of its request after the request's latest admission."""
+    """Return, for each schedule row, a number that sorts the rows of a step by the latest admission of their
+    requests.
+    """
     schedule, steps, memory = recording.schedule, recording.steps, recording.memory
     released = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
     release_key = np.sort(sort_key(memory.request[released], memory.seq[released]))

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from kvsim.engine.host_tier import Job
 
 Differing: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
-"""Report fields on copies or transfers that differ: the recorded ones, and the simulated ones."""
+"""Copies or transfers that differ, as the fields of a report: the recorded ones, and the simulated ones."""
 Begun: TypeAlias = tuple[int, str, int, tuple[tuple[int, int], ...]]
-"""Begin of a copy: number, direction, request, and pairs of a host block and a GPU block, ascending."""
+"""Begin of a copy: its number, "load" or "store", its request, and pairs of a host block and a GPU block, ascending."""
 
 
 class RecordedCopies:
@@ -49,20 +49,24 @@ class RecordedCopies:
             self._begun[step].append((number, direction, request, tuple(sorted(pairs[number]))))
 
     def begun(self, step: int) -> list[Begun]:
-        """Return the copies that `step` began, in the order of their numbers."""
+        """Return the copies that `step` began, sorted by number."""
         return sorted(self._begun.get(step, []))
 
     def awaited(self, step: int) -> list[int]:
-        """Return the numbers of the copies for which `step` waited, if no earlier step did."""
+        """Return the numbers of the copies for which `step` was the first to wait."""
         return sorted(self._awaited.get(step, ()))
 
     def reported(self, step: int) -> dict[int, list[int]]:
-        """Return the copies whose end was reported with the output of `step`, each with its host blocks in order."""
+        """Return the host blocks, in order, of each copy whose end was reported with the output of `step`, by the
+        copy's number.
+        """
         return dict(self._reported.get(step, {}))
 
 
 class CopiesInLockstep:
-    """Tells a simulated engine the ends of copies as recorded, and compares its decisions on copies."""
+    """Comparison of a simulated engine's copies with recorded ones. The recorded ends of copies are reported to the
+    engine.
+    """
 
     def __init__(self, driver: Driver, recorded: RecordedCopies) -> None:
         self._driver, self._recorded = driver, recorded
@@ -84,8 +88,8 @@ class CopiesInLockstep:
     def before(self, kind: int, step: int) -> Differing | None:
         """Report to the engine the copies that end with the output of `step`, before it processes the output.
 
-        `kind` is that of the moment; other moments than outputs do nothing. Return a difference if the recording has
-        copies that the engine does not have, otherwise None.
+        Do nothing unless `kind`, that of the moment, is an output. Return a difference if the recording has copies that
+        the engine does not have, otherwise None.
         """
         if kind != UPDATE:
             return None

@@ -1,5 +1,4 @@
-"""Numbers of drafts that each step of a recorded request proposed and accepted, so that a simulated engine repeats
-them.
+"""Numbers of drafts that each step of a recorded request proposed and accepted, for a simulated engine to repeat.
 
 Both numbers follow from the columns `known`, `outputs` and `proposed` of the schedule.
 """
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def drafts_of(recording: Recording, scheduler: ContinuousSettings) -> Drafts | None:
-    """Return the effects of speculative decoding in a recording; None without it.
+    """Return how drafts change the engine of a recording, with the recorded numbers of drafts; None without drafts.
 
     Raises:
         RecordingError: with these drafts, hits of shared prompts cannot be compared.
@@ -52,15 +51,14 @@ def drafts_of(recording: Recording, scheduler: ContinuousSettings) -> Drafts | N
 
 
 def _shares_hashes(recording: Recording) -> bool:
-    """Tell whether two prompts begin with equal blocks."""
     hashes = recording.requests.prompt_hashes.values
     return len(np.unique(hashes)) < len(hashes)
 
 
 def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> tuple[DraftCounts, DraftCounts]:
-    """Return the numbers of accepted and of proposed drafts of each request, at the index of its number of outputs.
+    """Return the accepted and the proposed drafts of each request, at the index of the request's number of outputs.
 
-    If `proposed` is empty, the result has no proposed drafts, which means the maximum.
+    If `proposed` is empty, so are the proposed drafts of the result, which means the maximum.
     """
     num_requests = len(recording.requests)
     rows = stable_order(recording.schedule.request, num_requests)
@@ -81,10 +79,13 @@ def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> 
 
 
 def _inferred_outputs(recording: Recording) -> IntArray:
-    """Return the number of output tokens of each schedule row, inferred from the known tokens of the rows after it.
+    """Return the number of output tokens of each schedule row, inferred from the known tokens of later rows.
 
     The rows of a request divide its time: before its first row, between two rows, and after its last row. In each part,
     the known tokens grow by the outputs that come in it.
+
+    Raises:
+        RecordingError: the rows do not determine the numbers.
     """
     schedule, steps, requests = recording.schedule, recording.steps, recording.requests
     assert schedule.known is not None

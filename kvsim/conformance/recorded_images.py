@@ -25,7 +25,11 @@ _COLUMNS = ("seq", "kind", "request", "image")
 
 
 def encoding_of(recording: Recording) -> Encoding | None:
-    """Return the images of a recording, and the limits of their encoder; None without images."""
+    """Return the images of a recording, and the limits of their encoder; None without images.
+
+    Raises:
+        RecordingError: the recording has images, but no events of the encoder cache or no limits.
+    """
     images, engine = recording.images, recording.meta.engine
     if images is None:
         return None
@@ -54,9 +58,10 @@ def _inputs(images: PromptImages, num_requests: int) -> list[list[ImageInput]]:
 
 
 class EncoderMoments:
-    """Events of two encoder caches, by the moment at which they are compared.
+    """Events of two encoder caches, by the moment at which they are compared: of a recording, and of the simulated
+    engine.
 
-    One cache is that of a recording, the other that of the simulated engine. Rows are as in `EventColumns.encoder`.
+    Rows are those of `EventColumns.encoder`.
     """
 
     def __init__(self, recording: Recording, timeline: MomentTimeline) -> None:
@@ -68,13 +73,13 @@ class EncoderMoments:
         images = recording.images.image if recording.images is not None else np.empty(0, np.int32)
         _, first = np.unique(images, return_index=True)
         self._image = np.append(0, images[np.sort(first)])
-        """Number in the recording of each of the engine's images, which are numbered from 1 by first appearance."""
+        """Number in the recording of each of the engine's images, which count from 1 by first appearance."""
         self._recorded = np.empty((0, 4), np.int64)
         if (events := recording.encoder) is not None:
             at = self._of(np.searchsorted(seq, events.seq))
             self._recorded = stacked(at, *(getattr(events, name) for name in _COLUMNS[1:]))
         self._held_back = np.empty((0, 4), np.int64)
-        """Events of the engine that are compared only at a moment that it has not reached yet."""
+        """Events of the engine that are compared only at a moment that it has not reached."""
 
     def _of(self, index: IntArray) -> IntArray:
         return np.append(self._reporting, self._end)[index]
@@ -84,7 +89,7 @@ class EncoderMoments:
         return self._recorded[slice(*between(self._recorded[:, 0], begin, end))]
 
     def simulated(self, engine: Engine, since: int, end: int) -> Rows:
-        """Return the events of `engine` that are compared before moment `end` and were not returned before.
+        """Return the events of `engine` that are compared before moment `end`, without those returned by earlier calls.
 
         `since` is the engine's `seq` at moment 0 of the recording.
         """

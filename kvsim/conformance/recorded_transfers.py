@@ -33,6 +33,9 @@ def connector_of(recording: Recording, drafts: Drafts | None, release: str) -> C
 
     The connector has no link, because the recording has the ends of transfers. With several draft modules, some
     releases leave the last tokens of a prompt to the decode server.
+
+    Raises:
+        RecordingError: the server loads from a prefix store, which only kvsim simulates.
     """
     transfers, engine = recording.transfers, recording.meta.engine
     if transfers is None:
@@ -60,12 +63,11 @@ def connector_of(recording: Recording, drafts: Drafts | None, release: str) -> C
 
 
 class TransfersInLockstep:
-    """Tells a simulated engine the ends of transfers as recorded, and compares the transfers that it begins."""
+    """Comparison of a simulated engine's transfers with recorded ones. The recorded ends are reported to the engine."""
 
     def __init__(self, driver: Driver, recording: Recording, timeline: MomentTimeline) -> None:
         self._driver, self._timeline = driver, timeline
         self.are_followed = recording.transfers is not None
-        """True if the recording has transfers."""
         self._names: list[str] = recording.requests.id.tolist()
         self._begun: dict[int, list[Any]] = defaultdict(list)
         self._ended: dict[int, list[tuple[int, bool]]] = defaultdict(list)
@@ -91,7 +93,7 @@ class TransfersInLockstep:
     def before(self, kind: int, step: int) -> Differing | None:
         """Report to the engine the transfers that end with the output of `step`, before it processes the output.
 
-        `kind` is that of the moment; other moments than outputs do nothing. Return None, because nothing is compared.
+        Do nothing unless `kind`, that of the moment, is an output. Return None, because nothing is compared.
         """
         if kind == UPDATE:
             call = int(self._driver.engine.external.state.num_updates) + 1
@@ -100,7 +102,7 @@ class TransfersInLockstep:
         return None
 
     def after(self, kind: int, step: int) -> Differing | None:
-        """Return the recorded and the simulated transfers that began since the last step, if they differ."""
+        """Return the recorded and the simulated transfers that began with `step` if they differ, otherwise None."""
         if kind != SCHEDULE:
             return None
         connector = self._driver.engine.connector
@@ -122,7 +124,7 @@ class TransfersInLockstep:
 
 
 def _rank_of_release(recording: Recording) -> np.ndarray:
-    """Return the memory row in which each request frees its block table the last time; -1 for none."""
+    """Return the last memory row in which each request frees units; -1 for none."""
     memory, rank = recording.memory, np.full(len(recording.requests), -1)
     rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
     np.maximum.at(rank, memory.request[rows], rows)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvsim.engine.driver import Driver
 
 _BLOCKS_AHEAD = 3
-"""Number of blocks that are kept for each sequence, beginning with the one in which its last known hash ends."""
+"""Number of blocks that are remembered for each sequence, from the block in which its last known hash ends."""
 
 
 class SecondKeys:
@@ -38,7 +38,7 @@ class SecondKeys:
         ]
         self._of_block: dict[int, set[tuple[int, int]]] = {}
         self._next: dict[tuple[int, int], tuple[int, list[int]]] = {}
-        """Blocks that may get a second key, by sequence and group: table index of the first, and the blocks."""
+        """Blocks that may get a second key, by sequence and group: table index of the first one, and the blocks."""
         self._tails: set[int] = set()
         """Blocks whose only key is a hash that ends inside them."""
 
@@ -46,7 +46,9 @@ class SecondKeys:
         return len(set().union(*self._of_block.values()))
 
     def follow(self, changes: Iterable[Any]) -> None:
-        """Apply changes of block tables in order. A freed table may add keys; an eviction removes its blocks' keys."""
+        """Apply changes of block tables in order. A released table may add second keys; an eviction removes those of
+        its blocks.
+        """
         for row in changes:
             if int(row.kind) in (MemoryKind.EVICT, MemoryKind.APPEND):
                 for block in range(int(row.address), int(row.address + row.length)):
@@ -83,7 +85,8 @@ class SecondKeys:
     def _add(self, number: int, group: int, first: int, blocks: list[int], *, num_cached: int) -> None:
         """Add the second key of sequence `number` to the block in which its last hash ends.
 
-        `blocks` are those from index `first` of its table on. The first `num_cached` blocks of the table are full.
+        `blocks` are those from index `first` of the sequence's table on. The first `num_cached` blocks of the table are
+        full.
         """
         engine = self._driver.engine
         self._forget_tails(self._tails.intersection(blocks[: max(num_cached - first, 0)]))
@@ -104,7 +107,7 @@ class SecondKeys:
         self._of_block.setdefault(block, set()).add((group, key))
 
     def _forget_tails(self, full: Iterable[int]) -> None:
-        """Remove the second keys of blocks that became full, and so got a key of their own."""
+        """Remove the second keys of the blocks `full`, which now have a key of their own."""
         for block in full:
             self._of_block.pop(block, None)
             self._tails.discard(block)

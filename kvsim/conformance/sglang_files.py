@@ -67,17 +67,17 @@ class SGLangRequest:
     name: str
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
-    """Ids of the output tokens, up to the stop token or the limit."""
+    """Token ids of the output, up to the stop token or the limit."""
     limit: int
     """Maximum number of output tokens."""
     stop_at: int | None
-    """Number of output tokens up to and including the stop token; None without a stop token, or if it is ignored."""
+    """Number of output tokens up to and including the stop token; None if there is none, or it is ignored."""
     ignores_eos: bool
     arrival_pass: int
     abort_pass: int | None
     priority: int | None
     extra_key: str | None
-    """SGLang's `extra_key`: requests with different keys never share a prefix. None for none."""
+    """SGLang's `extra_key`: requests with different keys never share a prefix. None if the request has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,11 @@ class SGLangWorkload:
 
 
 def parse_sglang_workload(document: Any, where: str) -> SGLangWorkload:
-    """Build a workload from parsed JSON. `where` begins every error."""
+    """Build a workload from parsed JSON.
+
+    Raises:
+        WorkloadError: a value is invalid or not simulated; `where` begins the message.
+    """
     if not isinstance(document, dict) or not isinstance(document.get("requests"), list):
         raise WorkloadError(f"{where}: a workload is an object with num_slots and a list of requests.")
     given = dict(_WORKLOAD_DEFAULTS) | document
@@ -143,7 +147,9 @@ def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
 
 
 def expanded(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records, each with its line number, and with the unchanged fields that the file leaves out."""
+    """Yield each record with its line number, and with the fields that the file leaves out because they are
+    unchanged.
+    """
     last: dict[str, Any] = {}
     for line, record in records:
         whole = dict(record)
@@ -172,10 +178,10 @@ def _requests(documents: Sequence[Mapping[str, Any]]) -> Iterator[SGLangRequest]
 
 
 def _prompt_of(document: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any]]) -> list[int]:
-    """Return the token ids of a prompt. If the document has none, they are generated as in the program that runs
-    SGLang.
+    """Return the token ids of a prompt: those in `document`, otherwise those that the program that runs SGLang
+    generates.
 
-    `by_id` has the documents of all requests by their names.
+    `by_id` has the documents of all requests by name.
     """
     if document.get("prompt_token_ids"):
         return list(document["prompt_token_ids"])
@@ -193,7 +199,6 @@ def _prompt_of(document: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any
 
 
 def _stop_of(document: Mapping[str, Any]) -> int | None:
-    """Return the number of output tokens up to and including the stop token; None without a stop token."""
     if document.get("stop_at") is None and document.get("max_tokens"):
         return int(document["output_len"])
     stop = document.get("stop_at")

@@ -29,18 +29,18 @@ class MomentTimeline:
     """All moments as columns of equal length, and the moment of each change of block tables."""
 
     kind: IntArray
-    """Kind of each moment; see `kvsim.engine.moments`.
+    """Kind of each moment (`kvsim.engine.moments`).
 
-    Changes of block tables between two other moments come from aborted requests. They have a moment of kind `NOTHING`.
+    Changes of block tables that come from an abort between two other moments have a moment of kind `NOTHING`.
     """
     row: IntArray
     """Row of the request that arrives or leaves, or of the step that is scheduled or whose output is processed."""
     of_change: IntArray
-    """Moment at which each memory row is compared. Rows after the last moment are left out."""
+    """Moment at which each memory row is compared, without the rows after the last moment."""
     breaks_off_at: int
     """First moment that no engine can repeat, because too many steps are in flight, or an output has no step.
 
-    The number of moments if all can be repeated.
+    It is the number of moments if all can be repeated.
     """
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ def timeline_of(recording: Recording, depth: int, *, has_every_step: bool) -> Mo
 def _spread(values: npt.NDArray[AnyScalar], inserted: IntArray, place: IntArray) -> npt.NDArray[AnyScalar]:
     """Return `np.repeat(values, inserted + 1)`, in less memory if few values are repeated.
 
-    `place` is the index of the last copy of each value in the result.
+    `place` is the index in the result of the last copy of each value.
     """
     spread = np.empty(int(place[-1]) + 1 if len(place) else 0, values.dtype)
     spread[place] = values
@@ -106,7 +106,9 @@ def _spread(values: npt.NDArray[AnyScalar], inserted: IntArray, place: IntArray)
 
 
 def _recorded_moments(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
-    """Return every arrival, output and scheduled step in order: kind, row in its table of the recording, and `seq`."""
+    """Return kind, row and `seq` of every arrival, output and scheduled step, in order. Rows are those of their own
+    tables.
+    """
     requests, steps = recording.requests, recording.steps
     outputs = steps.output_seq
     if (requests.status == RequestStatus.UNFINISHED).any():
@@ -142,7 +144,7 @@ def _in_order(rows: IntArray, seq: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _reporting_moments(reporting: IntArray, seq: IntArray, changes: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-    """Return the moment that reports each change of block tables; and True if the change came before that moment.
+    """Return the moment that reports each change of block tables, and whether the change came before that moment.
 
     `reporting` are the moments that report changes, `seq` has the `seq` of all moments, and `changes` that of each
     change. Changes after the last reporting moment are left out, because they are never compared.
@@ -160,10 +162,10 @@ def _reporting_moments(reporting: IntArray, seq: IntArray, changes: IntArray) ->
 def _leaving(
     recording: Recording, kind: IntArray, row: IntArray, looks: npt.NDArray[np.bool_]
 ) -> tuple[IntArray, IntArray]:
-    """Return the aborted requests in the order in which they left, and the moment before which each one left.
+    """Return the aborted requests in the order in which they left, and for each the moment before which it left.
 
     That moment is the first call of the scheduler at or after the request's end. `kind` and `row` are those of the
-    recorded moments. `looks` is True for outputs that follow a call which scheduled nothing.
+    recorded moments. `looks` is True for outputs that follow a call that scheduled nothing.
     """
     requests, steps = recording.requests, recording.steps
     left = (requests.status == RequestStatus.ABORTED) & np.isfinite(requests.finished_s)

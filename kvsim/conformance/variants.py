@@ -55,11 +55,11 @@ class Variant:
     value: Any
     description: str
     is_rule: bool
-    """True if it is a rule of a release; False for a setting of a workload."""
+    """True for a rule of a release, False for a setting of a workload."""
 
     @property
     def shown(self) -> Any:
-        """Value in the form of a report: a number or a text; for a member of an enumeration, its name."""
+        """Value for a report: the name of an enumeration's member in lower case, any other value as it is."""
         return self.value.name.replace("_", " ").lower() if isinstance(self.value, Enum) else self.value
 
     def __str__(self) -> str:
@@ -82,10 +82,10 @@ def variants_of(release: str) -> list[Variant]:
 
 
 def document_with(document: Document, variants: Sequence[Variant]) -> Document:
-    """Return a workload's document, changed by those of `variants` that are settings."""
+    """Return the document of a workload with those of `variants` that are settings."""
     return document | {each.name: each.value for each in variants if not each.is_rule}
 
 
 def release_with(release: str, variants: Sequence[Variant]) -> str:
-    """Return a name for `release` in which those of `variants` that are rules have their new values."""
+    """Return a name for `release` with those of `variants` that are rules."""
     return varied(release, {each.name: each.value for each in variants if each.is_rule})

@@ -15,7 +15,7 @@ _BEFORE, _AFTER = 2, 3
 _KEYS_SHOWN = 3
 """Largest number of differing entries of a mapping that a report shows."""
 _ABSENT = object()
-"""Marker for a value that one side lacks. None would be a value."""
+"""Value that one side lacks; None would be a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,11 @@ class VerdictLine:
     """One compared value, as recorded and as simulated."""
 
     label: str
-    """Name of the value: a field, and the index or the key in it."""
+    """Field, with the index or the key in it."""
     recorded: str
     simulated: str
     differs: bool = True
-    """True if the two values differ; False for an equal list entry that is shown as context."""
+    """False for an equal list entry that gives context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Difference:
     moment: str
     """Description of the moment, and where it is in the recording."""
     lines: tuple[VerdictLine, ...]
-    """All fields that differ at this moment. Of a list, a few entries around its first difference are shown."""
+    """All fields that differ at this moment. Of a list, a few entries around its first difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Verdict:
     num_steps: int = 0
     """Number of calls of the scheduler that are equal."""
     num_allocations: int = 0
-    """Number of blocks allocated in the equal steps. Each is compared by its number."""
+    """Number of blocks allocated in the equal steps, each equal by its id."""
     num_preemptions: int = 0
     num_hits: int = 0
     """Number of blocks found in the prefix cache in the equal steps."""
@@ -55,7 +55,7 @@ class Verdict:
     """Number of blocks in the equal steps whose prefix was evicted because a request needed the block."""
     num_aborts: int = 0
     num_failures: int = 0
-    """Number of outputs that vLLM's asynchronous scheduler did not await. Each would stop vLLM.
+    """Number of outputs that vLLM's asynchronous scheduler did not await. Each of these would stop vLLM.
 
     If the records stop early, failures in the next simulated record count too, because they may be the cause.
     """
@@ -64,7 +64,7 @@ class Verdict:
 
     @property
     def equal(self) -> bool:
-        """True if nothing differs."""
+        """True if there is no difference."""
         return self.difference is None
 
     def __repr__(self) -> str:

@@ -55,7 +55,7 @@ class StandIns:
 
 
 def _stand_in(attribute: str) -> type:
-    """Return a class named `attribute`, whose objects take any arguments and have any attribute."""
+    """Return a class named `attribute` whose objects take any arguments and have any attribute."""
     if attribute.startswith("__"):
         raise AttributeError(attribute)
     return type(attribute, (), {"__init__": lambda *_, **__: None, "__getattr__": lambda _, name: name})
@@ -95,25 +95,25 @@ Record = dict[str, Any]
 STOP_TOKEN = 7
 """Id of the stop token of every request."""
 MOST_CALLS = 4_000
-"""Largest number of engine calls for a workload. Requests that have not ended after them count as waiting forever."""
+"""Largest number of engine calls for a workload. A request that has not ended after them is taken to wait forever."""
 _HOPELESS_CALLS = 100
-"""Number of consecutive engine calls without a change after which nothing can change any more."""
+"""Number of consecutive engine calls without a change after which no later call can change anything."""
 _PLENTY = 1 << 40
 _FIRST_SHARED, _FIRST_ANSWER, _TOKENS_OF_A_REQUEST = 900_000_000, 500_000_000, 1_000_000
-"""First token ids of shared prefixes and of answers; and the distance between those of two consecutive requests."""
+"""First token ids of shared prefixes and of answers, and the distance between the ids of two consecutive requests."""
 _LONGEST_MODEL = 131_072
 _DTYPE = torch.bfloat16
 _STATE_PAGE = 4096
 _RETENTION = "prefix_cache_retention_interval"
 _RETENTION_VARIABLE = f"VLLM_{_RETENTION.upper()}"
-"""Name of an environment variable of vLLM that became a setting in release 0.29."""
+"""Environment variable of vLLM that became a setting in release 0.29."""
 _RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 _MEMORY_CHECKS = ("_check_enough_kv_cache_memory", "check_enough_kv_cache_memory")
 _SIZING = ("kv_cache_utils", "kv_cache_planning", "kv_cache_config_builder")
-"""Modules of `vllm.v1.core` that may contain the check whether the memory suffices."""
+"""Modules of `vllm.v1.core` that may have the check of whether the memory suffices."""
 _PLAIN, _COMPRESSED = "LlamaForCausalLM", "DeepseekV2ForCausalLM"
 ARCHITECTURES = _PLAIN, _COMPRESSED
-"""Architectures of the fake models, by vLLM's names."""
+"""vLLM's names of the fake models' architectures."""
 _CONFIG = {
     "architectures": [_PLAIN],
     "model_type": "llama",
@@ -161,7 +161,7 @@ class _Decoder(torch.nn.Module):
 
 
 def register_decoders() -> None:
-    """Register models that compute nothing in place of vLLM's, which would import kernels."""
+    """Register models that compute nothing in place of vLLM's own, whose import would load kernels."""
     for architecture in ARCHITECTURES:
         ModelRegistry.register_model(architecture, type(architecture, (_Decoder,), {}))
 
@@ -170,10 +170,10 @@ def register_decoders() -> None:
 
 
 def configure(workload: Workload, folder: Path, scheduler_cls: str | None = None) -> VllmConfig:
-    """Return the configuration of a server with those settings of `workload` that this release knows.
+    """Return the configuration of a server, with those settings of `workload` that this release knows.
 
     The configuration of a model without weights is written to `folder`. `scheduler_cls` names another scheduler class
-    than vLLM's; None for vLLM's.
+    than vLLM's own; None for vLLM's own.
     """
     block_size = workload.get("block_size", 16)
     longest = workload.get("max_model_len") or min((workload["num_blocks"] - 1) * block_size, _LONGEST_MODEL)
@@ -233,7 +233,9 @@ def _set_for_process(workload: Workload) -> None:
 
 
 def _write_model(workload: Workload, folder: Path) -> None:
-    """Write the model's `config.json`, with the layers of all groups. It is a model with MLA if all groups are MLA."""
+    """Write the model's `config.json`, with the layers of all groups. It is a model with MLA if all groups are of type
+    `mla`.
+    """
     entries = workload.get("groups", ())
     fields = _LATENTS if {entry["type"] for entry in entries} == {"mla"} else _CONFIG
     if entries:
@@ -260,7 +262,9 @@ def _filled(kind: Any, **fields: Any) -> Any:
 
 
 def layers_of(workload: Workload, max_model_len: int) -> dict[str, KVCacheSpec]:
-    """Return the KV-cache specs of the layers by name, in order: those in `groups`, otherwise full attention."""
+    """Return the KV-cache specs of the layers by name, in order: those in `groups`, or without these of full
+    attention.
+    """
     entries: list[dict[str, Any]] = workload.get("groups") or [
         {"type": "full", "num_layers": _CONFIG["num_hidden_layers"]}
     ]
@@ -318,11 +322,11 @@ class FakeModel(Executor):
 
     def _init_executor(self) -> None:
         self.scheduler: Any = None
-        """Scheduler whose steps are answered; set after the engine has started."""
+        """Scheduler whose steps are answered, set after the engine has started."""
         self._number = {request["id"]: row for row, request in enumerate(self._workload["requests"], 1)}
         self._stop_at = {request["id"]: request.get("stop_at") for request in self._workload["requests"]}
         self._given: dict[str, int] = {}
-        """Number of tokens of each request when it was last admitted. The model runner gets these tokens."""
+        """Number of tokens of each request when it was last admitted. The model runner got these tokens."""
         self._num_answers = dict.fromkeys(self._number, 0)
         self.supported_tasks = ("generate",)
 
@@ -338,7 +342,7 @@ class FakeModel(Executor):
         return True
 
     def get_kv_cache_specs(self) -> list[Any]:
-        """Return the KV-cache specs of the layers of each pipeline stage."""
+        """Return the KV-cache specs by layer, for each pipeline stage."""
         layers = layers_of(self._workload, self.vllm_config.model_config.max_model_len)
         stages, names = self._workload.get("pp", 1), list(layers)
         cuts = [len(names) * stage // stages for stage in range(stages + 1)]
@@ -352,7 +356,7 @@ class FakeModel(Executor):
         """Initialize nothing."""
 
     def get_supported_kv_cache_layouts(self) -> list[Any]:
-        """Return every layout. vLLM asks workers for them from 0.29 on."""
+        """Return every layout, for each pipeline stage. vLLM asks for them from 0.29 on."""
         return [["LBNHC", "LBHNC", "BLNHC", "BLHNC", "BHLNC", "LHBNC"]] * self._workload.get("pp", 1)
 
     def set_kv_cache_layout(self, *_: Any, **__: Any) -> None:
@@ -369,7 +373,7 @@ class FakeModel(Executor):
         """Check nothing."""
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Start a step. One that computes nothing gets its output at once; otherwise return None."""
+        """Begin a step. A step that computes nothing gets its output at once; for any other, return None."""
         self._step = scheduler_output
         admitted = [each.req_id for each in scheduler_output.scheduled_new_reqs]
         for name in (*admitted, *scheduler_output.scheduled_cached_reqs.resumed_req_ids):
@@ -389,10 +393,9 @@ class FakeModel(Executor):
         )
 
     def _sampled(self, name: str) -> list[int]:
-        """Return the sampled token of a request; an empty list if its runner has not computed all given tokens.
+        """Return the sampled token of a request; an empty list if its runner has not computed all tokens that it got.
 
-        Runners sample even if the scheduler awaits no token: when a request is resumed while one of its tokens is in
-        flight.
+        Runners sample even a token that the scheduler does not await: after a resumption while a token was in flight.
         """
         request = self.scheduler.requests[name]
         if request.num_computed_tokens < self._given[name]:
@@ -406,7 +409,7 @@ class FakeModel(Executor):
 
 
 class _Later(Future):  # type: ignore[type-arg]
-    """Result that is never ready before the engine waits for it, as on a GPU. vLLM before 0.23 checks `done`."""
+    """Result that is not ready before the engine waits for it, as on a GPU. vLLM before 0.23 checks `done`."""
 
     def done(self) -> bool:
         """Return False."""
@@ -422,7 +425,7 @@ def _answer(output: Any, *, non_block: bool) -> Any:
 
 
 def make_engine(config: VllmConfig, model: Callable[[Any], FakeModel]) -> Any:
-    """Start vLLM's engine with a fake model. `model` is called with the engine's configuration."""
+    """Start vLLM's engine with a fake model, which `model` makes from the engine's configuration."""
     engine = EngineCore(config, model, log_stats=True)
     engine.model_executor.scheduler = engine.scheduler
     return engine
@@ -437,7 +440,7 @@ class SchedulerDecisions:
     def __init__(self, scheduler: Any, emit: Callable[[Record], None]) -> None:
         self._scheduler, self._emit = scheduler, emit
         self._in_groups = False
-        """True if records have a list of tables, one for each KV-cache group; False if they have a single table."""
+        """True if records have one table for each KV-cache group; False if they have a single table."""
         self._numbers: dict[int, int] = {}
         self._num_steps = 0
         self._preempted: list[str] = []
@@ -479,7 +482,9 @@ class SchedulerDecisions:
         return self._preempt(request, *arguments, **more)
 
     def _copies(self) -> Record:
-        """Return the record fields about copies between GPU and host that a step begins, for a subclass."""
+        """Return the record fields about copies between GPU and host that a step begins. A subclass may override
+        this.
+        """
         return {}
 
     def _scheduled(self, *arguments: Any, **more: Any) -> Any:
@@ -562,7 +567,7 @@ class SchedulerDecisions:
 
 
 def _skipped(scheduler: Any) -> Any:
-    """Return the queue before `waiting`, of skipped requests; from vLLM 0.31 on, of those that hold blocks."""
+    """Return the queue before `waiting`: of skipped requests; from vLLM 0.31 on, of those that hold blocks."""
     return scheduler.skipped_waiting if hasattr(scheduler, "skipped_waiting") else scheduler.kv_holding_waiting
 
 
@@ -578,18 +583,17 @@ def play(
     called: Callable[[int, Any], None] = lambda *_: None,
     before_call: Callable[[int], None] = lambda _: None,
 ) -> Record:
-    """Run the engine until all requests have ended. They arrive and are aborted before the calls that the workload
-    states.
+    """Run the engine until all requests have ended, and return the fields of the last record.
 
-    Return the fields of the last record.
+    Requests arrive and are aborted before the calls that the workload states.
 
     Args:
         engine: vLLM's engine with a fake model.
         workload: the requests.
-        dated: returns the arrival time of the request in a row.
-        asked: is called with every request.
-        called: is called after every engine call, with the call's number and its outputs.
-        before_call: is called before every engine call with its number.
+        dated: function that returns the arrival time of the request in a row.
+        asked: function called with every request.
+        called: function called after every engine call with the call's number and its outputs.
+        before_call: function called before every engine call with the call's number.
     """
     scheduler = engine.scheduler
     rows = sorted(enumerate(workload["requests"]), key=lambda item: item[1].get("arrival_step", 0))
@@ -682,7 +686,7 @@ def answer(serve: Callable[[Record, Path, Callable[[Record], None]], None], answ
 
 
 def _words_of(error: Exception) -> str:
-    """Return the text of an error. If it has none, return the source line at which it was raised."""
+    """Return the text of an error, or if it has none the source line at which it was raised."""
     if str(error):
         return f"{type(error).__name__}: {error}"
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -79,9 +79,9 @@ class _Tables:
         self._replaces = replacing_rows(self._memory)
         self._broken_by: dict[str, int] = {}
         self.newest_row = np.full(len(moments), _NO_ROW, np.int32)
-        """For each schedule row, the newest memory row of its request at the time of `moments`; -1 for none."""
+        """Newest memory row of each schedule row's request at the time of `moments`; -1 for none."""
         self._upto = np.searchsorted(self._memory.seq, moments, side="right") - 1
-        """For each schedule row, the newest memory row of any request at the time of `moments`; -1 for none."""
+        """Newest memory row of any request at the time of each schedule row's `moments`; -1 for none."""
         self._in_order = np.argsort(self._upto, kind="stable")
 
     def process(self, part: slice) -> None:

@@ -89,7 +89,7 @@ class Pool:
 
     @property
     def layout(self) -> KVCacheLayout | None:
-        """How the KV-cache groups share the bytes of a unit; None if all layers are in one group of full attention."""
+        """Layout of the KV-cache groups in a unit; None if all layers are in one group of full attention."""
         if not self.groups:
             return None
         return KVCacheLayout(

@@ -12,7 +12,7 @@ from kvsim.recording.tables import IntArray
 ROWS_AT_ONCE = 1 << 16
 """Number of rows that are processed together, so that intermediate results stay in a CPU cache."""
 SORT_KEY_LIMIT = 1 << 32
-"""Number above all sequence numbers, steps, rows and token counts, so that `sort_key` can combine two of them."""
+"""Number above all sequence numbers, steps, rows and token counts, so that `sort_key` can combine two numbers."""
 _DIGIT_BITS = 16
 """Largest number of bits for which NumPy has a radix sort. Sorting longer numbers takes many times longer."""
 

@@ -20,7 +20,7 @@ class RowSink(Protocol):
 
 
 class RowsInMemory:
-    """Row sink that keeps all rows in memory, and makes a `Recording` of them."""
+    """Row sink that keeps all rows in memory, for a `Recording`."""
 
     def __init__(self) -> None:
         self._parts: dict[type[ColumnTable], list[Any]] = defaultdict(list)

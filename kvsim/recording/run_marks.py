@@ -30,7 +30,7 @@ class Since:
     """Rows that were added after a mark. They have the same numbers as in the whole run."""
 
     rows: IntArray
-    """For each entry of `requests`, its row in the requests table of the whole run; ascending."""
+    """Row of each entry of `requests` in the requests table of the whole run; ascending."""
     requests: Requests
     steps: Steps
     schedule: Schedule
