@@ -1,4 +1,4 @@
-"""Find a GPU by name, or read it from a file."""
+"""GPUs by name, or from a file."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from kvsim.hardware.gpu import GPUS, Gpu, read_gpu
 _VENDORS = frozenset(("nvidia", "amd", "geforce", "tesla", "instinct", "gpu", "workstation", "edition"))
 _FORMS = frozenset(("sxm", "sxm2", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"))
 _REQUIRED = frozenset(("pcie", "pro", "nvl"))
-"""Words of a GPU's name that must not be left out: "H100" does not name a card that is listed as "H100 PCIe"."""
+"""Words of a GPU's name that must not be left out: "H100" does not mean the card that is listed as "H100 PCIe"."""
 _SEVERAL = re.compile(r"(\d{1,4})\s*[x×*]\s*(\D.*)", re.IGNORECASE)
 
 
 def find_gpus(name: str) -> tuple[Gpu, int | None]:
-    """Parse a name such as "4xH100". Return the GPU and the number of GPUs, which is None if the name states no number.
+    """Parse a name such as "4xH100". Return the GPU and the number of GPUs; None if the name states no number.
 
     Raises:
-        UnknownNameError: the name matches no listed GPU, or more than one.
-        UsageError: the number is 0, the file cannot be read, or it describes no GPU.
+    UnknownNameError: the name matches no listed GPU, or more than one.
+    UsageError: the number is 0, the file cannot be read, or it describes no GPU.
     """
     several = _SEVERAL.fullmatch(name.strip())
     if several is None:
@@ -32,16 +32,15 @@ def find_gpus(name: str) -> tuple[Gpu, int | None]:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the listed GPU called `name`, such as "H200", "NVIDIA H200" or "nvidia-a100-sxm4-80gb", or the GPU in a
-    file.
+    """Return the listed GPU called `name`, such as "H200" or "nvidia-a100-sxm4-80gb", or the GPU in a file.
 
     Upper and lower case are the same, and the vendor may be left out. Every word of `name` must occur in the listed
     name. "A100" could be two cards and is refused. "H100" is the SXM card; the other cards are only found as "H100
-    PCIe" and "H100 NVL". If `name` ends in `.toml`, it is a path, and `read_gpu` reads the GPU from this file.
+    PCIe" and "H100 NVL". A `name` that ends in `.toml` is the path of a file for `read_gpu`.
 
     Raises:
-        UnknownNameError: the name matches no listed GPU, or more than one.
-        UsageError: the file cannot be read, or describes no GPU.
+    UnknownNameError: the name matches no listed GPU, or more than one.
+    UsageError: the file cannot be read, or describes no GPU.
     """
     if name.endswith(".toml"):
         return read_gpu(Path(name).expanduser())
@@ -62,15 +61,14 @@ def _joined(name: str) -> str:
 
 
 def _matches(words: frozenset[str], of_gpu: frozenset[str], of_architecture: frozenset[str]) -> bool:
-    """Tell whether `words` name a listed GPU.
-
-    `of_gpu` has the words of the GPU's name, and `of_architecture` those of its architecture.
+    """Tell whether `words` name the listed GPU with the words `of_gpu`, whose architecture has the words
+    `of_architecture`.
     """
     return words <= of_gpu | of_architecture and of_gpu & _REQUIRED <= words and bool(words & of_gpu)
 
 
 @cache
 def _words(name: str) -> frozenset[str]:
-    """Return the words of a name, without vendors and board types such as "SXM". Memory sizes are written as "80gb"."""
+    """Return the words of a name without vendors and board types such as "SXM". Memory sizes have the form "80gb"."""
     words = re.findall(r"[a-z0-9]+", name.casefold())
     return frozenset(re.sub(r"^(\d+)gi?b?$", r"\1gb", word) for word in words) - _VENDORS - _FORMS

@@ -41,7 +41,7 @@ class Gpu:
     sources: tuple[str, ...]
     """Sources of the figures, such as web addresses of data sheets."""
     streamed_share: float | None = None
-    """Measured share of the peak bandwidth at which large tensors are read, 0 to 1; None if no source states it."""
+    """Measured share of the peak bandwidth at which large tensors are read, 0 to 1; None if not measured."""
     fp8_dense_flops: float | None = None
     """Peak FLOP/s of the tensor cores in fp8; None if they have no fp8."""
 
@@ -58,11 +58,11 @@ _KEYS = {
     "boost_mhz": (10, 100_000, "their clock, in MHz"),
     "fp8_dense_tflops": (0.01, 1_000_000, "dense TFLOP/s in fp8, where the card has it"),
 }
-"""Keys of a GPU file with a number. Each has the smallest and the largest valid value, and its meaning."""
+"""Keys of a GPU file with a number: smallest valid value, largest valid value, meaning."""
 _TEXTS = {"name": "a short name", "architecture": 'a text such as "Hopper GH100"'}
-"""Keys of a GPU file with a text. Each has its meaning."""
+"""Keys of a GPU file with a text, and their meanings."""
 _OPTIONAL = ("fp8_dense_tflops", "architecture")
-"""Keys of a GPU file that may be left out."""
+"""Keys of a GPU file that may be missing."""
 
 
 def read_gpu(file: Path) -> Gpu:
@@ -101,7 +101,7 @@ def _gpu(fields: dict[str, Any], sources: tuple[str, ...]) -> Gpu:
 
 
 def _wrong(document: dict[str, Any]) -> list[str]:
-    """Return a description of each error in a GPU file; an empty list if there is none."""
+    """Describe each error in a GPU file; an empty list if there is none."""
     found = []
     for key, (lowest, highest, meaning) in _KEYS.items():
         value = document.get(key)
@@ -121,7 +121,7 @@ def _wrong(document: dict[str, Any]) -> list[str]:
 
 
 def _problem(document: dict[str, Any], key: str, expected: str) -> list[str]:
-    """Return a description of the error in `key`; an empty list if it is valid, or missing and optional."""
+    """Describe the error in `key`; an empty list if `key` is missing and optional."""
     if key in document:
         return [f"{key} = {shortened(document[key])} must be {expected}"]
     return [] if key in _OPTIONAL else [f"{key} is missing, {expected}"]

@@ -1,14 +1,15 @@
-"""Times of one engine step: of the host that launches it, and of the GPU that runs it.
+"""Times of one engine step: of the host that launches the step, and of the GPU that runs it.
 
 The simulator advances its clock by these times. A few coefficients describe the GPU's work in a step:
 
-- The weights are read once and multiplied with every token. Reading and arithmetic overlap, so the longer one counts.
+- The weights are read once and multiplied with every token. Reading and arithmetic overlap, so the longer of the two
+  counts.
 - The keys and values of all tokens of context are read, and the attention of every new query is computed.
 - Memory idles while kernels start and end.
 
 At the same time, the host launches the kernels one by one, unless the step is a captured graph. An engine that waits
-for its output needs the longer of the two times. An engine that schedules ahead launches a step while the GPU computes
-the step before.
+for its output needs the longer of host and GPU time. An engine that schedules ahead launches a step while the GPU
+computes the step before.
 
 - `Roofline` has the coefficients. For vLLM, they are fitted, or computed from a machine card and a model (`reduce`).
   For Hugging Face's `generate()`, they are fitted, or computed from a data sheet (`generate_times`).

@@ -33,13 +33,15 @@ class Products:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Measured seconds of an attention launch in one layer: of decodes with equal contexts, a prompt, or both."""
+    """Measured seconds of one attention launch in one layer: of decodes with equal contexts, of a prompt, or of
+    both.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     num_decodes: int
-    """Number of decoding sequences. Each has one query."""
+    """Number of decoding sequences, with one query each."""
     decode_context: int
     """Number of keys that each decoding sequence reads."""
     prompt_tokens: int
@@ -51,25 +53,24 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Seconds of the experts in one layer of one model. All experts get equally many tokens."""
+    """Seconds of the experts in one layer of one model, with tokens spread evenly over the experts."""
 
     sizes: tuple[int, ...]
     """Numbers of tokens in the step, in ascending order."""
     seconds: tuple[float, ...]
-    """Seconds for each number of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseAttention:
     """Seconds of the sparse attention in one layer of one model on each GPU, without its four large matrix products.
 
-    An indexer scores all tokens, and each query reads only the tokens with the highest scores.
+    An indexer scores all tokens. Each query reads only the tokens with the highest scores.
     """
 
     selected_tokens: int
     """Largest number of tokens that a query reads."""
     step_s: float
-    """Seconds per step with this attention, whatever its size."""
+    """Seconds per step with this attention, independent of the step's size."""
     sequence_s: float
     """Seconds per decoding sequence."""
     token_s: float
@@ -84,10 +85,7 @@ class SparseAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Seconds of the MLA in one layer of one model on each GPU.
-
-    The matrix products and the starts of kernels are not included.
-    """
+    """Seconds of MLA in one layer of one model on each GPU, without matrix products and starts of kernels."""
 
     sequence_s: float
     """Seconds per decoding sequence."""
@@ -99,9 +97,8 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet:
-    """Seconds of the gated delta net in one layer of one model on each GPU.
-
-    The matrix products and the starts of kernels are not included.
+    """Seconds of a gated delta net in one layer of one model on each GPU, without matrix products and starts of
+    kernels.
     """
 
     sequence_s: float
@@ -115,7 +112,7 @@ class Card:
     """Machine card: speeds of a machine, in seconds and in bytes per second."""
 
     gpu: str
-    """Name of the GPU, as its driver or `kvsim size --list` spells it."""
+    """Name of the GPU, as the driver or `kvsim size --list` spells it."""
     num_gpus: int = 1
     """Number of GPUs between which `all_reduce` was measured."""
     source: str
@@ -125,11 +122,11 @@ class Card:
     read_bytes_per_s: float
     """Bytes per second at which the GPU reads its memory."""
     copy_bytes_per_s: float
-    """Bytes per second at which the GPU copies within its memory: bytes read plus bytes written."""
+    """Bytes per second at which the GPU copies within its memory, counted as bytes read plus bytes written."""
     kernel_s: float
     """Seconds from the start of a small kernel to the start of the next, in a captured graph."""
     launch_s: float
-    """Seconds in which the host launches one small kernel from Python. All other host times are multiples of it."""
+    """Seconds in which the host launches one small kernel from Python. Other host times are multiples of this."""
     to_gpu_bytes_per_s: float
     """Bytes per second of copies from host memory to GPU memory."""
     to_host_bytes_per_s: float
@@ -143,36 +140,36 @@ class Card:
     exchange: tuple[tuple[int, float], ...] = ()
     """Bytes and seconds of exchanges between all GPUs that share experts, ascending; empty if unknown.
 
-    An exchange is an all-gather with this number of bytes in total, and a reduce-scatter. Files of cards contain
-    neither this field nor the other fields of kernel tables, which follow up to `is_of_tables`.
+    An exchange is an all-gather with this number of bytes in total, and a reduce-scatter. This field and the following
+    ones, up to `is_of_tables`, come from kernel tables and are not in files of cards.
     """
     has_fp8_attention: bool = False
-    """True if `attention` was measured with an fp8 cache. Only kernel tables have such times."""
+    """True if `attention` was measured with an fp8 cache."""
     experts: Experts | None = None
-    """Times of experts from kernel tables, for the model that the card was made for."""
+    """Times of experts, for the model that the card was made for; None if unknown."""
     sparse: SparseAttention | None = None
-    """Times of sparse attention from kernel tables, for the model that the card was made for."""
+    """Times of sparse attention, for the model that the card was made for; None if unknown."""
     latent: LatentAttention | None = None
-    """Times of MLA without an indexer from kernel tables, for the model that the card was made for."""
+    """Times of MLA without an indexer, for the model that the card was made for; None if unknown."""
     delta_net: DeltaNet | None = None
-    """Times of gated delta nets from kernel tables, for the model that the card was made for."""
+    """Times of gated delta nets, for the model that the card was made for; None if unknown."""
     is_of_tables: bool = False
     """True if the times come from kernel tables."""
     factors: Mapping[str, float] = field(default_factory=dict)
-    """Factors by which times predicted from the card are multiplied, so that they match an engine on this machine.
+    """Factors by which times predicted from the card are multiplied, to match an engine on this machine.
 
     They are fitted to recordings. The keys are `gpu`, `host`, `woken` (a host that has slept) and `front_end`. A
     missing factor is 1.
     """
     fitted_to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names of the recordings to which the factors were fitted, by the name of their model."""
+    """Names of the recordings to which the factors were fitted, by the name of the recordings' model."""
 
 
 def load_card(path: str | os.PathLike[str]) -> Card:
     """Read a card from its TOML file.
 
     Raises:
-        UsageError: the file cannot be read, or is no complete and valid card.
+    UsageError: the file cannot be read, or is no complete and valid card.
     """
     file = Path(path)
     document = read_toml(file, "the machine card")
@@ -186,7 +183,6 @@ def load_card(path: str | os.PathLike[str]) -> Card:
 
 
 def _card(document: Mapping[str, Any]) -> Card:
-    """Return the card that a TOML document describes."""
     rates, products = _table(document, "rates"), _table(document, "products")
     filled = {"all_reduce": [], "factors": {}, "fitted_to": {}, **document}
     return Card(
@@ -235,14 +231,12 @@ _ATTENTION = (
 
 
 def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the table called `name` inside `table`."""
     if not isinstance(table[name], dict):
         raise TypeError(f"{name} should be a table, not {shortened(table[name])}")
     return table[name]  # type: ignore[no-any-return]
 
 
 def _rows(table: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the list of tables called `name` inside `table`."""
     rows = table[name]
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise TypeError(f"{name} should be a list of tables, not {shortened(rows)}")
@@ -250,7 +244,6 @@ def _rows(table: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def _names(table: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the list of texts called `name` inside `table`."""
     names = table[name]
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         raise TypeError(f"fitted_to.{name} should be a list of recordings' names, not {shortened(names)}")
@@ -258,28 +251,24 @@ def _names(table: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _factor(name: str) -> str:
-    """Return `name`, checked to be the name of a factor."""
     if name not in _FACTORS:
         raise ValueError(f"factors has {shortened(name)}, which is none of {', '.join(_FACTORS)}")
     return name
 
 
 def _yes_or_no(table: Mapping[str, Any], name: str) -> bool:
-    """Return the truth value called `name` in `table`."""
     if not isinstance(table[name], bool):
         raise TypeError(f"{name} should be true or false, not {shortened(table[name])}")
     return bool(table[name])
 
 
 def _text(table: Mapping[str, Any], name: str) -> str:
-    """Return the text called `name` in `table`."""
     if not isinstance(table[name], str):
         raise TypeError(f"{name} should be text, not {table[name]!r}")
     return str(table[name])
 
 
 def _whole(table: Mapping[str, Any], name: str) -> int:
-    """Return the whole number called `name` in `table`, checked to be at least 1."""
     value = table[name]
     if not is_integer(value, 1, (1 << 40) - 1):
         raise ValueError(f"{name} should be a whole number from 1 on, not {value!r}")
@@ -287,7 +276,6 @@ def _whole(table: Mapping[str, Any], name: str) -> int:
 
 
 def _positive(table: Mapping[str, Any], name: str) -> float:
-    """Return the number called `name` in `table`, checked to be within its `_BOUNDS`."""
     value = table[name]
     least, most = _BOUNDS.get(name, _FACTOR)
     if not is_number(value, least, most):
@@ -296,7 +284,7 @@ def _positive(table: Mapping[str, Any], name: str) -> float:
 
 
 def _microseconds(row: Mapping[str, Any], number: int) -> tuple[float, ...]:
-    """Return the times in the list `us` of a row, in seconds. There must be `number` times."""
+    """Return the list `us` of a row in seconds. It must have `number` times."""
     if len(row["us"]) != number:
         raise ValueError(f"the product of n = {row['n']} and k = {row['k']} should have {number} times")
     return tuple(_positive({"us": value}, "us") / 1e6 for value in row["us"])
@@ -305,7 +293,8 @@ def _microseconds(row: Mapping[str, Any], number: int) -> tuple[float, ...]:
 def save_card(card: Card, path: str | os.PathLike[str], header: str = "", *, made_by: str = "") -> Path:
     """Write a card as a TOML file, and return its path. An interrupted call leaves no incomplete file.
 
-    `header` becomes comment lines. `made_by` is a command, which another comment names; empty: no comment.
+    `header` becomes comment lines. `made_by` is the command that a further comment names; without it, there is no such
+    comment.
     """
     with whole_file(path, made_by=made_by, comment=HASH_COMMENT) as scratch:
         scratch.write_text("\n".join(_lines(card, header)) + "\n", encoding="utf-8")
@@ -313,7 +302,6 @@ def save_card(card: Card, path: str | os.PathLike[str], header: str = "", *, mad
 
 
 def _lines(card: Card, header: str) -> Iterator[str]:
-    """Yield the lines of a card's TOML file, after comment lines with `header`."""
     yield from (f"# {line}".rstrip() for line in header.splitlines())
     yield f"gpu = {_quoted(card.gpu)}"
     yield f"num_gpus = {card.num_gpus}"
@@ -347,10 +335,9 @@ def _lines(card: Card, header: str) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """Return `text` as a TOML string, which has the escapes of JSON."""
+    """Return `text` as a TOML string. It has the escapes of JSON."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _us(seconds: float) -> str:
-    """Return a time in microseconds as text, with four significant digits."""
     return f"{seconds * 1e6:.4g}"

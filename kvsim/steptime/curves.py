@@ -1,4 +1,4 @@
-"""Estimate kernel times for sizes that were not measured, from the times on a machine card.
+"""Kernel times for sizes that were not measured, estimated from the times on a machine card.
 
 The kernels are matrix products, attention, all-reduces and experts.
 """
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from kvsim.steptime.work import AttentionKind
 
 _NEAREST = 4
-"""Number of measured shapes over which the time of another shape is averaged."""
+"""Number of measured shapes from which the time of another shape is averaged."""
 _CAPTURED = 512
-"""Largest captured size in tokens. Up to it, nothing is interpolated: steps are padded to a measured size."""
+"""Largest captured size in tokens. Up to it, steps are padded to a measured size, and nothing is interpolated."""
 
 
 def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
-    """Return a function that maps the number of rows m to the seconds of the product x[m, k] @ w[n, k].T.
+    """Return a function from the number of rows m to the seconds of the product x[m, k] @ w[n, k].T.
 
     The time per weight is an average over the measured shapes nearest to (n, k). Up to `_CAPTURED`, m takes the time of
-    the next larger measured size. Above, times are interpolated linearly. Beyond the largest measured size, they are
+    the next larger measured size. Above, times are interpolated linearly, and beyond the largest measured size they are
     proportional to m.
     """
     sizes, shapes = np.array(products.sizes), np.array(products.shapes, float)
@@ -46,10 +46,10 @@ def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
 
 
 def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float:
-    """Return the seconds of an all-reduce of `num_bytes` on each GPU, from measured ones.
+    """Return the seconds of an all-reduce of `num_bytes` on each GPU, from the measured ones in `all_reduce`.
 
-    The logarithms of sizes and times are interpolated. Beyond the largest measured size, the time is proportional to
-    the size.
+    Logarithms of sizes and times are interpolated. Beyond the largest measured size, the time is proportional to the
+    size.
     """
     sizes, seconds = np.log(np.array(all_reduce)).T
     if num_bytes > all_reduce[-1][0]:
@@ -58,11 +58,11 @@ def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float
 
 
 def experts_s(experts: Experts, m: int, num_experts: int, per_token: int) -> float:
-    """Return the seconds of the experts in one layer for `m` tokens. Each token goes to `per_token` random experts.
+    """Return the seconds of the experts in one layer for `m` tokens, each of which goes to `per_token` random experts.
 
-    The times were measured with tokens spread evenly over the experts. A few random tokens reach fewer experts than
-    evenly spread ones, so fewer weights are read. So the time is that of as many evenly spread tokens as reach the same
-    number of experts. Once all experts are reached, further tokens only add arithmetic.
+    The times were measured with tokens spread evenly over the experts. A few random tokens reach fewer experts than a
+    few evenly spread ones, so fewer weights are read. So the result is the time of as many evenly spread tokens as
+    reach the same number of experts. Once all experts are reached, further tokens only add arithmetic.
     """
     sizes = np.array(experts.sizes, float)
     seconds = np.minimum.accumulate(np.array(experts.seconds)[::-1])[::-1]  # more tokens never take less time
@@ -79,7 +79,7 @@ class AttentionCost(NamedTuple):
     """Coefficients for the time of the attention in one layer."""
 
     step_s: float
-    """Seconds per step, whatever its size."""
+    """Seconds per step, independent of its size."""
     sequence_s: float
     """Seconds per sequence, in addition to reading its keys and values."""
     byte_s: float
@@ -89,15 +89,18 @@ class AttentionCost(NamedTuple):
     flop_s: float
     """Seconds per floating-point operation of the attention in prompts."""
     mixed_share: float
-    """Additional reading time if the launch also has a prompt, relative to one without: 0.5 is 1.5 times as long."""
+    """Additional reading time if the launch has a prompt, too, relative to one without: 0.5 means 1.5 times as long."""
 
 
 _LONE_SHARES = np.linspace(0.0, 0.5, 11)
-"""Values of `AttentionCost.lone_share` that are tried. The value with the smallest error of the fit is used."""
+"""Values of `AttentionCost.lone_share` that are tried. The one with the smallest error of the fit is used."""
 
 
 def attention_cost(card: Card, reading: AttentionKind, num_processors: int) -> AttentionCost:
-    """Return the coefficients of attention with the heads of `reading`, from the most similar measured heads."""
+    """Return the coefficients of attention with the heads of `reading`, from the most similar measured heads.
+
+    `num_processors` is the number of processors of the GPU.
+    """
     rows = _nearest(card.attention, reading)
     # A key and a value have one byte per element in fp8, two in bfloat16.
     kv_bytes = (2 if card.has_fp8_attention else 4) * rows[0].num_kv_heads * rows[0].head_dim
@@ -119,7 +122,7 @@ def attention_cost(card: Card, reading: AttentionKind, num_processors: int) -> A
 
 
 def _nearest(rows: Sequence[Attention], reading: AttentionKind) -> list[Attention]:
-    """Return the measured launches with the heads that are most similar to those of `reading`."""
+    """Return the measured launches whose heads are most similar to those of `reading`."""
 
     def distance(row: Attention) -> float:
         heads = abs(np.log2(row.num_kv_heads / reading.num_kv_heads))
@@ -132,8 +135,7 @@ def _nearest(rows: Sequence[Attention], reading: AttentionKind) -> list[Attentio
 
 
 def _fit(seqs: np.ndarray, read: np.ndarray, seconds: np.ndarray) -> tuple[tuple[float, ...], float]:
-    """Fit the seconds per step, per sequence and per byte read. Return these three, and the sum of squared relative
-    errors.
+    """Fit the seconds per step, per sequence and per byte read; return them, and the sum of squared relative errors.
 
     No coefficient is negative: one that would be is set to 0, and the others are fitted again. `seqs`, `read` and
     `seconds` have one value per launch.
@@ -151,13 +153,13 @@ def _fit(seqs: np.ndarray, read: np.ndarray, seconds: np.ndarray) -> tuple[tuple
 
 
 def _pairs(row: Attention) -> float:
-    """Return the number of pairs of a query in the prompt and a key that this query reads."""
+    """Return the number of pairs of a query of the prompt and a key that it reads."""
     before = row.prompt_context - row.prompt_tokens
     return row.prompt_tokens * before + row.prompt_tokens * (row.prompt_tokens + 1) / 2
 
 
 def _mixed_share(row: Attention, decodes: Sequence[Attention], prompts: Sequence[Attention], step_s: float) -> float:
-    """Return the additional reading time of the decodes in the mixed launch `row`, relative to their time without a
+    """Return the additional reading time of the decodes in the mixed launch `row`, relative to decodes without a
     prompt.
 
     The mixed launch replaces one launch of the decodes and one of the prompt, which saves one `step_s`.

@@ -1,8 +1,8 @@
-"""Compute the times of an image encoder from its shape and a machine card.
+"""Times of an image encoder, computed from its shape and a machine card.
 
 vLLM launches the encoder kernel by kernel, without compiled code or graphs, so that launching usually takes longer than
-the kernels. All constants come from one H100, whose engine (vLLM 0.25.1) served two towers with random weights: those
-of Qwen2.5-VL and Qwen2-VL (`benchmarks/images.py`). No other tower and no other GPU was measured.
+the kernels. All constants come from one H100, whose engine (vLLM 0.25.1) served two encoders with random weights: those
+of Qwen2.5-VL and Qwen2-VL (`benchmarks/images.py`). No other encoder and no other GPU was measured.
 """
 
 from __future__ import annotations
@@ -16,40 +16,36 @@ if TYPE_CHECKING:
     from kvsim.steptime.card import Card
 
 LAYER_LAUNCHES = {"gated": 264, "plain": 144}
-"""Host time to launch one layer, in multiples of the time to launch one kernel.
+"""Host time to launch one layer, in multiples of `Card.launch_s`, with a gate or without.
 
 A layer with a gate has 31 kernels, because its RMS norms are not fused. A layer without one has 15.
 """
 IMAGE_LAUNCHES = 1400
-"""Host time per image to copy its pixels to the GPU, in multiples of the time to launch one kernel.
+"""Host time per image to copy its pixels to the GPU, in multiples of `Card.launch_s`.
 
 It was 10 to 15 ms on two hosts.
 """
 IMAGE_TOKEN_LAUNCHES = 0.5
-"""Host time per token of an image to copy its pixels, in multiples of the time to launch one kernel."""
+"""Host time per token of an image to copy its pixels, in multiples of `Card.launch_s`."""
 _ELEMENTS = {"gated": 98, "plain": 61}
-"""Number of elements that one layer reads and writes for one patch, as a multiple of the hidden size.
-
-Norms, rotations, activations and copies are counted. Matrix products are not.
+"""Number of elements that norms, rotations, activations and copies of one layer read and write per patch, as a multiple
+of the hidden size.
 """
 _UNALIGNED = 2.9
 """Factor on the time of a matrix product whose number of inputs is no multiple of 8, because an older kernel runs it.
 
-The feed-forward network of Qwen2.5-VL is such a case, with a width of 3,420.
+An example is the feed-forward network of Qwen2.5-VL, with a width of 3,420.
 """
 _ATTENTION_SHARE = 0.9
-"""FLOP/s of attention in an encoder, as a share of those in the prompts of a card.
-
-An encoder has heads of 80 elements and no mask.
-"""
+"""FLOP/s of attention in an encoder (heads of 80 elements, no mask), as a share of those in the prompts of a card."""
 _MANY = 16_384
-"""Number of patches above which matrix products take a constant time per patch."""
+"""Number of patches for which matrix products are evaluated. From about here on, the time per patch is constant."""
 _BYTES = 2
-"""Number of bytes of one element of weights and activations."""
+"""Bytes of one element of weights and activations."""
 
 
 def encoder_coefficients(card: Card, tower: VisionTower, tensor_parallel_size: int) -> dict[str, Any]:
-    """Return the coefficients of a `Roofline` for the image encoder.
+    """Return the coefficients of a `Roofline` for the image encoder, by field.
 
     With several GPUs, all GPUs share every layer of the encoder, as is vLLM's default.
     """

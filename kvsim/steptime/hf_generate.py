@@ -1,4 +1,4 @@
-"""Estimate the step times of Hugging Face's `generate()` on a padded batch, from the data sheet of a GPU.
+"""Step times of Hugging Face's `generate()` on a padded batch, estimated from the data sheet of a GPU.
 
 With a dynamic cache, the host launches every kernel. Each step copies all keys and values to append one token: it reads
 and writes them, and attention reads them again. With grouped-query attention, a further copy is made for each query
@@ -70,7 +70,7 @@ def generate_times(gpu: Gpu, model: Model, cache: Literal["dynamic", "static"] =
 
 
 def copy_bytes_per_s(gpu: Gpu) -> float:
-    """Return the bytes per second at which a dynamic cache is copied, limited by the GPU's processors or memory."""
+    """Return the bytes per second at which a dynamic cache is copied, limited by the GPU's processors or its memory."""
     by_processors = overheads.HF_COPY_BYTES_PER_CYCLE * gpu.num_processors * gpu.boost_hz
     return min(by_processors, streamed_bytes_per_s(gpu))
 
@@ -78,6 +78,6 @@ def copy_bytes_per_s(gpu: Gpu) -> float:
 def streamed_bytes_per_s(gpu: Gpu) -> float:
     """Return the bytes per second at which weights, keys and values are read.
 
-    This is the peak bandwidth times a measured share; a GPU without a measurement takes the share of an H200.
+    This is the peak bandwidth times a measured share. A GPU without a measurement takes the share of an H200.
     """
     return gpu.bandwidth_bytes_per_s * (gpu.streamed_share or overheads.MEMORY_EFFICIENCY)

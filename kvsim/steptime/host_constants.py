@@ -1,18 +1,18 @@
 """Constants of the host's part of vLLM's steps, for step times from a machine card.
 
-"Launches" are multiples of the time in which the host launches one kernel (`Card.launch_s`). Sources are as in
+Most are multiples of `Card.launch_s`, the time in which the host launches one kernel. Sources are those of
 `kvsim.steptime.kernel_constants`.
 """
 
 PREPARE_LAUNCHES = 265
-"""Host time of a step before its first kernel (scheduling, inputs), in multiples of the time to launch one kernel."""
+"""Host time of a step before its first kernel (scheduling, inputs), in multiples of `Card.launch_s`."""
 PIECEWISE_LAUNCHES = {"attention": 24, "latent": 39, "recurrent": 168, "delta net": 345}
-"""Host time to launch one layer of a captured step with prompt tokens, in multiples of the time to launch one kernel.
+"""Host time to launch one layer of a captured step with prompt tokens, in multiples of `Card.launch_s`.
 
 In a step with prompt tokens, attention runs between captured pieces.
 """
 EAGER_LAUNCHES = {"attention": 78, "latent": 132, "recurrent": 252, "delta net": 790, "experts": 33}
-"""Host time to launch one compiled layer kernel by kernel, in multiples of the time to launch one kernel.
+"""Host time to launch one compiled layer kernel by kernel, in multiples of `Card.launch_s`.
 
 "experts" is added for a layer with experts: relative to Llama-3-8B on the same H200, Qwen3-30B-A3B took 48 more, and
 Mixtral-8x7B 17 more. "delta net" includes all host time of Qwen3-Next that nothing else explains. It comes from two
@@ -29,35 +29,35 @@ time. What the additional host time consists of was not profiled.
 UNCOMPILED_SHARE = 0.8
 """Host time to launch a layer that is not compiled, relative to its `EAGER_LAUNCHES`."""
 SEQUENCE_LAUNCHES = 2.4
-"""Host time of a step per sequence, in multiples of the time to launch one kernel."""
+"""Host time of a step per sequence, in multiples of `Card.launch_s`."""
 TOKEN_LAUNCHES = 0.05
-"""Host time of a step per prompt token, in multiples of the time to launch one kernel."""
+"""Host time of a step per prompt token, in multiples of `Card.launch_s`."""
 NEW_SEQUENCE_LAUNCHES = 8
-"""Host time of a step per sequence that joins the batch, in multiples of the time to launch one kernel."""
+"""Host time of a step per sequence that joins the batch, in multiples of `Card.launch_s`."""
 STATE_TABLE_LAUNCHES = 10
-"""Host time of a step per block table of recurrent states, in multiples of the time to launch one kernel."""
+"""Host time of a step per block table of recurrent states, in multiples of `Card.launch_s`."""
 STATE_TABLE_SEQUENCE_LAUNCHES = 0.3
-"""Host time per step, sequence and block table of recurrent states, in multiples of the time to launch one kernel.
+"""Host time of a step per sequence and block table of recurrent states, in multiples of `Card.launch_s`.
 
 The states of each sequence are looked up in every table. Measured in decodes of Granite 4.0 H Micro, which has nine
 tables. Tables of windows cost almost nothing.
 """
 TURNAROUND_LAUNCHES = 13
-"""Host time per step from an output to the next decision, in multiples of the time to launch one kernel."""
+"""Host time per step from an output to the next scheduling decision, in multiples of `Card.launch_s`."""
 TURNAROUND_SEQUENCE_LAUNCHES = 0.5
-"""Host time per sequence from an output to the next decision, in multiples of the time to launch one kernel."""
+"""Host time per sequence from an output to the next scheduling decision, in multiples of `Card.launch_s`."""
 REQUEST_LAUNCHES = 20
-"""Host time to receive one request, in multiples of the time to launch one kernel."""
+"""Host time to receive one request, in multiples of `Card.launch_s`."""
 REQUEST_TOKEN_LAUNCHES = 0.025
-"""Host time to receive one prompt token of a request, in multiples of the time to launch one kernel."""
+"""Host time to receive a request, per prompt token, in multiples of `Card.launch_s`."""
 WOKEN = 1.2
 """Host time of a host that sleeps in every step until its GPU is done, relative to a host that never sleeps.
 
-It holds for plain Python and for launches: the host wakes with cold caches and shares its core. The ratio was 1.17, 1.2
-and 1.26 on three machines whose engines had a process of their own.
+It holds for plain Python and for launches: the host wakes with cold caches and shares its core. It was 1.17, 1.2 and
+1.26 on three machines whose engines had a process of their own.
 """
 WOKEN_IN_PROCESS = 1.45
-"""Value of `WOKEN` for an engine in the same process as its client, which sends requests and receives outputs.
+"""Value of `WOKEN` for an engine in the same process as its client.
 
 The value comes from launch times of models of 3B to 14B, divided by those of a 350M model, whose host never sleeps.
 This ratio was 1.3 to 1.6 in runs of six machines, and 1.1 on two earlier ones. A loop of plain Python in such a process
@@ -71,11 +71,11 @@ Steps of 1,025 to 1,536 tokens of gpt-oss-20b took the host 48 ms, on an H200 in
 EXCHANGED_TENSORS = 4
 """Number of tensors that ranks exchange for one layer of experts.
 
-Three are exchanged before the experts (activations, chosen experts and their weights), and one after them (the sum).
+Three are exchanged before the experts (activations, chosen experts and their weights), and one after the experts (the
+sum).
 """
 EXCHANGE_LAUNCHES = 6
-"""Host time to exchange one tensor of one rank, in multiples of the time to launch one kernel, if ranks have different
-numbers of tokens.
+"""Host time to exchange one tensor of one rank, in multiples of `Card.launch_s`, if ranks have different numbers of tokens.
 
 vLLM then calls NCCL once for each rank and tensor. With this value, a step of 257 to 2,048 tokens of Qwen3-30B-A3B on
 two H100s takes 119 ms on the host of the H100's card. The host of the only measured run is not known: such steps took
@@ -86,8 +86,8 @@ loop without an engine, the calls take two to three launches (`benchmarks/exchan
 WORKER_STEP_S = 0.28e-3
 """Seconds in which a step is sent to the worker processes of several GPUs, and its output is sent back."""
 WORKER_SEQUENCE_LAUNCHES = 0.75
-"""Time per sequence in which a worker process prepares a step, in multiples of the time to launch one kernel.
+"""Time per sequence in which a worker process prepares a step, in multiples of `Card.launch_s`.
 
 It took 3 to 8 us in two engines. The GPU waits for this unless it has a step to compute: prefills of 2,500 to 6,600
-tokens on two H200 took 4 to 6 ms longer than their kernels.
+tokens on two H200s took 4 to 6 ms longer than their kernels.
 """

@@ -1,7 +1,7 @@
 """Constants of the kernels of vLLM's steps, for step times from a machine card.
 
-The text of each constant states its source: a profiler, or the steps of vLLM 0.25.1 with seven shapes of models on an
-H100 and on H200s.
+Unless a text names another source, they come from a profiler, or from the steps of vLLM 0.25.1 with seven shapes of
+models on an H100 and on H200s.
 """
 
 SMALL_KERNEL = 1.75
@@ -11,11 +11,11 @@ ELEMENT_SHARE = 0.93
 SPLIT_S = 3e-6
 """Additional seconds of the attention in one layer in an engine's captured graph.
 
-Flash decoding divides the keys among processors, and a second kernel adds up the parts.
-That kernel takes 2.6 us for 32 sequences with 32 heads of 128 elements.
+Flash decoding divides the keys among processors, and a second kernel adds up the partial results. This takes 2.6 us for
+32 sequences with 32 heads of 128 elements.
 """
 SPLIT_ELEMENT_S = 6e-12
-"""Additional seconds per element of the queries, for the kernel that adds up parts of the attention (see `SPLIT_S`).
+"""Additional seconds per element of the queries, for the second kernel of flash decoding (see `SPLIT_S`).
 
 The kernel takes 14.5 us for 480 sequences with 32 heads of 128 elements.
 """
@@ -26,20 +26,26 @@ All constants for fp8 caches were measured with FlashAttention 3, called as in v
 of 128 elements on an H200.
 """
 FP8_SEQUENCE_SHARE = 1.7
-"""Time per sequence in addition to reading its cache, with an fp8 cache relative to a bf16 cache: 1.7 to 2.0."""
+"""Time per sequence in addition to reading its cache, with an fp8 cache relative to a bf16 cache.
+
+Measured: 1.7 to 2.0.
+"""
 FP8_PAIR_SHARE = 1.07
-"""Time per pair of a query in a prompt and a key, with an fp8 cache relative to a bf16 cache: 1.04 to 1.10."""
+"""Time per pair of a query in a prompt and a key, with an fp8 cache relative to a bf16 cache.
+
+Measured: 1.04 to 1.10.
+"""
 FP8_MIXED_SHARE = 0.28
-"""Increase of `AttentionCost.mixed_share` with an fp8 cache: 0.22 to 0.33."""
+"""Increase of `AttentionCost.mixed_share` with an fp8 cache. Measured: 0.22 to 0.33."""
 FP8_QUERY_S = 3e-6
-"""Additional seconds in which one layer converts its queries to fp8."""
+"""Seconds in which one layer converts its queries to fp8."""
 PIECE_S = 10e-6
-"""Seconds that a GPU idles around the attention of one layer, which runs between the captured pieces of a step.
+"""Seconds for which a GPU idles around the attention of one layer, if it runs between captured pieces of a step.
 
 It is 5 to 15 us in the profiles of three models on an H200, which were fitted without a card.
 """
 REDUCE_WAIT_S = 2e-6
-"""Seconds that GPUs wait for each other in an all-reduce."""
+"""Seconds for which GPUs wait for each other in an all-reduce."""
 STEP_KERNELS = 100
 """Time of a step outside its layers (inputs, sampling, copies, gaps), in multiples of a small kernel."""
 SAMPLED_BYTES = 20
@@ -55,11 +61,14 @@ and an H200. Another 4 us were added, because layers took 4 us longer in decodes
 equally many tokens per expert, the times are 8 % off (median) in all launches, and 6 % in those of at most 128 tokens.
 """
 EXPERT_READ_SHARE = 0.95
-"""Share that experts reach of the rate at which other weights are read; see `EXPERT_S`."""
+"""Rate at which the weights of experts are read, relative to other weights; see `EXPERT_S` for the source."""
 EXPERT_ARITHMETIC_SHARE = 0.7
-"""Share that experts reach of the FLOP/s of other matrix products; see `EXPERT_S`."""
+"""FLOP/s of experts, relative to other matrix products; see `EXPERT_S` for the source."""
 FOUR_BIT_SHARE = 0.75
-"""Rate at which 4-bit weights are read, relative to the rate for weights that are not quantized. Not measured."""
+"""Rate in bytes per second at which 4-bit weights are read, relative to weights that are not quantized.
+
+Not measured.
+"""
 
 PLAIN_KERNELS = 11
-"""Number of kernels in a plain attention layer: four products, attention, the sum of its parts, and five small."""
+"""Number of kernels in a plain attention layer: four products, attention, its second kernel, and five small ones."""

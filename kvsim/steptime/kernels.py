@@ -1,17 +1,17 @@
-"""Track the kernels that a process of `generate()` has used, because the first batch of each shape is slow.
+"""Kernels that a process of `generate()` has used, because the first batch of each shape is slow.
 
 On chips for which PyTorch prefers cuDNN's attention, a dynamic cache needs a cuDNN plan for every new pair of batch
 size and length. Some plans need a kernel that has not been built, which takes ten times as long. The kernel depends on
-whether the length fills its tiles, on the alignment of the length if there is a mask, and on how the heads share the
-GPU's processors. With a static cache the decode step is compiled twice: for the first cache length as a constant, and
-for the second with a variable length.
+whether the length fills the kernel's tiles, on the alignment of the length if there is a mask, and on how the heads
+share the GPU's processors. With a static cache, the decode step is compiled twice: for the first cache length as a
+constant, and for the second with a variable length.
 
 Observed with transformers 5.17 and PyTorch 2.11 on H200s. The recordings have no stall that this does not explain.
 Lengths beyond the recordings (up to 32 keys with a mask, over 256 without one, over 512 in few rows) were tried in
 sixteen processes of a single layer with up to 560 lengths each. These processes ran five at a time and shared kernels.
 So they show where a kernel was new, but not where none was. `docs/accuracy.md` has the errors.
 
-Not modelled: CUDA keeps built kernels on disk, and a later process on the same machine finds them. A batch of 64 on a
+Not modelled: CUDA keeps built kernels on disk, where a later process on the same machine finds them. A batch of 64 on a
 new machine waited five times in its first process, as predicted here, and never in the second.
 """
 
@@ -32,9 +32,9 @@ FloatArray: TypeAlias = "npt.NDArray[np.float64]"
 IntArray: TypeAlias = "npt.NDArray[np.int64]"
 
 _COMPILATIONS = (1.0, 1.5)
-"""Times of the first compilation (constant length) and of the second (variable length), relative to the first.
+"""Time of the first compilation (constant length) and of the second (variable length), relative to the first.
 
-They were 16.8 and 25.4 s in one process, and 21.5 and 31.8 s in another.
+They took 16.8 and 25.4 s in one process, and 21.5 and 31.8 s in another.
 """
 _TINY_KEYS, _SHORT_KEYS, _LONG_KEYS = 32, 128, 512
 """Largest number of keys with which a decode step uses the tiny, the short and the long kernel.
@@ -45,10 +45,10 @@ uses a kernel that does.
 """
 _TINY, _SHORT, _LONG, _SHARED, _PREFILL = range(5)
 _TILE_KEYS = np.array([32, 64, 128, 128, 128])
-"""Number of keys in a tile of attention, by the number of the kernel."""
+"""Number of keys in a tile of attention, by kernel (`_TINY` to `_PREFILL`)."""
 _NO_LENGTHS = np.zeros(0, np.int64)
 _LARGEST_ALIGNMENT = 8
-"""Largest alignment of a length, in tokens, for which there is a separate kernel."""
+"""Largest power of two that divides a length for which there is a separate kernel."""
 _NUM_ALIGNMENTS = _LARGEST_ALIGNMENT + 1
 """Number of different alignments. Alignment 0 means that there is no mask."""
 _PLANNED = ("Hopper GH100", "Blackwell GB100")
@@ -57,13 +57,12 @@ _PLANNED = ("Hopper GH100", "Blackwell GB100")
 Other chips use PyTorch's own kernels (`check_prefer_cudnn_attention` in ATen's `sdp_utils.cpp`).
 """
 _PLAN = {"prefill": 1.4, "decode": 1.0}
-"""Time to choose kernels for a step, relative to that for a decode step.
+"""Time to choose kernels for a step, relative to a decode step.
 
-A prefill has matrix products of a new size, too. It took 1.3 to 1.5 in recordings on the host of the fitted profiles.
+A prefill also has matrix products of a new size. It took 1.3 to 1.5 in recordings on the host of the fitted profiles.
 """
 _KERNEL = {("prefill", "even"): 1.4, ("prefill", "odd"): 2.1, ("decode", "even"): 1.0, ("decode", "odd"): 1.3}
-"""Time to build an attention kernel, relative to that for a decode step of even length, by kind of step and parity of
-length.
+"""Time to build an attention kernel, by kind of step and parity of length, relative to a decode step of even length.
 
 The values are means of 61 stalls in seven processes. Five of six stalls differ from the mean by at most a tenth.
 """
@@ -73,7 +72,11 @@ _MASKLESS_PLAN, _MASKLESS_KERNEL = 0.86, 0.67
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Batch of one call of `generate()`."""
+    """Batch of one call of `generate()`.
+
+    Raises:
+    UsageError: it has no row, no prompt token or no new token.
+    """
 
     rows: int
     prompt_width: int
@@ -91,37 +94,37 @@ class Batch:
 
 
 class FirstUses(NamedTuple):
-    """Additional times in the steps of a batch, because kernels are used for the first time; one entry per step."""
+    """Additional time in each step of a batch in which kernels are used for the first time."""
 
     shapes: FloatArray
-    """Time to choose or compile kernels, relative to a decode step of even length; 0 in a step without new kernels."""
+    """Time to choose or compile kernels, relative to a decode step of even length. 0 in a step without new kernels."""
     kernels: FloatArray
-    """Time to build or load kernels, relative to a decode step of even length; 0 in a step without new kernels."""
+    """Time to build or load kernels, relative to a decode step of even length. 0 in a step without new kernels."""
 
 
 class KernelsSeen:
     """Kernels that one process has built, and plans that it has made."""
 
     def __init__(self, gpu: Gpu, model: Model, earlier: Sequence[Batch] = ()) -> None:
-        """Begin with the kernels that `earlier` batches of `model` needed on `gpu`."""
+        """Begin with the kernels that the batches `earlier` of `model` needed on `gpu`."""
         self._lone_rows = gpu.num_processors // model.num_attention_heads
-        """Largest number of rows with which every head of a decode has its own processor."""
+        """Largest number of rows for which every head of a decode has a processor of its own."""
         self._plans = gpu.architecture in _PLANNED
         self._seen: set[tuple[object, ...]] = set()
         self._built = np.zeros(len(_TILE_KEYS) * _NUM_ALIGNMENTS * 2, bool)
-        """True for each attention kernel that has been built, by the kernel's number."""
+        """True for each attention kernel that has been built, by the number that `_kernels` returns."""
         self._planned: dict[tuple[int, bool], bytearray] = {}
-        """Lengths at which a batch has decoded: one byte per length, 1 if it has. The key is the number of rows, and
-        whether the batch was padded.
+        """Lengths at which a batch has decoded, by (number of rows, whether padded): one byte per length, 1 if it
+        has.
         """
         self._num_compilations = 0
         for batch in earlier:
             self.run(batch)
 
     def run(self, batch: Batch, *, stride: int | None = None) -> FirstUses:
-        """Return the additional times of first uses in each step of `batch`, and remember its kernels as used.
+        """Return the additional times of first uses in each step of `batch`, and store its kernels as used.
 
-        `stride` is the number of slots per row of a static cache; None: as many as the batch needs.
+        `stride` is the number of slots per row of a static cache; None for as many as the batch needs.
         """
         uses = FirstUses(np.zeros(batch.new_tokens), np.zeros(batch.new_tokens))
         width, end = batch.prompt_width, batch.prompt_width + batch.new_tokens
@@ -144,8 +147,7 @@ class KernelsSeen:
     def _static_prefill(self, batch: Batch, length: int) -> float:
         """Return the time that a prefill with a static cache needs to load the compiler; 0 if it is loaded.
 
-        The prefill itself is not compiled. Its attention kernel is remembered, because later dynamic batches can use
-        it.
+        The prefill is not compiled, so that later dynamic batches can use its attention kernel.
         """
         self._built[self._kernels(batch, np.array([length]), prefill=True)] = True
         return float(self._is_first("compiler"))
@@ -158,7 +160,9 @@ class KernelsSeen:
         return _COMPILATIONS[self._num_compilations - 1]
 
     def _not_planned(self, batch: Batch, begin: int, end: int) -> IntArray:
-        """Return the lengths in `begin:end` without a plan for these rows and this padding; note them as planned."""
+        """Return the lengths in `begin:end` without a plan for these rows and this padding, and mark them as
+        planned.
+        """
         planned = self._planned.setdefault((batch.rows, batch.padded), bytearray())
         planned.extend(bytes(max(end - len(planned), 0)))
         if planned.find(0, begin, end) < 0:  # all are planned, as usual in a long run
@@ -197,7 +201,7 @@ class KernelsSeen:
         return kernels[np.searchsorted([_TINY_KEYS, short, _LONG_KEYS], lengths)]
 
     def _is_first(self, *key: object) -> bool:
-        """Tell whether `key` is used for the first time in the process, and remember it as used."""
+        """Tell whether `key` is used for the first time in the process, and mark it as used."""
         first = key not in self._seen
         self._seen.add(key)
         return first

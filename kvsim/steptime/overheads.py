@@ -1,7 +1,7 @@
 """Constants for step times without a fit: shares of peak rates, and times measured on one H200 and its host.
 
 A fit begins with these constants. Without a fit, they are the coefficients of `generate()`. On other machines, they
-only give the order of magnitude.
+give only the order of magnitude.
 """
 
 MEMORY_EFFICIENCY = 0.9
@@ -18,41 +18,47 @@ sum of its parts.
 KERNEL_S = 4e-6
 """Seconds to start and end one kernel, in which the memory idles, even inside a captured graph."""
 SEQUENCE_LAYER_S = 0.3e-6
-"""Seconds per sequence of the decode attention in one layer, in addition to reading keys and values."""
+"""Seconds per sequence of decode attention in one layer, in addition to reading keys and values."""
 
 MAX_CAPTURED_TOKENS = 512
 """Number of tokens in the largest step that vLLM captures as a graph by default."""
 GPT_OSS_CAPTURED_TOKENS = 1024
-"""Number of tokens in the largest captured step of gpt-oss. vLLM raises it for this model, whatever max_num_seqs is."""
+"""Number of tokens in the largest captured step of gpt-oss. vLLM raises the default for this model, whatever
+max_num_seqs is.
+"""
 REQUEST_S = 0.1e-3
 """Seconds in which the host receives one request: it checks the request, hashes its blocks and queues it."""
 REQUEST_TOKEN_S = 0.14e-6
-"""Additional seconds per prompt token in which the host receives a request."""
+"""Seconds per prompt token in which the host receives a request."""
 HOST_STEP_S = 0.5e-3
 """Seconds of the host per step: schedule, prepare inputs, sample."""
 HOST_SEQUENCE_S = 10e-6
 """Seconds of the host per sequence of a step."""
 NEW_SEQUENCE_S = 50e-6
-"""Seconds in which the host adds a sequence to the batch: it copies its tokens, blocks and sampling parameters."""
+"""Seconds in which the host adds a sequence to the batch: it copies tokens, blocks and sampling parameters."""
 HOST_TOKEN_S = 1e-6
-"""Seconds of the host per prompt token of a step: it writes and copies its id, position and slot."""
+"""Seconds of the host per prompt token of a step: it writes and copies the token's id, position and slot."""
 TURNAROUND_STEP_S = 80e-6
 """Seconds of the host from an output to the next scheduling decision: it returns the output and receives requests."""
 TURNAROUND_SEQUENCE_S = 2.4e-6
-"""Additional seconds of the host per sequence, from an output to the next scheduling decision."""
+"""Seconds of the host per sequence, from an output to the next scheduling decision."""
 EXPOSED_SHARE = 0.2
 """Part of the shorter of two overlapping times (reading, arithmetic) added to the longer one if both are equal."""
 LONE_SHARE = 0.5
-"""Additional reading time of decode attention with fewer heads than processors, relative to many heads."""
+"""Additional reading time of decode attention with at most one head per processor, relative to many heads."""
 SHARED_SAVING = 0.4
-"""Share of the repeated reads of shared keys and values that the GPU's cache serves."""
+"""Share of the repeated reads of shared keys and values that takes no time, because the GPU's cache serves them."""
 THROTTLE_SHARE = 0.1
-"""Additional time of long dense arithmetic, relative to short: it exceeds the power limit and lowers the clock."""
+"""Additional time of long dense arithmetic, relative to short.
+
+It exceeds the power limit, so the GPU lowers its clock.
+"""
 PIECEWISE_S = 0.3e-3
 """Seconds that the GPU loses between the pieces of a captured step with prompt tokens."""
 PIECEWISE_LAYER_S = 0.12e-3
-"""Seconds in which the host launches one layer of a captured step with prompt tokens. Attention runs between the
-captured pieces.
+"""Seconds in which the host launches one layer of a captured step with prompt tokens.
+
+Attention runs between the captured pieces.
 """
 EAGER_LAYER_S = 0.35e-3
 """Seconds in which the host launches one layer kernel by kernel."""

@@ -1,4 +1,4 @@
-"""Scale step times to another machine, whose host or GPU is slower or faster by a factor."""
+"""Step times for another machine, whose host or GPU is slower or faster by a factor."""
 
 from __future__ import annotations
 

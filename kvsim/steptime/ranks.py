@@ -1,7 +1,7 @@
 """Step times of data-parallel ranks that share experts, so that their steps wait for each other.
 
-All ranks exchange tokens before and after the experts of each layer. So the step of each rank takes as long as the step
-of the slowest rank.
+All ranks exchange tokens before and after the experts of each layer. So each step takes as long as that of the slowest
+rank.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.shapes import UNTHROTTLED, PowerThrottle, StepShape, StepTime, throttled_gpu_s
 
 GROUP_SIZES = tuple(sorted({*range(1, 65), *(2**power for power in range(7, 21)), *(3 * 2**p for p in range(5, 19))}))
-"""Numbers of tokens of all ranks together for which `RankTimes.group_s` has times. Others are interpolated."""
+"""Numbers of tokens of all ranks together for which `RankTimes.group_s` has times.
+
+For others, times are interpolated.
+"""
 IDLE_STEP = StepShape(num_seqs=1, num_tokens=1, num_prefill_tokens=0, context_tokens=0, attention_pairs=0)
 """Step of a rank without work: it computes one token without context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """Step times of data-parallel ranks that share experts: those of the slowest rank, plus those of the experts."""
+    """Step times of data-parallel ranks that share experts."""
 
     label: str
     calibrated: bool = False
     own: Roofline
-    """Times of one rank, without those of the experts."""
+    """Times of one rank without the experts."""
     num_ranks: int
     group_s: tuple[float, ...]
     """Seconds of the experts and exchanges in all layers, for each number of tokens in `GROUP_SIZES`."""
     unequal_s: float = 0.0
-    """Additional seconds in which the host exchanges the tokens of all layers, if the ranks have different numbers of
-    tokens.
+    """Additional host seconds to exchange the tokens of all layers, if the ranks have different numbers of tokens.
 
-    Steps that are captured graphs do not need them, because the steps of all ranks are padded to one number of tokens.
+    Not needed in captured graphs, because the steps of all ranks are then padded to one number of tokens.
     """
 
     def uncaptured(self) -> RankTimes:
@@ -48,20 +50,20 @@ class RankTimes:
         return self.own.entry_s(prompt_tokens)
 
     def experts_s(self, num_tokens: int) -> float:
-        """Return the seconds of experts and exchanges in all layers, for `num_tokens` over all ranks."""
+        """Return the seconds of experts and exchanges in all layers, for `num_tokens` of all ranks together."""
         excess: float = max(num_tokens / GROUP_SIZES[-1], 1.0)  # proportional beyond the largest size
         return excess * float(np.interp(num_tokens, GROUP_SIZES, self.group_s))
 
     def step_time(self, shape: StepShape) -> StepTime:
-        """Return the times of a step of this shape on one rank, if all other ranks have no work."""
+        """Return the times of a step of this shape on one rank, if no other rank has work."""
         own = self.own.step_time(shape)
         return own._replace(gpu_s=own.gpu_s + self.experts_s(int(shape.num_tokens) + self.num_ranks - 1))
 
     def together(self, steps: Sequence[RankStep], free_s: float) -> list[RankStep]:
         """Return `steps`, one per rank, with `launched_s`, `done_s` and `throttle` filled in.
 
-        The kernels of all ranks start when the last rank has prepared its step and the GPUs are free, which is at
-        `free_s`. If all steps are captured graphs, each rank pads its step to the size of the largest step.
+        The kernels of all ranks start when the last rank has prepared its step and the GPUs are free, at `free_s` or
+        later. If all steps are captured graphs, each is padded to the size of the largest.
         """
         most = max(int(step.shape.num_tokens) for step in steps)
         is_captured = most <= self.own.max_captured_tokens
@@ -93,12 +95,12 @@ class RankStep(NamedTuple):
 
     shape: StepShape
     begin_s: float
-    """Time in seconds at which the host of the rank begins to launch the step."""
+    """Time at which the rank's host begins to launch the step."""
     throttle: PowerThrottle = UNTHROTTLED
-    """State of the GPU's throttling before the step; in results of `RankTimes.together`, after the step."""
+    """State of the GPU's throttling before the step. In results of `RankTimes.together`: after the step."""
     has_batch: bool = True
     has_requests: bool = True
     launched_s: float = 0.0
-    """Time in seconds at which the host has launched the step. All ranks have agreed on the padded size before."""
+    """Time at which the host has launched the step."""
     done_s: float = 0.0
-    """Time in seconds at which the kernels of all ranks have ended."""
+    """Time at which the kernels of all ranks have ended."""

@@ -1,4 +1,4 @@
-"""Compute the coefficients of a `Roofline` from a machine card and the shape of a model.
+"""Coefficients of a `Roofline`, computed from a machine card and the shape of a model.
 
 A step consists of matrix products at its size, attention, small kernels that read and write activations, all-reduces
 between GPUs, and the output projection for every sequence. Host times are multiples of the time to launch one kernel.
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
 _ACTIVATION_BYTES = 2
 _LARGE = (1024, 2048, 4096, 8192, 16384)
-"""Sizes of steps, in tokens, from which the time per token in large steps is fitted."""
+"""Sizes of steps in tokens. The time per token in large steps is fitted to the times at these sizes."""
 _TYPICAL_BATCH, _LARGE_BATCH = 16, 256
 """Numbers of sequences of a small and of a large decode step.
 
@@ -85,7 +85,7 @@ The time of the output projection is assumed to grow linearly between the two. T
 sleeps.
 """
 _SMALLEST = 3
-"""Number of tokens in a step that uses the first entry of a table by size. It is padded to the captured size 4."""
+"""Number of tokens in a step that uses the first entry of a table by size. Such a step is padded to 4 tokens."""
 
 
 def reduce(card: Card, model: Model, *, num_processors: int = 132, in_process: bool = False) -> Roofline:
@@ -132,8 +132,8 @@ def reduce_stages(
 ) -> tuple[Roofline, ...]:
     """Return the step times of all stages of a pipeline; see `reduce`.
 
-    `shares` has the share of all layers that each stage has. Each stage but the first receives two activations of every
-    token from the previous stage. This is assumed to take as long as an all-reduce of the same size on the card.
+    `shares` is the share of all layers of each stage. Each stage but the first receives two activations per token from
+    the previous stage, which is assumed to take as long as an all-reduce of the same size on the card.
     """
     work, stages = work_of(model), []
     handed_over_s, handed_over_token_s = _hand_over(card, 2 * _ACTIVATION_BYTES * model.hidden_size)
@@ -148,9 +148,9 @@ def reduce_stages(
 
 
 def _hand_over(card: Card, token_bytes: int) -> tuple[float, float]:
-    """Return the seconds in which activations are sent to the next stage: per step, and per token.
+    """Return the seconds to send activations to the next stage: per step, and per token.
 
-    The seconds per step are those of the smallest all-reduce. The seconds per token come from the rate of the largest
+    The time per step is that of the smallest all-reduce. The time per token comes from the rate of the largest
     all-reduce.
     """
     (_, smallest_s), *_, (largest_bytes, largest_s) = card.all_reduce
@@ -163,7 +163,7 @@ def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roof
 
 
 def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> Roofline:
-    """Return the step times of `never_asleep` for `work`, which may be that of a part of the model."""
+    """Return the step times of `never_asleep` for `work`, which may be a part of the model's work."""
     table, token_s, weights = _by_size(card, work)
     costs = _attention_costs(card, work, num_processors)
     dense = [reading for reading, _ in costs]
@@ -214,12 +214,11 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
 
 
 def _most_captured_tokens(model: Model) -> int:
-    """Return the number of tokens in the largest step that vLLM captures as a graph."""
     return GPT_OSS_CAPTURED_TOKENS if model.architecture == "GptOssForCausalLM" else MAX_CAPTURED_TOKENS
 
 
 def _attention_costs(card: Card, work: Work, num_processors: int) -> list[tuple[AttentionKind, AttentionCost]]:
-    """Return the coefficients of each kind of attention. Sparse attention is left out if the card has times for it.
+    """Return the coefficients of each kind of attention, except for sparse attention if the card has times for it.
 
     If the card was measured with an fp8 cache, `is_fp8` is set to False, so that its times are not scaled again.
     """
@@ -239,7 +238,7 @@ def _attention_costs(card: Card, work: Work, num_processors: int) -> list[tuple[
 
 
 def _with_sparse(times: Roofline, sparse: SparseAttention, num_layers: float) -> Roofline:
-    """Return `times` with the layers of sparse attention added. Selected tokens are read like a window."""
+    """Add layers of sparse attention to `times`. Selected tokens are read like a window."""
     return replace(
         times,
         step_s=times.step_s + num_layers * sparse.step_s,
@@ -261,11 +260,11 @@ def on_machine(
     only a slowed host takes longer than the GPU, host and GPU take equally long.
 
     Args:
-        awake: times without sleep, from a card without factors.
-        launch_s: seconds in which the host launches one kernel.
-        factors: factors of the machine's card.
-        in_process: True for an engine in the same process as its client.
-        is_stage: True if the worker waits for other pipeline stages, so that it sleeps like the scheduler.
+    awake: times without sleep, from a card without factors.
+    launch_s: seconds in which the host launches one kernel.
+    factors: factors of the machine's card.
+    in_process: True for an engine in the same process as its client.
+    is_stage: True if the worker waits for other pipeline stages, so that it sleeps like the scheduler.
     """
     host = factors.get("host", 1.0)
     times = at_pace(Pace(host=host, gpu=factors.get("gpu", 1.0)), awake)
@@ -302,7 +301,7 @@ def _by_size(card: Card, work: Work) -> tuple[list[float], float, dict[str, Any]
 
 
 def _weights(layers_s: Callable[[int], float], *, has_experts: bool) -> dict[str, Any]:
-    """Return the coefficients of a `Roofline` for reading weights. `layers_s(n)` is the seconds of all layers for n
+    """Return the coefficients of a `Roofline` for reading weights. `layers_s(n)` is the time of all layers for n
     tokens.
 
     With experts, `layers_s(2) - layers_s(1)` is the time to read the experts of one more token, because two tokens
@@ -366,7 +365,7 @@ def _experts_s(card: Card, work: Work, m: int) -> float:
 def _flops_per_s(card: Card, dtype: str) -> float:
     """Return the highest FLOP/s that any measured product of the largest size reaches.
 
-    If the card has no products in `dtype`, those in bfloat16 are taken.
+    If the card has no products in `dtype`, those in bfloat16 are used.
     """
     products = card.products.get(dtype, card.products["bfloat16"])
     size = products.sizes[-1]
@@ -391,10 +390,7 @@ def _pair_s(reading: AttentionKind, cost: AttentionCost) -> float:
 
 
 def _expert_launches(work: Work) -> int:
-    """Return the host time to launch the experts of one layer, in multiples of the time to launch one kernel.
-
-    The kernels are launched one by one.
-    """
+    """Return the host time to launch the experts of one layer kernel by kernel, in multiples of `Card.launch_s`."""
     if work.has_mxfp4_experts:
         return MXFP4_EXPERT_LAUNCHES
     return DIVIDED_EXPERT_LAUNCHES if work.divides_experts else EAGER_LAUNCHES["experts"]

@@ -11,9 +11,9 @@ from kvsim.steptime.shapes import StepShape, StepTime, larger, smaller
 from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, size_place
 
 _LEAST_S = 1e-30
-"""Smallest divisor in seconds, which avoids a division by 0."""
+"""Smallest divisor in seconds, to avoid a division by 0."""
 COOL = 1.5
-"""Factor on the time of weight reads. Up to this time, arithmetic and cache reads of a step do not lower the clock."""
+"""Arithmetic and cache reads of a step lower the clock only beyond this multiple of the time of weight reads."""
 HEATED = 2.5
 """Slope with which a step heats the GPU: `min(heat, HEATED * (heat - COOL * reads))` is the time that is slowed down.
 
@@ -27,8 +27,7 @@ with 128 sequences, and to 1.6 GHz with 400.
 class Roofline:
     """Step times from coefficients, which are in seconds unless their text says otherwise.
 
-    A text such as "host time per sequence" means: multiplied by the number of sequences, the coefficient is added to
-    the time of the host.
+    "Host time per sequence" means: the time of the host grows by this for each sequence of the step.
     """
 
     label: str
@@ -36,9 +35,9 @@ class Roofline:
     fitted_to: tuple[str, ...] = ()
     """Names of the recordings to which the factors of the machine card were fitted."""
     request_s: float
-    """Host time to receive a request, whatever its length."""
+    """Host time to receive a request, independent of its length."""
     request_token_s: float
-    """Additional host time per prompt token to receive a request."""
+    """Host time to receive a request, per prompt token."""
     host_step_s: float
     """Host time per step, before the first kernel."""
     host_sequence_s: float
@@ -48,7 +47,7 @@ class Roofline:
     new_sequence_s: float = 0.0
     """Host time per sequence that joins the batch, before the first kernel."""
     worker_step_s: float = 0.0
-    """Time of a worker process per step, before the first kernel; 0 if the scheduler has no worker processes.
+    """Time of a worker process per step, before the first kernel; 0 without worker processes.
 
     The scheduler's process continues during this time.
     """
@@ -75,7 +74,7 @@ class Roofline:
     max_captured_tokens: int
     """Number of tokens in the largest captured step; 0 if nothing is captured."""
     step_s: float
-    """GPU time per step in which kernels start and end, whatever the size of the step."""
+    """GPU time per step in which kernels start and end, independent of the step's size."""
     weights_s: float
     """GPU time to read all weights."""
     active_weights_s: float
@@ -90,15 +89,17 @@ class Roofline:
     logits_s: float
     """GPU time for the output projection of one sequence. It overlaps with reading the weights."""
     exposed_share: float
-    """Part of the shorter time (reading or arithmetic) added to the longer one if both are equal; at most 0.5."""
+    """Part of the shorter time (reading or arithmetic) that is added to the longer one if both are equal; at most
+    0.5.
+    """
     sequence_s: float
     """GPU time per sequence, in addition to reading its keys and values."""
     context_token_s: float
     """GPU time to read the keys and values of one token in all layers, in steps with many sequences."""
     lone_share: float
-    """Additional reading time in steps with few sequences, relative to many: few cannot occupy the whole GPU."""
+    """Additional reading time in steps with few sequences, relative to many. Few cannot occupy the whole GPU."""
     full_seqs: float
-    """Number of sequences with which every processor has one KV head. Twice this number reaches the full bandwidth."""
+    """Number of sequences for which every processor has one KV head. Twice this number reaches the full bandwidth."""
     shared_saving: float
     """Share of the repeated reads of shared keys and values that takes no time, 0 to 1."""
     piecewise_s: float
@@ -106,14 +107,14 @@ class Roofline:
     attention_pair_s: float
     """GPU time for the arithmetic of one query with one key in all layers."""
     throttle_share: float
-    """Additional arithmetic time when long arithmetic has lowered the clock, relative to the full clock."""
+    """Additional arithmetic time after long arithmetic has lowered the clock, relative to the full clock."""
     power_share: float = 0.0
     """Additional time of arithmetic and reading after long work beyond the power limit, relative to the full clock.
 
     It applies to all kinds of steps. Fitted times use `throttle_share` instead.
     """
     window_tokens: float = 0.0
-    """Number of tokens in the window of sliding layers; 0 without sliding layers."""
+    """Number of tokens in the window of sliding layers; 0 without such layers."""
     window_token_s: float = 0.0
     """GPU time to read the keys and values of one token in the sliding layers."""
     window_pair_s: float = 0.0
@@ -159,8 +160,8 @@ class Roofline:
     def step_time(self, shape: StepShape) -> StepTime:
         """Return the times of a step of this shape.
 
-        The fields of `shape` may be arrays. The code has no branches, and uses only operators that numbers and arrays
-        have in common. So it serves one step in a few microseconds, and a million steps at once.
+        The fields of `shape` may be arrays. To serve one step in a few microseconds, and a million steps at once, the
+        code has no branches, and uses only operators that numbers and arrays have in common.
         """
         num_seqs, num_tokens, num_prefill_tokens = shape.num_seqs, shape.num_tokens, shape.num_prefill_tokens
         captured = num_tokens <= self.max_captured_tokens
@@ -202,7 +203,7 @@ class Roofline:
 def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> tuple[float, float]:
     """Return the host's seconds from scheduling to the launch of the first kernel, and to that of the last.
 
-    `captured` is True if the step is a captured graph, and `eager` if it is launched kernel by kernel.
+    `captured` is True if the step is a captured graph, and `eager` if the step is launched kernel by kernel.
     """
     num_seqs, num_prefill_tokens = shape.num_seqs, shape.num_prefill_tokens
     host_s = (
@@ -226,7 +227,9 @@ def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> 
 
 
 def encoder_times(times: Roofline, shape: StepShape) -> tuple[float, float, float]:
-    """Return three times of the image encoder: the host's before its first kernel, its launch, and the GPU's."""
+    """Return three times in seconds of the image encoder: the host's before the first kernel, its launch, and the
+    GPU's.
+    """
     inputs_s = times.encoder_image_s * shape.num_images + times.encoder_image_token_s * shape.image_tokens
     launch_s = times.encoder_step_s * (shape.num_images > 0)
     return inputs_s, launch_s, times.encoder_token_s * shape.image_tokens + times.encoder_pair_s * shape.image_pairs
@@ -248,7 +251,7 @@ def attention_times(times: Roofline, shape: StepShape) -> tuple[float, float]:
 
 
 def size_s(times: Roofline, entry: Any) -> Any:
-    """Return the entry of `times.of_size_s` at index `entry`, in seconds. An array of indices gives an array."""
+    """Return `times.of_size_s[entry]` in seconds. An array of indices gives an array."""
     if isinstance(entry, np.ndarray):
         return np.asarray(times.of_size_s)[entry.astype(np.intp)]
     return times.of_size_s[int(entry)]
@@ -257,8 +260,8 @@ def size_s(times: Roofline, entry: Any) -> Any:
 def overlapped(a: float, b: float, exposed_share: float) -> float:
     """Return the time of two activities that overlap: the longer time, plus a part of the shorter one.
 
-    The part is `exposed_share` of the shorter time if both are equal, and less otherwise. If `exposed_share` is at most
-    0.5, the result never falls when `a` or `b` grows.
+    The part is `exposed_share` if both times are equal, and less otherwise. If `exposed_share` is at most 0.5, the
+    result never falls when `a` or `b` grows.
     """
     longer, shorter = larger(a, b), smaller(a, b)
     ratio = shorter / larger(longer, _LEAST_S)  # no division by zero if both are 0
@@ -271,15 +274,18 @@ COEFFICIENTS = tuple(field.name for field in fields(Roofline) if field.name not 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """Step times of all pipeline stages. A step passes through them in order, with others in the other stages."""
+    """Step times of all pipeline stages.
+
+    A step passes through the stages in order, while others are in other stages.
+    """
 
     label: str
     calibrated: bool
     stages: tuple[Roofline, ...]
-    """Times of each stage, in order. The host times are those of the first stage."""
+    """Times of each stage, in order. Host times are those of the first stage."""
 
     def step_time(self, shape: StepShape) -> StepTime:
-        """Return the times of a step of this shape through all stages, if no other step is in the pipeline."""
+        """Return the times of a step through all stages, if no other step is in the pipeline."""
         first = self.stages[0].step_time(shape)
         gpu_s, throttle_s = first.gpu_s, first.throttle_s
         for stage in self.stages[1:]:

@@ -1,6 +1,6 @@
 """Types for step times: contents of a step, its times, the interface of models, and the throttling of a GPU.
 
-A GPU throttles when long arithmetic exceeds its power limit: it lowers its clock.
+A GPU throttles: it lowers its clock when long arithmetic exceeds its power limit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StepShape(NamedTuple):
     new_kernels: float = 0.0
     """Time to build or load kernels for this step, relative to a usual decode step; 0 if none is new."""
     shared_tokens: int = 0
-    """Number of repeated reads of shared KV slots: all reads of a slot after its first."""
+    """Number of repeated reads of shared KV slots: all reads of a slot except for its first."""
     num_new_seqs: int = 0
     """Number of sequences that join the batch in this step: new ones, and ones that resume after a preemption."""
     num_images: int = 0
@@ -42,7 +42,7 @@ class StepShape(NamedTuple):
     image_tokens: int = 0
     """Number of prompt tokens of the images that the encoder computes in this step."""
     image_pairs: int = 0
-    """Number of pairs of tokens of the same image, summed over the images that the encoder computes in this step."""
+    """Number of pairs of tokens of one image, summed over the images that the encoder computes in this step."""
 
 
 class StepTime(NamedTuple):
@@ -74,7 +74,7 @@ class StepTimeModel(Protocol):
 
     @property
     def label(self) -> str:
-        """Source of the times, which is printed next to every result."""
+        """Source of the times. It is printed next to every result."""
 
     @property
     def calibrated(self) -> bool:
@@ -103,7 +103,7 @@ class PowerThrottle(NamedTuple):
     level: float
     """Degree of throttling: 0 after a long rest, 1 after long prefills."""
     at_s: float
-    """Time in seconds at which the GPU had this degree. The degree decays from then on."""
+    """Time in seconds at which the GPU had this degree. The degree decays afterwards."""
 
 
 UNTHROTTLED = PowerThrottle(0.0, 0.0)
@@ -111,7 +111,7 @@ UNTHROTTLED = PowerThrottle(0.0, 0.0)
 
 
 def throttled_gpu_s(cost: StepTime, begin_s: float, throttle: PowerThrottle) -> tuple[float, PowerThrottle]:
-    """Return the GPU time of a step that begins at `begin_s`, and the state of the throttling at its end.
+    """Return the GPU time of a step that begins at `begin_s`, and the state of the throttling at the step's end.
 
     `throttle` is the state before the step. A step with `throttle_s` 0 takes its usual time and returns `throttle`
     unchanged.

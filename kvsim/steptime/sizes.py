@@ -19,7 +19,7 @@ LARGE_SIZES = (*range(_FEW, _MANY, _STEP), *range(_MANY, _LAST + 1, _MANY))
 NUM_SIZES = _LARGER + len(LARGE_SIZES)
 """Number of entries in a full table by size, such as `Roofline.of_size_s`."""
 ALL_ALIKE = (0.0,) * NUM_SIZES
-"""Full table by size whose entries are all 0."""
+"""Full table by size with zeros only."""
 
 
 def captured_size(num_tokens: int) -> int:
@@ -32,8 +32,8 @@ def captured_size(num_tokens: int) -> int:
 def size_place(num_tokens: int) -> float:
     """Return the index into a full table for a step of `num_tokens`.
 
-    Up to 512 tokens, it is the index of the captured size to which the step is padded. Above, it is a fraction between
-    two indices.
+    Up to 512 tokens, it belongs to the captured size to which the step is padded. Above, it is a fraction between two
+    indices.
     """
     few = num_tokens <= _FEW
     beyond_few = (smaller(num_tokens, _MANY) - _FEW) / _STEP

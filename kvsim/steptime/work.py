@@ -1,4 +1,4 @@
-"""Count the work of a model on one GPU, from its shape: matrix products, bytes and kernels.
+"""Work of a model on one GPU, counted from the model's shape: matrix products, bytes and kernels.
 
 `kvsim.steptime.reduction` multiplies the counts by the times of a machine card. Layers are counted by kind: full
 attention, windows, MLA, recurrent layers, dense feed-forward layers and layers with experts. Tensor parallelism divides
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from kvsim.models.vision import VisionTower
 
 _LATENT_HEAD = 128
-"""Number of elements of a value, and of the non-rotary part of a query, in the MLA of all DeepSeek models."""
+"""Number of elements of a value, and of the non-rotary part of a query, in MLA of all DeepSeek models."""
 _ACTIVATION_BYTES = 2
-"""Number of bytes of one element of an activation."""
+"""Bytes of one element of an activation."""
 _SMALL_KERNELS = 5
 """Number of small kernels in a compiled layer: two norms, rotation, activation and cache write."""
 _MORE_SMALL_KERNELS = {"gemma": 2, "latent": 4, "recurrent": 3}
-"""Number of further small kernels in a layer: of Gemma, of a model with latents, and of a recurrent layer.
+"""Number of further small kernels in a layer: of Gemma, with latents, or recurrent.
 
 Gemma has norms after attention and after the feed-forward network.
 """
@@ -66,7 +66,7 @@ class AttentionKind:
     head_dim: int
     """Number of elements of a key."""
     query_dim: float
-    """Mean number of elements of a query and a value in a prompt; below `head_dim` if a latent is unpacked."""
+    """Mean number of elements of a query and a value in a prompt. It is below `head_dim` if a latent is unpacked."""
     bytes_per_token: int
     """Number of bytes of one token in the cache of one layer."""
     is_fp8: bool
@@ -84,7 +84,7 @@ class Work:
 
     num_layers: float
     products: Mapping[Weights, float]
-    """Matrices by the number of layers that multiply with each. Experts and the output projection are not included."""
+    """Number of layers that multiply with each matrix, without experts and the output projection."""
     weight_bits: float
     """Bits of one weight in the matrices of `products`."""
     output: Weights | None
@@ -98,7 +98,6 @@ class Work:
     expert_bits: float
     """Bits of one weight of an expert."""
     readings: tuple[AttentionKind, ...]
-    """Attention layers, by kind."""
     state_bytes: float
     """Number of bytes of recurrent states that a step reads and writes per sequence."""
     num_recurrent_layers: float
@@ -114,7 +113,7 @@ class Work:
     num_state_tables: int
     """Number of block tables for recurrent states, one for each KV-cache group of recurrent layers."""
     reduced_bytes: int
-    """Number of bytes that each token of a step adds to an all-reduce."""
+    """Bytes per token of the step in each all-reduce."""
     num_reduces: float
     """Number of all-reduces in a step; 0 on one GPU."""
     has_workers: bool
@@ -183,7 +182,7 @@ def _is_gemma(model: Model) -> bool:
 def _recurrent_products(layer: Recurrent, size: int, hidden: int) -> list[Weights]:
     """Return the large matrices of a recurrent layer that `size` GPUs share, on each GPU.
 
-    Layers other than Mamba 2 and gated delta nets are counted as feed-forward layers.
+    None are returned for layers other than Mamba 2 and gated delta nets, which are counted as feed-forward layers.
     """
     if isinstance(layer, Mamba2):
         into = 2 * layer.inner_size + 2 * layer.num_groups * layer.state_size + layer.num_heads
@@ -260,12 +259,11 @@ def on_stage(work: Work, share: float, *, is_first: bool, is_last: bool) -> Work
 
 
 def streamed_bytes(model: Model, num_parameters: int) -> float:
-    """Return the bytes that each GPU reads for `num_parameters`, without an input embedding that is not tied."""
+    """Return the bytes that each GPU reads for `num_parameters`. An untied input embedding is not read."""
     return model.weight_bytes_on_gpu / model.num_parameters * (num_parameters - model.num_lookup_parameters)
 
 
 def _attention_products(model: Model, layer: Attention) -> list[Weights]:
-    """Return the matrices of an attention layer, on each GPU."""
     size, hidden, heads = model.tensor_parallel_size, model.hidden_size, model.num_attention_heads
     if isinstance(layer, Mla):
         queries = Weights(heads // size * (_LATENT_HEAD + layer.rope_dim), hidden)
@@ -294,7 +292,6 @@ def _add_feed_forward(products: Counter[Weights], model: Model) -> None:
 
 
 def _num_state_tables(model: Model) -> int:
-    """Return the number of KV-cache groups of recurrent layers, each of which has a block table."""
     if not model.recurrent_layers:
         return 0
     layout = cache_layout(model, CacheSettings(max_model_len=model.max_position_embeddings))
@@ -302,7 +299,7 @@ def _num_state_tables(model: Model) -> int:
 
 
 def _expert_layers(model: Model) -> int:
-    """Return the number of layers with experts, which follows from the number of parameters of all experts."""
+    """Return the number of layers with experts, derived from the number of parameters of all experts."""
     if not model.num_experts:
         return 0
     of_one = 3 * model.hidden_size * (model.expert_intermediate_size or model.intermediate_size)
@@ -310,7 +307,7 @@ def _expert_layers(model: Model) -> int:
 
 
 def _readings(model: Model) -> tuple[AttentionKind, ...]:
-    """Return the attention layers by kind. A latent counts as one KV head, which all query heads share."""
+    """Return the attention layers by kind. A latent counts as one KV head that all query heads share."""
     size = model.tensor_parallel_size
     num_layers: Counter[Attention] = Counter(model.attention_layers)
     return tuple(
