@@ -1,4 +1,4 @@
-"""Choose step times for any model on any machine, and state their usual error.
+"""Step times for any model on any machine, and their usual error.
 
 The best step times are a profile fitted to the model on its GPU. Next come a machine card measured on such a GPU, and a
 card made from a data sheet. Each kind of step times has its own error, measured with recordings that no fit had seen

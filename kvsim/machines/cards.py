@@ -1,4 +1,4 @@
-"""Load the machine cards that come with kvsim, and make cards for other GPUs from their data sheets."""
+"""The machine cards that come with kvsim, and cards for other GPUs, made from their data sheets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kvsim.steptime.card import Attention, Card, Products, load_card
 
 _FOLDER = Path(__file__).parent / "cards"
 _PATTERN = "H200"
-"""Name of the GPU whose measured card is scaled for GPUs without a card, which are assumed to be as efficient."""
+"""GPU whose measured card is scaled for GPUs without a card. They are assumed to be as efficient."""
 _ARITHMETIC_SHARE = 0.72
-"""Part of an H200's peak FLOP/s that its large matrix products reach: 0.72 of 1."""
+"""Share of an H200's peak FLOP/s that its large matrix products reach."""
 _ARITHMETIC = {"Ampere GA100": 1.1, "Ampere GA102": 1.3, "Ampere GA104": 1.3, "Ada": 1.4}
 """Efficiency of large matrix products by chip, relative to an H200: 1.1 means 1.1 times `_ARITHMETIC_SHARE`.
 
@@ -26,8 +26,8 @@ A chip that draws less power keeps its clock. The value for Ada was measured: an
 with the H200's share. The other values are guesses. A chip that is not listed has 1.
 """
 _MIXED = 1.0
-"""Additional time to read the cache in a step with decodes and a prompt, relative to decodes alone: 1.0 doubles it. For
-GPUs other than Hopper.
+"""Additional time to read the cache in a step with decodes and a prompt, relative to decodes alone, for GPUs other than
+Hopper: 1.0 doubles it.
 
 On an RTX PRO 6000, decodes with a context of a thousand tokens and a chunk of a prompt took 49 ms in one launch, and 21
 ms in two launches.
@@ -37,7 +37,7 @@ _LAUNCH_S = 6.4e-6
 _LINKED = ("Hopper", "Blackwell GB100", "Ampere GA100", "Volta")
 """Beginnings of `Gpu.architecture` for chips that are sold with NVLink."""
 _HOST_GPUS = 8
-"""Number of GPUs of one host. Each has an adapter for the network."""
+"""Number of GPUs of one host, each with a network adapter."""
 _ADAPTER_S, _ADAPTER_BYTES_PER_S = 20e-6, 50e9
 """Latency in seconds of a host's network adapter with 400 Gb/s, and its bytes per second. Both are guesses."""
 _PCIE_S, _PCIE_BYTES_PER_S = 20e-6, 16e9
@@ -63,8 +63,9 @@ def card_of(gpu: Gpu, num_gpus: int = 1) -> Card:
 
 @cache
 def sheet_card(gpu: Gpu) -> Card:
-    """Make a machine card for `gpu` from its data sheet. Each time on an H200's card is scaled by the ratio of the
-    limits of `gpu` and of the H200.
+    """Make a machine card for `gpu` from its data sheet.
+
+    Each time on an H200's card is scaled by the ratio of the limits of `gpu` and of the H200.
     """
     pattern = next(card for card in shipped_cards() if card.gpu == _PATTERN and card.num_gpus == 1)
     source = find_gpu(_PATTERN)
@@ -94,9 +95,9 @@ def sheet_card(gpu: Gpu) -> Card:
 def _products(pattern: Products, item_bytes: int, gpu: Gpu, more: float) -> Products:
     """Scale the times of the matrix products of an H200 to `gpu`. No time becomes shorter than the limit of `gpu`.
 
-    The limit is the time to read the weights or the time of the arithmetic, whichever is longer. The start of a kernel
-    is not scaled; it is the time of the smallest product. `more` is the efficiency of `gpu`, see `_ARITHMETIC`. Checked
-    on an H100: products scaled from an H200 are 4 to 9 % off the measured ones; with scaled starts, 4 to 15 %.
+    The limit is the time to read the weights or the time of the arithmetic, whichever is longer. The start of a kernel,
+    which is the time of the smallest product, is not scaled. `more` is the efficiency of `gpu`, see `_ARITHMETIC`.
+    Checked on an H100: products scaled from an H200 are 4 to 9 % off the measured ones; with scaled starts, 4 to 15 %.
     """
     sizes, weights = np.array(pattern.sizes, float), np.array(pattern.shapes, float).prod(axis=1)[:, None]
 
@@ -134,14 +135,13 @@ def _attention(row: Attention, rows: Sequence[Attention], mixed: float, memory: 
 
 
 def _heads(row: Attention) -> tuple[int, int, int]:
-    """Return the numbers of query heads and KV heads of an attention launch, and the size of a head."""
     return row.num_heads, row.num_kv_heads, row.head_dim
 
 
 def exchange_sums(card: Card, gpu: Gpu, num_gpus: int) -> tuple[tuple[int, float], ...]:
-    """Return guessed times of an all-gather plus a reduce-scatter between all GPUs, as pairs of bytes and seconds.
+    """Return guessed times of an all-gather plus a reduce-scatter between all GPUs: pairs of bytes and seconds.
 
-    Together they move as many bytes as one all-reduce. With several hosts, the bytes also cross the network. Each host
+    Both together move as many bytes as one all-reduce. With several hosts, the bytes also cross the network. Each host
     has `_HOST_GPUS` network adapters.
     """
     sums = linked(card, gpu, num_gpus).all_reduce

@@ -1,4 +1,4 @@
-"""Choose the step times of a model on a machine: the best that exist, or those that the user names.
+"""Choice of the step times of a model on a machine: the best that exist, or those that the user names.
 
 The best is a profile of the model on its GPU. Next come a measured machine card, and kernel tables or a data sheet.
 """
@@ -56,14 +56,15 @@ class MetaFields(Protocol):
 
     @property
     def command(self) -> str:
-        """Command that made the recording; empty if it is unknown."""
+        """Command that made the recording; empty if unknown."""
 
 
 KERNELS = EXTRA
-"""Name of kernel tables for `--profile`."""
+"""Value of `--profile` for kernel tables."""
 PROFILE_LAUNCH_S = 4.7e-6
-"""Seconds in which the hosts of the Hugging Face profiles launch a kernel. Times of other hosts are scaled by the ratio
-of their launch time to this one.
+"""Seconds in which the hosts of the Hugging Face profiles launch a kernel.
+
+Times of other hosts are scaled by the ratio of their launch time to this one.
 """
 
 
@@ -74,7 +75,7 @@ def served_model(meta: MetaFields) -> Model:
     the whole model in the model's own type.
 
     Raises:
-        RecordingError: a figure of the shape is missing, cannot be right, or contradicts another.
+    RecordingError: a figure of the shape is missing, cannot be right, or contradicts another.
     """
     served = {key: meta.engine[key] for key in _SERVED if key in meta.engine}
     try:
@@ -87,13 +88,13 @@ def served_model(meta: MetaFields) -> Model:
 def is_in_process(meta: MetaFields) -> bool:
     """Tell whether the engine ran in the process of its client. vLLM's server gives its engine a process of its own.
 
-    If the recording does not state it, the command decides: one that begins with `vllm serve` is a server.
+    If the recording does not state it, a command that begins with `vllm serve` means a server.
     """
     return bool(meta.engine.get("in_process", not meta.command.startswith("vllm serve")))
 
 
 def is_card(name: str) -> bool:
-    """Tell whether `name` is a file with a machine card, not with a profile."""
+    """Tell whether `name` is a file with a machine card, in contrast to a profile."""
     file = Path(name)
     if not file.is_file():
         return False
@@ -156,9 +157,9 @@ def step_times(
 
 
 def in_batches_of(max_num_seqs: int, times: Roofline) -> Roofline:
-    """Return `times` for a vLLM with `max_num_seqs`, which captures graphs of steps with up to twice as many tokens.
+    """Return `times` for a vLLM with `max_num_seqs`, which captures graphs of steps of up to twice as many tokens.
 
-    Steps with more tokens are launched kernel by kernel. Models for which vLLM raises the largest captured step are
+    Larger steps are launched kernel by kernel. The times of models for which vLLM raises the largest captured step are
     unchanged.
     """
     if times.max_captured_tokens > MAX_CAPTURED_TOKENS:
@@ -169,7 +170,7 @@ def in_batches_of(max_num_seqs: int, times: Roofline) -> Roofline:
 def _chosen(
     gpu: Gpu, model: Model, engine: str, source: str | None, *, captured: bool, in_process: bool, recording: str | None
 ) -> StepTimeModel:
-    """Return the step times of one server without ranks or pipeline stages; see `step_times` for the parameters."""
+    """Return the step times of one server without ranks. See `step_times` for the parameters."""
     if model.pipeline_parallel_size > 1:
         if engine == "vllm":
             card = _card_of_stages(gpu, model, source)
@@ -211,7 +212,7 @@ def _from_known_card(
 ) -> Roofline:
     """Return the step times from a card that comes with kvsim, a data sheet or kernel tables.
 
-    They are kept in memory, because a sweep asks for them once per combination of its settings.
+    They are cached, because a sweep asks for them once per combination of its settings.
     """
     return from_card(_known_card(gpu, model, engine, source), gpu, model, engine, captured=captured,
                      in_process=in_process)  # fmt: skip
@@ -227,8 +228,9 @@ def _known_card(gpu: Gpu, model: Model, engine: str, source: str | None) -> Card
 
 
 def _of_ranks(gpu: Gpu, model: Model, source: str | None, *, captured: bool) -> RankTimes:
-    """Return the step times of data-parallel ranks that share experts. They are guesses, because no machine with such
-    ranks was measured.
+    """Return the step times of data-parallel ranks that share experts.
+
+    They are guesses, because no machine with such ranks was measured.
     """
     if source in (None, "none", KERNELS):
         card = _known_card(gpu, model, "vllm", source)
@@ -281,7 +283,7 @@ def from_card(
 
 
 def _with_error(label: str, kind: ErrorClass, model: Model, card: Card) -> str:
-    """Add three clauses to `label`: parts of `model` without times in `card`, the class, and its error."""
+    """Add clauses to `label`: parts of `model` without times in `card`, the class of the predictions, and its error."""
     timed = {"times_sparse": card.sparse is not None, "times_delta_nets": card.delta_net is not None}
     return with_error(label, kind, model, **timed)
 
@@ -315,7 +317,6 @@ def _card_of_stages(gpu: Gpu, model: Model, source: str | None) -> Card:
 
 
 def _staged(card: Card, gpu: Gpu, model: Model, *, captured: bool, in_process: bool) -> Staged:
-    """Return the step times of all pipeline stages, from a card."""
     stages = pipeline_stages(model.num_layers, model.pipeline_parallel_size)
     shares = [len(stage) / model.num_layers for stage in stages]
     times = reduce_stages(card, model, shares, num_processors=gpu.num_processors, in_process=in_process)
@@ -330,7 +331,7 @@ def _staged(card: Card, gpu: Gpu, model: Model, *, captured: bool, in_process: b
 
 
 def _is_measured(card: Card) -> bool:
-    """Tell whether the kernel times of one GPU were measured, even if those of sums over several GPUs are guessed."""
+    """Tell whether the kernel times of one GPU were measured, even if all-reduces over several GPUs are guessed."""
     return card.measured or any(card.products is shipped.products for shipped in shipped_cards())
 
 
@@ -350,5 +351,4 @@ def _basis(card: Card, model: Model, engine: str, *, was_measured: bool) -> Basi
 
 
 def _generate(gpu: Gpu, model: Model, engine: str) -> Roofline:
-    """Return the step times of `generate()` from the data sheet of the GPU."""
     return generate_times(gpu, model, "static" if engine == "hf-static" else "dynamic")

@@ -25,7 +25,8 @@ HOSTS: Mapping[str, float] = {
 }
 """Host times relative to those in the profiles, by the name of the machine in recordings.
 
-Each value is the geometric mean over the models and engines recorded there. `benchmarks/accuracy.py` prints them.
+Each value is the geometric mean over the models and engines recorded on the machine. `benchmarks/accuracy.py` prints
+them.
 """
 _GIGA = 1e9
 _LOAD_SHARE, _STORE_SHARE = 0.65, 0.73
@@ -41,7 +42,7 @@ _HOST_LAUNCHES = {
     "offload_sequence_s": 0.7,
     "offload_deferred_block_s": 0.7,
 }
-"""Host times of the KV offload, in multiples of the time to launch one kernel.
+"""Host times of the KV offload, in multiples of `Card.launch_s`.
 
 They were measured around every call of vLLM 0.25.1's connector, in six runs on an H200 whose host launches a kernel in
 6.1 us. `offload_deferred_block_s` is the time of preempting steps that nothing else explains: 3.4, 4.1 and 6.2 us per
@@ -50,7 +51,7 @@ block in three runs, whose preempted sequences had 36, 199 and 35 blocks each.
 
 
 def middle_host(*, without: str | None = None) -> float:
-    """Return the median of `HOSTS`, leaving out the machine `without`; None leaves out no machine."""
+    """Return the median of `HOSTS`, without the machine `without` if it is not None."""
     return median(pace for machine, pace in HOSTS.items() if machine != without)
 
 
@@ -61,9 +62,9 @@ def host_words() -> str:
 
 
 def host_link(card: Card) -> dict[str, float]:
-    """Return settings of a paged cache: the speeds and host times of copies to and from host memory.
+    """Return settings of a paged cache: speeds and host times of copies to and from host memory.
 
-    The result is empty if the card was not measured.
+    Empty if the card was not measured.
     """
     if not card.measured:
         return {}

@@ -1,4 +1,4 @@
-"""Fill a machine card from measured kernel times of `aiconfigurator-core` (the extra `kvsim[kernels]`).
+"""Machine cards filled from measured kernel times of `aiconfigurator-core` (the extra `kvsim[kernels]`).
 
 NVIDIA's package (Apache-2.0) has times of vLLM's kernels on a dozen GPUs: matrix products, attention, experts,
 all-reduces, gated delta nets, and sparse attention as a whole module. So kvsim can predict models and GPUs that it has
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "aiconfigurator-core"
 EXTRA = "kernels"
-"""Name of the extra of kvsim that installs the package with the tables."""
+"""Extra of kvsim that installs the package with the tables."""
 _SYSTEMS = {
     "A100-80G": "a100_sxm",
     "H100 SXM": "h100_sxm",
@@ -48,7 +48,7 @@ _SYSTEMS = {
     "L40S": "l40s",
     "RTX PRO 6000": "rtx_pro_6000_server",
 }
-"""Folder of a GPU's tables in the package, by GPU. Those for the RTX PRO 6000 are of its Server Edition."""
+"""Folder of a GPU's tables in the package. Those for the RTX PRO 6000 are of its Server Edition."""
 _WORSE = ("RTX PRO 6000",)
 """GPUs whose data sheet predicts better than kernel tables.
 
@@ -56,16 +56,18 @@ In a run that others recorded, end-to-end times were off by -1 % with the data s
 """
 _SIZES = (*sorted({captured_size(m) for m in range(1, 513)}), 640, 768, 1024, 1536, 2048, 4096, 8192, 16384)
 _STREAMED_BYTES = 1 << 29
-"""Bytes of weights that are too many for any GPU's cache to keep until they are read again."""
+"""Bytes of weights from which on no GPU's cache keeps them until they are read again."""
 _CONTEXTS = (128, 16384)
-"""Smallest and largest context, in tokens, of the rows of the tables that are used, as in `kvsim measure`."""
+"""Smallest and largest context, in tokens, of the rows that are used, as in `kvsim measure`."""
 _MOST_DECODES = 512
-"""Largest number of decodes in the rows of the tables that are used, as in `kvsim measure`."""
+"""Largest number of decodes in the rows that are used, as in `kvsim measure`."""
 _MIXED = {"num_decodes": 128, "decode_context": 1024, "prompt_tokens": 1024, "prompt_context": 1024}
-"""Sizes of the added attention launch that has both decodes and a prompt. The tables lack such launches; see `_mixed`.
+"""Sizes of the estimated attention launch with both decodes and a prompt.
+
+The tables lack such launches; see `_mixed`.
 """
 _EVEN = "balanced"
-"""Name that the tables give to tokens spread evenly over the experts."""
+"""Name in the tables of tokens that are spread evenly over the experts."""
 _EXPERT_TYPES = {
     "": ("bfloat16",),
     "fp8": ("fp8_block", "fp8"),
@@ -74,18 +76,17 @@ _EXPERT_TYPES = {
     "awq": ("int4_wo",),
     "gptq": ("int4_wo",),
 }
-"""Names that the tables give to the weights of experts, by quantization method. The first name that has rows is used.
-"""
+"""Names in the tables of the weights of experts, by quantization method. The first name that has rows is used."""
 _SELECTED_TOKENS = 2048
 """Number of tokens that the indexers of DeepSeek-V3.2 and GLM-5 select (`index_topk`)."""
 _Kernels = tuple[tuple[str, ...], ...]
 _DELTA_NET_DECODES: _Kernels = (("causal_conv1d_update",), ("fused_recurrent_gated_delta_rule_packed_decode",))
-"""Names of the kernels that a gated delta net runs for decodes, one after the other."""
+"""Kernels that a gated delta net runs for decodes, one after the other."""
 _DELTA_NET_PROMPTS: _Kernels = (
     ("causal_conv1d_fn",),
     ("chunk_gated_delta_rule_flashinfer", "chunk_gated_delta_rule_triton"),
 )
-"""Names of the kernels that a gated delta net runs for prompts, one after the other. Each may have alternatives."""
+"""Kernels that a gated delta net runs for prompts, one after the other. Each may have alternatives."""
 _LONG_PROMPT = 2048
 """Smallest number of prompt tokens of the rows to which sparse attention and MLA are fitted.
 
@@ -110,15 +111,14 @@ class _GpuTables(NamedTuple):
     """Measured tables of one GPU, in the package's folder."""
 
     folder: Path
-    """Folder of the GPU, which has one folder for each kind of kernel."""
+    """Folder of the GPU, with one folder for each kind of kernel."""
     source: str
     """Name and version of the package, for the label of the card."""
 
     def rows(self, kind: str, name: str, **wanted: Any) -> _Rows:
-        """Return the columns of the newest table called `name`; an empty dictionary if there is no table or no row.
+        """Return the columns of the newest table called `name`; an empty dictionary without a table or row.
 
-        Only rows are returned whose columns have the values in `wanted`. Of rows with the same sizes, only the fastest
-        is returned.
+        Only rows with the values of `wanted` are returned and, of rows with the same sizes, only the fastest.
         """
         from pyarrow import parquet  # noqa: PLC0415  slow to import
 
@@ -142,7 +142,7 @@ def _fastest(rows: _Rows) -> _Rows:
 
 
 def _release(file: Path) -> tuple[int, ...]:
-    """Return the numbers in the version of a table, from the folder that it is in, so that versions can be compared."""
+    """Return the numbers in the version of a table, which is in the name of its folder, for comparison."""
     return tuple(map(int, re.findall(r"\d+", file.parent.name)))
 
 
@@ -167,7 +167,7 @@ def has_tables(gpu: Gpu) -> bool:
 
 
 def is_better_by_tables(gpu: Gpu, base: Card) -> bool:
-    """Tell whether kernel tables predict better than `base`, the best card without tables. The tables need not be
+    """Tell whether kernel tables predict better than `base`, the best card without tables, even if they are not
     installed.
 
     A card that was measured with the same number of GPUs is better: on one H100 or H200, the median error of end-to-end
@@ -182,8 +182,8 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
     """Return `base` with measured times for all kernels of `model` that the tables of `gpu` have.
 
     Raises:
-        MissingExtraError: the package is not installed.
-        UsageError: the package does not have this GPU.
+    MissingExtraError: the package is not installed.
+    UsageError: the package does not have this GPU.
     """
     if not is_installed():
         raise MissingExtraError(f"A table of measured kernels ({PACKAGE})", EXTRA)
@@ -302,7 +302,7 @@ def _place(values: np.ndarray, wanted: float) -> float:
 
 
 def _sums(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
-    """Return the bytes and the seconds of all-reduces in a captured graph, in pairs; empty without a table.
+    """Return pairs of bytes and seconds of all-reduces in a captured graph; empty without a table.
 
     The table counts elements of two bytes.
     """
@@ -329,7 +329,6 @@ def _exchange(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...
 
 
 def _read_bytes(row: Attention, element_bytes: int) -> int:
-    """Return the number of bytes of keys and values that the decodes of an attention launch read."""
     return 2 * element_bytes * row.num_kv_heads * row.head_dim * row.num_decodes * row.decode_context
 
 
@@ -364,9 +363,9 @@ def _attention(
 
 
 def _nearest_heads(rows: _Rows, reading: AttentionKind) -> _Heads | None:
-    """Return the measured heads that are most similar to those of `reading`. They have the same size.
+    """Return the measured heads of the same size that are most similar to those of `reading`.
 
-    Return None if no measured heads have this size, or if each query head has its own KV head, which the tables lack.
+    None if no measured heads have this size, or if each query head has its own KV head, which the tables lack.
     """
     if reading.num_heads == reading.num_kv_heads:
         return None
@@ -380,8 +379,7 @@ def _nearest_heads(rows: _Rows, reading: AttentionKind) -> _Heads | None:
 
 
 def _rows_of(rows: _Rows, heads: _Heads, tokens: np.ndarray, what: tuple[str, str]) -> list[Attention]:
-    """Return the measured attention launches with these heads, with contexts of `_CONTEXTS` and up to `_MOST_DECODES`
-    sequences.
+    """Return the measured attention launches with these heads, within `_CONTEXTS` and `_MOST_DECODES`.
 
     `tokens` has the context of each row. `what` names the two fields of `Attention` to set: of decodes, the number of
     sequences and their context; of a prompt, its tokens and its context, which are equal.
@@ -405,7 +403,8 @@ def _row(heads: _Heads, seconds: float, sizes: dict[str, int]) -> Attention:
 def _mixed(
     rows: list[Attention], base: Card, reading: AttentionKind, num_processors: int, *, is_fp8: bool
 ) -> Attention:
-    """Estimate an attention launch with both decodes and a prompt, which the tables lack. Its sizes are `_MIXED`.
+    """Estimate an attention launch of the sizes `_MIXED`, with both decodes and a prompt. The tables lack such
+    launches.
 
     Reading the cache takes longer than for decodes alone, by the same factor as on the base card.
     """
@@ -519,7 +518,7 @@ def _latent(tables: _GpuTables, work: Work, bytes_per_s: float) -> LatentAttenti
 
 
 def _deepseek_v3_products(heads: int) -> list[tuple[int, int]]:
-    """Return outputs and inputs of each matrix product in DeepSeek-V3's attention with `heads` heads on a GPU.
+    """Return (outputs, inputs) of each matrix product in DeepSeek-V3's attention with `heads` heads on a GPU.
 
     The products yield both latents, the queries, the keys and values, and the output, in this order.
     """

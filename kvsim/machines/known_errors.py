@@ -1,4 +1,4 @@
-"""Look up how far predictions are usually off, by class of machine, model and step times.
+"""Known errors of predictions, by class of machine, model and step times.
 
 Every answer of kvsim states this error. It was measured with recordings that no fit had seen, and holds only for
 predictions of the same class. Without a recording of the class, the error is unknown. `benchmarks/predictions.py
@@ -34,18 +34,18 @@ TAILS = ("ttft_p99", "tpot_p99")
 PREEMPTIONS = "preemptions"
 """Figure whose error is known only for recordings with preemptions."""
 FEWEST = 3
-"""Number of recordings of a class from which a prediction gets an interval."""
+"""Least number of recordings of a class for a prediction interval."""
 _NAMES = {"throughput": "throughput", "tpot": "TPOT", "e2e": "end to end", "ttft": "TTFT"}
 _UNTIMED = "not in these times: "
 IMAGES_BY_CONSTANTS = "images by constants read off one H100"
 """Clause in the label of times that include an image encoder."""
 BETTER_BY_TABLES = "kvsim[kernels] would add measured kernels"
-"""Advice in a label if kernel tables would be used, but are not installed."""
+"""Advice in a label, if kernel tables would be used but are not installed."""
 _ENGINES = {"vllm": "vLLM", "hf-dynamic": "generate()", "hf-static": "generate() with a static cache"}
 
 
 class Basis(Enum):
-    """Measurements from which step times follow, as a label says them."""
+    """Measurements from which step times follow. Labels contain the value."""
 
     MODEL = "machine and model measured"
     TRANSFERRED = "model measured on another GPU"
@@ -79,7 +79,7 @@ _PLAIN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorClass:
-    """Class of predictions that have similar errors."""
+    """Class of predictions with similar errors."""
 
     basis: Basis
     family: str
@@ -94,7 +94,7 @@ class ErrorClass:
 
     @property
     def setting(self) -> str:
-        """Text with all fields but the basis, separated by commas."""
+        """All fields but the basis as text, separated by commas."""
         return ", ".join((self.family, self.layers, self.gpus, self.cache, self.engine))
 
     @property
@@ -103,7 +103,7 @@ class ErrorClass:
         return f"{self.basis.value} [{self.setting}]"
 
     def as_dict(self) -> dict[str, str]:
-        """Return the fields as a row of `errors.toml` has them."""
+        """Return the fields as they are in a row of `errors.toml`."""
         return {item.name: getattr(self, item.name) for item in fields(self)} | {"basis": self.basis.name}
 
 
@@ -126,7 +126,7 @@ class KnownError:
     """Median absolute errors of the times of single steps, each predicted with the recorded scheduling decisions.
 
     The key "gpu" is for steps that waited for the GPU, "host" for steps that waited for the host. A key without steps
-    is left out.
+    is missing.
     """
 
     @property
@@ -148,15 +148,17 @@ class KnownError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """Errors of predictions for published runs, in a class of which kvsim has no recording."""
+    """Errors of predictions for published runs, in a class without recordings of kvsim."""
 
     gpu: str
     model: str
     num_runs: int
     e2e: tuple[float, float]
-    """Smallest and largest error of the predicted mean end-to-end time, in percent. Negative: it is too short."""
+    """Smallest and largest error of the predicted mean end-to-end time, in percent. Negative if it is too short."""
     tpot: tuple[float, float]
-    """Smallest and largest error of the mean time per output token, in percent. Negative: the prediction is too short.
+    """Smallest and largest error of the predicted mean time per output token, in percent.
+
+    Negative if it is too short.
     """
     source: str
 
@@ -168,7 +170,6 @@ class Outside:
 
 
 def _span(low: float, high: float) -> str:
-    """Describe an interval of percentages in a few characters."""
     return f"{low:+.3g} %" if low == high else f"{low:+.3g} to {high:+.3g} %"
 
 
@@ -238,12 +239,10 @@ def outside_errors() -> Mapping[ErrorClass, tuple[Outside, ...]]:
 
 
 def _document() -> dict[str, Any]:
-    """Return the parsed file of errors."""
     return tomllib.loads(FILE.read_text(encoding="utf-8"))
 
 
 def _class(row: Mapping[str, Any]) -> ErrorClass:
-    """Return the class of a row of `errors.toml`."""
     values = {item.name: row[item.name] for item in fields(ErrorClass)}
     return ErrorClass(**values | {"basis": Basis[row["basis"]]})
 
@@ -259,15 +258,14 @@ def class_in(label: str) -> ErrorClass | None:
 
 
 def known_in(label: str) -> KnownError | None:
-    """Return the errors of predictions with this label of step times; None if they were never measured."""
+    """Return the errors of predictions with this label of step times; None if never measured."""
     kind = class_in(label)
     return None if kind is None else known_errors().get(kind)
 
 
 def interval_in(label: str) -> KnownError | None:
-    """Return the known errors of predictions with this label, if they give a prediction interval.
-
-    Return None if they come from too few recordings, or were never measured.
+    """Return the errors of predictions with this label; None if measured with too few recordings for an interval, or
+    never.
     """
     known = known_in(label)
     return known if known is not None and known.tells_an_interval else None
@@ -290,10 +288,10 @@ def with_error(
 def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "") -> str:
     """Return the label of step times that are used for an engine with features that the times were not made for.
 
-    `ways` maps the name of each feature to the part that its times lack, such as `{"drafts": "drafting"}`; "" means
-    that they lack nothing. The features become part of the class, and the error is that of the new class. `engine`
-    replaces the engine that the class names; empty: it stays. The label is returned unchanged if `ways` is empty, or if
-    the label names no class.
+    `ways` maps the name of each feature to the part that the times lack, such as `{"drafts": "drafting"}`; "" if they
+    lack nothing. The features become part of the class, and the error is that of the new class. `engine` replaces the
+    engine that the class names, unless it is empty. The label is returned unchanged if `ways` is empty, or if the label
+    names no class.
     """
     kind = class_in(label)
     if not ways or kind is None:
@@ -307,12 +305,12 @@ def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "") -> s
 
 
 def untimed_in(label: str) -> str:
-    """Return the parts that the times with this label do not include, separated by commas; empty if there are none."""
+    """Return the parts that the times with this label do not include, separated by commas; empty without any."""
     return label.partition(f"; {_UNTIMED}")[2].partition("; ")[0]
 
 
 def error_words(kind: ErrorClass) -> str:
-    """Describe the known error of a class; without recordings of it, the errors in published runs, if any."""
+    """Describe the known error of a class. Without recordings of it, describe the errors in published runs, if any."""
     if (known := known_errors().get(kind)) is not None:
         return known.words()
     outside = [each.words() for each in outside_errors().get(kind, ())]

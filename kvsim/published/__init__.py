@@ -31,14 +31,14 @@ def _row(stated: dict[str, Any]) -> PublishedRow:
 ROWS = tuple(map(_row, tomllib.loads(Path(__file__).with_name("rows.toml").read_text(encoding="utf-8"))["row"]))
 """Published rows: tables, diagrams and sentences with their figures."""
 REPRODUCTIONS = tuple(row for row in ROWS if row.name not in posts.REPRODUCE)
-"""Published rows about memory and scheduling, which kvsim must reproduce. Rows about speed from posts are left out."""
+"""Published rows about memory and scheduling, which kvsim must reproduce. Rows about speed are not among them."""
 
 
 def find_row(name: str) -> PublishedRow:
     """Return the row called `name`.
 
     Raises:
-        UnknownNameError: there is no such row.
+    UnknownNameError: there is no such row.
     """
     for row in ROWS:
         if row.name == name:

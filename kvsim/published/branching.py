@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from kvsim.published.figures import ProgressCallback
 
 RESHUFFLE = {"alpaca": 0.2, "sharegpt": 0.035}
-"""Share of steps in which beams are exchanged, by the data set. It depends on model and text, and was chosen to match
-Figure 15b.
+"""Share of steps in which beams are exchanged, by the data set.
+
+The share depends on model and text. It was chosen to match Figure 15b.
 """
 _WIDTHS = (2, 6)
 _NUM_REQUESTS = 160
@@ -25,7 +26,8 @@ _NUM_REQUESTS = 160
 def saved_percent(name: str, width: int, reshuffle: float) -> float:
     """Return the percentage of blocks of 16 tokens that sharing saves, averaged over time.
 
-    `name` is the data set, `width` the number of sequences per request, and `reshuffle` as in `RESHUFFLE`.
+    `name` is the data set, `width` the number of sequences per request, and `reshuffle` the share of steps as in
+    `RESHUFFLE`.
     """
     rng = np.random.default_rng(0)
     cache = BranchingCache(CountedBlocks(1999), block_size=16)
@@ -45,4 +47,4 @@ def _beam_search(progress: ProgressCallback) -> list[float]:
 
 
 REPRODUCE = {"parallel-sampling": _parallel_sampling, "beam-search": _beam_search}
-"""Functions that reproduce figures about branching sequences, by the name of the row."""
+"""Functions that simulate figures about branching sequences, by the name of the row."""

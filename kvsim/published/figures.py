@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 ProgressCallback: TypeAlias = Callable[[int, int], None]
-"""Function called with the number of finished simulations of a row, and the number of all its simulations."""
+"""Function of the number of finished simulations of a row, and the number of all its simulations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Figure:
     def of(cls, label: str, stated: float | Mapping[str, Any], row: Mapping[str, Any]) -> Figure:
         """Return a figure from `rows.toml`.
 
-        `stated` is a number with the unit and tolerance of `row`, or a table that states others.
+        `stated` is a number, which has the unit and tolerance of `row`, or a table with a unit or tolerance of its own.
         """
         own: Mapping[str, Any] = stated if isinstance(stated, dict) else {"published": stated}
         published, rule = own["published"], row if own.keys() <= {"published", "unit"} else own
@@ -62,9 +62,9 @@ class PublishedRow:
     note: str = ""
     """Assumptions, and parameters that were chosen to match the published figures."""
     ceilings: Callable[[], Sequence[float]] | None = None
-    """Function that returns an upper bound of each figure; None if there are no bounds.
+    """Function that returns an upper bound of each figure; None without bounds.
 
-    By its data sheet, the source's GPU cannot exceed the bound with any engine, under the row's assumptions.
+    No engine on the source's GPU can exceed the bound, according to the GPU's data sheet and the row's assumptions.
     """
 
 
@@ -76,7 +76,7 @@ class Reproduction:
     ours: tuple[float, ...]
     """Simulated numbers, in the order of `row.figures`."""
     ceilings: tuple[float, ...] = ()
-    """Upper bound of each figure, as `PublishedRow.ceilings` returns them; empty if there are none."""
+    """Upper bound of each figure; empty without bounds."""
 
     @property
     def beyond(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ class Reproduction:
 
 
 def reproduce(row: PublishedRow, progress: ProgressCallback = lambda done, total: None) -> Reproduction:  # noqa: ARG005
-    """Run the simulations of `row`, and return the simulated numbers with it."""
+    """Run the simulations of `row`; return the row with the simulated numbers."""
     ours = tuple(float(number) for number in row.reproduce(progress))
     assert len(ours) == len(row.figures), f"{row.name} gave {len(ours)} numbers for {len(row.figures)} figures"
     ceilings = () if row.ceilings is None else tuple(row.ceilings())

@@ -30,7 +30,7 @@ class PairedLengths:
 
     name: str
     about: str
-    """Source of the lengths, for a workload's description."""
+    """Source of the lengths, for the description of a workload."""
     limit_tokens: int
     """Largest length of a sequence in tokens, prompt and output together."""
     prompt_quantiles: tuple[float, ...]
@@ -40,11 +40,11 @@ class PairedLengths:
     output_tokens: tuple[tuple[float, ...], ...]
     """Output lengths in tokens at `output_quantiles`, for each of several equally large groups of prompts.
 
-    The first group has the shortest prompts.
+    The groups are in order of prompt length, the shortest first.
     """
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Int64Array, Int64Array]:
-        """Draw `n` prompt lengths and their output lengths, in tokens: int64[n] each."""
+        """Draw `n` prompt lengths and the output length of each, in tokens: int64[n] each."""
         prompt = _round(np.interp(_midpoints(n), self.prompt_quantiles, self.prompt_tokens))
         output = np.empty(n, np.int64)
         for rows, tokens in zip(np.array_split(np.arange(n), len(self.output_tokens)), self.output_tokens, strict=True):
@@ -67,7 +67,7 @@ class PairedLengths:
 
 @cache
 def paper_lengths(name: str) -> PairedLengths:
-    """Return the lengths of `name`: `sharegpt` or `alpaca`."""
+    """Return the lengths of a data set: `sharegpt` or `alpaca`."""
     table: dict[str, Any] = tomllib.loads(Path(__file__).with_name("lengths.toml").read_text(encoding="utf-8"))[name]
     return PairedLengths(
         name=name,

@@ -53,8 +53,8 @@ def _four_sequences(progress: ProgressCallback) -> list[float]:  # noqa: ARG001 
 def _watermark(progress: ProgressCallback) -> list[float]:
     """Return the number of preemptions with each watermark, averaged over draws of the lengths.
 
-    For this scheduler, 128 users in a closed loop equal a queue of all requests with at most 128 in the batch. The
-    reason is that requests never overtake each other, and preempted ones go first.
+    For this scheduler, 128 users in a closed loop equal a queue of all requests with at most 128 in the batch, because
+    requests never overtake each other, and preempted ones go first.
     """
     model, gpu = find_model("Qwen/Qwen2.5-7B-Instruct"), find_gpu("B200")
     kv_bytes, times = 299_584 * model.kv_bytes_per_token, step_times(gpu, model, "vllm")
@@ -74,8 +74,9 @@ def _watermark(progress: ProgressCallback) -> list[float]:
 
 
 def _held_bytes(model_name: str, num_tokens: int, *, uniform: bool) -> int:
-    """Return the KV bytes that a sequence of `num_tokens` holds while it decodes. With `uniform`, windows count as if
-    they kept every token.
+    """Return the KV bytes that a sequence of `num_tokens` holds while it decodes.
+
+    With `uniform`, windows count as if they kept every token.
     """
     model = find_model(model_name)
     settings = CacheSettings(max_model_len=num_tokens, uniform=uniform)

@@ -25,14 +25,15 @@ RATES_PER_S = {"sharegpt": 2.0, "alpaca": 30.0}
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Block sizes of Figure 18b, in tokens."""
 _WORTH_NOTICING = 1.1
-"""Largest ratio of a block size's latency to the best latency with which the block size counts as good."""
+"""Largest ratio of a block size's latency to the best latency for which the block size counts as good."""
 
 _KV_POOLS = {"facebook/opt-13b": 12, "facebook/opt-66b": 21, "facebook/opt-175b": 264}
 _NUM_SATURATING = 1200
 _NUM_ARRIVING = {"sharegpt": 2400, "alpaca": 12_000}
 _NUM_DRAWS = 4
-"""Number of draws of arrivals for batches that time limits. Close to overload, results of two draws differ by a
-tenth.
+"""Number of draws of arrivals for batches that time limits.
+
+Close to overload, the results of two draws differ by a tenth.
 """
 
 
@@ -111,9 +112,8 @@ def _prefix_throughput_ratios(progress: ProgressCallback) -> list[float]:
 
 
 def _block_size_latencies(name: str, progress: ProgressCallback) -> list[float]:
-    """Return the mean end-to-end latency in seconds for each of `BLOCK_SIZES`, at the rate of Figure 13.
-
-    `name` is the data set.
+    """Return the mean end-to-end latency in seconds for each of `BLOCK_SIZES`, for data set `name` at the rate of
+    Figure 13.
     """
     workload = paper_lengths(name).workload(_NUM_ARRIVING[name] // 4, arrivals=Poisson(rate_per_s=RATES_PER_S[name]))
     latencies = []

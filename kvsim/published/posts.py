@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _GRANITE = "ibm-granite/granite-4.0-350m"
 _ONE_BY_ONE = 20
-"""Number of questions in the recording, of 500. The other questions are assumed to have the same rate."""
+"""Number of questions, of 500, that were recorded one by one. The others are assumed to have the same rate."""
 _THREE_WAYS = ("hf-h200-granite-350m-one-by-one", "hf-h200-granite-350m-batch500", "vllm-h200-granite-350m-gsm8k")
 """Recordings on an H200: requests one by one, in a padded batch of 500, and with vLLM.
 
@@ -93,7 +93,7 @@ def _mistral_ceilings() -> list[float]:
 
 
 def _mistral(progress: ProgressCallback) -> list[float]:
-    """Return the answers per second for requests with 100 prompt tokens and 500 output tokens."""
+    """Return the answers per second for requests with `_QUESTION` prompt tokens and `_ANSWER` output tokens."""
     gpu, model = find_gpu("A100-80G"), find_model("mistralai/Mistral-7B-Instruct-v0.3")
     quantized = model.served(quantization=find_quantization("awq"))
     paged = Paged(scheduler=ContinuousSettings(max_num_seqs=256, max_num_batched_tokens=16384, max_model_len=4096))
@@ -148,6 +148,6 @@ REPRODUCE: dict[str, Callable[[ProgressCallback], list[float]]] = {
     "a100-answers": _mistral,
     "t4-one-prompt": _t4,
 }
-"""Functions that predict figures about speed, on machines without a fitted profile, by the name of the row."""
+"""Functions that predict figures about speed, by the name of the row."""
 CEILINGS = {"a100-answers": _mistral_ceilings}
 """Functions that return the upper bounds of a row's figures, by the name of the row."""

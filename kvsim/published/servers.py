@@ -43,7 +43,7 @@ _SCHEDULER = ContinuousSettings(
 def orca(reserve: Reserve) -> Contiguous:
     """Return Orca as the authors of the paper rebuilt it: iteration-level scheduling and a buddy allocator.
 
-    `reserve` is the length of the memory reserved for each request.
+    `reserve` decides how much memory is reserved for each request.
     """
     return Contiguous(scheduler=_SCHEDULER, cache=ContiguousSettings(reserve=reserve, fit="buddy"))
 
@@ -63,9 +63,10 @@ SERVERS: dict[str, Policy] = {
 
 
 def machine(policy: Policy, model: Model | None = None) -> Machine:
-    """Return the machine for `policy` with 12 GiB of KV memory. `model` None is OPT-13B.
+    """Return the machine for `policy` with 12 GiB of KV memory. Without `model`, it serves OPT-13B.
 
-    The engines of 2023 launched PyTorch's kernels one by one, and compute as fast as Hugging Face's modules.
+    The engines of 2023 launched PyTorch's kernels one by one, and are assumed to compute as fast as Hugging Face's
+    modules.
     """
     model = model or find_model("facebook/opt-13b")
     gpu = find_gpu("A100-40G")

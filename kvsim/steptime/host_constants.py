@@ -75,13 +75,13 @@ Three are exchanged before the experts (activations, chosen experts and their we
 sum).
 """
 EXCHANGE_LAUNCHES = 6
-"""Host time to exchange one tensor of one rank, in multiples of `Card.launch_s`, if ranks have different numbers of tokens.
+"""Host time to exchange one tensor of one rank, in multiples of `Card.launch_s`, if ranks differ in tokens.
 
 vLLM then calls NCCL once for each rank and tensor. With this value, a step of 257 to 2,048 tokens of Qwen3-30B-A3B on
 two H100s takes 119 ms on the host of the H100's card. The host of the only measured run is not known: such steps took
 122 ms in the median, whatever their tokens, but 82 to 92 ms for five seconds. With four ranks, the predicted steps are
 11 % too long at light load; under load they are as long as those of the slowest of four hosts (`docs/fleets.md`). In a
-loop without an engine, the calls take two to three launches (`benchmarks/exchange.py`).
+loop without an engine, the calls take two to three times `Card.launch_s` (`benchmarks/exchange.py`).
 """
 WORKER_STEP_S = 0.28e-3
 """Seconds in which a step is sent to the worker processes of several GPUs, and its output is sent back."""

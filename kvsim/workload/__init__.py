@@ -3,7 +3,7 @@
 A `Workload` is a table of requests. It is imported, read from a recording, or generated from an arrival process and two
 distributions of lengths. This package does not depend on blocks, schedulers or clocks.
 
-Every name here is imported on first use, so that code that needs one name does not load the other modules.
+Every name is imported on first use, so that code that needs one name does not load the other modules.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HOME = by_name({
     "kvsim.workload.turns": "Turns",
     "kvsim.workload.varying": "Varying",
 })  # fmt: skip
-"""Module of each name that this package offers, by the name."""
+"""Module of each public name."""
 
 __all__ = [
     "LONGEST_S",

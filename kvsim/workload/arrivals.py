@@ -41,10 +41,9 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """Gamma-distributed gaps between arrivals. With a `cv` above 1, requests come in bursts; below 1, they come
-    steadily.
+    """Gamma-distributed gaps between arrivals.
 
-    A `cv` of 1 is a Poisson process.
+    With a `cv` above 1, requests come in bursts; below 1, they come steadily. A `cv` of 1 is a Poisson process.
     """
 
     rate_per_s: float
@@ -97,12 +96,12 @@ class AllAtOnce:
 
 
 def _after_gaps(gaps: FloatArray) -> FloatArray:
-    """Return arrival times from 0 on, one after each gap."""
+    """Return arrival times: 0, then one after each gap."""
     return np.concatenate(([0.0], np.cumsum(gaps)))
 
 
 def _at_rate(times: FloatArray, rate_per_s: float) -> FloatArray:
-    """Return the arrival times for `rate_per_s`, from `times` for a rate of one request per second."""
+    """Convert arrival times for one request per second to arrival times for `rate_per_s`."""
     with np.errstate(over="ignore"):  # `Workload` refuses infinite times with a better message
         return times / rate_per_s
 

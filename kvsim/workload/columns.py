@@ -1,4 +1,4 @@
-"""Read-only arrays for the columns of a `Workload`. Their types and shapes are checked here.
+"""Read-only arrays for the columns of a `Workload`, with checks of types and shapes.
 
 `kvsim.workload.request_rules` checks the values.
 """
@@ -28,25 +28,26 @@ Integer = TypeVar("Integer", np.int32, np.int64)
 
 
 def frozen(column: NDArray[Scalar]) -> NDArray[Scalar]:
-    """Make `column` read-only and return it."""
+    """Make `column` read-only, and return it."""
     column.flags.writeable = False
     return column
 
 
 def float_column(name: str, values: ArrayLike, num_rows: int | None = None) -> NDArray[np.float64]:
-    """Return a new, read-only float64 column with `num_rows` rows; None allows any number of rows.
+    """Return a new, read-only float64 column with `num_rows` rows, or any number of rows if that is None.
 
-    `name` is the name of the column in errors.
+    Raises:
+    UsageError: `values` is not one number per row. The message calls the column `name`.
     """
     return frozen(_one_dimensional(name, values, "number", "iuf", num_rows).astype(np.float64))
 
 
 def int_column(name: str, values: ArrayLike, dtype: type[Integer], num_rows: int | None = None) -> NDArray[Integer]:
-    """Return a new, read-only column with `num_rows` integers; None allows any number of rows.
+    """Return a new, read-only column with `num_rows` integers, or any number if that is None.
 
     Raises:
-        UsageError: `values` is not one integer per row; floats are refused, not rounded.
-        WorkloadError: an integer does not fit into `dtype`; the message names the row.
+    UsageError: `values` is not one integer per row; floats are refused, not rounded.
+    WorkloadError: an integer does not fit into `dtype`; the message names the row.
     """
     column = _one_dimensional(name, values, "integer", "iu", num_rows)
     limits = np.iinfo(dtype)
@@ -77,9 +78,9 @@ class Ragged(Generic[Integer]):
 
     def __init__(self, values: ArrayLike, offsets: ArrayLike, dtype: type[Integer]) -> None:
         self.values: NDArray[Integer] = int_column("values", values, dtype)
-        """Values of all rows, one row after the other, of type `dtype`."""
+        """Values of all rows, row by row, of type `dtype`."""
         self.offsets: Int64Array = int_column("offsets", offsets, np.int64)
-        """Index in `values` at which each row begins, and the number of values: int64[num_rows + 1]."""
+        """Index in `values` at which each row begins, then the number of values: int64[num_rows + 1]."""
         _check_offsets(self.offsets, self.values.size)
 
     @classmethod
@@ -110,14 +111,14 @@ class Ragged(Generic[Integer]):
         return np.diff(self.offsets)
 
     def take(self, rows: Int64Array) -> Ragged[Integer]:
-        """Return a ragged array with the given rows, in the order of their indices in `rows`."""
+        """Return a ragged array with `rows`, which are indices, in this order."""
         lengths = self.lengths[rows]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         positions = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths)
         return Ragged(self.values[positions], offsets, self.values.dtype.type)
 
     def cut(self, lengths: NDArray[Any]) -> Ragged[Integer]:
-        """Return the first values of each row, at most as many as `lengths` states for the row: int[num_rows]."""
+        """Return the first `lengths[row]` values of each row, or all if there are fewer. `lengths` is int[num_rows]."""
         kept = np.minimum(self.lengths, lengths)
         in_row = np.arange(len(self.values)) - np.repeat(self.offsets[:-1], self.lengths)
         is_kept = in_row < np.repeat(kept, self.lengths)
@@ -141,7 +142,6 @@ class Numbered(Sequence[str]):
     __slots__ = ("_numbers", "_stem")
 
     def __init__(self, stem: str, numbers: range) -> None:
-        """Store the names: `stem` followed by each of `numbers`."""
         self._stem = stem
         self._numbers = numbers
 

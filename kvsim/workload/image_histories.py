@@ -1,4 +1,4 @@
-"""Images in the turns of sessions. A turn's prompt begins with the prompt before, and so with its images."""
+"""Images in the turns of sessions. A turn's prompt begins with the turn before, and so with that turn's images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def check_histories(images: Images, turns: Turns, ids: Sequence[str]) -> None:
-    """Check that the history of each turn has the same images as the turn that it repeats."""
+    """Check that the history of each turn has the same images as the turn that it repeats.
+
+    Raises:
+    WorkloadError: a history has other images.
+    """
     for row in np.flatnonzero(turns.after >= 0).tolist():
         after, history = int(turns.after[row]), int(turns.history_tokens[row])
         found, expected = (_before(images[each], history) for each in (row, after))
@@ -35,11 +39,14 @@ def _before(images: Sequence[Image], end: int) -> list[Image]:
 
 
 def with_histories(new: Images, turns: Turns, text_tokens: Int64Array) -> tuple[Images, Int64Array]:
-    """Return the images of all prompts: in each turn, first the images of the turns before it, then its `new` ones.
+    """Return the images of all prompts: in each turn, first the images of the turns before, then its `new` ones.
 
     Also return the number of tokens that the images of earlier turns add to each prompt: int64[n]. `new.place` does not
     count these tokens. `text_tokens` is the number of tokens in the prompt and the answer of the turn before, without
     images: int64[n].
+
+    Raises:
+    UsageError: a turn does not repeat all of the turn before.
     """
     later = turns.after >= 0
     if (turns.history_tokens[later] != text_tokens[later]).any() or (turns.after >= np.arange(len(turns))).any():

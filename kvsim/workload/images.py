@@ -1,7 +1,7 @@
 """Images in prompts: their sizes, where they begin, and which images are equal.
 
 The number of tokens of an image in pixels depends on the model. These tokens are added to the prompt once the model is
-known. An image may also have a stated number of tokens, which `prompt_tokens` includes.
+known. An image may instead have a stated number of tokens, which `prompt_tokens` includes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from kvsim.workload.columns import Int32Array, Int64Array
 
 _STREAM = 5
-"""Number of the stream of random numbers for images. With the same seed, it differs from the streams of other draws."""
+"""Number of the stream of random numbers for images, which differs from those of other draws with the same seed."""
 _MOST_NUMBER = 1 << 10
 """Largest valid mean number of images in a request."""
 _SIZE = re.compile(r"(\d{1,6})[x×](\d{1,6})|(\d{1,6})")
-"""Pattern of a size in pixels such as `1920x1080`, or in tokens such as `576`."""
+"""Pattern of a size: pixels, such as `1920x1080`, or tokens, such as `576`."""
 
 
 class ImageSize(NamedTuple):
@@ -46,10 +46,10 @@ class ImageSize(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ImageSize:
-        """Return the size that a text such as `1920x1080` (pixels) or `576` (tokens) describes.
+        """Return the size that `text` states: pixels, such as `1920x1080`, or tokens, such as `576`.
 
         Raises:
-            ValueError: the text describes no size.
+        ValueError: the text states no size.
         """
         found = _SIZE.fullmatch(text.strip())
         sides = [int(side) for side in found.groups(default="0")] if found else [0]
@@ -73,22 +73,22 @@ class Images:
     """Images of all prompts in one table. The rows of prompt `i` are `offsets[i]` to `offsets[i + 1] - 1`, by `place`.
 
     Raises:
-        WorkloadError: a number does not fit into its column.
-        UsageError: a column has the wrong shape or type.
+    WorkloadError: a number does not fit into its column.
+    UsageError: a column has the wrong shape or type.
     """
 
     offsets: Int64Array
-    """Row of the first image of each prompt, and the number of all images: int64[num_prompts + 1]."""
+    """Row of the first image of each prompt, then the number of all images: int64[num_prompts + 1]."""
     content: Int64Array
-    """Number of each image, from 1 on; equal images have equal numbers: int64[num_images], as are all columns below."""
+    """Number of each image, from 1 on; equal images have equal numbers: int64[num_images], as all columns below."""
     place: Int64Array
     """Number of tokens of the prompt before each image. Earlier images in pixels count as 0 tokens."""
     tokens: Int64Array
     """Number of tokens of each image; 0 if it is given in pixels and the model is not known yet."""
     width: Int64Array
-    """Width of each image in pixels; 0 if it is not known."""
+    """Width of each image in pixels; 0 if unknown."""
     height: Int64Array
-    """Height of each image in pixels; 0 if it is not known."""
+    """Height of each image in pixels; 0 if unknown."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Images:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Sequence[Image]]) -> Images:
-        """Return a table of the images of all prompts, which may be in any order within their prompts."""
+        """Return a table of the images of all prompts. Within a prompt, they may be in any order."""
         listed = [sorted(row, key=lambda image: image.place) for row in rows]
         flat = [image for row in listed for image in row]
         return cls(
@@ -149,7 +149,7 @@ class Images:
 
     @property
     def in_pixels(self) -> np.ndarray:
-        """True for images that are given in pixels, whose tokens depend on the model: bool[num_images]."""
+        """True for images in pixels, whose tokens depend on the model: bool[num_images]."""
         return np.asarray(self.tokens == 0)
 
     def take(self, rows: Int64Array) -> Images:
@@ -180,7 +180,7 @@ class Images:
         return images, np.diff(through[self.offsets])
 
     def _of_two_sizes(self) -> np.ndarray:
-        """Tell for each image whether an equal image has another size: bool[num_images]."""
+        """Mark the images of which an equal image has another size: bool[num_images]."""
         _, first, which = np.unique(self.content, return_index=True, return_inverse=True)
         sizes = np.stack((self.tokens, self.width, self.height))
         return np.asarray((sizes != sizes[:, first[which]]).any(axis=0))
@@ -190,8 +190,8 @@ class Images:
         prompt's end.
 
         Raises:
-            UsageError: the number of rows is not the number of prompts.
-            WorkloadError: an image is invalid; the message names the first such request.
+        UsageError: the number of rows is not the number of prompts.
+        WorkloadError: an image is invalid; the message names the first such request.
         """
         if len(self) != len(prompt_tokens) or self.offsets[0] or self.offsets[-1] != len(self.content):
             raise UsageError(
@@ -258,8 +258,9 @@ class ImageShare:
         return f"{self.number:g} images a request of {', '.join(map(str, self.sizes))}{kinds}"
 
     def draw(self, place: Int32Array, seed: int) -> Images:
-        """Draw the images of requests. The first image of a request begins at token `place[row]` of its prompt, and the
-        others follow.
+        """Draw the images of requests.
+
+        The first image of a request begins at token `place[row]` of its prompt, and the others follow.
         """
         rng, whole = np.random.default_rng((seed, _STREAM)), math.floor(self.number)
         numbers = whole + (rng.random(len(place)) < self.number - whole)

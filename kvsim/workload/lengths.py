@@ -115,13 +115,16 @@ class Empirical:
 
 
 def check_tokens(name: str, tokens: int) -> None:
-    """Check that `tokens` is a whole number from 1 to `MAX_TOKENS`; otherwise raise a `UsageError` about `name`."""
+    """Check that `tokens` is a whole number from 1 to `MAX_TOKENS`.
+
+    Raises:
+    UsageError: it is not; the message calls it `name`.
+    """
     if not (tokens == tokens // 1 and 1 <= tokens <= MAX_TOKENS):
         raise UsageError(f"{name} is {tokens}; it must be a whole number of tokens from 1 to {MAX_TOKENS:,}.")
 
 
 def _check_range(low_name: str, low: int, high_name: str, high: int) -> None:
-    """Check that both bounds are numbers of tokens, and that `low` is not above `high`."""
     check_tokens(low_name, low)
     check_tokens(high_name, high)
     if low > high:

@@ -1,4 +1,4 @@
-"""One request of a workload, as `Workload.from_requests` takes it and iteration over a `Workload` returns it."""
+"""One request of a workload, for `Workload.from_requests`, and as iteration over a `Workload` yields it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Request of a `Workload`, which is one row of its table. `Workload` checks the values.
+    """Request of a `Workload`: one row of its table. `Workload` checks the values.
 
     Equal beginnings of prompts can be given in three ways: by `prefix`, by `prompt_hashes`, or by `prompt_token_ids`.
     """
@@ -45,6 +45,6 @@ class Request:
     Prompts with the same hash are equal from the first token to the end of the hash's unit.
     """
     prompt_token_ids: tuple[int, ...] | None = None
-    """Token ids of the prompt; None if they are not known."""
+    """Token ids of the prompt; None if unknown."""
     images: tuple[Image, ...] = ()
     """Images in the prompt, in the order of their places."""

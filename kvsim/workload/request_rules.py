@@ -73,8 +73,8 @@ def check_rows(workload: _WorkloadColumns) -> None:
     """Check all columns of a workload.
 
     Raises:
-        UsageError: a column has the wrong length.
-        WorkloadError: a row is invalid; the message names the first such row.
+    UsageError: a column has the wrong length.
+    WorkloadError: a row is invalid; the message names the first such row.
     """
     _check_shape(workload)
     bad_rows = [(int(bad.argmax()), sentence) for sentence, bad in _rules(workload) if bad.any()]
@@ -114,7 +114,6 @@ def _check_shape(workload: _WorkloadColumns) -> None:
 
 
 def _check_unique(ids: Sequence[str]) -> None:
-    """Refuse an id that occurs twice."""
     first_rows = dict(zip(reversed(ids), range(len(ids) - 1, -1, -1), strict=True))
     if len(first_rows) < len(ids):
         row = next(row for row, name in enumerate(ids) if first_rows[name] != row)
@@ -124,12 +123,11 @@ def _check_unique(ids: Sequence[str]) -> None:
 
 
 def _rules(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Return all rules: the end of a rule's error message, and True in the rows that violate the rule: bool[n]."""
+    """Return all rules: the end of the rule's error message, and True in the rows that violate the rule: bool[n]."""
     return [*_rules_of_lengths(workload), *_rules_of_prefixes(workload)]
 
 
 def _rules_of_lengths(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Return the rules for arrival times, lengths and adapters, as `_rules` does."""
     arrival_s, prompt, limit = workload.arrival_s, workload.prompt_tokens, workload.max_tokens
     return [
         (
@@ -152,7 +150,6 @@ def _rules_of_lengths(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.
 
 
 def _rules_of_prefixes(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Return the rules for shared prefixes, hashes and token ids, as `_rules` does."""
     prompt, group, shared = workload.prompt_tokens, workload.prefix_group, workload.prefix_tokens
     num_groups, unit = len(workload.prefix_names), workload.hash_unit_tokens
     rules = [

@@ -1,7 +1,4 @@
-"""Generate sessions: conversations of several turns. The prompt of each turn begins with all turns before it.
-
-`converse` draws the number of turns, the pauses between turns, and the lengths of prompts and answers.
-"""
+"""Generated sessions: conversations of several turns. The prompt of each turn begins with all turns before it."""
 
 from __future__ import annotations
 
@@ -62,23 +59,23 @@ def converse(
     seed: int = 0,
     name: str = "generated",
 ) -> Workload:
-    """Draw the turns of sessions; equal arguments give equal workloads.
+    """Draw the turns of sessions. Equal arguments give equal workloads.
 
     Args:
-        num_sessions: number of sessions, at least 1.
-        turns: number of turns in a session, at least 1; a number for equal sessions.
-        pauses: seconds between the end of a turn and the arrival of the next; a number for equal pauses.
-        arrivals: arrival process of the first turns; by default, all arrive at second 0.
-        prompt: number of new tokens in each turn. They follow the history or, in a first turn, the shared prefix.
-        output: lengths of answers in tokens; a number for equal lengths.
-        max_tokens: largest length of an answer in tokens; longer answers are cut. By default, none is cut.
-        prefixes: shared prefixes, with which the prompts of first turns begin.
-        seed: seed of the random numbers, 0 or more.
-        name: name of the workload.
+    num_sessions: number of sessions, at least 1.
+    turns: number of turns in a session, at least 1; an int for equal sessions.
+    pauses: seconds between the end of a turn and the arrival of the next; a float for equal pauses.
+    arrivals: arrival process of the first turns; by default, all arrive at second 0.
+    prompt: number of new tokens in each turn. They follow the history or, in a first turn, the shared prefix.
+    output: lengths of answers in tokens; an int for equal lengths.
+    max_tokens: largest length of an answer in tokens; longer answers are cut. By default, none is cut.
+    prefixes: shared prefixes, with which the prompts of first turns begin.
+    seed: seed of the random numbers, 0 or more.
+    name: name of the workload.
 
     Raises:
-        UsageError: a number is out of range.
-        WorkloadError: a drawn session is too long.
+    UsageError: a number is out of range.
+    WorkloadError: a drawn session is too long.
     """
     _check_numbers(num_sessions, seed)
     turns, arrivals = Fixed(turns) if isinstance(turns, int) else turns, arrivals or AllAtOnce()
@@ -102,7 +99,6 @@ def converse(
 
 
 def _in_words(arrivals: Arrivals, pauses: Pauses, prefixes: SharedPrefixes | None, new: Workload) -> str:
-    """Return the end of a workload's description: its arrivals, pauses, lengths and prefixes."""
     lengths = new.description.partition("; ")[2]
     return f"{arrivals}, pauses of {pauses}; {lengths}{f', behind {prefixes}' if prefixes else ''}"
 
@@ -116,8 +112,7 @@ def _sizes(num_sessions: int, turns: Lengths, rng: np.random.Generator) -> Int64
 
 
 def _turns_of(first: Int64Array, pauses: Pauses, rng: np.random.Generator) -> Turns:
-    """Return the turns of all sessions. Each turn waits for the row before it; the first turn of a session waits for
-    none.
+    """Return the turns of all sessions. Each waits for the row before it, except for first turns, which wait for none.
 
     `first` has, for each row, the row of the first turn of its session.
     """
@@ -128,7 +123,6 @@ def _turns_of(first: Int64Array, pauses: Pauses, rng: np.random.Generator) -> Tu
 
 
 def _check_numbers(num_sessions: int, seed: int) -> None:
-    """Raise a `UsageError` for a number that is out of range."""
     if not 1 <= num_sessions <= MOST_REQUESTS:
         raise UsageError(f"{shortened(num_sessions)} sessions were asked for; ask for 1 to {MOST_REQUESTS:,}.")
     if seed < 0:
@@ -136,8 +130,7 @@ def _check_numbers(num_sessions: int, seed: int) -> None:
 
 
 def _with_histories(new: Workload, first: Int64Array) -> Int64Array:
-    """Return the number of tokens in each prompt with its history, which is all earlier prompts and answers of its
-    session.
+    """Return the number of tokens in each prompt, with all earlier prompts and answers of its session.
 
     `new` has the new tokens of each turn. `first` has, for each row, the row of the first turn of its session.
     """

@@ -1,4 +1,4 @@
-"""Generate workloads from an arrival process, two length distributions and shared prefixes."""
+"""Workloads generated from an arrival process, two length distributions and shared prefixes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 MOST_REQUESTS = 1 << 24
-"""Largest number of generated requests. The columns of their workload take a gigabyte."""
+"""Largest number of generated requests. The columns of such a workload take a gigabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,11 @@ class SharedPrefixes:
     """Texts with which prompts begin, such as system prompts. Each prompt begins with one text."""
 
     num_groups: int
-    """Number of different texts. The requests whose prompts begin with the same text are a group."""
+    """Number of different texts. Requests whose prompts begin with the same text are a group."""
     tokens: int
     """Number of tokens in each text."""
     skew: float = 0.0
-    """Exponent of the popularity. Text `k`, numbered from 0, is drawn with a probability proportional to (k + 1) **
-    -skew.
+    """Exponent of the popularity: text `k`, from 0, is drawn with a probability proportional to (k + 1) ** -skew.
 
     0 gives equal popularity, and 1 gives Zipf's law.
     """
@@ -117,13 +116,11 @@ def generate(
 
 
 def _in_words(prompt: Lengths, output: Lengths, prefixes: SharedPrefixes | None, max_tokens: int | None) -> str:
-    """Return the part of a workload's description that names its lengths and prefixes."""
     prompts = f"prompts of {prompt}{f' behind {prefixes}' if prefixes else ''}"
     return f"{prompts}, answers of {output}{f', cut at {max_tokens:,}' if max_tokens is not None else ''}"
 
 
 def _check_numbers(num_requests: int, max_tokens: int | None, seed: int) -> None:
-    """Raise a `UsageError` for a number that is out of range."""
     if num_requests < 1:
         raise UsageError(f"{num_requests} requests were asked for; ask for at least 1.")
     if num_requests > MOST_REQUESTS:

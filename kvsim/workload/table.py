@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 _ADAPTERS = 4
-"""Number of the stream of random numbers for adapters, which differs from those of other draws."""
+"""Number of the stream of random numbers for adapters, which differs from those of other draws with the same seed."""
 _NO_TIME_S = 1e-12
-"""Largest time in seconds between the first and the last arrival with which all requests count as arriving at once."""
+"""Largest time in seconds between the first and the last arrival for which all requests count as arriving at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class WorkloadSummary:
     rate_per_s: float | None
     """Mean number of arrivals per second; None if all requests arrive at once."""
     gap_cv: float | None
-    """Standard deviation of the gaps between arrivals divided by their mean; None if all requests arrive at once.
+    """Standard deviation of the gaps between arrivals, divided by their mean; None if all requests arrive at once.
 
     For a Poisson process, it is about 1.
     """
@@ -94,9 +94,9 @@ class Workload:
     hash_unit_tokens: int
     """Number of tokens in one unit. The hash of a unit also covers all units before it."""
     hash_ahead_tokens: int
-    """Number of tokens beyond its unit that a hash also covers; above 0 only if draft layers read ahead."""
+    """Number of tokens beyond the end of its unit that a hash also covers; above 0 only if draft layers read ahead."""
     prompt_token_ids: Ragged[np.int32] | None
-    """Token ids of each prompt: an empty row where they are not known, None if they are not known for any prompt."""
+    """Token ids of each prompt: an empty row where unknown, None if unknown for all prompts."""
     images: Images | None
     """Images in the prompts; None if no prompt has images.
 
@@ -164,7 +164,6 @@ class Workload:
         self._check_and_sort()
 
     def _check_and_sort(self) -> None:
-        """Check all rows, complete the columns of turns, and sort the rows by arrival."""
         check_rows(self)
         turns = self.turns
         if turns is not None:
@@ -236,7 +235,11 @@ class Workload:
         return f"<Workload {self.name!r}: {len(self)} requests in {self.arrival_s[-1] - self.arrival_s[0]:g} s>"
 
     def head(self, n: int) -> Workload:
-        """Return the first `n` requests to arrive, or all if there are fewer."""
+        """Return the first `n` requests to arrive, or all if there are fewer.
+
+        Raises:
+        UsageError: `n` is below 1.
+        """
         if n < 1:
             raise UsageError(f"the first {n} requests were asked for; ask for at least 1.")
         changes: dict[str, Any] = self._rows(np.arange(min(n, len(self))))
@@ -253,7 +256,11 @@ class Workload:
         return replace(self, **changes | {"ids": [self.ids[row] for row in rows.tolist()]})
 
     def scaled_rate(self, factor: float) -> Workload:
-        """Return the requests with an arrival rate that is `factor` times as high."""
+        """Return the requests with an arrival rate `factor` times as high.
+
+        Raises:
+        UsageError: `factor` is not a finite number above 0.
+        """
         if not (math.isfinite(factor) and factor > 0):
             raise UsageError(f"the arrival rate was to be scaled by {factor}; it must be a finite number above 0.")
         description = f"{self.description}, arriving {factor:g} times as fast".removeprefix(", ")
@@ -262,9 +269,12 @@ class Workload:
         return replace(self, arrival_s=arrival_s, description=description)
 
     def scaled_answers(self, factor: float) -> Workload:
-        """Return the requests with answers `factor` times as long. Lengths are rounded to whole tokens, at least 1.
+        """Return the requests with answers `factor` times as long, rounded to whole tokens, at least 1.
 
         `max_tokens` grows by the same factor.
+
+        Raises:
+        UsageError: `factor` is not a finite number above 0, or there are sessions.
         """
         if not (math.isfinite(factor) and factor > 0):
             raise UsageError(f"answers were to be scaled by {factor}; it must be a finite number above 0.")
@@ -286,9 +296,9 @@ class Workload:
         )
 
     def with_adapters(self, number: int, skew: float, seed: int) -> Workload:
-        """Return the requests, each with an adapter drawn from `number` adapters.
+        """Return the requests, each with one of `number` adapters, chosen at random.
 
-        The probability of adapter `n`, numbered from 1, is proportional to 1 / n^`skew`.
+        The probability of adapter `n`, from 1, is proportional to 1 / n^`skew`.
         """
         weights = np.arange(1, number + 1, dtype=np.float64) ** -skew
         adapter = 1 + np.random.default_rng((seed, _ADAPTERS)).choice(number, len(self), p=weights / weights.sum())
@@ -301,7 +311,7 @@ class Workload:
         In a turn of a session, they follow the history, which has the images of the turns before.
 
         Raises:
-            UsageError: the requests have images, or token ids or hashes, which do not cover generated images.
+        UsageError: the requests have images, or token ids or hashes, which do not cover generated images.
         """
         if self.images is not None or self.prompt_token_ids is not None or len(self.prompt_hashes.values):
             raise UsageError("images are drawn for prompts whose contents are not known; these have token ids, hashes "
@@ -337,8 +347,7 @@ class Workload:
         nothing is cut.
 
         Raises:
-            UsageError: `max_model_len` is below 2, so that no request fits, or a prompt with images would be cut.
-            WorkloadError: a prompt with token ids or hashes would be cut.
+        UsageError: `max_model_len` is below 2, so that no request fits, or a prompt with images would be cut.
         """
         if max_model_len < 2:
             raise UsageError(f"max_model_len is {max_model_len}; a prompt and its answer need at least 2 tokens.")
@@ -367,7 +376,10 @@ class Workload:
         )
 
     def _with_sessions_ended(self, max_model_len: int) -> Workload:
-        """Return the requests without turns whose prompts leave no room for an answer, and without all turns after."""
+        """Drop every turn whose prompt leaves no room for an answer, and all turns after it.
+
+        Default ids are numbered anew.
+        """
         assert self.turns is not None
         kept = self.turns.closed(self.prompt_tokens < max_model_len)
         if kept.all() or not kept.any():
@@ -395,7 +407,7 @@ class Workload:
         )
 
     def _rows(self, rows: Int64Array) -> dict[str, object]:
-        """Return the fields with one value per request, for the requests in `rows`, in this order."""
+        """Return the fields with one value per request, for `rows` in this order. Default ids are numbered anew."""
         prompts = self.prompt_token_ids
         return {
             **{column: frozen(getattr(self, column)[rows]) for column in SCALAR_COLUMNS},
@@ -421,7 +433,9 @@ def _int_columns(n: int, **columns: ArrayLike | None) -> dict[str, Int32Array]:
 
 
 def _in_order(arrival_s: FloatArray, turns: Turns | None) -> Int64Array | None:
-    """Return the rows in order of arrival, turns after those they wait for; None if they are in this order already."""
+    """Return the rows in order of arrival, each turn after those that it waits for; None if this is their order
+    already.
+    """
     if turns is not None and (turns.after >= np.arange(len(turns))).any():
         return np.lexsort((turns.turn, arrival_s))  # by arrival, then by number of the turn
     return np.argsort(arrival_s, kind="stable") if np.any(np.diff(arrival_s) < 0) else None

@@ -1,8 +1,8 @@
 """Turns of conversations and agents: requests that wait for the answer to another request.
 
 A turn arrives when the turn that it waits for has ended, and a pause is over in which a user reads or a tool runs. Its
-prompt begins with the prompt and the answer of that turn. Several turns may wait for the same turn: then the session
-has branches.
+prompt begins with the prompt and the answer of that turn. If several turns wait for the same turn, the session has
+branches.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ class _TokenColumns(Protocol):
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class Turns:
-    """Turn that each request waits for, the pause after that turn, and the number of its tokens that the prompt
-    repeats.
+    """Turn that each request waits for, the pause after that turn, and how many of its tokens the prompt repeats.
 
     Raises:
-        UsageError: a column has the wrong shape or type.
+    UsageError: a column has the wrong shape or type.
     """
 
     after: Int32Array
@@ -53,7 +52,7 @@ class Turns:
     pause_s: FloatArray
     """Seconds between the end of the turn in `after` and the arrival of the request: float64[n]."""
     history_tokens: Int32Array
-    """Number of leading tokens of each prompt that repeat the prompt and then the answer of the turn in `after`:
+    """Number of leading tokens of each prompt that repeat the prompt, then the answer, of the turn in `after`:
     int32[n].
 
     The constructor also takes -1: the whole turn in `after`, or as much of it as fits into the prompt.
@@ -99,7 +98,7 @@ class Turns:
 
     @property
     def session(self) -> Int32Array:
-        """Number of the session of each turn. Sessions are numbered in the order of their first turns: int32[n]."""
+        """Number of the session of each turn, in the order of the sessions' first turns: int32[n]."""
         session = np.cumsum(self.after < 0, dtype=np.int32) - 1
         for rows in self._levels()[1:]:
             session[rows] = session[self.after[rows]]
@@ -129,7 +128,7 @@ class Turns:
         """Check the turns of `workload`. Return them with a number of tokens in place of each -1 in `history_tokens`.
 
         Raises:
-            WorkloadError: a turn is invalid; the message names the first such row.
+        WorkloadError: a turn is invalid; the message names the first such row.
         """
         self._check_rows(workload)
         prompt, history = workload.prompt_tokens, self.history_tokens
@@ -155,14 +154,14 @@ class Turns:
         )
 
     def earliest_s(self, arrival_s: FloatArray) -> FloatArray:
-        """Return the arrival times, where each is at least the arrival time of the turn in `after`."""
+        """Return the arrival times, each raised to at least that of the turn in `after`."""
         earliest = arrival_s.copy()
         for rows in self._levels()[1:]:
             earliest[rows] = np.maximum(earliest[rows], earliest[self.after[rows]])
         return frozen(earliest)
 
     def take(self, rows: Int64Array) -> Turns:
-        """Return the turns in `rows`, in this order. A turn whose `after` is not among `rows` becomes a first turn."""
+        """Return the turns in `rows`, in this order. A turn that waits for none of `rows` becomes a first turn."""
         # The additional last entry translates NONE, which is index -1, to NONE.
         place = np.full(len(self) + 1, NONE, np.int64)
         place[rows] = np.arange(len(rows))
@@ -176,7 +175,10 @@ class Turns:
         return self._renumbered(after, rows, Ragged.from_rows(others, np.int64))
 
     def _renumbered(self, after: Int64Array, rows: Int64Array, also_after: Ragged[np.int64] | None) -> Turns:
-        """Return the turns in `rows` with `after` and `also_after` in new row numbers. First turns have no history."""
+        """Return the turns in `rows` with `after` and `also_after`, which have new row numbers.
+
+        First turns have no history.
+        """
         history = np.where((after < 0) | (self.after[rows] < 0), 0, self.history_tokens[rows])
         return Turns(after=after, pause_s=self.pause_s[rows], history_tokens=history, also_after=also_after)
 
@@ -206,7 +208,7 @@ class Turns:
         return levels[:-1]
 
     def _is_circular(self) -> NDArray[np.bool_]:
-        """Return True for each turn that never arrives: it waits in a circle, or for a turn in one: bool[n]."""
+        """Mark each turn that never arrives, because it waits in a circle, or for a turn in one: bool[n]."""
         waits, followers = self.num_awaited(), self.followers()
         ready = [row for row, number in enumerate(waits) if not number]
         while ready:
@@ -217,7 +219,6 @@ class Turns:
         return np.array(waits, np.int64) > 0
 
     def _bad_pauses(self) -> NDArray[np.bool_]:
-        """Return True for each turn whose pause is out of range: bool[n]."""
         return np.asarray(~((self.pause_s >= 0) & (self.pause_s <= LONGEST_S)))
 
     def _check_rows(self, workload: _TokenColumns) -> None:
