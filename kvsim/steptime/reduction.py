@@ -65,7 +65,7 @@ from kvsim.steptime.pace import WORKER_COEFFICIENTS, Pace, at_pace
 from kvsim.steptime.ranks import GROUP_SIZES, RankTimes
 from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.shapes import StepShape
-from kvsim.steptime.sizes import LARGE_SIZES, NUM_SIZES, captured_size, size_place
+from kvsim.steptime.sizes import NUM_SIZES, SIZE_OF_PLACE, captured_size
 from kvsim.steptime.work import on_stage, work_of
 
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ def reduce_ranks(card: Card, model: Model, *, num_processors: int = 132) -> Rank
     work = work_of(model)
     without_experts = replace(work, expert_weights=0, num_reduces=max(work.num_reduces - work.expert_layers, 0))
     awake = _never_asleep(card, model, without_experts, num_processors)
-    seconds = []
+    experts, seconds = _experts_curve(card, work), []
     for tokens in GROUP_SIZES:
         exchanged_s = reduce_s(card.exchange, tokens * _ACTIVATION_BYTES * model.hidden_size) + 2 * REDUCE_WAIT_S
-        seconds.append(_experts_s(card, work, tokens) + work.expert_layers * exchanged_s)
+        seconds.append(experts(tokens) + work.expert_layers * exchanged_s)
     # The GPU's time with experts decides how long the host sleeps.
     experts_s = float(np.interp(_TYPICAL_BATCH * model.data_parallel_size, GROUP_SIZES, seconds))
     asleep = replace(awake, step_s=awake.step_s + experts_s)
@@ -285,17 +285,16 @@ def on_machine(
 def _by_size(card: Card, work: Work) -> tuple[list[float], float, dict[str, Any]]:
     """Return `Roofline.of_size_s`, the seconds per token in large steps, and the coefficients for reading weights."""
     products = [(count, _product_curve(card, work.weight_bits, weights)) for weights, count in work.products.items()]
+    experts = _experts_curve(card, work)
 
     def layers_s(m: int) -> float:
-        return _layers_s(card, work, m, sum(count * curve(m) for count, curve in products))
+        return _layers_s(card, work, m, sum(count * curve(m) for count, curve in products)) + experts(m)
 
     large = np.array([layers_s(m) for m in _LARGE])
     token_s = float(np.polyfit(_LARGE, large, 1, w=1 / large)[0])
     weights = _weights(layers_s, has_experts=work.expert_layers > 0)
     table = [0.0] * NUM_SIZES
-    few = {int(size_place(tokens)): captured_size(tokens) for tokens in range(1, MAX_CAPTURED_TOKENS + 1)}
-    many = dict(enumerate(LARGE_SIZES, NUM_SIZES - len(LARGE_SIZES)))
-    for place, tokens in (few | many).items():
+    for place, tokens in SIZE_OF_PLACE.items():
         table[place] = layers_s(tokens) - max(weights["weights_s"], token_s * tokens)
     return table, token_s, weights
 
@@ -319,14 +318,16 @@ def _weights(layers_s: Callable[[int], float], *, has_experts: bool) -> dict[str
 
 
 def _layers_s(card: Card, work: Work, m: int, products_s: float) -> float:
-    """Return the seconds of the layers without attention, for `m` tokens whose matrix products take `products_s`."""
+    """Return the seconds of the layers without attention and experts, for `m` tokens whose matrix products take
+    `products_s`.
+    """
     small_s = work.num_small_kernels * SMALL_KERNEL * card.kernel_s
     elements_s = m * work.element_bytes / (ELEMENT_SHARE * card.read_bytes_per_s)
     reduced_s = 0.0
     if work.num_reduces:
         reduced_s = work.num_reduces * (reduce_s(card.all_reduce, m * work.reduced_bytes) + REDUCE_WAIT_S)
     recurrent_s = m * work.num_recurrent_layers * card.delta_net.token_s if card.delta_net is not None else 0.0
-    return products_s + small_s + elements_s + recurrent_s + reduced_s + _experts_s(card, work, m)
+    return products_s + small_s + elements_s + recurrent_s + reduced_s
 
 
 def _product_curve(card: Card, bits: float, weights: Weights) -> Callable[[int], float]:
@@ -347,19 +348,26 @@ def _product_curve(card: Card, bits: float, weights: Weights) -> Callable[[int],
     return lambda m: max(streamed_s, plain(m) - one_s + streamed_s)
 
 
-def _experts_s(card: Card, work: Work, m: int) -> float:
-    """Return the seconds of the experts in all layers for `m` tokens. An expert is read if any token reaches it."""
+def _experts_curve(card: Card, work: Work) -> Callable[[int], float]:
+    """Return a function that returns the seconds of the experts in all layers for `m` tokens.
+
+    An expert is read if any token reaches it.
+    """
     if not work.expert_weights:
-        return 0.0
-    if card.experts is not None:
-        return work.expert_layers * experts_s(card.experts, m, work.num_experts, work.num_experts_per_token)
-    # The share of experts that none of `m` tokens reaches, if each token is routed at random.
-    share_missed = (1 - work.num_experts_per_token / work.num_experts) ** m
-    reached = work.num_experts * (1 - share_missed)
-    streamed_s = reached * work.expert_weights * work.expert_bits / 8 / (EXPERT_READ_SHARE * card.read_bytes_per_s)
+        return lambda m: 0.0  # noqa: ARG005
+    if (measured := card.experts) is not None:
+        return lambda m: work.expert_layers * experts_s(measured, m, work.num_experts, work.num_experts_per_token)
     rate = EXPERT_ARITHMETIC_SHARE * _flops_per_s(card, "fp8" if 8 <= work.expert_bits < 16 else "bfloat16")
-    computed_s = 2 * m * work.num_experts_per_token * work.expert_weights / rate
-    return work.expert_layers * (EXPERT_S + hypot(streamed_s, computed_s))
+
+    def seconds(m: int) -> float:
+        # The share of experts that none of `m` tokens reaches, if each token is routed at random.
+        share_missed = (1 - work.num_experts_per_token / work.num_experts) ** m
+        reached = work.num_experts * (1 - share_missed)
+        streamed_s = reached * work.expert_weights * work.expert_bits / 8 / (EXPERT_READ_SHARE * card.read_bytes_per_s)
+        computed_s = 2 * m * work.num_experts_per_token * work.expert_weights / rate
+        return work.expert_layers * (EXPERT_S + hypot(streamed_s, computed_s))
+
+    return seconds
 
 
 def _flops_per_s(card: Card, dtype: str) -> float:

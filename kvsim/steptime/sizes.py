@@ -39,3 +39,9 @@ def size_place(num_tokens: int) -> float:
     beyond_few = (smaller(num_tokens, _MANY) - _FEW) / _STEP
     beyond_many = (smaller(larger(num_tokens, _MANY), _LAST) - _MANY) / _MANY
     return few * (captured_size(num_tokens) // _GRAIN) + (1 - few) * (_LARGER + beyond_few + beyond_many)
+
+
+SIZE_OF_PLACE = {int(size_place(tokens)): captured_size(tokens) for tokens in range(1, _FEW + 1)} | dict(
+    enumerate(LARGE_SIZES, _LARGER)
+)
+"""Size in tokens of every entry of a table; the largest, where an entry is for several."""
