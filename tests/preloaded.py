@@ -20,15 +20,24 @@ from pathlib import Path
 from typing import Any, Self
 
 import kvsim.cli
+from kvsim.hardware import find_gpu
+from kvsim.machines import step_times
+from kvsim.models import find_model
 
 _EXTRA = ("serve",)
 """Modules of the command line that need what may not be installed."""
 _LIBRARIES = (
-    "PIL.GifImagePlugin", "joblib", "llvmlite.binding", "matplotlib.backends.backend_agg", "pyarrow.parquet",
-    "rich.progress", "scipy.optimize", "textual.drivers.headless_driver", "textual.pilot",
-    "kvsim.calibration", "kvsim.engine.machine_code.object_code", "kvsim.exporters", "kvsim.fitting", "kvsim.importers",
-    "kvsim.plots.report_page", "kvsim.published", "kvsim.recording.parquet", "kvsim.experiments.bands",
-    "kvsim.experiments.sweeps", "kvsim.experiments.validation", "kvsim_tui.app", "kvsim_tui.lessons",
+    "PIL.BmpImagePlugin", "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.PpmImagePlugin",
+    "encodings.ascii", "http.client", "joblib", "joblib.externals.loky.backend.popen_loky_posix", "llvmlite.binding",
+    "matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf", "matplotlib.backends.backend_svg",
+    "perfetto.protos.perfetto.trace.perfetto_trace_pb2", "pyarrow.compute", "pyarrow.parquet", "rich.progress",
+    "scipy.optimize", "textual.drivers.headless_driver", "textual.drivers.linux_driver", "textual.layouts.factory",
+    "textual.pilot", "textual.scrollbar",
+    "kvsim.calibration", "kvsim.engine.machine_code.object_code", "kvsim.exporters", "kvsim.experiments.bands",
+    "kvsim.experiments.sweeps", "kvsim.experiments.validation", "kvsim.fitting", "kvsim.importers",
+    "kvsim.importers.select", "kvsim.live.address", "kvsim.metrics.contradictions", "kvsim.metrics.group_totals",
+    "kvsim.plots.report_page", "kvsim.published", "kvsim.recording.check", "kvsim.recording.parquet",
+    "kvsim_tui.app", "kvsim_tui.lessons", "kvsim_tui.saving",
 )  # fmt: skip
 """What commands import when they are called."""
 
@@ -70,10 +79,11 @@ class Commands:
 
 
 def load(*others: str) -> None:
-    """Import what commands import, and `others`, for forks of this process."""
+    """Import what commands import, and `others`, and read what most of them read, for forks of this process."""
     ours = [module.name for module in pkgutil.iter_modules(kvsim.cli.__path__) if module.name not in _EXTRA]
     for module in (*(f"kvsim.cli.{name}" for name in ours), *_LIBRARIES, *others):
         import_module(module)
+    step_times(find_gpu("H200"), find_model("Meta-Llama-3-8B"), "vllm")  # reads the lists of models and of profiles
     gc.collect()
     gc.freeze()  # a fork that collects garbage would copy all of this
 

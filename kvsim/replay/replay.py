@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from kvsim.errors import RecordingError
 from kvsim.memory.waste import NUM_STATES
+from kvsim.recording.holdings import Extents
 from kvsim.recording.model import Recording
 from kvsim.recording.order import expanded, sort_key
 from kvsim.recording.tables import FloatArray, IntArray
@@ -230,12 +231,29 @@ class Replay:
         rows = tables.held(request, self.seq)
         if group is not None:
             rows = rows[tables.at(rows).group == group]
-        extents = tables.at(rows)
+        extents, extent, offset = self._units_in(rows)
+        return extents.position[extent] + offset, extents.address[extent] + offset
+
+    def block_tables(self) -> tuple[Numbers, Numbers, IntArray]:
+        """Return the requests that hold memory in order of admission, and all their units, request after request.
+
+        Units are two arrays: the place of the holder among the requests, and the address.
+        """
+        tables, live = self.ledger.tables, self.live_requests()
+        begin, end = tables.first_row[live], tables.first_row[live + 1]
+        holder, nth = expanded(end - begin)
+        rows = begin[holder] + nth
+        held = (tables.birth_seq[rows] <= self.seq) & (tables.death_seq[rows] > self.seq)
+        extents, extent, offset = self._units_in(rows[held])
+        return live, holder[held][extent].astype(np.int64), extents.address[extent] + offset
+
+    def _units_in(self, rows: IntArray) -> tuple[Extents, IntArray, IntArray]:
+        """Return the extents `rows` at the current frame, and the extent and the offset of each of their units."""
+        extents = self.ledger.tables.at(rows)
         lengths = extents.length
         if len(self._growth):
             lengths = self._growth.held_at(self.frame, rows, lengths)
-        extent, offset = expanded(lengths)
-        return extents.position[extent] + offset, extents.address[extent] + offset
+        return extents, *expanded(lengths)
 
     def computed_at(self, requests: IntArray, frames: IntArray | int) -> Numbers:
         """Return the number of computed tokens of each of `requests` at its entry in `frames`. The requests must hold

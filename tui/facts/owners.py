@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -76,18 +77,41 @@ class OwnerGroup:
 
 def holdings(session: Session) -> list[OwnerGroup]:
     """Return the groups that hold memory at the current frame, those with the most tokens first."""
-    tables: dict[int, Units] = {
-        int(request): units_of(session, int(request)) for request in session.replay.live_requests()
-    }
-    tables = {request: units for request, units in tables.items() if len(units)}
-    if not tables:
+    replay = session.replay
+    live, holder, address = replay.block_tables()
+    if not len(holder):
         return []
-    held = np.unique(np.concatenate(list(tables.values())))
-    slots = session.replay.slots(held)
-    found = [
-        _owner_group(session, {request: tables[request] for request in group}, held, slots)
-        for group in _sharing(session, tables)
+    pairs = np.unique(holder * replay.num_units + (address - replay.first_unit))
+    holder, units = np.divmod(pairs, replay.num_units)
+    held, rows = np.unique(units, return_inverse=True)
+    slots, shared = replay.slots(held)[rows], replay.refs[units] > 1
+    begins = np.flatnonzero(np.diff(holder, prepend=-1))
+    own, shared_tokens, num_shared = (
+        np.add.reduceat(column, begins)
+        for column in (
+            np.where(shared[:, np.newaxis], 0, slots),
+            slots[:, SlotState.TOKEN] * shared,
+            shared.astype(int),
+        )
+    )
+    owners = [
+        Owner(
+            request=int(live[holder[begin]]),
+            num_units=end - begin,
+            num_shared=int(num_shared[nth]),
+            slots=own[nth],
+            shared_tokens=int(shared_tokens[nth]),
+        )
+        for nth, (begin, end) in enumerate(pairwise([*begins.tolist(), len(units)]))
     ]
+    shared_rows = np.split(np.flatnonzero(shared), np.cumsum(num_shared)[:-1])
+    groups = _sharing([units[rows].tolist() for rows in shared_rows])
+    found = list[OwnerGroup]()
+    for group in groups:
+        rows = np.concatenate([shared_rows[nth] for nth in group])
+        rows = rows[np.unique(units[rows], return_index=True)[1]]
+        members = sorted((owners[nth] for nth in group), key=lambda owner: -owner.num_tokens)
+        found.append(OwnerGroup(owners=tuple(members), num_shared=len(rows), shared=slots[rows].sum(axis=0)))
     return sorted(found, key=lambda group: (-group.num_tokens, -group.size))
 
 
@@ -96,48 +120,23 @@ def units_of(session: Session, request: int) -> Units:
     return np.unique(session.replay.block_table(request)[1]) - session.replay.first_unit
 
 
-def _sharing(session: Session, tables: dict[int, Units]) -> list[list[int]]:
-    """Return groups of requests. Requests that share a unit, directly or through others, are in one group."""
-    refs = session.replay.refs
-    # The key of a group is one of its shared units, or a negative number for a request alone.
+def _sharing(shared: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return groups of owners. Owners that share a unit, directly or through others, are in one group.
+
+    `shared` has the units of each owner that others hold as well.
+    """
+    # The key of a group is one of its shared units, or a negative number for an owner alone.
     group_of: dict[int, int] = {}  # key of the group of each shared unit
-    members: dict[int, list[int]] = {}  # requests of each group
-    for request, units in tables.items():
-        shared = units[refs[units] > 1].tolist()
-        joined = {group_of[unit] for unit in shared if unit in group_of}
-        key = min(joined) if joined else shared[0] if shared else -1 - request
-        for other in joined - {key}:  # this request connects groups that were separate so far
+    members: dict[int, list[int]] = {}  # owners of each group
+    for owner, units in enumerate(shared):
+        joined = {group_of[unit] for unit in units if unit in group_of}
+        key = min(joined) if joined else units[0] if units else -1 - owner
+        for other in joined - {key}:  # this owner connects groups that were separate so far
             members[key] += members.pop(other)
             group_of.update((unit, key) for unit, group in group_of.items() if group == other)
-        group_of.update((unit, key) for unit in shared)
-        members.setdefault(key, []).append(request)
+        group_of.update((unit, key) for unit in units)
+        members.setdefault(key, []).append(owner)
     return list(members.values())
-
-
-def _owner_group(session: Session, tables: dict[int, Units], held: Units, slots: Slots) -> OwnerGroup:
-    """Return the group of the requests of `tables`.
-
-    `slots` has a row for each unit of `held`, with the slots in each state.
-    """
-    refs = session.replay.refs
-    owners = []
-    for request, units in tables.items():
-        rows, shared = np.searchsorted(held, units), refs[units] > 1
-        owners.append(
-            Owner(
-                request=request,
-                num_units=len(units),
-                num_shared=int(shared.sum()),
-                slots=slots[rows[~shared]].sum(axis=0),
-                shared_tokens=int(slots[rows[shared], SlotState.TOKEN].sum()),
-            )
-        )
-    units = np.unique(np.concatenate([units[refs[units] > 1] for units in tables.values()]))
-    return OwnerGroup(
-        owners=tuple(sorted(owners, key=lambda owner: -owner.num_tokens)),
-        num_shared=len(units),
-        shared=slots[np.searchsorted(held, units)].sum(axis=0),
-    )
 
 
 def largest_owner(found: Sequence[OwnerGroup]) -> Owner | None:
