@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.ticker import Locator
 
 _MARGIN_EM = 0.4
@@ -243,7 +243,10 @@ class Picture(Figure):
             )
 
     def _space_thousands(self) -> None:
-        for text in self.findobj(Text):
+        # Texts of ticks are written when they are drawn, and asking for them makes all ticks.
+        parts = [*self.get_children(), *(part for axes in self.axes for part in axes.get_children())]
+        texts = [text for part in parts if not isinstance(part, Axes | Axis) for text in part.findobj(Text)]
+        for text in (*texts, *(axis.label for axes in self.axes for axis in (axes.xaxis, axes.yaxis))):
             text.set_text(spaced(text.get_text()))
         for axes in self.axes:
             for axis in (axes.xaxis, axes.yaxis):
