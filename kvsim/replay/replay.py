@@ -235,12 +235,12 @@ class Replay:
         return extents.position[extent] + offset, extents.address[extent] + offset
 
     def block_tables(self) -> tuple[Numbers, Numbers, IntArray]:
-        """Return the requests that hold memory in order of admission, and all their units, request after request.
+        """Return the requests that hold memory at the current frame, in order of admission, and all their units.
 
-        Units are two arrays: the place of the holder among the requests, and the address.
+        The units are two arrays of one length: the index of the holder among these requests, and the address.
         """
         tables, live = self.ledger.tables, self.live_requests()
-        begin, end = tables.first_row[live], tables.first_row[live + 1]
+        begin, end = tables.first_of_request[live], tables.first_of_request[live + 1]
         holder, nth = expanded(end - begin)
         rows = begin[holder] + nth
         held = (tables.birth_seq[rows] <= self.seq) & (tables.death_seq[rows] > self.seq)
@@ -248,7 +248,9 @@ class Replay:
         return live, holder[held][extent].astype(np.int64), extents.address[extent] + offset
 
     def _units_in(self, rows: IntArray) -> tuple[Extents, IntArray, IntArray]:
-        """Return the extents `rows` at the current frame, and the extent and the offset of each of their units."""
+        """Return the extents with the indices `rows`; and for each unit that they have at the current frame, the index
+        of its extent among them and its offset there.
+        """
         extents = self.ledger.tables.at(rows)
         lengths = extents.length
         if len(self._growth):
